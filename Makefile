@@ -10,9 +10,14 @@ TEST_PROCESSES ?= 2
 PEERS_STAMP := $(PEERS)/.installed
 XLA ?= .venv-xla
 XLA_STAMP := $(XLA)/.installed
+HUB ?= .venv-hub
+HUB_STAMP := $(HUB)/.installed
+HUB_PACKAGES := transformers peft datasets timm torchvision diffusers torch_geometric lightning
+# The newest 4.x of transformers, and the older versions of two packages that it needs. datasets needs a newer huggingface_hub.
+TRANSFORMERS_4 := transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-autoscaler test-xla chaos lint bench steps asynchronous checkpoints scaling autotune summaries clean
+.PHONY: help venv demo test test-long test-autoscaler test-xla test-hub chaos lint bench steps asynchronous checkpoints scaling autotune summaries clean test-gpu test-gpu-multi
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -34,6 +39,16 @@ test: $(STAMP)  ## Run every test (PYTEST_ARGS="-k shuffle" for some)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder \
 		-o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true $(PYTEST_ARGS)
 
+GPU_PYTHON ?= $(BIN)/python
+# On a machine with a GPU and a CUDA build of PyTorch; GPU_PYTHON names an interpreter that has both.
+test-gpu:  ## Run the tests that need a GPU, and compare steps with a bare loop
+	$(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
+	$(GPU_PYTHON) -m benchmarks.gpu $(BENCH_ARGS)
+
+test-gpu-multi:  ## The same on all GPUs of a machine with two or more: contract, exactness, benchmarks
+	$(GPU_PYTHON) -m pytest tests/collectives/test_contract.py tests/strategies/test_gpus.py -k "nccl or gpu" $(PYTEST_ARGS)
+	$(GPU_PYTHON) -m benchmarks.gpu --devices $$($(GPU_PYTHON) -c 'import torch; print(torch.cuda.device_count())') $(BENCH_ARGS)
+
 $(XLA_STAMP): pyproject.toml constraints-xla.txt
 	$(PYTHON) -m venv $(XLA)
 	$(XLA)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-xla.txt -e '.[dev]' torch_xla
@@ -43,6 +58,20 @@ $(XLA_STAMP): pyproject.toml constraints-xla.txt
 test-xla: $(XLA_STAMP)  ## Train through TPUStrategy by torch_xla itself, on XLA's CPU devices
 	PJRT_DEVICE=CPU CPU_NUM_DEVICES=3 XLA_THREAD_POOL_SIZE=16 $(XLA)/bin/python -m pytest \
 		tests/collectives/test_contract.py tests/collectives/xla tests/strategies/test_tpu.py -k "xla or tpu" $(PYTEST_ARGS)
+
+$(HUB_STAMP): pyproject.toml constraints-hub.txt Makefile
+	$(PYTHON) -m venv $(HUB)
+	$(HUB)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-hub.txt -e '.[dev]' $(HUB_PACKAGES)
+	$(HUB)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+		--target $(HUB)/transformers-4/site-packages $(TRANSFORMERS_4)
+	@touch $@
+
+# Packages warn of their own accord, which is no fault of raydist. Nothing is downloaded: models have random weights.
+HUB_PYTEST := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(HUB)/bin/python -m pytest -W default
+
+test-hub: $(HUB_STAMP)  ## Train models of transformers 5 and 4, peft, timm, torchvision, ... in an environment of 7 GB
+	$(HUB_PYTEST) tests/hub $(PYTEST_ARGS)
+	PYTHONPATH=$(abspath $(HUB)/transformers-4/site-packages) $(HUB_PYTEST) tests/hub/test_transformers*.py $(PYTEST_ARGS)
 
 test-long: $(STAMP)  ## What takes too long for `make test`: machines apart, nodes that come and go, lost nodes, ...
 	RAYDIST_LONG=1 $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
@@ -85,4 +114,4 @@ autotune: $(STAMP)  ## Compare light pipelines with and without AUTOTUNE (BENCH_
 	$(BIN)/python -m benchmarks.autotune $(BENCH_ARGS)
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(PEERS) $(XLA) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(PEERS) $(XLA) $(HUB) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.gradients import GradientReducer
-from raydist.collectives.nonfinite.policy import NonfinitePolicy, OnNonfinite
 from raydist.collectives.opening import open_communicator
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite
+from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.rendezvous.store import RendezvousStore
 
 RANKS = 2

@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from raydist.strategies.default import get_replica_context as get_replica_context
     from raydist.strategies.default import get_strategy as get_strategy
     from raydist.strategies.global_step import get_global_step as get_global_step
+    from raydist.strategies.hosted import close_all as close_all
     from raydist.strategies.losses import compute_average_loss as compute_average_loss
     from raydist.strategies.mirrored import MirroredStrategy as MirroredStrategy
     from raydist.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
@@ -126,6 +127,7 @@ if TYPE_CHECKING:
     from raydist.values import InputContext as InputContext
     from raydist.values import PerReplica as PerReplica
     from raydist.values import ReduceOp as ReduceOp
+    from raydist.values import Replicated as Replicated
 
 __version__ = "0.1.0"
 
@@ -201,6 +203,7 @@ _MODULE_OF = {
     "ReductionToOneDevice": "raydist.strategies.cross_device_ops",
     "ReduceLROnPlateau": "raydist.training.callbacks.reduce_lr_on_plateau",
     "ReduceOp": "raydist.values",
+    "Replicated": "raydist.values",
     "RemoteValue": "raydist.coordinator.remote_value",
     "ReplicaContext": "raydist.context.replica_context",
     "ReplicaRules": "raydist.replicas.rules",
@@ -234,6 +237,7 @@ _MODULE_OF = {
     "UnavailableError": "raydist.errors",
     "ValueContext": "raydist.context.strategy_values",
     "VarLenFeature": "raydist.pipelines.tf_example.features",
+    "close_all": "raydist.strategies.hosted",
     "compute_average_loss": "raydist.strategies.losses",
     "get_global_step": "raydist.strategies.global_step",
     "get_replica_context": "raydist.strategies.default",

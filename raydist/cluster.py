@@ -6,13 +6,15 @@ With `placement`, `actors/` and `collectives/ray_backend.py` this is the only mo
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib.util
 import ipaddress
 import logging
 import os
 import socket
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -20,10 +22,11 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from raydist.draining import draining_nodes
-from raydist.errors import DeadlineExceededError, UnavailableError
+from raydist.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
+from raydist.feasibility import why_never
 from raydist.job_environment import script_folder_for_workers
 from raydist.lasting_thread import run_where_it_lasts
-from raydist.placement import Request, await_placed
+from raydist.placement import Request, await_placed, describe_amounts
 
 __all__ = [
     "Cluster",
@@ -38,6 +41,7 @@ __all__ = [
     "place",
     "release",
     "title_of_this_node",
+    "waits_for_own",
     "without_drained",
 ]
 
@@ -51,7 +55,22 @@ _NEEDED = {"gcs_server", "raylet"}  # of the processes of a Ray: what it does no
 _LOOPBACK = "127.0.0.1"
 _CONNECT_S = 10.0  # for one TCP connection to a cluster's address
 
+_AT_ONCE_S = 0.2  # what has room is placed by then
+
 _log = logging.getLogger("raydist")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A reservation of this process: for whom, and what it takes of which node."""
+
+    holder: str
+    taken: tuple[tuple[str, Mapping[str, float]], ...]
+
+
+_held: dict[str, _Held] = {}
+"""The reservations of this process that were not given back, by the id of their placement group."""
 
 
 @final
@@ -134,10 +153,21 @@ def connected() -> Cluster | None:
 
 def _initialize() -> None:
     address = os.environ.get("RAY_ADDRESS")
-    if address:  # set by `ray job submit` or by the user
-        _join(address)
-    else:
-        run_where_it_lasts(_start, _await_end, name="raydist-keeps-ray")
+    with _keeping_breakpoints():
+        if address:  # set by `ray job submit` or by the user
+            _join(address)
+        else:
+            run_where_it_lasts(_start, _await_end, name="raydist-keeps-ray")
+
+
+@contextlib.contextmanager
+def _keeping_breakpoints() -> Iterator[None]:
+    """Let `breakpoint()` stay pdb in this process, where Ray would have it ask for a package that is not there."""
+    before = os.environ.get("PYTHONBREAKPOINT")
+    yield
+    if os.environ.get("RAY_DEBUG") != "legacy" and importlib.util.find_spec("debugpy") is None:
+        os.environ.pop("PYTHONBREAKPOINT", None)
+        os.environ.update({} if before is None else {"PYTHONBREAKPOINT": before})
 
 
 def _start() -> None:
@@ -232,29 +262,96 @@ def address_of(host: str) -> str:
     return living_nodes()[0].address if ipaddress.ip_address(found).is_loopback else found
 
 
-def place(bundles: Sequence[Mapping[str, float]], *, strategy: str, timeout_s: float) -> PlacementGroup:
+def place(
+    bundles: Sequence[Mapping[str, float]], *, strategy: str, timeout_s: float, holder: str = "a strategy"
+) -> PlacementGroup:
     """Reserve one bundle per replica; wait until all are there.
 
     An autoscaling cluster may still grow, so a request that does not fit now waits too, but never beyond `timeout_s`.
+    Strategies of this process that the program has dropped give back what they hold first.
+
+    Args:
+        bundles: Resources of each.
+        strategy: Ray's placement strategy.
+        timeout_s: The limit.
+        holder: What messages call the strategy that asks.
 
     Raises:
-        DeadlineExceededError: Not placed in time; says what was asked for and what each node has.
+        DeadlineExceededError: Not placed in time, or strategies of this process hold what is missing, which ends the
+            wait early; says what was asked for, what each node has, and who holds it.
         FailedPreconditionError: It can never be, on the nodes that there are or that an autoscaler may add.
+        InvalidArgumentError: One of them takes nothing.
     """
+    for bundle in bundles:
+        if not any(amount > 0 for amount in bundle.values()):
+            raise InvalidArgumentError(
+                f"Each replica and server must take some of a Ray resource, by which it is placed, got {dict(bundle)}. "
+                'Give it a part of a CPU, say: {"CPU": 0.01}.'
+            )
     group: PlacementGroup = placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
     request = Request(tuple(bundles), strategy, key=group.id.hex(), what="replicas")
     grows = False if any(_STARTED_HERE in node.resources for node in living_nodes()) else None
     try:
-        if await_placed(request, group.wait, timeout_s=timeout_s, grows=grows):
+        if _held and not group.wait(_AT_ONCE_S):
+            gc.collect()  # closes strategies that only cycles of references keep
+        if await_placed(request, group.wait, timeout_s=timeout_s, grows=grows, require_room=_require_room):
+            hosts = hosts_of(group)
+            _held[group.id.hex()] = _Held(holder, tuple(zip(hosts, bundles, strict=True)))
             return group
         raise DeadlineExceededError(
             f"The cluster could not place {len(bundles)} replicas within {timeout_s:g} s. Asked: {request}. There is: "
-            f"{_describe_nodes()}. Use fewer replicas, give each less (resources_per_replica), add nodes, or raise "
-            "Timeouts.start_s where the cluster grows itself."
+            f"{_describe_nodes()}. {_describe_held()}Use fewer replicas, give each less (resources_per_replica), add "
+            "nodes, or raise Timeouts.start_s where the cluster grows itself."
         )
     except BaseException:
         remove_placement_group(group)
         raise
+
+
+def waits_for_own(bundles: Sequence[Mapping[str, float]], strategy: str) -> bool:
+    """Return True where only reservations of this process keep what is asked for from being placed."""
+    if not _held:
+        return False
+    free: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
+    if why_never(bundles, list(free.values()), strategy) is None:
+        return False
+    for each in _held.values():
+        for node, amounts in each.taken:
+            if node in free:
+                free[node] = {
+                    name: free[node].get(name, 0.0) + amounts.get(name, 0.0) for name in {**free[node], **amounts}
+                }
+    return why_never(bundles, list(free.values()), strategy) is None
+
+
+def _require_room(request: Request) -> None:
+    """Raise where strategies of this process hold what is missing: nobody else can give it back.
+
+    Raises:
+        DeadlineExceededError: They do; names them.
+    """
+    held = list(_held.values())
+    taken = [(node, amounts) for each in held for node, amounts in each.taken]
+    left = [_without(node, [amounts for where, amounts in taken if where == node.node_id]) for node in living_nodes()]
+    reason = why_never(request.bundles, left, request.strategy)
+    if taken and reason is not None:
+        raise DeadlineExceededError(
+            f"The replicas must have room beside other strategies of this process, but {reason}. Asked: {request}. "
+            f"There is: {_describe_nodes()}. {_describe_held()}Close those that are not needed (strategy.close()), or "
+            "all strategies of this process (rd.close_all()). In a notebook, a result that was displayed (Out, _) "
+            "keeps its strategy."
+        )
+
+
+def _without(node: Node, taken: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: amount - sum(each.get(name, 0.0) for each in taken) for name, amount in node.resources.items()}
+
+
+def _describe_held() -> str:
+    held = [
+        f"{each.holder} holds {describe_amounts([amounts for _, amounts in each.taken])}" for each in _held.values()
+    ]
+    return f"{'; '.join(held)}. " if held else ""
 
 
 def hosts_of(group: PlacementGroup) -> tuple[str, ...]:
@@ -274,6 +371,7 @@ def address_for(hosts: Sequence[str], address: str) -> str:
 
 def release(group: PlacementGroup) -> None:
     """Give the reservation back; every actor still in it is killed."""
+    _held.pop(group.id.hex(), None)
     if ray.is_initialized():
         with contextlib.suppress(Exception):  # of another Ray, by now: it went with that
             remove_placement_group(group)

@@ -2,11 +2,16 @@
 
 An element of a dataset, a distributed batch and the result of a step are all *nests*: a :class:`Structure` (the
 shape of the nest) and its leaves in a fixed order. A Python list is a leaf (it stands for one tensor), as in tf.data.
+
+What a step returns keeps its classes: a `ModelOutput`, or an object of another class derived from dict or tuple, or of
+a dataclass, is built again with its attributes. In the elements of datasets every mapping is a dict.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -14,6 +19,24 @@ from raydist.class_memory import remembered_by_class
 from raydist.errors import SpecError
 
 __all__ = ["LEAF", "NOTHING", "Structure", "flatten", "is_nested", "leaves_in", "map_structure", "unflatten"]
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Form:
+    """How an object that is more than its items is built again, without its constructor.
+
+    Attributes:
+        kind: Its class.
+        num_attributes: How many of its last keys name attributes; the others are items.
+        linked: Attributes that hold the item of the same name.
+        absent: Attributes that are None.
+    """
+
+    kind: type
+    num_attributes: int = 0
+    linked: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
 
 @final
@@ -29,16 +52,19 @@ class Structure:
         keys: Field names or dict keys in leaf order; indices for a plain tuple.
         children: One structure per key.
         shown: Of a dict, the places of its keys in the order in which it has them; empty if they are sorted.
+        form: Of an object that is built as its own class; None for all others.
     """
 
     kind: type | None = None
     keys: tuple[Any, ...] = ()
     children: tuple[Structure, ...] = ()
     shown: tuple[int, ...] = dataclasses.field(default=(), compare=False, metadata={"fingerprint": False})
+    form: Form | None = dataclasses.field(default=None, compare=False, metadata={"fingerprint": False})
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        # Pickles of earlier versions have no `shown`.
-        for name, value in zip(("kind", "keys", "children", "shown"), (*state, ()), strict=False):
+        names = ("kind", "keys", "children", "shown", "form")
+        defaults = (None, (), (), (), None)  # pickles of earlier versions have no `shown`, and no `form`
+        for name, value in zip(names, (*state, *defaults[len(state) :]), strict=True):
             object.__setattr__(self, name, value)
 
     @property
@@ -90,7 +116,7 @@ class Structure:
         """
         if self.is_sorted:
             return self
-        return Structure(self.kind, self.keys, tuple(child.by_key() for child in self.children))
+        return Structure(self.kind, self.keys, tuple(child.by_key() for child in self.children), form=self.form)
 
     def __str__(self) -> str:
         """As the nest of stars: none is built, as a class of the program's own may want other values.
@@ -104,6 +130,9 @@ class Structure:
         if self.kind is None or self.kind is type(None):
             return "'*'" if self.kind is None else "None"
         parts = [child._text() for child in self.children]
+        if self.form is not None:
+            held = ", ".join(f"{key}={part}" for key, part in zip(self.keys, parts, strict=True))
+            return f"{self.form.kind.__qualname__}({held})"
         if self.kind is tuple:
             return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
         if self.kind is dict:
@@ -116,6 +145,7 @@ LEAF = Structure()
 NOTHING = Structure(type(None))
 """None, where it is no leaf."""
 
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 _SHORT = tuple(Structure(tuple, tuple(range(count)), (LEAF,) * count) for count in range(8))
 
 
@@ -135,20 +165,66 @@ def _has_parts(kind: Any) -> bool:
     return issubclass(kind, tuple | Mapping) or dataclasses.is_dataclass(kind)
 
 
-def _parts(value: Any) -> tuple[type, tuple[Any, ...], Sequence[Any], tuple[int, ...]]:
-    """(kind, keys, values, shown) of a nested value. Dict keys are sorted: {a, b} equals {b, a}."""
+_Parts = tuple[type, tuple[Any, ...], Sequence[Any], tuple[int, ...], Form | None]
+
+
+def _parts(value: Any, classes: bool) -> _Parts:
+    """(kind, keys, values, shown, form) of a nested value. Dict keys are sorted: {a, b} equals {b, a}."""
+    cls: Any = type(value)
     if isinstance(value, tuple):
         fields = getattr(value, "_fields", None)
         if fields is not None:
-            return type(value), tuple(fields), value, ()
-        return tuple, tuple(range(len(value))), value, ()
+            return cls, tuple(fields), value, (), None
+        keys = tuple(range(len(value)))
+        return _with_attributes(value, tuple, keys, list(value)) if classes else (tuple, keys, value, (), None)
+    if cls is dict or (isinstance(value, Mapping) and not (classes and _is_rebuilt(cls))):
+        return _dict_parts(value)
     if isinstance(value, Mapping):
-        given = tuple(value)
-        keys = _sorted_keys(given)
-        shown = () if keys == given else tuple(map({key: place for place, key in enumerate(keys)}.__getitem__, given))
-        return dict, keys, [value[key] for key in keys], shown
+        if not isinstance(value, dict):  # a mapping around its items, as UserDict is: all of it is attributes
+            return _with_attributes(value, cls, (), [])
+        _, keys, values, shown, _ = _dict_parts(value)
+        return _with_attributes(value, dict, keys, values, shown)
     names = tuple(field.name for field in dataclasses.fields(value))
-    return type(value), names, [getattr(value, name) for name in names], ()
+    values = [getattr(value, name) for name in names]
+    return _with_attributes(value, cls, names, values) if classes else (cls, names, values, (), None)
+
+
+def _dict_parts(value: Mapping[Any, Any]) -> _Parts:
+    given = tuple(value)
+    keys = _sorted_keys(given)
+    shown = () if keys == given else tuple(map({key: place for place, key in enumerate(keys)}.__getitem__, given))
+    return dict, keys, [value[key] for key in keys], shown, None
+
+
+@remembered_by_class
+def _is_rebuilt(cls: Any) -> bool:
+    """Return True for a mapping class whose objects can be built from their items and attributes."""
+    if issubclass(cls, dict):
+        return not issubclass(cls, defaultdict)  # its factory is no part of it that can be seen
+    return bool(cls.__flags__ & _HEAP_TYPE and cls.__dictoffset__)
+
+
+def _with_attributes(
+    value: Any, kind: type, keys: tuple[Any, ...], values: Sequence[Any], shown: tuple[int, ...] = ()
+) -> _Parts:
+    """The parts of an object with attributes beside its items; those of a dataclass are attributes alone."""
+    items = dict(zip(keys, values, strict=True))
+    held = _attributes(value)
+    linked = tuple(name for name, attribute in held.items() if name in items and items[name] is attribute)
+    own = {name: attribute for name, attribute in held.items() if name not in linked}
+    absent = tuple(name for name, attribute in own.items() if attribute is None)
+    more = tuple(name for name in own if name not in absent)
+    form = Form(type(value), len(more), linked, absent)
+    shown = (*shown, *range(len(keys), len(keys) + len(more))) if shown else ()
+    return kind, (*keys, *more), [*values, *(own[name] for name in more)], shown, form
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    try:
+        held: dict[str, Any] = object.__getattribute__(value, "__dict__")  # past what a class does on access
+    except AttributeError:
+        return {}
+    return held
 
 
 def _sorted_keys(keys: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -158,33 +234,35 @@ def _sorted_keys(keys: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(sorted(keys, key=lambda key: (type(key).__qualname__, repr(key))))
 
 
-def flatten(value: Any, none: Structure = LEAF) -> tuple[list[Any], Structure]:
+def flatten(value: Any, none: Structure = LEAF, *, classes: bool = True) -> tuple[list[Any], Structure]:
     """Leaves of a nest in order, and its structure.
 
     Args:
         value: Anything: what is no tuple, dict, namedtuple or dataclass is a leaf, a list too. The leaves of a dict
             come in sorted order of its keys; the structure knows the order that they had.
         none: What None is: a leaf, or NOTHING: a part without leaves.
+        classes: The structure builds objects of the very classes; False: every mapping becomes a dict.
 
     >>> flatten({"x": 1, "y": (2, 3)})[0]
     [1, 2, 3]
     """
     leaves: list[Any] = []
-    structure = _flatten_into(value, leaves, none)
+    structure = _flatten_into(value, leaves, none, classes)
     return leaves, structure
 
 
-def _flatten_into(value: Any, leaves: list[Any], none: Structure) -> Structure:
+def _flatten_into(value: Any, leaves: list[Any], none: Structure, classes: bool) -> Structure:
     if value is None and none is not LEAF:
         return none
     cls: Any = type(value)
     if cls is tuple:
-        return _plain_tuple(tuple([_flatten_into(item, leaves, none) for item in value]))
+        return _plain_tuple(tuple([_flatten_into(item, leaves, none, classes) for item in value]))
     if not _has_parts(cls) or getattr(value, "__nest_leaf__", False):
         leaves.append(value)
         return LEAF
-    kind, keys, values, shown = _parts(value)
-    return Structure(kind, keys, tuple([_flatten_into(item, leaves, none) for item in values]), shown)
+    kind, keys, values, shown, form = _parts(value, classes)
+    children = tuple([_flatten_into(item, leaves, none, classes) for item in values])
+    return Structure(kind, keys, children, shown, form)
 
 
 def _plain_tuple(children: tuple[Structure, ...]) -> Structure:
@@ -213,7 +291,7 @@ def _add_leaves(value: Any, leaves: list[Any]) -> None:
         leaves.append(value)
         return
     else:
-        items = _parts(value)[2]
+        items = _parts(value, True)[2]
     for item in items:
         _add_leaves(item, leaves)
 
@@ -245,6 +323,8 @@ def _build(structure: Structure, leaves: Sequence[Any], at: int) -> tuple[Any, i
     for child in structure.children:
         value, at = _build(child, leaves, at)
         values.append(value)
+    if structure.form is not None:
+        return _rebuild(structure, structure.form, values), at
     if structure.kind is tuple:
         return tuple(values), at
     if structure.shown:
@@ -252,6 +332,37 @@ def _build(structure: Structure, leaves: Sequence[Any], at: int) -> tuple[Any, i
     if structure.kind is dict:
         return dict(zip(structure.keys, values, strict=True)), at
     return _make(structure.kind, dict(zip(structure.keys, values, strict=True))), at
+
+
+def _rebuild(structure: Structure, form: Form, values: list[Any]) -> Any:
+    num_items = len(values) - form.num_attributes
+    kind, items = form.kind, list(zip(structure.keys[:num_items], values[:num_items], strict=True))
+    attributes = dict(zip(structure.keys[num_items:], values[num_items:], strict=True))
+    if structure.kind is tuple:
+        made = _new_tuple(kind, values[:num_items])
+    elif structure.kind is dict:
+        base: Any = OrderedDict if issubclass(kind, OrderedDict) else dict
+        made = base.__new__(kind)
+        for place in structure.shown[:num_items] or range(num_items):
+            base.__setitem__(made, *items[place])
+    else:
+        made = object.__new__(kind)
+        for name, value in items:
+            object.__setattr__(made, name, value)
+    held = _attributes(made)
+    held.update({name: value for name, value in items if name in form.linked})
+    held.update({**attributes, **dict.fromkeys(form.absent)})
+    return made
+
+
+def _new_tuple(kind: Any, values: list[Any]) -> Any:
+    """An object of a class derived from tuple; a plain tuple where that class takes no such values (torch.Size)."""
+    for make in (functools.partial(tuple.__new__, kind), kind):
+        try:
+            return make(values)
+        except TypeError:  # what C code made (torch.return_types) is made by itself alone
+            continue
+    return tuple(values)
 
 
 def _make(kind: Any, values: dict[str, Any]) -> Any:
@@ -263,13 +374,14 @@ def _make(kind: Any, values: dict[str, Any]) -> Any:
     return made
 
 
-def map_structure(fn: Callable[..., Any], *nests: Any, none: Structure = LEAF) -> Any:
+def map_structure(fn: Callable[..., Any], *nests: Any, none: Structure = LEAF, classes: bool = True) -> Any:
     """Apply `fn` leaf by leaf to nests of one structure; dicts come with their keys in the order of the first nest.
 
     Args:
         fn: Gets one leaf of each nest.
         nests: At least one.
         none: What None is in them: see :func:`flatten`.
+        classes: See :func:`flatten`.
 
     Raises:
         SpecError: Their structures differ.
@@ -279,10 +391,10 @@ def map_structure(fn: Callable[..., Any], *nests: Any, none: Structure = LEAF) -
     """
     if len(nests) == 1 and nests[0] is not None and not is_nested(nests[0]):
         return fn(nests[0])  # one tensor, most often: taking it apart and together costs more than what is done to it
-    leaves, structure = flatten(nests[0], none)
+    leaves, structure = flatten(nests[0], none, classes=classes)
     columns = [leaves]
     for other in nests[1:]:
-        more, found = flatten(other, none)
+        more, found = flatten(other, none, classes=classes)
         if found != structure:
             raise SpecError(f"All nests must have one structure: {structure} and {found} differ.")
         columns.append(more)

@@ -93,7 +93,12 @@ def describe_amounts(bundles: Sequence[Mapping[str, float]]) -> str:
 
 
 def await_placed(
-    request: Request, wait: Callable[[float], bool], *, timeout_s: float, grows: bool | None = None
+    request: Request,
+    wait: Callable[[float], bool],
+    *,
+    timeout_s: float,
+    grows: bool | None = None,
+    require_room: Callable[[Request], None] = lambda _: None,
 ) -> bool:
     """Whether what was asked for is there within `timeout_s` seconds. Says once what is waited for.
 
@@ -102,6 +107,7 @@ def await_placed(
         wait: Waits so many seconds for it; whether it is there.
         timeout_s: The limit.
         grows: Whether nodes may be added, where that is known without asking.
+        require_room: Raises where no wait can help on the nodes that there are.
 
     Raises:
         FailedPreconditionError: The nodes that there are, and those that the autoscaler could add, can never hold it.
@@ -117,6 +123,8 @@ def await_placed(
         if outlook.grows is None and time.monotonic() - began > _REPORT_S:
             outlook = Outlook(grows=False)
         require_feasible(request, outlook)
+        if outlook.grows is False:
+            require_room(request)
         if not told:
             told = True
             _log.warning(

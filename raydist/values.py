@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.foreign_errors import folded
 from raydist.no_number import NoNumber
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Part",
     "PerReplica",
     "ReduceOp",
+    "Replicated",
 ]
 
 AUTOTUNE = -1
@@ -74,6 +76,37 @@ class ReduceOp(enum.Enum):
 
 
 _OPS = {op.value: op for op in ReduceOp}  # a look into an Enum's own table takes three calls in Python
+
+
+@final
+class Replicated:
+    """Marks a value in a batch that goes whole to every replica: class weights, say, or the edges of a graph.
+
+    Use it as a leaf of an element of a dataset (what a function of `map` returns, say), or in the arguments of
+    `strategy.run`. Steps and plain iterations get the value itself; functions of later transformations get this object,
+    so that the mark is not lost. All other leaves of a batch must have equally many rows.
+
+    Args:
+        value: In a dataset an array, tensor, number, bytes or str; in arguments of `run` anything.
+
+    Attributes:
+        value: The same.
+
+    >>> weights = [1.0, 2.0, 3.0]
+    >>> ds = rd.Dataset.range(4).batch(4).map(lambda x: {"x": x, "weights": rd.Replicated(weights)})
+    >>> next(iter(ds))["weights"]
+    tensor([1., 2., 3.])
+
+    Source: an argument of tf.distribute.Strategy.run that is no distributed value.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Replicated({self.value!r})"
 
 
 class Leaves(Protocol):
@@ -141,6 +174,7 @@ class PerReplica(NoNumber):
         self._values: tuple[Any, ...] | None = tuple(values)
 
     @property
+    @folded
     def values(self) -> tuple[Any, ...]:
         """The values in replica order, fetched when first asked for.
 
@@ -185,15 +219,17 @@ class PerReplica(NoNumber):
         """The replica of each of the values."""
         return range(len(self.values))
 
+    @folded
     def __repr__(self) -> str:
         values = self.values  # waits: printing is reading
         inner = ", ".join(f"{rank}: {value!r}" for rank, value in zip(self._ranks(), values, strict=True))
         return f"PerReplica({inner})"
 
+    @folded
     def __getattr__(self, name: str) -> Any:
         found = getattr(type(self), name, None)
-        if isinstance(found, property) and found.fget is not None:  # it raised: an AttributeError of a step, say
-            return found.fget(self)
+        if isinstance(found, property):  # it raised: an AttributeError of a step, say
+            return found.__get__(self)
         hint = "" if name.startswith("_") else f" {_ONE_FOR_EACH}"
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}", name=name, obj=self)
 
@@ -201,6 +237,7 @@ class PerReplica(NoNumber):
     def _refusal() -> str:
         return f"{_ONE_FOR_EACH} It is no number and has no truth value."
 
+    @folded
     def __format__(self, spec: str) -> str:
         return self._refuse() if spec else str(self)
 

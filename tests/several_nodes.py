@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-LIMITS = rd.Timeouts(start_s=60, collective_s=20, step_s=40, input_s=30)
+# The first element waits for the input workers of both nodes to start, which takes a slow machine half a minute.
+LIMITS = rd.Timeouts(start_s=60, collective_s=20, step_s=40, input_s=80)
 LIMIT_S = 110.0  # for one thing that the driver process does
 # So that Ray notices within 6 s that a node is lost (15 s by default), and takes none that is merely slow for lost.
 NOTICE_SOON = {

@@ -1,13 +1,25 @@
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 
 import pytest
 
-from raydist.cluster import Cluster, Node, address_for, connect, connected, hosts_of, place, release, without_drained
-from raydist.errors import DeadlineExceededError
+from raydist.cluster import (
+    Cluster,
+    Node,
+    _keeping_breakpoints,
+    address_for,
+    connect,
+    connected,
+    hosts_of,
+    place,
+    release,
+    without_drained,
+)
+from raydist.errors import DeadlineExceededError, InvalidArgumentError
 from tests.ray_head import free_ports, ray_home
 
 
@@ -30,6 +42,12 @@ def test_without_gpus_ones_own_node_is_best() -> None:
 
 def test_a_driver_on_a_head_without_cpus_uses_the_largest_node() -> None:
     assert cluster(node("own"), node("small", CPU=2), node("big", CPU=64)).best_node().node_id == "big"
+
+
+@pytest.mark.parametrize("nothing", [{"CPU": 0}, {}])
+def test_what_takes_nothing_is_an_error_before_anything_is_asked_for(nothing: dict[str, float]) -> None:
+    with pytest.raises(InvalidArgumentError, match="must take some of a Ray resource"):
+        place([{"CPU": 1}, nothing], strategy="PACK", timeout_s=1)
 
 
 def test_nodes_that_are_drained_get_nothing_new() -> None:
@@ -151,3 +169,15 @@ def test_ray_lasts_when_the_thread_that_needed_it_first_ends() -> None:
 @pytest.mark.ray
 def test_the_cluster_of_this_process_is_known_without_starting_one(ray_cluster: None) -> None:
     assert connected() == connect()
+
+
+@pytest.mark.parametrize("before", [None, "mine.set_trace"])
+def test_breakpoints_of_this_process_stay_what_they_were(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    """Ray has them ask for a package that is not there, and go on without a word to the program."""
+    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+    monkeypatch.delenv("RAY_DEBUG", raising=False)
+    if before is not None:
+        monkeypatch.setenv("PYTHONBREAKPOINT", before)
+    with _keeping_breakpoints():
+        monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb._driver_set_trace")
+    assert os.environ.get("PYTHONBREAKPOINT") == before

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -180,6 +181,22 @@ def test_plain_pytorch_learns_digits(scripts: Scripts) -> None:
     assert accuracy >= 0.9
 
 
+def test_an_example_says_which_package_is_missing() -> None:
+    script = str(ROOT / "examples" / "finetune_text.py")
+    hidden = (
+        "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    )
+    command = [sys.executable, "-c", hidden, script]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "examples")])
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (
+        1,
+        "This example needs transformers: pip install transformers",
+    )
+
+
 def test_takes_images_of_a_file(tmp_path: Path, scripts: Scripts) -> None:
     draw = np.random.default_rng(0)
     images, labels = draw.integers(0, 256, (60, 12, 16), dtype=np.uint8), draw.integers(0, 10, 60, dtype=np.uint8)
@@ -190,5 +207,6 @@ def test_takes_images_of_a_file(tmp_path: Path, scripts: Scripts) -> None:
 
 
 def test_every_example_is_tested() -> None:
-    tested = (ROOT / "tests" / "test_examples.py").read_text() + (ROOT / "tests" / "test_ways_in.py").read_text()
+    files = ("test_examples.py", "test_ways_in.py", "hub/test_finetune_text.py")
+    tested = "".join((ROOT / "tests" / file).read_text() for file in files)
     assert {script for script in SCRIPTS if script not in tested} == set()

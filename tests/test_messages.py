@@ -241,16 +241,13 @@ def by_folder() -> dict[str, list[Raise]]:
     return dict(found)
 
 
-FOLDERS = sorted({path.parent.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py")})
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_messages_show_a_value_or_say_what_to_do(folder: str) -> None:
-    found = by_folder().get(folder, [])
-    bad = [one for one in found if not one.is_good]
-    listed = "\n".join(f"{one.place}: {one.text}" for one in bad)
-    enough = len(found) - len(bad) >= LEAST_SHARE * len(found)
-    assert enough, f"{len(bad)} of {len(found)} messages do neither:\n{listed}"
+@pytest.mark.timeout(300)  # it reads the whole package
+def test_messages_show_a_value_or_say_what_to_do() -> None:
+    for folder, found in by_folder().items():
+        bad = [one for one in found if not one.is_good]
+        listed = "\n".join(f"{one.place}: {one.text}" for one in bad)
+        enough = len(found) - len(bad) >= LEAST_SHARE * len(found)
+        assert enough, f"{len(bad)} of {len(found)} messages in {folder} do neither:\n{listed}"
 
 
 def judged(source: str, *more: str) -> list[bool]:
@@ -341,6 +338,7 @@ def test_functions_of_other_modules_count_by_their_text() -> None:
     assert judged("raise lost(3)", 'def lost(n):\n    return OSError("lost")') == [False]
 
 
+@pytest.mark.timeout(300)
 def test_every_package_with_errors_is_checked() -> None:
-    assert {"raydist", "raydist/dataset", "raydist/pipelines/ops", "raydist/actors"} <= set(by_folder()) <= set(FOLDERS)
+    assert {"raydist", "raydist/dataset", "raydist/pipelines/ops", "raydist/actors"} <= set(by_folder())
     assert sum(map(len, by_folder().values())) > 400

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import pickle
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.errors import SpecError
 from raydist.nest import LEAF, flatten, is_nested, leaves_in, map_structure, unflatten
 from raydist.values import PerReplica
+from tests.returned_classes import Encoding, Frozen, ModelOutput, Output, Pair
 
 
 class Point(NamedTuple):
@@ -76,6 +78,35 @@ def test_a_dict_is_built_again_with_its_keys_in_their_order() -> None:
     assert structure.by_key() == structure
     assert hash(structure.by_key()) == hash(structure)
     assert (structure.is_sorted, structure.by_key().is_sorted) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Output(z=1, loss=2), ModelOutput(loss=1, text="a"), ModelOutput(logits=(1, 2)), Pair((1, 2)), Frozen(1.5)]
+    + [Encoding({"b": 1, "a": (2, 3)}, 4), Counter("aab"), {"x": Output(b=1, a=None)}, (Pair((Output(loss=1),)),)]
+    + [torch.max(torch.ones(1, 2), 1), torch.Size([2, 3])],
+)
+def test_objects_are_built_again_as_their_own_classes(value: Any) -> None:
+    leaves, structure = flatten(value)
+    assert leaves == leaves_in(value)
+    assert len(leaves) == structure.num_leaves == len(structure.paths())
+    assert sorted(structure.places()) == list(range(len(leaves)))
+    made = unflatten(pickle.loads(pickle.dumps(structure)), leaves)
+    assert type(made) is type(value)
+    assert repr(made) == repr(value)  # the order of the keys too
+    assert getattr(made, "__dict__", None) == getattr(value, "__dict__", None)
+
+
+def test_attributes_of_a_built_object_are_its_new_items() -> None:
+    doubled = map_structure(lambda leaf: 2 * leaf, ModelOutput(loss=1, logits=(2, 3)))
+    assert (doubled.loss, doubled["loss"], doubled.logits, doubled.cache) == (2, 2, (4, 6), None)
+    assert type(map_structure(str, torch.Size([1]))) is tuple  # a Size of texts there cannot be
+    assert str(flatten(ModelOutput(loss=1))[1]) == "ModelOutput(loss='*')"
+
+
+def test_mappings_in_elements_of_datasets_are_dicts() -> None:
+    assert type(unflatten(*reversed(flatten(Output(loss=1), classes=False)))) is dict
+    assert type(map_structure(abs, Output(loss=1), classes=False)) is dict
 
 
 def test_structures_pickled_by_earlier_versions_load() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +56,23 @@ def test_ci_runs_the_commands_of_the_readme_and_the_linters() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert {"venv", "lint", "test"} <= set(re.findall(r"^make .*?(\w+)\s*\|\|", script.read_text(), flags=re.MULTILINE))
+
+
+def test_a_clone_beside_a_script_does_not_hide_the_package(tmp_path: Path) -> None:
+    """After `pip install -e ./raydist`: the clone is a folder of the package's name, with the package inside."""
+    pytest.importorskip("setuptools")
+    clone, site = tmp_path / "raydist", tmp_path / "site"
+    (clone / "raydist").mkdir(parents=True)
+    (clone / "raydist" / "__init__.py").write_text("found = True\n")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone / name)
+    build = f"from setuptools.build_meta import build_editable; build_editable({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=clone, check=True, capture_output=True, timeout=50)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(site)
+    use = f"import site; site.addsitedir({str(site)!r}); import raydist; print(raydist.found)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", use], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=50
+    )
+    assert done.stdout == "True\n", done.stderr

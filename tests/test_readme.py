@@ -35,7 +35,7 @@ def changed_lines(block: str) -> list[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_examples_on_replicas_run_as_printed(tmp_path: Path, scripts: Scripts) -> None:
     printed = []
     for example in on_replicas():
@@ -48,6 +48,8 @@ def test_examples_on_replicas_run_as_printed(tmp_path: Path, scripts: Scripts) -
         assert len(numbers) == 5
         assert numbers[-1] < numbers[0] / 2
     assert "Epoch 5/5" in fit
+    losses = [float(number) for number in re.findall(r"\bloss:? ([\d.]+)", fit)]
+    assert losses[-1] < losses[0] / 5, fit
     assert re.fullmatch(r"\s*loss [34]\.\d\d a token\s*", tokens)
 
 

@@ -3,11 +3,18 @@
 A class of the program's own script travels by value. cloudpickle gives each a number, by which it is known when it
 comes back; Ray has a copy of cloudpickle of its own, with numbers of its own. What came by one and left by the other (a
 namedtuple that a step returns) would be a class of its own on each replica, and on the driver.
+
+References to objects of Ray go by Ray's copy: only that one tells the reader who owns the object, without which
+`ray.get` waits for ever.
 """
 
 from __future__ import annotations
 
+import pickle
+from typing import Any
+
 import cloudpickle
+import ray
 from ray.cloudpickle import cloudpickle as rays_copy
 
 __all__ = ["cloudpickle", "share_classes"]
@@ -28,4 +35,9 @@ def share_classes() -> None:
         setattr(rays_copy, name, getattr(ours, name))
 
 
+def _reduce_reference(reference: ray.ObjectRef[Any]) -> tuple[Any, ...]:
+    return pickle.loads, (rays_copy.dumps(reference),)
+
+
 share_classes()
+cloudpickle.Pickler.dispatch_table[ray.ObjectRef] = _reduce_reference

@@ -1,14 +1,15 @@
-"""Counters of Ray's metrics, which exist once there is something to count."""
+"""Counters of Ray's metrics: of anything, of a training, and of saves of checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import ray
 from ray.util.metrics import Counter
 
-__all__ = ["MetricCounters"]
+__all__ = ["MetricCounters", "SaveMetrics", "TrainingMetrics"]
 
 
 @final
@@ -37,3 +38,63 @@ class MetricCounters:
         if name not in self._counters:
             self._counters[name] = Counter(name, description=self._described[name], tag_keys=tuple(self._tags))
         return self._counters[name]
+
+
+_SAVES = {
+    "raydist_checkpoints": "Checkpoints that were begun.",
+    "raydist_checkpoint_pause_seconds": "Time that training stood still while states were copied.",
+}
+
+
+@final
+class SaveMetrics:
+    """Of one directory, in the driver.
+
+    Args:
+        directory: It, a tag: as it may be shown.
+        counters: What takes the counts.
+    """
+
+    def __init__(self, directory: str, counters: Any = None) -> None:
+        self._counters = counters or MetricCounters(_SAVES, {"directory": directory})
+
+    def note_save(self, seconds: float) -> None:
+        """A save has begun, and training goes on after so many seconds."""
+        self._counters.raise_by({"raydist_checkpoints": 1, "raydist_checkpoint_pause_seconds": seconds})
+
+
+_EVERY_S = 5.0
+_TRAINING = {
+    "raydist_steps": "Steps that have ended: calls of strategy.run, closures.",
+    "raydist_examples": "Rows of batches that steps were run on.",
+}
+
+
+@final
+class TrainingMetrics:
+    """Of one strategy, in the driver. Used by one thread at a time.
+
+    Args:
+        strategy: Its name, a tag.
+        counters: What takes the counts.
+        now: The time in seconds.
+    """
+
+    def __init__(self, strategy: str, counters: Any = None, now: Callable[[], float] = time.monotonic) -> None:
+        self._counters = counters or MetricCounters(_TRAINING, {"strategy": strategy})
+        self._now = now
+        self._steps = self._rows = 0
+        self._next = now() + _EVERY_S
+
+    def step_ended(self, rows: int) -> None:
+        """A step has ended. Costs nothing but for one call in some seconds."""
+        self._steps += 1
+        self._rows += rows
+        if self._now() >= self._next:
+            self.publish()
+
+    def publish(self) -> None:
+        """Tell Ray."""
+        steps, rows, self._steps, self._rows = self._steps, self._rows, 0, 0
+        self._next = self._now() + _EVERY_S
+        self._counters.raise_by({"raydist_steps": steps, "raydist_examples": rows})

@@ -12,8 +12,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
-from raydist.actors.bundle_options import bundle_options
 from raydist.actors.ray_link import RayDoor, RayLink
+from raydist.actors.reservations import bundle_options
 from raydist.actors.server_host import ServerHost
 from raydist.actors.software import installed_software, require_same_software
 from raydist.actors.supervision import kill_actors, wait_for_all

@@ -13,21 +13,18 @@ from typing import Any, final
 
 from raydist.actors.class_tracking import cloudpickle
 from raydist.errors import Preempted, RaydistError
-from raydist.foreign_errors import LEAVING, annotate, as_exception, message_of, shown, what_was_raised
+from raydist.foreign_errors import (
+    LEAVING,
+    RemoteTraceback,
+    annotate,
+    as_exception,
+    format_folded,
+    message_of,
+    shown,
+    what_was_raised,
+)
 
-__all__ = ["PortableError", "RemoteTraceback", "pack_error"]
-
-
-@final
-class RemoteTraceback(Exception):
-    """The traceback of another process, shown as the cause of the error (as concurrent.futures does)."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
+__all__ = ["PortableError", "pack_error"]
 
 
 @final
@@ -112,7 +109,7 @@ def _notes_of(error: BaseException) -> tuple[str, ...]:
 
 def _traceback_of(error: BaseException) -> str:
     try:
-        return "".join(traceback.format_exception(error))
+        return format_folded(error)
     except Exception:
         return "".join(traceback.format_tb(error.__traceback__))
 

@@ -53,6 +53,10 @@ class RayDataOp(SourceOp):
     def name(self) -> str:
         return "from_ray"
 
+    @property
+    def gives_rows(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         # Only a materialised dataset knows it without running anything.
         return int(self.dataset.count()) if isinstance(self.dataset, MaterializedDataset) else UNKNOWN_CARDINALITY

@@ -1,30 +1,29 @@
-"""The handles of a strategy's replica actors: calls in the order of steps and beside them, and their end."""
+"""The actors around replicas, which host a runner each, and the driver's handles of them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import ray
-from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
-from raydist.actors.bundle_options import bundle_options
-from raydist.actors.relays import open_relays
-from raydist.actors.replica_host import RELAY, CrowdedHost, ReplicaHost
-from raydist.actors.reservation_guard import guard_reservation
-from raydist.actors.step_answers import ref_of, wait_for_answers
-from raydist.actors.step_channel import Answer, StepChannel
-from raydist.actors.supervision import done_before_failure, kill_actors, wait_for_all
-from raydist.channels.hub import ChannelHub
+from raydist.actors.actor_titles import title_of_this_actor
+from raydist.actors.portable_errors import pack_error
+from raydist.actors.replica_console import open_console
+from raydist.actors.reservations import bundle_options, guard_reservation
+from raydist.actors.software import Software, installed_software
+from raydist.actors.supervision import RemoteFailure, done_before_failure, end_on_sigterm, kill_actors, wait_for_all
+from raydist.actors.workers.memory_limit import keep_freed_memory
 from raydist.cluster import release
 from raydist.ray_session import RaySession
 
-__all__ = ["ReplicaActors", "Seat"]
+__all__ = ["CrowdedHost", "ReplicaActors", "ReplicaHost", "Seat"]
 
-_NUM_CARRIED = 3  # messages that a host's relay carries at a time: what is worked on, what comes next, and one more
+
 _DISCARD_S = 1.0  # refused steps answer at once; what does not is killed soon
 
 
@@ -74,24 +73,18 @@ class ReplicaActors:
         self._handles = [self._launch(seat, f"{name}-{kind}-{n * per_process}") for n, seat in enumerate(self._seats)]
         everyone = [seat for seat in seats for _ in range(per_process)]
         self.names = tuple(_title(kind, rank, name, seat) for rank, seat in enumerate(everyone))
-        self._channel: StepChannel | None = None
-        self._has_relays = False
-        self._hub: ChannelHub | None = None  # until it is known whether there is a channel
         self._num_replaced = 0
         self._kind = kind
 
     def _launch(self, seat: Seat, name: str) -> Any:
         several = self._per_process > 1
         threads = {"control": 1, **{_thread_of(place): 1 for place in range(self._per_process if several else 0)}}
-        if not several:
-            threads[RELAY] = _NUM_CARRIED
         decorate = ray.remote(concurrency_groups=threads)  # type: ignore[call-overload]  # an option Ray leaves out
         actor_class = decorate(CrowdedHost if several else ReplicaHost)
         options = bundle_options(self._group, seat.bundle, seat.resources, name)
         if several:
             return actor_class.options(**options).remote(self._per_process, dict(seat.env))
-        num_neighbours = sum(other.node_id == seat.node_id for other in self._seats)
-        return actor_class.options(**options).remote(dict(seat.env), num_neighbours)
+        return actor_class.options(**options).remote(dict(seat.env))
 
     @property
     def reachable(self) -> bool:
@@ -115,105 +108,21 @@ class ReplicaActors:
     def start(self, rank: int, make_runner: Callable[..., Any], *args: Any) -> Any:
         return self._ask(rank, "start", make_runner, *args)
 
-    def open_channel(self, within_s: float) -> None:
-        """Let steps travel through shared memory, where this process and all replicas can share some, or by relays.
-
-        What does not come about in this time does not.
-        """
-        opened = False
-        try:
-            asked = self.offer_channel()
-            with contextlib.suppress(RayError):
-                opened = bool(asked) and all(ray.get(asked, timeout=within_s))
-        finally:
-            self.settle_channel(opened=opened)
-        if not asked and self._per_process == 1 and all(seat.node_id for seat in self._seats):
-            with contextlib.suppress(RayError):
-                self._open_relays(within_s)
-
-    def _open_relays(self, within_s: float) -> None:
-        hub = open_relays(self._handles, [seat.node_id for seat in self._seats], within_s)
-        if hub is not None:
-            self._channel = StepChannel(hub, len(self._seats), serve=self._serve, fetch=self._fetch)
-            self._has_relays = True
-
-    def offer_channel(self) -> list[Any]:
-        """The first half of `open_channel`: what replicas will say to it. Nothing where there can be none."""
-        if self._per_process > 1 or not all(
-            seat.node_id == ray.get_runtime_context().get_node_id() for seat in self._seats
-        ):
-            return []
-        try:
-            self._hub = ChannelHub.open(len(self._seats))
-        except OSError:
-            return []
-        hub = self._hub
-        return [self._handle(rank).open_channel.remote(hub.ticket(rank)) for rank in range(len(self._seats))]
-
-    def settle_channel(self, *, opened: bool) -> None:
-        """The second half: whether all replicas have said yes. Calls nobody."""
-        hub, self._hub = self._hub, None
-        if hub is None:
-            return
-        if opened:
-            hub.all_opened()
-            self._channel = StepChannel(hub, len(self._seats), serve=self._serve, fetch=self._fetch)
-        else:
-            hub.close()
-
-    def _serve(self, rank: int, turn: int) -> None:
-        self._handle(rank).serve.remote(turn)
-
-    def _fetch(self, rank: int, number: int) -> Any:
-        return self._handle(rank).take_result.remote(number)
-
-    def send_steps(self, messages: Sequence[tuple[Any, Sequence[Any]]]) -> list[Any]:
-        """Send each replica its message and the objects that go along; returns what the answers will be known by."""
-        if self._channel is not None and not any(objects for _, objects in messages):
-            answers = self._channel.send([message.packed() for message, _ in messages])
-            if answers is not None:
-                return list(answers)
-        if self._channel is not None:
-            self._channel.leave_all()
-        return [self._ask_in_order(rank, "steps", group, *refs) for rank, (group, refs) in enumerate(messages)]
-
-    def send_to(self, rank: int, message: Any, objects: Sequence[Any]) -> Any:
-        """Send a message and its objects to one replica; what the answer will be known by."""
-        if self._channel is not None and not objects:
-            answer = self._channel.send_to(rank, message.packed())
-            if answer is not None:
-                return answer
-        return self._ask_in_order(rank, "steps", message, *objects)
-
-    @property
-    def channel(self) -> StepChannel | None:
-        """The memory that steps come through, where there is one."""
-        return self._channel
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether messages travel through memory all the way."""
-        return self._channel is not None and not self._has_relays
+    def send(self, rank: int, message: Any, objects: Sequence[Any]) -> Any:
+        """Send steps and the object refs that go along to one replica; returns the ref of its answer."""
+        return self._ask(rank, "steps", message, *objects)
 
     def replace(self, rank: int) -> None:
         """Start another process for a replica; the one before is killed. It knows nothing and is to be started."""
         kill_actors([self._handles[rank]])
-        ticket = None if self._channel is None else self._channel.replace(rank)
         self._session.require(f"The strategy {self._name}")
         self._num_replaced += 1
         name = f"{self._name}-{self._kind}-{rank}-again-{self._num_replaced}"
         self._handles[rank] = self._launch(self._seats[rank], name)
-        if ticket is not None:
-            self._handles[rank].open_channel.remote(ticket)
 
     def call(self, rank: int, method: str, *args: Any) -> Any:
-        return self._ask_in_order(rank, "call", method, *args)
-
-    def _ask_in_order(self, rank: int, method: str, *args: Any) -> Any:
-        """Ask a replica for something that it does after all that it was sent."""
-        if self._channel is not None:
-            self._channel.leave(rank)
-        return self._ask(rank, method, *args)
+        """Call a method of a replica's runner after all that the replica was sent."""
+        return self._ask(rank, "call", method, *args)
 
     def control_all(self, method: str, *args: Any) -> None:
         """Call beside the running steps, without waiting for an answer."""
@@ -231,25 +140,16 @@ class ReplicaActors:
     def wait(self, refs: Sequence[Any], names: Sequence[str], **limits: Any) -> list[Any]:
         """See `supervision.wait_for_all`."""
         self._session.require(f"The strategy {self._name}")
-        if self._channel is not None and isinstance(refs[0], Answer):
-            return wait_for_answers(self._channel, refs, names, **limits)
         return wait_for_all(refs, names, **limits)
 
     def done_before_failure(self, refs: Sequence[Any]) -> list[Any]:
         """See `supervision.done_before_failure`."""
-        return [self._done_before(ref) for ref in refs]
-
-    def _done_before(self, ref: Any) -> Any:
-        if isinstance(ref, Answer) and ref.ref is None:
-            return ref.value
-        return done_before_failure(ref_of(ref)) if self.reachable else None
+        return [done_before_failure(ref) if self.reachable else None for ref in refs]
 
     def are_ready(self, refs: Sequence[Any], within_s: float) -> bool:
         """Whether all of `refs` are there, with values or errors; waits up to `within_s`."""
         if not self.reachable:
             return True  # as errors
-        if self._channel is not None and isinstance(refs[0], Answer):
-            return self._channel.wait(refs, within_s)
         return len(ray.wait(list(refs), num_returns=len(refs), timeout=within_s)[0]) == len(refs)
 
     def silent(self, within_s: float) -> list[str]:
@@ -262,18 +162,14 @@ class ReplicaActors:
 
     def discard(self, refs: Sequence[Any]) -> None:
         """Drop results unread; an error among those that are there is not logged as unhandled."""
-        held = [known for known in map(ref_of, refs) if known is not None]
-        if not held or not self.reachable:
+        if not refs or not self.reachable:
             return
-        for ref in ray.wait(held, num_returns=len(held), timeout=_DISCARD_S)[0]:
+        for ref in ray.wait(list(refs), num_returns=len(refs), timeout=_DISCARD_S)[0]:
             with contextlib.suppress(Exception):
                 ray.get(ref, timeout=0)
 
     def kill(self) -> None:
         """Kill the actors and give their reservation back. May be called twice."""
-        self.settle_channel(opened=False)
-        if self._channel is not None:
-            self._channel.close()
         handles, self._handles = self._handles, []
         if self.reachable:
             kill_actors(handles)
@@ -288,3 +184,100 @@ def _thread_of(place: int) -> str:
 
 def _title(kind: str, rank: int, name: str, seat: Seat) -> str:
     return f"{kind} {rank} of {name}{f' on {seat.host}' if seat.host else ''}"
+
+
+@final
+class ReplicaHost:
+    """Hosts one runner. `steps` and `call` run in the order of their submission, `control` beside them.
+
+    Args:
+        env: Environment variables for this process.
+    """
+
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        # Libraries read these when they are imported, which is later. A runtime_env would do the same, but no process
+        # that Ray holds ready has it: replicas would wait a second longer for new ones.
+        os.environ.update(env or {})
+        keep_freed_memory()  # activations and pieces of batches come and go with every step
+        self._runner: Any = None
+        self._title = title_of_this_actor()
+        if self._title:
+            open_console(self._title)
+            end_on_sigterm()
+
+    def __repr__(self) -> str:
+        return self._title or type(self).__name__
+
+    def about(self) -> Software:
+        """What this process runs with."""
+        with _errors_travel():
+            return installed_software()
+
+    def start(self, make_runner: Callable[..., Any], *args: Any) -> int:
+        """Build the runner in this process; returns the process id."""
+        with _errors_travel():
+            self._runner = make_runner(*args)
+        return os.getpid()
+
+    def steps(self, message: Any, *objects: Any) -> Any:
+        """Run the steps of a message and return their results.
+
+        Ray has mapped the object refs among `objects`. It returns up to 100 KB with the answer to the call, without the
+        object store.
+
+        Raises:
+            RemoteFailure: A step failed; holds the results of the steps before it.
+        """
+        with _errors_travel():
+            result = self._runner.steps(message, objects)
+        if result.error is not None:
+            raise RemoteFailure(pack_error(result.error), replace(result, error=None)) from None
+        return result
+
+    def call(self, method: str, *args: Any) -> Any:
+        """A method of the runner, after every step dispatched before it."""
+        with _errors_travel():
+            return getattr(self._runner, method)(*args)
+
+    @ray.method(concurrency_group="control")
+    def control(self, method: str, *args: Any) -> Any:
+        """A method of the runner that must not wait for steps: it runs in a thread of its own."""
+        return getattr(self._runner, method)(*args)
+
+
+@final
+class CrowdedHost:
+    """Hosts several runners, a thread each: it has the calls of :class:`ReplicaHost`, with the runner's place first.
+
+    Args:
+        num_runners: How many.
+        env: Environment variables for this process.
+    """
+
+    def __init__(self, num_runners: int, env: Mapping[str, str] | None = None) -> None:
+        self._hosts = [ReplicaHost(env) for _ in range(num_runners)]
+
+    def about(self, place: int) -> Software:
+        return self._hosts[place].about()
+
+    def start(self, place: int, make_runner: Callable[..., Any], *args: Any) -> int:
+        return self._hosts[place].start(make_runner, *args)
+
+    def steps(self, place: int, message: Any, *objects: Any) -> Any:
+        return self._hosts[place].steps(message, *objects)
+
+    def call(self, place: int, method: str, *args: Any) -> Any:
+        return self._hosts[place].call(method, *args)
+
+    @ray.method(concurrency_group="control")
+    def control(self, place: int, method: str, *args: Any) -> Any:
+        return self._hosts[place].control(method, *args)
+
+
+@contextlib.contextmanager
+def _errors_travel() -> Iterator[None]:
+    """Ray loses exceptions that do not pickle well, and takes KeyboardInterrupt for a cancelled task."""
+    try:
+        yield
+    except BaseException as error:
+        raise RemoteFailure(pack_error(error)) from None

@@ -19,8 +19,7 @@ from raydist.actors.portable_errors import pack_error
 from raydist.actors.server_metrics import ServerMetrics
 from raydist.actors.software import Software, installed_software
 from raydist.actors.supervision import RemoteFailure
-from raydist.collectives.wires.flat_bytes import flat_bytes
-from raydist.deferred_compiler import defer_compiler
+from raydist.collectives.flat_bytes import flat_bytes
 from raydist.parameter_servers.desk import Outcome, RequestHandler, ServerDesk
 from raydist.parameter_servers.lanes.hall import Hall
 from raydist.parameter_servers.lanes.ticket import LaneTicket
@@ -68,7 +67,6 @@ class ServerHost:
     """Hosts one server. Calls of `ask` wait in threads of their own, all else is done in one."""
 
     def __init__(self) -> None:
-        defer_compiler()
         torch.set_num_threads(1)
         self._hall: Hall | None = None
         self._title = "a parameter server that was not started"

@@ -6,7 +6,10 @@ A wait for one result can also stop when nobody wants it any more.
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -21,6 +24,7 @@ __all__ = [
     "GRACE_S",
     "RemoteFailure",
     "done_before_failure",
+    "end_on_sigterm",
     "first_line",
     "kill_actors",
     "late_error",
@@ -201,13 +205,30 @@ def _rank_of(error: Exception) -> int:
     return 3 if isinstance(error, DeadlineExceededError) else 2
 
 
+_killed: deque[Any] = deque(maxlen=256)
+"""The actors that were killed last. Ray also asks an actor to exit when nobody refers to it any more. Both at once
+abort its process (`~CoreWorker`), so killed actors are referred to until their processes are long gone.
+"""
+
+
 def kill_actors(actors: Sequence[Any]) -> None:
     """Kill at once, whatever they do. Nothing where they are gone, with the Ray that they were of."""
     if not ray.is_initialized():
         return
+    _killed.extend(actors)
     for actor in actors:
         with contextlib.suppress(Exception):  # of another Ray, by now: they went with theirs
             ray.kill(actor, no_restart=True)
+
+
+def end_on_sigterm() -> None:
+    """Have SIGTERM end this actor's process at once, as `ray.kill` does.
+
+    Ray's handler shuts the interpreter down. Ray sends the signal also to processes that are just being killed, when
+    their reservation is given back or the driver ends, and two ways out of one process now and then abort it.
+    """
+    if threading.current_thread() is threading.main_thread():  # only there a handler can be set
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def first_line(error: Exception) -> str:

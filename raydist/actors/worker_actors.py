@@ -1,7 +1,6 @@
 """Workers in actors: each is asked by itself, and what they answer comes in any order.
 
-Whoever waits here waits for all of them at once: for messages through memory where that is shared, and for Ray's
-answers, which Ray tells of in a thread of its own.
+Whoever waits here waits for all of them at once: Ray tells of answers in a thread of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from raydist.actors.replica import ReplicaActors
-from raydist.actors.step_channel import Answer
 from raydist.actors.supervision import translate_ray_error
 from raydist.foreign_errors import as_exception
 
@@ -56,8 +54,6 @@ class WorkerActors:
         self._actors = actors
         self._changed = threading.Condition()
         self._num_news = 0
-        self._answers: list[tuple[Asked, Answer]] = []
-        self._opening: list[Asked] = []
 
     @property
     def names(self) -> Sequence[str]:
@@ -73,25 +69,9 @@ class WorkerActors:
         """Have another process for a worker; `begin` comes next."""
         self._actors.replace(worker)
 
-    def share_memory(self) -> None:
-        """Let messages travel through memory, where this host has all workers, once they have said so."""
-        asked = enumerate(self._actors.offer_channel())
-        self._opening = [self._follow(Asked(worker, "opening a channel"), ref) for worker, ref in asked]
-
-    def _settle_channel(self) -> None:
-        if self._opening and all(asked.done for asked in self._opening):
-            self._actors.settle_channel(opened=all(asked.value for asked in self._opening))
-            self._opening = []
-
     def send(self, worker: int, message: Any, objects: Sequence[Any]) -> Asked:
         """Send closures to a worker."""
-        asked = Asked(worker, "a closure")
-        known_by = self._actors.send_to(worker, message, objects)
-        if not isinstance(known_by, Answer):
-            return self._follow(asked, known_by)
-        with self._changed:
-            self._answers.append((asked, known_by))
-        return asked
+        return self._follow(Asked(worker, "a closure"), self._actors.send(worker, message, objects))
 
     def call(self, worker: int, method: str, *args: Any) -> Asked:
         """Call a method of a worker's runner, after all that it was sent."""
@@ -122,31 +102,13 @@ class WorkerActors:
         with self._changed:
             self._num_news += 1
             self._changed.notify_all()
-        if self._actors.channel is not None:
-            self._actors.channel.announce()
 
     def await_news(self, within_s: float) -> None:
         """Return once an answer has come, `announce` was called, or after so many seconds."""
-        self._settle_channel()
-        channel = self._actors.channel
         with self._changed:
-            if not self._num_news and channel is None:
+            if not self._num_news:
                 self._changed.wait(within_s)
-            within_s = 0.0 if self._num_news else within_s
             self._num_news = 0
-        if channel is not None:
-            channel.await_news(within_s)
-            self._take_answers()
-
-    def _take_answers(self) -> None:
-        with self._changed:
-            come = [(asked, answer) for asked, answer in self._answers if answer.settled]
-            self._answers = [pair for pair in self._answers if not pair[1].settled]
-        for asked, answer in come:
-            if answer.ref is None:
-                asked.settle(answer.value)
-            else:
-                self._follow(asked, answer.ref)
 
     def kill(self) -> None:
         """Kill them all, and give their reservation back. May be called twice."""

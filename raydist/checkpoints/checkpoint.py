@@ -28,7 +28,9 @@ class Checkpoint:
 
     Args:
         gradients: Whether pending gradients (`.grad` of parameters) are saved, too.
-        objects: Whatever has `state_dict` and `load_state_dict`, and dicts and lists of such, by name.
+        objects: Whatever has `state_dict` and `load_state_dict`, and dicts and lists of such, by name. Of an `rd.Model`
+            under the name "model": its module as "model", and once it is compiled "model.optimizer", "model.scheduler"
+            and "model.metrics.<name>". Parameters of a module that is compiled by torch.compile have their own names.
 
     Raises:
         InvalidArgumentError: Something is neither. Names it.

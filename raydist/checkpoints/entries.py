@@ -155,7 +155,8 @@ class _Packer:
         else:  # Python does not write numbers of more than 4,300 digits
             more = f" of {value.bit_length()} bits" if kind is int else f": {value!r:.100}"
         return InvalidArgumentError(
-            "A checkpoint holds dense tensors, arrays, numbers, text, bytes, None, tuples, lists and dicts of them, "
+            "A checkpoint holds dense tensors and arrays (of the types of safetensors: no complex128, no float4), "
+            "numbers, text, bytes, None, tuples, lists and dicts of them, "
             f"but the entry {name!r} is a {kind.__module__}.{kind.__qualname__}{more}. Keep it out of state_dict(), or "
             "give it there as one of these."
         )

@@ -60,7 +60,16 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         value = metrics
     if path and has_state(value):
         yield path, value
-        return
+    elif path and callable(getattr(type(value), "checkpoint_objects", None)):  # an rd.Model
+        for key, part in value.checkpoint_objects(metrics=True).items():
+            # The module has the model's own name, so that its file is called so.
+            yield from _leaves(part, path if key == "model" else (*path, key))
+    else:
+        for key, part in _parts(value, path):
+            yield from _leaves(part, (*path, key))
+
+
+def _parts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and len(path) < _MOST_LEVELS:
         parts = list(value.items())
     elif isinstance(value, list | tuple) and len(path) < _MOST_LEVELS:
@@ -77,7 +86,7 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
                 f"Keys of dicts in a checkpoint must be text or numbers, got {key!r:.100} in {'.'.join(path)!r}. Use "
                 "their names."
             )
-        yield from _leaves(part, (*path, str(key)))
+        yield str(key), part
 
 
 def other_names(named: Mapping[str, Any]) -> dict[str, str]:

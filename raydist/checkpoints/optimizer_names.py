@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["fitting_entries", "optimizer_entries", "optimizer_state", "parameter_names"]
+from raydist.checkpoints.compiled_names import plain_name
+
+__all__ = ["fitting_entries", "keep_types", "optimizer_entries", "optimizer_state", "parameter_names"]
 
 GROUPS = "param_groups"
 _MORE = "optimizer_entries"  # what else an optimizer's state_dict has
@@ -28,7 +30,7 @@ def parameter_names(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.M
     homes: dict[int, tuple[str, str]] = {}
     for home, module in modules.items():
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            homes.setdefault(id(parameter), (home, name))
+            homes.setdefault(id(parameter), (home, plain_name(name)))
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     found = [homes.get(id(parameter), ("", str(number))) for number, parameter in enumerate(parameters)]
     several = len({home for home, _ in found}) > 1
@@ -78,6 +80,30 @@ def fitting_entries(entries: Mapping[str, Any], here: Mapping[str, Any]) -> dict
     for group, saved in zip(groups, entries[GROUPS], strict=False):
         group.update({key: value for key, value in saved.items() if key != "params"})
     return {**states, GROUPS: groups, **({_MORE: entries[_MORE]} if _MORE in entries else {})}
+
+
+def keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Give the tensors of a state that the optimizer has just loaded the types that they were saved with.
+
+    torch's `load_state_dict` casts them to the type of their parameter. An optimizer that has bfloat16 moments for
+    float32 parameters, or the other way round, would not go on as it was.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> sgd = torch.optim.SGD([weight], momentum=0.9)
+    >>> saved = sgd.state_dict() | {"state": {0: {"momentum_buffer": torch.ones(2, dtype=torch.bfloat16)}}}
+    >>> sgd.load_state_dict(saved)
+    >>> keep_types(sgd, saved)
+    >>> sgd.state[weight]["momentum_buffer"].dtype
+    torch.bfloat16
+    """
+    numbers = [number for group in state[GROUPS] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=False):
+        loaded = optimizer.state.get(parameter, {})
+        for name, value in state["state"].get(number, {}).items():
+            now = loaded.get(name) if name != "step" else None  # torch casts it where a fused kernel needs that
+            if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor) and now.dtype != value.dtype:
+                loaded[name] = value.to(now.device, copy=True)
 
 
 def _parameters_of(entries: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import nn
 
+from raydist.checkpoints.compiled_names import plain_name
 from raydist.errors import InvalidArgumentError
 
 __all__ = ["PendingGradients"]
@@ -34,11 +35,12 @@ class PendingGradients:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Those that there are, by the names of their parameters."""
-        return {name: each.grad for name, each in self.module.named_parameters() if each.grad is not None}
+        named = self.module.named_parameters()
+        return {plain_name(name): each.grad for name, each in named if each.grad is not None}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Have these, and no others. InvalidArgumentError where one does not fit; then nothing is changed."""
-        parameters = dict(self.module.named_parameters())
+        parameters = {plain_name(name): each for name, each in self.module.named_parameters()}
         for name, gradient in state.items():
             if name not in parameters or parameters[name].shape != gradient.shape:
                 raise InvalidArgumentError(

@@ -11,7 +11,7 @@ import torch
 
 from raydist.checkpoints.dtypes import stored_dtype
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
-from raydist.collectives.wires.flat_bytes import flat_bytes
+from raydist.collectives.flat_bytes import flat_bytes
 from raydist.errors import DataLossError, NotFoundError
 from raydist.pipelines.formats.files import OpenFile, file_errors
 from raydist.pipelines.stored.directory_files import DirectoryFiles

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import torch
 
+from raydist.checkpoints.compiled_names import plain_names
 from raydist.checkpoints.entries import unpack_state
 from raydist.checkpoints.manifest import CheckpointManifest, SavedObject
 from raydist.checkpoints.new_files import MANIFEST_NAME
@@ -37,8 +38,13 @@ class SavedCheckpoint:
     manifest: CheckpointManifest
 
     def saved(self, name: str) -> SavedObject:
-        """What is known of an object; of one that is another's, of that."""
-        return self.manifest.objects[self._home(name)]
+        """What is known of an object; of one that is another's, of that.
+
+        Checkpoints of version 0.1 have the names that `torch.compile` gives to parameters.
+        """
+        saved = self.manifest.objects[self._home(name)]
+        named = saved.kind in ("module", "optimizer") or name.startswith("gradients.")
+        return replace(saved, values=plain_names(saved.values)) if named else saved
 
     def places(self, name: str) -> Mapping[str, FilePlace]:
         """The tensors of an object; of slices, any."""

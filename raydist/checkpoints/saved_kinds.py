@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from raydist.checkpoints.compiled_names import compiled_names, has_compiled, plain_names
 from raydist.checkpoints.metric_shares import GIVEN_SHARES, metric_shares
 from raydist.checkpoints.optimizer_names import (
     fitting_entries,
+    keep_types,
     optimizer_entries,
     optimizer_state,
     parameter_names,
@@ -60,7 +62,7 @@ def state_of(obj: Any, modules: Mapping[str, nn.Module]) -> Any:
         entries = {name: getattr(obj, name) for name in _metric_entries(obj)}
         shares = metric_shares(obj)
         return {**obj.state_dict(), **entries, **({SHARES: shares} if shares else {})}
-    return obj.state_dict()
+    return plain_names(obj.state_dict()) if kind == "module" and has_compiled(obj) else obj.state_dict()
 
 
 def give_state(obj: Any, state: Any, modules: Mapping[str, nn.Module], strict: bool = True) -> None:
@@ -77,10 +79,14 @@ def give_state(obj: Any, state: Any, modules: Mapping[str, nn.Module], strict: b
         names = parameter_names(obj, modules)
         if not strict:
             state = fitting_entries(state, optimizer_entries(obj.state_dict(), names))
-        obj.load_state_dict(optimizer_state(state, names))
+        numbered = optimizer_state(state, names)
+        obj.load_state_dict(numbered)
+        keep_types(obj, numbered)
     elif kind == "metric":
         _give_metric(obj, state)
     elif kind == "module":
+        if has_compiled(obj):
+            state = compiled_names(state, obj.state_dict())
         obj.load_state_dict(state, strict=strict)
         for metric in (part for part in obj.modules() if kind_of_state(part) == "metric"):
             metric._computed = None  # which torchmetrics keeps, though it was of the states before

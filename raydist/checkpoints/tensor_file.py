@@ -16,7 +16,7 @@ import torch
 
 from raydist.checkpoints.dtypes import dtype_name
 from raydist.checkpoints.new_files import NewFiles
-from raydist.collectives.wires.flat_bytes import flat_bytes
+from raydist.collectives.flat_bytes import flat_bytes
 from raydist.failpoints import failpoint
 
 __all__ = [

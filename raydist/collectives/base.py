@@ -7,8 +7,9 @@ of it in the same process, with other members.
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -63,13 +64,7 @@ class Membership:
 
 
 class Work(ABC):
-    """A collective that has been started.
-
-    Attributes:
-        noted: Whether any rank has marked it by `Communicator.note`; known when it has been waited for.
-    """
-
-    noted: bool = False
+    """A collective that has been started."""
 
     @abstractmethod
     def wait(self, timeout_s: float | None = None) -> None:
@@ -120,13 +115,43 @@ class Communicator(ABC):
         """Say what the next collective is for, where messages would show its own arguments."""
 
     @property
-    def passes_notes(self) -> bool:
-        """Whether `note` may be called."""
+    def host_runs_ahead(self) -> bool:
+        """Return True if `Work.wait` makes the device's stream wait instead of the host, as on a GPU.
+
+        What a collective has brought is then read later, by `copy_to_host`.
+        """
         return False
 
-    def note(self) -> None:
-        """Mark this rank's next all-reduce: each rank's `Work.noted` of it tells that one did."""
-        raise FailedPreconditionError(f"{type(self).__name__} passes no notes, got one. Ask `passes_notes` before.")
+    def copy_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to copy a tensor to the host; the function that is returned waits for the copy and returns it."""
+        copied = tensor.detach().cpu()
+        return lambda: copied
+
+    def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
+        """Return every rank's data, by rank. The data of ranks may have different lengths.
+
+        For what ranks seldom tell each other, such as a new layout. The device is not involved where it has a queue of
+        its own (`host_runs_ahead`).
+
+        Args:
+            data: This rank's.
+            what: The purpose, for messages.
+
+        Blocking: until all ranks have called it, at most the communicator's limit.
+        """
+        self.announce(what)
+        mine = torch.frombuffer(bytearray(struct.pack("<q", len(data)) + data), dtype=torch.uint8)
+        size = torch.tensor([len(mine)], device=self.device)
+        sizes = [torch.empty_like(size) for _ in range(self.world_size)]
+        self.all_gather(sizes, size).wait()
+        longest = max(int(each) for each in sizes)
+        self.announce(what)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(mine)] = mine
+        rows = [torch.empty(longest, dtype=torch.uint8, device=self.device) for _ in range(self.world_size)]
+        self.all_gather(rows, padded.to(self.device)).wait()
+        received = [bytes(row.cpu().numpy()) for row in rows]
+        return [row[8 : 8 + struct.unpack_from("<q", row)[0]] for row in received]
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         """Flat, uninitialised tensors on which `all_reduce` is as cheap as this group can make it.

@@ -13,15 +13,22 @@ from typing import final
 
 from raydist.collectives.base import Membership
 from raydist.collectives.rendezvous.signed_store import SignedStore
-from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
+from raydist.errors import (
+    CancelledError,
+    CollectiveMismatchError,
+    DeadlineExceededError,
+    RaydistError,
+    UnavailableError,
+)
 
 __all__ = ["Bulletin"]
 
 _KINDS: dict[str, type[RaydistError]] = {
-    kind.__name__: kind for kind in (CancelledError, DeadlineExceededError, UnavailableError)
+    kind.__name__: kind for kind in (CancelledError, CollectiveMismatchError, DeadlineExceededError, UnavailableError)
 }
 _FAILURE = "failure"
 _POLL_S = 0.005
+_READ_BY_ALL = 2  # exchanges ago: all members have told their data of the exchange after that
 
 
 @final
@@ -41,6 +48,21 @@ class Bulletin:
         """
         self._store.set(f"arrived/{self._membership.rank}", "")
         return self._await_all("arrived", timeout_s, check=check, enough=self._membership.world_size)
+
+    def tell(self, number: int, data: bytes) -> None:
+        """Give the other members this rank's data of an exchange; exchanges are numbered through."""
+        if number > _READ_BY_ALL:
+            self._store.set(f"told/{number - _READ_BY_ALL}/{self._membership.rank}", ".")
+        self._store.set(f"told/{number}/{self._membership.rank}", b"." + data)
+
+    def silent(self, number: int) -> tuple[int, ...]:
+        """Return the ranks that have not told their data of an exchange."""
+        ranks = range(self._membership.world_size)
+        return tuple(rank for rank in ranks if not self._store.check([f"told/{number}/{rank}"]))
+
+    def told(self, number: int) -> list[bytes]:
+        """Return every rank's data of an exchange."""
+        return [self._store.get(f"told/{number}/{rank}")[1:] for rank in range(self._membership.world_size)]
 
     def post(self, failure: RaydistError) -> None:
         """Tell everybody why the group failed; an earlier post stays. A store that is gone is passed over."""

@@ -1,20 +1,21 @@
-"""A communicator around another one: what all kinds of them leave to it, and the one that only changes limits."""
+"""Communicators around another one: the base class of all, and the one that changes limits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
 
-from raydist.collectives.base import Communicator, Membership, Work
+from raydist.collectives.base import ALL_REDUCE, Communicator, Membership, Work
+from raydist.collectives.parts import rows_name
 from raydist.values import ReduceOp
 
 __all__ = ["DelegatingCommunicator", "LimitedCommunicator"]
 
 
 class DelegatingCommunicator(Communicator):
-    """Adds to the collectives of another communicator; messages and the life of the group stay its affair.
+    """Adds to the collectives of another communicator, by `around`; messages and the group's life are the other one's.
 
     Args:
         inner: Does the work; it belongs to this object from now on.
@@ -24,6 +25,16 @@ class DelegatingCommunicator(Communicator):
     def __init__(self, inner: Communicator, device: torch.device) -> None:
         self._inner = inner
         self.device = device
+
+    def around(self, what: str, tensor: torch.Tensor | None, start: Callable[[], Work]) -> Work:
+        """Start a collective.
+
+        Args:
+            what: The collective and its arguments: "all_reduce(SUM)".
+            tensor: A tensor of the dtype and shape that all ranks must give.
+            start: Starts it in the other communicator.
+        """
+        return start()
 
     @property
     def membership(self) -> Membership:  # type: ignore[override]  # a view of the inner one's
@@ -38,20 +49,53 @@ class DelegatingCommunicator(Communicator):
         return self._inner.checks_itself
 
     @property
-    def passes_notes(self) -> bool:
-        return self._inner.passes_notes
-
-    def note(self) -> None:
-        self._inner.note()
+    def host_runs_ahead(self) -> bool:
+        return self._inner.host_runs_ahead
 
     def announce(self, what: str) -> None:
         self._inner.announce(what)
+
+    def copy_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return self._inner.copy_to_host(tensor)
+
+    def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
+        return self._inner.exchange_on_host(data, what)
+
+    def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
+        return self._inner.allocate(sizes)
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
+        return self.around(ALL_REDUCE[op], tensor, lambda: self._inner.all_reduce(tensor, op))
+
+    def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        return self.around("all_gather", tensor, lambda: self._inner.all_gather(outputs, tensor))
+
+    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        return self.around(rows_name(outputs), tensor[:0], lambda: self._inner.all_gather_rows(outputs, tensor))
+
+    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
+        one = inputs[0] if inputs else None
+        return self.around("all_to_all", one, lambda: self._inner.all_to_all(outputs, inputs))
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
+        return self.around(f"broadcast(root={root})", tensor, lambda: self._inner.broadcast(tensor, root))
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
+        what = f"reduce({op.value}, root={root})"
+        return self.around(what, tensor, lambda: self._inner.reduce(tensor, root, op))
+
+    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
+        what = f"reduce_scatter({op.value})"
+        return self.around(what, output, lambda: self._inner.reduce_scatter(output, inputs, op))
 
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
         return self._inner.send(tensor, destination)
 
     def recv(self, tensor: torch.Tensor, source: int) -> Work:
         return self._inner.recv(tensor, source)
+
+    def barrier(self) -> None:
+        self._inner.barrier()
 
     def reconfigure(self, membership: Membership) -> None:
         self._inner.reconfigure(membership)
@@ -68,7 +112,7 @@ class LimitedCommunicator(DelegatingCommunicator):
     """Another communicator, whose collectives end after `limit_s`.
 
     Args:
-        inner: Does the work, and goes on to belong to whom it belongs to.
+        inner: Does the work, and goes on to belong to its owner.
         limit_s: Of each wait, in seconds; that of a barrier stays the inner one's.
     """
 
@@ -80,32 +124,8 @@ class LimitedCommunicator(DelegatingCommunicator):
     def timeout_s(self) -> float:  # type: ignore[override]  # as in the base class
         return self._limit_s
 
-    def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
-        return self._inner.allocate(sizes)
-
-    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
-        return _LimitedWork(self._inner.all_reduce(tensor, op), self._limit_s)
-
-    def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
-        return _LimitedWork(self._inner.all_gather(outputs, tensor), self._limit_s)
-
-    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
-        return _LimitedWork(self._inner.all_gather_rows(outputs, tensor), self._limit_s)
-
-    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
-        return _LimitedWork(self._inner.all_to_all(outputs, inputs), self._limit_s)
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
-        return _LimitedWork(self._inner.broadcast(tensor, root), self._limit_s)
-
-    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
-        return _LimitedWork(self._inner.reduce(tensor, root, op), self._limit_s)
-
-    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
-        return _LimitedWork(self._inner.reduce_scatter(output, inputs, op), self._limit_s)
-
-    def barrier(self) -> None:
-        self._inner.barrier()
+    def around(self, what: str, tensor: torch.Tensor | None, start: Callable[[], Work]) -> Work:
+        return _LimitedWork(start(), self._limit_s)
 
 
 @final

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from raydist.collectives.base import ALL_REDUCE, Communicator
-from raydist.collectives.checked import describe_call, exchange
+from raydist.collectives.checked import CallLog, describe_call, exchange
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
 
@@ -52,20 +52,18 @@ def all_reduce(
 
 
 def reduce_promoted(
-    communicator: Communicator, tensor: torch.Tensor, op: ReduceOp, weights: Weights = None
+    communicator: Communicator,
+    tensor: torch.Tensor,
+    op: ReduceOp,
+    weights: Weights = None,
+    log: CallLog | None = None,
 ) -> torch.Tensor:
-    """As :func:`all_reduce`, for what :func:`promote` gave."""
+    """Reduce a tensor as :func:`all_reduce` does; :func:`promote` has made it fit. See `exchange` for `log`."""
     adds = op in (ReduceOp.SUM, ReduceOp.MEAN)
-    in_one = adds and communicator.passes_notes  # one meeting instead of two
-    differentiable = not in_one and _agree(communicator, ALL_REDUCE[op], tensor)
+    differentiable = _agree(communicator, ALL_REDUCE[op], tensor, log)
     if adds or not differentiable:
-        tracked = tensor.requires_grad
-        result = tensor.detach().clone() if tracked else tensor.clone()
-        if in_one and tracked and torch.is_grad_enabled():
-            communicator.note()
-        work = communicator.all_reduce(result, op)
-        work.wait()
-        differentiable = differentiable or work.noted
+        result = tensor.detach().clone() if tensor.requires_grad else tensor.clone()
+        communicator.all_reduce(result, op).wait()
         return _apply(_AllReduce, _attached(tensor), (result,), communicator, op, weights) if differentiable else result
     stacked = _apply(_AllGather, _attached(tensor.unsqueeze(0)), communicator, (1,) * communicator.world_size, weights)
     return _ACROSS[op](stacked, 0)
@@ -172,10 +170,10 @@ def _gather_rows(tensor: torch.Tensor, communicator: Communicator, lengths: tupl
     return torch.cat(parts)
 
 
-def _agree(communicator: Communicator, name: str, tensor: torch.Tensor) -> bool:
-    """Whether any replica differentiates this call: then all of them take part in its backward."""
+def _agree(communicator: Communicator, name: str, tensor: torch.Tensor, log: CallLog | None) -> bool:
+    """Return True if any replica differentiates this call: then all of them take part in its backward."""
     call = describe_call(name, tensor, differentiable=_wants_gradient(tensor))
-    return any(other.differentiable for other in exchange(communicator, call, device=tensor.device))
+    return any(other.differentiable for other in exchange(communicator, call, device=tensor.device, log=log))
 
 
 def _wants_gradient(tensor: torch.Tensor) -> bool:

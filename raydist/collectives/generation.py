@@ -20,6 +20,8 @@ __all__ = ["Generation"]
 # How long an abort or a peer's failure may go unnoticed by a rank that waits.
 _SLICE_S = 0.05
 _ROLL_CALL_S = 0.3
+_WATCH_S = 0.2
+_LEAST_PAUSE_S = 0.0002
 
 
 @final
@@ -35,13 +37,16 @@ class Generation:
         self._group: RawGroup | None = None
         self._bulletin: Bulletin | None = None
         self._flights: list[Flight] = []
+        self._watched: list[tuple[Flight, str]] = []  # under way on a device that the host runs ahead of
+        self._num_exchanges = 0
+        self._ended = threading.Event()
 
     def start(self) -> None:
         """Meet the other members; raises after `timeout_s` if one is missing, at once after `abort`."""
         operation = "rendezvous"
         store = connect_store(self.membership, self._timeout_s)
         self._bulletin = Bulletin(store, self.membership)
-        missing = self._bulletin.arrive(self._timeout_s, lambda: self._check(operation))
+        missing = self._bulletin.arrive(self._timeout_s, lambda: self.check(operation))
         if missing:
             raise DeadlineExceededError(
                 f"{describe_operation(self.membership, operation)} timed out after {self._timeout_s} s: "
@@ -51,6 +56,8 @@ class Generation:
             self._group = self._backend.create(store, self.membership, self._timeout_s)
         except RuntimeError as error:
             raise self._fail(translate_torch_error(error, self.membership, operation), operation) from error
+        if self._backend.host_runs_ahead:
+            threading.Thread(target=self._watch, name="raydist-collectives-watchdog", daemon=True).start()
 
     def submit(
         self,
@@ -60,7 +67,7 @@ class Generation:
         point_to_point: bool = False,
     ) -> Flight:
         """Start an operation of the process group."""
-        self._check(operation)
+        self.check(operation)
         group = self._group
         if group is None:
             raise FailedPreconditionError(
@@ -71,22 +78,52 @@ class Generation:
         except (RuntimeError, ValueError) as error:
             raise translate_torch_error(error, self.membership, operation) from error
         flight = self._backend.point_to_point(work) if point_to_point else self._backend.collective(work)
-        self._flights = [other for other in self._flights if not other.landed()]
-        self._flights.append(flight)
+        if self._backend.host_runs_ahead:
+            with self._lock:
+                self._watched.append((flight, operation))
+        else:
+            self._flights = [other for other in self._flights if not other.landed()]
+            self._flights.append(flight)
         return flight
 
     def wait(self, flight: Flight, operation: str, timeout_s: float | None) -> None:
         """Wait for an operation. Only the group's own limit fails the group; after a shorter one, wait again."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
+        if self._backend.host_runs_ahead:  # the watchdog looks after limits and failures
+            self.check(operation)
+            self._wait_slice(flight, operation, limit_s)
+            return
         while True:
             if not flight.landed():
-                self._check(operation)
+                self.check(operation)
             if self._wait_slice(flight, operation, min(_SLICE_S, deadline - time.monotonic())):
                 return
             if time.monotonic() >= deadline:
                 raise self._late(operation, limit_s, fatal=timeout_s is None)
             self._listen()
+
+    def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
+        """Return every rank's data, by rank, through the store. Blocking: until all ranks have called it."""
+        bulletin = self._bulletin
+        self.check(what)
+        if bulletin is None:
+            raise FailedPreconditionError(
+                f"{describe_operation(self.membership, what)}: the group must be started before. Call start()."
+            )
+        self._num_exchanges += 1
+        bulletin.tell(self._num_exchanges, data)
+        deadline = time.monotonic() + self._timeout_s
+        pause_s = _LEAST_PAUSE_S
+        while missing := bulletin.silent(self._num_exchanges):
+            if time.monotonic() >= deadline:
+                late = f"{describe_operation(self.membership, what)} timed out after {self._timeout_s} s"
+                raise self._fail(DeadlineExceededError(f"{late}: {describe_ranks(missing)} did not call it."), what)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _SLICE_S)
+            self._listen()
+            self.check(what)
+        return bulletin.told(self._num_exchanges)
 
     def abort(self) -> None:
         """Fail the group for every member."""
@@ -95,10 +132,28 @@ class Generation:
         if self._group is not None:
             self._backend.kill(self._group)
 
+    def _watch(self) -> None:
+        """Look after collectives on a device: the host does not wait for them, and would not see that they hang."""
+        since = time.monotonic()
+        while not self._ended.wait(_WATCH_S):
+            with self._lock:
+                before, self._watched = len(self._watched), [each for each in self._watched if not each[0].landed()]
+                oldest = self._watched[0][1] if self._watched else None
+                if oldest is None or len(self._watched) < before:
+                    since = time.monotonic()
+            if self._failure is None:
+                self._listen()
+            if self._failure is None and oldest is not None and time.monotonic() - since > self._timeout_s:
+                self._late(oldest, self._timeout_s, fatal=True)
+            if self._failure is not None and self._group is not None:
+                self._backend.kill(self._group)  # whoever waits for the device goes on, and finds the failure
+                return
+
     def leave(self) -> None:
         """Let go of sockets and threads. Operations that still hang are left to a thread that ends with them."""
+        self._ended.set()
         holder, self._group = [self._group], None
-        if all(flight.landed() for flight in self._flights):
+        if not self._watched and all(flight.landed() for flight in self._flights):
             holder.clear()
             return
         # gloo's destructor waits for its operations, which cannot be stopped.
@@ -110,7 +165,8 @@ class Generation:
         except RuntimeError as error:
             raise self._fail(translate_torch_error(error, self.membership, operation), operation) from error
 
-    def _check(self, operation: str) -> None:
+    def check(self, operation: str) -> None:
+        """Raise the failure that has ended this generation, if there is one."""
         failure = self._failure
         if failure is not None:
             raise type(failure)(

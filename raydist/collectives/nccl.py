@@ -26,6 +26,7 @@ class NcclBackend(ProcessGroupBackend):
 
     name = "nccl"
     devices = ("cuda",)
+    host_runs_ahead = True
 
     def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> ProcessGroupCommunicator:
         return ProcessGroupCommunicator(membership, device, timeout_s, self)

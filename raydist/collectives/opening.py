@@ -10,9 +10,9 @@ import torch
 
 from raydist.collectives.backend import Backend, Declined, JoiningCommunicator
 from raydist.collectives.backend_table import AUTO, backends_for
-from raydist.collectives.base import Communicator, Membership, Work
+from raydist.collectives.base import Communicator, Membership
+from raydist.collectives.delegating import DelegatingCommunicator
 from raydist.errors import UnavailableError
-from raydist.values import ReduceOp
 
 __all__ = ["ChoosingCommunicator", "open_communicator"]
 
@@ -40,6 +40,7 @@ def open_communicator(
         UnavailableError: The backend of this name cannot carry the group.
 
     >>> from raydist.collectives.rendezvous.store import RendezvousStore
+    >>> from raydist.values import ReduceOp
     >>> with RendezvousStore() as store:
     ...     alone = store.membership("doctest", generation=0, rank=0, world_size=1)
     ...     communicator = open_communicator(alone, device=torch.device("cpu"), timeout_s=10.0)
@@ -59,7 +60,7 @@ def open_communicator(
 
 
 @final
-class ChoosingCommunicator(JoiningCommunicator):
+class ChoosingCommunicator(DelegatingCommunicator, JoiningCommunicator):
     """A group that each generation anew is carried by the first backend that can, which all members find out together.
 
     Args:
@@ -72,100 +73,46 @@ class ChoosingCommunicator(JoiningCommunicator):
     def __init__(
         self, membership: Membership, device: torch.device, timeout_s: float, backends: Sequence[Backend]
     ) -> None:
-        self.membership = membership
-        self.device = device
+        self._place = membership
         self._named = device
-        self.timeout_s = timeout_s
+        self._limit_s = timeout_s
         self._backends = backends
-        self._inner = self._make(self._suited()[0])
+        super().__init__(self._make(self._suited()[0]), device)
 
     def start(self) -> None:
         suited = self._suited()
         for backend, following in zip(suited, (*suited[1:], None), strict=True):
-            self._inner = self._make(backend)
+            self._inner = joining = self._make(backend)
             try:
-                self._inner.start()
-                self.device = self._inner.device  # for which the name that was given may only stand
+                joining.start()
+                self.device = joining.device  # for which the name that was given may only stand
                 break
             except Declined as reason:
-                group = _describe(self.membership)
+                group = _describe(self._place)
                 if following is None:
-                    raise _cannot(backend, self.membership, str(reason)) from reason
-                if self.rank == 0 and (backend.name, following.name) not in _told:
+                    raise _cannot(backend, self._place, str(reason)) from reason
+                if self._place.rank == 0 and (backend.name, following.name) not in _told:
                     _told.add((backend.name, following.name))
                     _log.warning("%s is carried by %s, not %s: %s.", group, following.name, backend.name, reason)
 
-    @property
-    def checks_itself(self) -> bool:
-        return self._inner.checks_itself
-
-    @property
-    def passes_notes(self) -> bool:
-        return self._inner.passes_notes
-
-    def note(self) -> None:
-        self._inner.note()
-
-    def announce(self, what: str) -> None:
-        self._inner.announce(what)
-
-    def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
-        return self._inner.allocate(sizes)
-
-    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
-        return self._inner.all_reduce(tensor, op)
-
-    def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
-        return self._inner.all_gather(outputs, tensor)
-
-    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
-        return self._inner.all_gather_rows(outputs, tensor)
-
-    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
-        return self._inner.all_to_all(outputs, inputs)
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
-        return self._inner.broadcast(tensor, root)
-
-    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
-        return self._inner.reduce(tensor, root, op)
-
-    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
-        return self._inner.reduce_scatter(output, inputs, op)
-
-    def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        return self._inner.send(tensor, destination)
-
-    def recv(self, tensor: torch.Tensor, source: int) -> Work:
-        return self._inner.recv(tensor, source)
-
-    def barrier(self) -> None:
-        self._inner.barrier()
-
     def reconfigure(self, membership: Membership) -> None:
-        self.membership.check_successor(membership)
+        self._place.check_successor(membership)
         self._inner.abort()
         self._inner.close()
-        self.membership = membership
+        self._place = membership
         self.start()  # newcomers may be on another machine
-
-    def abort(self) -> None:
-        self._inner.abort()
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _suited(self) -> list[Backend]:
         """Those that do not decline what is known of the group before its members meet."""
-        reasons = {backend: backend.declines(self.membership) for backend in self._backends}
+        reasons = {backend: backend.declines(self._place) for backend in self._backends}
         suited = [backend for backend, reason in reasons.items() if reason is None]
         if not suited:
             last = self._backends[-1]
-            raise _cannot(last, self.membership, str(reasons[last]))
+            raise _cannot(last, self._place, str(reasons[last]))
         return suited
 
     def _make(self, backend: Backend) -> JoiningCommunicator:
-        return backend.communicator(self.membership, self._named, self.timeout_s)
+        return backend.communicator(self._place, self._named, self._limit_s)
 
 
 def _describe(membership: Membership) -> str:

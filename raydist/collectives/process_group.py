@@ -24,6 +24,7 @@ from raydist.collectives.parts import check_parts, check_rank, check_rows, check
 from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup
 from raydist.collectives.wire import Staged, check_reducible, stage_bytes, stage_extremes, stage_reduction
 from raydist.errors import InvalidArgumentError
+from raydist.host_copy import begin_host_copy
 from raydist.values import ReduceOp
 
 __all__ = ["ProcessGroupCommunicator"]
@@ -68,6 +69,25 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         self.timeout_s = timeout_s
         self._backend = backend
         self._generation = Generation(membership, backend, timeout_s)
+
+    @property
+    def host_runs_ahead(self) -> bool:
+        return self._backend.host_runs_ahead
+
+    def copy_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        if not self.host_runs_ahead:
+            return super().copy_to_host(tensor)
+        read = begin_host_copy(tensor)
+
+        def wait() -> torch.Tensor:
+            host = read()
+            self._generation.check("a copy to the host")  # an aborted collective ends, too
+            return host
+
+        return wait
+
+    def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
+        return self._generation.exchange_on_host(data, what)
 
     def start(self) -> None:
         self._generation.start()
@@ -160,6 +180,9 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         )
 
     def barrier(self) -> None:
+        if self.host_runs_ahead:
+            self.exchange_on_host(b"", "barrier")
+            return
         token = stage_bytes(torch.zeros(1, device=self.device))
         self._launch("barrier", [token], lambda group: group.allreduce([token.carrier], AllreduceOptions())).wait()
 

@@ -6,7 +6,7 @@ They are built directly on a store of our own: nothing here touches torch.distri
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from torch._C._distributed_c10d import Store
 
@@ -27,7 +27,13 @@ MARGIN_S = 1.0
 
 
 class ProcessGroupBackend(Backend):
-    """How a process group is made, and how its work is waited for."""
+    """How a process group is made, and how its work is waited for.
+
+    Attributes:
+        host_runs_ahead: Waiting for work makes the device's stream wait, and not the host.
+    """
+
+    host_runs_ahead: ClassVar[bool] = False
 
     @abstractmethod
     def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:

@@ -48,49 +48,37 @@ class ReducingToOne(DelegatingCommunicator):
         self._accumulation = accumulation
         self._under_way: _Reduction | None = None
 
-    @property
-    def passes_notes(self) -> bool:
-        return False
+    def around(self, what: str, tensor: torch.Tensor | None, start: Callable[[], Work]) -> Work:
+        self._settle()
+        return start()
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
-        return self._next().allocate(sizes)
+        self._settle()
+        return self._inner.allocate(sizes)
+
+    def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
+        self._settle()
+        return self._inner.exchange_on_host(data, what)
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
         check_reducible(tensor.dtype, op)
-        self._under_way = _Reduction(self._next(), tensor.detach(), op, self._accumulation)
+        self._settle()
+        self._under_way = _Reduction(self._inner, tensor.detach(), op, self._accumulation)
         return self._under_way
 
-    def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
-        return self._next().all_gather(outputs, tensor)
-
-    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
-        return self._next().all_gather_rows(outputs, tensor)
-
-    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
-        return self._next().all_to_all(outputs, inputs)
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
-        return self._next().broadcast(tensor, root)
-
-    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
-        return self._next().reduce(tensor, root, op)
-
-    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
-        return self._next().reduce_scatter(output, inputs, op)
-
     def barrier(self) -> None:
-        self._next().barrier()
+        self._settle()
+        self._inner.barrier()
 
     def reconfigure(self, membership: Membership) -> None:
         self._under_way = None
         super().reconfigure(membership)
 
-    def _next(self) -> Communicator:
-        """The communicator underneath, once all that came before has been called there: in one order on all ranks."""
+    def _settle(self) -> None:
+        """Wait for the reduction under way: all ranks call the other communicator in one order."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.wait()
-        return self._inner
 
 
 @final

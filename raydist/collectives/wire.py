@@ -12,8 +12,8 @@ from typing import final
 
 import torch
 
+from raydist.collectives.flat_bytes import flat_bytes
 from raydist.collectives.reducing import HALVES
-from raydist.collectives.wires.flat_bytes import flat_bytes
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
 

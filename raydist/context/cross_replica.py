@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import Structure, flatten, map_structure, unflatten
+from raydist.nest import Structure, flatten, unflatten
 from raydist.values import PerReplica, ReduceOp
 
 __all__ = ["gather", "local_results", "reduce", "regroup", "require_int", "require_one_structure", "tensor_of"]
@@ -24,7 +24,23 @@ def reduce(op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None, num
             "strategy.gather(value, axis=0)."
         )
     axes = None if axis is None else _axes(axis)
-    return map_structure(lambda leaf: _reduce_leaf(reduction, leaf, axes, num_replicas), value)
+    return _map_leaves(lambda leaf: _reduce_leaf(reduction, leaf, axes, num_replicas), value)
+
+
+def _map_leaves(fn: Callable[[Any], torch.Tensor | None], value: Any) -> Any:
+    """As `map_structure`; an error names the leaf."""
+    leaves, structure = flatten(value)
+    found = []
+    for leaf, path in zip(leaves, structure.paths(), strict=True):
+        try:
+            found.append(fn(leaf))
+        except (SpecError, InvalidArgumentError) as error:
+            if not path:
+                raise
+            raise type(error)(
+                f"In the leaf {path!r} of the {type(value).__name__}: {error} Or take only the leaves that are meant."
+            ) from None
+    return unflatten(structure, found)
 
 
 def _axes(axis: Any) -> tuple[int, ...]:
@@ -173,11 +189,14 @@ def _accumulable(tensor: torch.Tensor) -> torch.Tensor:
 def gather(value: Any, axis: int) -> Any:
     """A nest with every PerReplica concatenated along `axis`, see `Strategy.gather`."""
     require_int(axis)
-    return map_structure(lambda leaf: _gather_leaf(leaf, axis), value)
+    return _map_leaves(lambda leaf: _gather_leaf(leaf, axis), value)
 
 
-def _gather_leaf(leaf: Any, axis: int) -> torch.Tensor:
-    tensors = _tensors(leaf.values if isinstance(leaf, PerReplica) else (leaf,))
+def _gather_leaf(leaf: Any, axis: int) -> torch.Tensor | None:
+    parts = leaf.values if isinstance(leaf, PerReplica) else (leaf,)
+    if parts and all(part is None for part in parts):
+        return None
+    tensors = _tensors(parts)
     if not tensors:
         raise InvalidArgumentError(
             "Nothing to gather: no replica had rows, so that all results are absent. Skip empty batches, or run with "

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.differentiable import promote, require_axis
-from raydist.collectives.nonfinite.checked_backward import CheckedBackward
+from raydist.collectives.reducer.checked_backward import CheckedBackward
 from raydist.options import CommunicationOptions
 from raydist.values import ReduceOp
 

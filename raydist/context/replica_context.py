@@ -18,7 +18,7 @@ from raydist.nest import map_structure
 from raydist.options import CommunicationOptions
 from raydist.values import ReduceOp
 
-__all__ = ["ReplicaContext", "loop_here"]
+__all__ = ["ReplicaContext", "loop_here", "peers_here"]
 
 
 @final
@@ -243,5 +243,15 @@ def loop_here() -> Any:
     >>> loop_here() is None
     True
     """
+    peers = peers_here()
+    return None if peers is None else peers.loop
+
+
+def peers_here() -> Peers | None:
+    """Return the other replicas, as the replica that runs this code sees them; None outside of a run.
+
+    >>> peers_here() is None
+    True
+    """
     holder = current()
-    return holder._peers.loop if isinstance(holder, ReplicaContext) else None
+    return holder._peers if isinstance(holder, ReplicaContext) else None

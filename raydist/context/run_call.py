@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from raydist.errors import InvalidArgumentError
+from raydist.nest import leaves_in, map_structure
 from raydist.options import RunOptions
+from raydist.values import Replicated
 
-__all__ = ["require_call"]
+__all__ = ["plain_call", "require_call"]
 
 
 def require_call(fn: Any, args: Any, kwargs: Any = None, options: Any = None) -> None:
@@ -33,6 +35,22 @@ def require_call(fn: Any, args: Any, kwargs: Any = None, options: Any = None) ->
                 "A step takes batches or an iterator, got a DistributedDataset. Give args=(iter(dataset),) to loop "
                 "inside."
             )
+
+
+def plain_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a step, with the value itself in the place of each `rd.Replicated`.
+
+    >>> plain_call([1, {"weights": rd.Replicated(2)}], None)
+    ((1, {'weights': 2}), {})
+    """
+    given, named = tuple(args), dict(kwargs or {})
+    if Replicated in map(type, leaves_in(given)) or Replicated in map(type, leaves_in(named)):
+        given, named = map_structure(_plain, (given, named))
+    return given, named
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf.value if isinstance(leaf, Replicated) else leaf
 
 
 @functools.cache

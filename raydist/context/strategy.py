@@ -16,6 +16,7 @@ from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import StrategyValues
 from raydist.context.training_strategy import note_strategy
 from raydist.errors import FailedPreconditionError
+from raydist.foreign_errors import folded
 from raydist.options import RunOptions
 from raydist.owning_process import OwningProcess
 from raydist.preemption.boundaries import pass_boundary
@@ -176,8 +177,9 @@ class Strategy(StrategyInput, StrategyValues):
         products.
 
         Blocking: with replica actors the call returns once the step is dispatched, and waits only while some steps are
-        under way already; values are fetched when they are read (limit: `Timeouts.step_s`). On one device it runs `fn`
-        at once.
+        under way already; values are fetched when they are read (limit: `Timeouts.step_s`). The structure of the result
+        is assumed to be that of the last call of the same function; the first call of a function that is not annotated
+        `-> None` waits to learn it. On one device `fn` runs at once.
 
         Args:
             fn: The step function.
@@ -194,7 +196,8 @@ class Strategy(StrategyInput, StrategyValues):
         Raises:
             FailedPreconditionError: The strategy is closed, this is a step already, or `fn` uses what was not made
                 under the scope or can't be pickled.
-            InvalidArgumentError: `fn` can't be called, `args` is no tuple, or it has a whole dataset in it.
+            InvalidArgumentError: `fn` can't be called, `args` is no tuple, or it has a whole dataset in it. Or, where a
+                result is read, `fn` returned another structure than in its last call.
             Exception: What `fn` raised, of its own type, with a note on step and replica: here, or where the results
                 are read, or at the latest from the next call that waits. The strategy goes on afterwards.
 
@@ -248,6 +251,7 @@ class Strategy(StrategyInput, StrategyValues):
     def __enter__(self) -> Strategy:
         return self
 
+    @folded
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -260,6 +264,9 @@ class Strategy(StrategyInput, StrategyValues):
     def __getattr__(self, name: str) -> Any:
         if name in _ALIASES:
             return getattr(self, _ALIASES[name])
+        found = getattr(type(self), name, None)
+        if isinstance(found, property):  # it raised an AttributeError, for which Python asks here
+            return found.__get__(self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.")
 
     def _find_counter(self) -> StepCounter | None:

@@ -11,6 +11,8 @@ from raydist.options import InputOptions
 from raydist.values import InputContext
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from raydist.dataset import Dataset
 
 __all__ = ["StrategyInput", "require_dataset"]
@@ -20,7 +22,7 @@ class StrategyInput(ABC):
     """Distributed datasets."""
 
     @abstractmethod
-    def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
+    def distribute_dataset(self, dataset: Dataset | DataLoader[Any], options: InputOptions | None = None) -> Any:
         """A view of a dataset, batched by the *global* batch size, that gives each replica its piece of every batch.
 
         With replica actors, batches are made on an actor while earlier ones are trained on. Waits for nothing; the
@@ -30,7 +32,8 @@ class StrategyInput(ABC):
             (`InputOptions.split` has another way).
 
         Args:
-            dataset: A dataset whose last step is `batch`, by rows of all replicas together.
+            dataset: A dataset whose last step is `batch`, by rows of all replicas together; or a torch DataLoader,
+                whose batch size is then the global one: see `Dataset.from_torch`.
             options: Workers, buffers, and how a batch is split.
 
         Returns:
@@ -39,9 +42,10 @@ class StrategyInput(ABC):
 
         Raises:
             FailedPreconditionError: The strategy is closed.
-            SpecError: `dataset` is no raydist.Dataset.
-            InvalidArgumentError: There are fewer files than workers, under `AutoShardPolicy.FILE` and `AUTO`; or
-                `options` are for datasets from a function.
+            SpecError: `dataset` is neither.
+            InvalidArgumentError: The dataset was never batched; there are fewer files than workers, under
+                `AutoShardPolicy.FILE` and `AUTO`; or `options` are for datasets from a function. While iterating: the
+                leaves of a batch do not have equally many rows (mark what goes whole with `rd.Replicated`).
             NotFoundError: The dataset reads no files, under `AutoShardPolicy.FILE` with several workers.
 
         Source: tf.distribute.Strategy.experimental_distribute_dataset.
@@ -105,12 +109,15 @@ class StrategyInput(ABC):
 
 
 def require_dataset(dataset: Any) -> Dataset:
-    """`dataset` itself; SpecError unless it is a raydist Dataset."""
+    """`dataset` itself, or that of a torch DataLoader's batches; SpecError for anything else."""
     from raydist.dataset import Dataset  # a replica needs none of it: half of what it would import
+    from raydist.pipelines.sources.torch_datasets import is_torch_loader
 
+    if is_torch_loader(dataset):
+        return Dataset.from_torch(dataset)
     if not isinstance(dataset, Dataset):
         raise SpecError(
-            f"A raydist.Dataset must be given, got {type(dataset).__name__}. "
-            "Make one with Dataset.from_tensor_slices, from_generator or another source."
+            f"A raydist.Dataset or a torch DataLoader must be given, got {type(dataset).__name__}. "
+            "Make one with Dataset.from_tensor_slices, from_torch, from_generator or another source."
         )
     return dataset

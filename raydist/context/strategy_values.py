@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from raydist.context.cross_replica import gather, local_results, reduce
+from raydist.foreign_errors import folded
 from raydist.values import ReduceOp
 
 __all__ = ["StrategyValues", "ValueContext"]
@@ -71,6 +72,7 @@ class StrategyValues(ABC):
         """
 
     @final
+    @folded
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
         """Reduce a value over replicas.
 
@@ -104,6 +106,7 @@ class StrategyValues(ABC):
         return reduce(reduce_op, self._read_remote(value), axis, self.num_replicas_in_sync)
 
     @final
+    @folded
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Concatenate a value over replicas in rank order.
 
@@ -116,7 +119,7 @@ class StrategyValues(ABC):
             axis: The dimension along which to concatenate; negative ones count from the end.
 
         Returns:
-            The nest with a tensor on the CPU for each leaf.
+            The nest with a tensor on the CPU for each leaf. A leaf that is None on every replica stays None.
 
         Raises:
             InvalidArgumentError: Scalars, other dimensions that differ, or a value that no replica had rows for.
@@ -131,6 +134,7 @@ class StrategyValues(ABC):
         return gather(self._read_remote(value), axis)
 
     @final
+    @folded
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """The values of single replicas.
 

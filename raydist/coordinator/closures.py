@@ -1,4 +1,4 @@
-"""Closures, and which of them wait, run and have ended. Pure: nothing here waits or sends."""
+"""The queue of closures: which of them wait, run and have ended. Pure: nothing here waits or sends."""
 
 from __future__ import annotations
 
@@ -53,14 +53,22 @@ class Closure:
 class ClosureQueue:
     """All closures of a strategy that have not ended. Its owner sees to it that one thread is in here at a time.
 
+    Under `rd.BoundedStaleness` it also keeps the workers' clocks (Ho et al. 2013). A worker's clock counts the closures
+    that the worker has finished since the queue was last empty. Closures that run alone (saves) are not counted.
+
+    Args:
+        max_clocks: How far a worker's clock may be ahead of the smallest one when it begins a closure; None: no limit.
+
     Attributes:
         error: The first error that the program has not been told of.
         epoch: How many errors it has been told of.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_clocks: int | None = None) -> None:
         self.error: Exception | None = None
         self.epoch = 0
+        self._max_clocks = max_clocks
+        self._clocks: dict[int, int] = {}
         self._next_number = 0
         self._last_begun = -1
         self._open: dict[int, Closure] = {}
@@ -115,6 +123,24 @@ class ClosureQueue:
             return False
         return self.num_running > 1 or not any(each.alone for had in self._running.values() for each in had)
 
+    def capacity_of(self, worker: int, living: Sequence[int]) -> int | None:
+        """Return how many closures the worker may be given now; None: as many as there are.
+
+        A worker does its closures one after the other, so the last of those that it holds begins when its clock has
+        counted all before it. The smallest clock never falls: what is allowed now is allowed when the closure begins.
+
+        Args:
+            worker: One of `living`.
+            living: The workers that can be given closures. One that is new starts at the smallest clock.
+        """
+        if self._max_clocks is None:
+            return None
+        slowest = min((self._clocks[each] for each in living if each in self._clocks), default=0)
+        for each in living:
+            self._clocks.setdefault(each, slowest)
+        begun = self._clocks[worker] + len(self._running.get(worker, ()))
+        return max(0, slowest + self._max_clocks + 1 - begun)
+
     def take(self, worker: int) -> Closure:
         """Give the next one to a worker."""
         closure = self._waiting.popleft()
@@ -164,6 +190,7 @@ class ClosureQueue:
     def lost(self, worker: int, error: Exception) -> None:
         """A worker has died: what it had is next, in the same order. One that has killed many fails."""
         orphans = self._running.pop(worker, deque())
+        self._clocks.pop(worker, None)
         if orphans:
             orphans[0].deaths += 1
         if self.error is not None:  # the program is to be told: nothing is begun any more
@@ -199,6 +226,7 @@ class ClosureQueue:
             closure.error = error
         self._waiting.clear()
         self._running.clear()
+        self._clocks.clear()
 
     def take_error(self) -> Exception | None:
         """The error that the program is told of now; what it schedules from now on is begun again."""
@@ -208,10 +236,14 @@ class ClosureQueue:
 
     def _end(self, worker: int, closure: Closure) -> None:
         self._running[worker].remove(closure)
+        if worker in self._clocks and not closure.alone:
+            self._clocks[worker] += 1
         self._forget(closure)
 
     def _forget(self, closure: Closure) -> None:
         del self._open[closure.number]
+        if not self._open:
+            self._clocks.clear()
         closure.work = None
         closure.ended = True
 

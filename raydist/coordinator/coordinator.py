@@ -48,13 +48,21 @@ class Coordinator:
         servers: Where the variables live.
         num_workers: How many workers there are.
         timeouts: The limit of every wait.
+        max_clocks: Of `rd.BoundedStaleness`; None: workers do not wait for each other. See `ClosureQueue`.
     """
 
-    def __init__(self, port: WorkerPort, servers: ServerSide, num_workers: int, timeouts: Timeouts) -> None:
+    def __init__(
+        self,
+        port: WorkerPort,
+        servers: ServerSide,
+        num_workers: int,
+        timeouts: Timeouts,
+        max_clocks: int | None = None,
+    ) -> None:
         self._port = port
         self._servers = servers
         self._timeouts = timeouts
-        self._queue = ClosureQueue()
+        self._queue = ClosureQueue(max_clocks)
         self._log = ShipmentLog(num_workers)
         self._roster = Roster(port, servers, num_workers, self._queue, self._log, timeouts)
         self._force = Workforce(self._roster, port, self._queue, self._log)

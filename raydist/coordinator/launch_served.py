@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from typing import Any, TypeVar, final
 
 from raydist.actors.parameter_servers import ServerActors, ServerSeat
 from raydist.actors.replica import ReplicaActors, Seat
+from raydist.actors.replica_console import console_settings
 from raydist.actors.worker_actors import WorkerActors
 from raydist.checkpoints.sharing.part_reader import PartReader
 from raydist.checkpoints.sharing.slice_writer import SliceWriter
@@ -17,9 +17,8 @@ from raydist.coordinator.coordinator import Coordinator
 from raydist.coordinator.served_request import ServedPlan
 from raydist.coordinator.served_side import ServedSide
 from raydist.errors import FailedPreconditionError
-from raydist.large_products import inherited
 from raydist.options import Timeouts
-from raydist.parameter_servers.consistency import Consistency
+from raydist.parameter_servers.consistency import BoundedStaleness, Consistency
 from raydist.parameter_servers.partitioners import VariablePartitioner
 from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.server import ParameterServer
@@ -82,7 +81,8 @@ class Launched:
             prefetch_pulls=prefetch_pulls,
             timeout_s=limit_s,
         )
-        self._coordinator = Coordinator(self._workers, self._side, len(self._setups), timeouts)
+        max_clocks = consistency.max_clocks if isinstance(consistency, BoundedStaleness) else None
+        self._coordinator = Coordinator(self._workers, self._side, len(self._setups), timeouts, max_clocks)
         self._coordinator.start()
 
     @property
@@ -128,13 +128,13 @@ def make_server(
     )
 
 
-def launch_served(plan: ServedPlan, timeouts: Timeouts) -> Launched:
+def launch_served(plan: ServedPlan, timeouts: Timeouts, holder: str) -> Launched:
     """Reserve, and start the processes; returns before they answer.
 
     Blocks until the reservation is made (limit: `Timeouts.start_s`). Servers and workers are spread over the nodes, so
-    that servers have nodes of their own where there are enough.
+    that servers have nodes of their own where there are enough. `holder` names the strategy in messages.
     """
-    reservation = place(plan.bundles, strategy="SPREAD", timeout_s=timeouts.start_s)
+    reservation = place(plan.bundles, strategy="SPREAD", timeout_s=timeouts.start_s, holder=holder)
     try:
         return _seat(plan, reservation, timeouts)
     except BaseException:
@@ -160,7 +160,7 @@ def _seat(plan: ServedPlan, reservation: Any, timeouts: Timeouts) -> Launched:
         Seat(
             bundle=plan.num_ps + setup.rank,
             resources=plan.worker_resources,
-            env={"OMP_NUM_THREADS": str(setup.num_threads), **inherited(os.environ)},
+            env={"OMP_NUM_THREADS": str(setup.num_threads), **console_settings()},
             host=setup.host,
             node_id=hosts[plan.num_ps + setup.rank],
         )

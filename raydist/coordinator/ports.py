@@ -31,9 +31,6 @@ class WorkerPort(Protocol):
     def replace(self, worker: int) -> None:
         """Have another process for a worker; `begin` comes next."""
 
-    def share_memory(self) -> None:
-        """Let messages travel through memory as soon as that is possible; all workers were begun before."""
-
     def send(self, worker: int, message: Any, objects: Sequence[Any]) -> Question:
         """Send closures."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from raydist.errors import InvalidArgumentError
+from raydist.foreign_errors import folded
 from raydist.nest import leaves_in, map_structure
 from raydist.no_number import NoNumber
 
@@ -52,6 +53,7 @@ class RemoteValue(NoNumber):
         return self._closure.ended
 
     @final
+    @folded
     def get(self) -> Any:
         """The nest that the function returned, tensors on the CPU.
 
@@ -86,6 +88,7 @@ class RemoteValue(NoNumber):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.get())
 
+    @folded
     def __repr__(self) -> str:
         return f"RemoteValue({self.get()!r})"  # waits: printing is reading
 
@@ -103,6 +106,7 @@ class RemoteValue(NoNumber):
     def _refusal() -> str:
         return f"A RemoteValue is no number and has no truth value. {_NO_NUMBER}"
 
+    @folded
     def __format__(self, spec: str) -> str:
         return self._refuse() if spec else str(self)
 

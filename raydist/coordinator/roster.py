@@ -18,8 +18,8 @@ from raydist.coordinator.shipment_log import ShipmentLog
 from raydist.coordinator.worker_record import WorkerRecord, WorkerState
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 from raydist.options import Timeouts
-from raydist.replicas.kept_objects import SentObjects
 from raydist.replicas.served.worker_runner import WorkerRunner
+from raydist.replicas.step_message import SentObjects
 
 __all__ = ["Roster"]
 
@@ -76,7 +76,6 @@ class Roster:
         """Let every worker start, without waiting for it."""
         for worker in self.members:
             self._begin(worker)
-        self._port.share_memory()
 
     def finish(self) -> None:
         """Have the servers apply what waits for gradients that will not come."""

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import final
 
-from raydist.replicas.kept_objects import SentObjects
+from raydist.replicas.step_message import SentObjects
 
 __all__ = ["WorkerRecord", "WorkerState"]
 

@@ -21,7 +21,7 @@ from raydist.replicas.served.work_message import PlannedWork, WorkResult, addres
 __all__ = ["Workforce"]
 
 _AHEAD = 2  # messages that a worker may have: one that it works on, one that it finds when it is done with that
-_MESSAGE_BYTES = 24 << 10  # what goes through shared memory, with room for the rest of a message
+_MESSAGE_BYTES = 24 << 10  # a call takes up to 100 KB along, with room for the rest of a message
 
 
 @final
@@ -92,7 +92,9 @@ class Workforce:
     def _freest(self) -> WorkerRecord | None:
         """The ready worker that has least to do; of equal ones, in turn."""
         order = self.roster.members[self._next :] + self.roster.members[: self._next]
+        living = self.roster.ready()
         free = [worker for worker in order if worker.is_ready and worker.under_way < _AHEAD]
+        free = [worker for worker in free if self._queue.capacity_of(worker.number, living) != 0]
         return min(free, key=lambda worker: len(self._queue.running_on(worker.number)), default=None)
 
     def _send_to(self, worker: WorkerRecord) -> None:
@@ -117,7 +119,11 @@ class Workforce:
     def _take_for(self, worker: WorkerRecord) -> tuple[list[Closure], list[tuple[PlannedWork, Sequence[bytes]]]]:
         closures: list[Closure] = []
         works: list[tuple[PlannedWork, Sequence[bytes]]] = []
-        share = -(-self._queue.num_waiting // max(1, len(self.roster.ready())))
+        living = self.roster.ready()
+        share = -(-self._queue.num_waiting // max(1, len(living)))
+        capacity = self._queue.capacity_of(worker.number, living)
+        if capacity is not None:
+            share = min(share, capacity)
         num_bytes = 0
         while (closure := self._queue.peek()) is not None and closure.work is not None:
             num_bytes += closure.work.num_bytes

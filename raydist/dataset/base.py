@@ -22,7 +22,6 @@ __all__ = ["DatasetBase", "graphs", "named"]
 # What tf.data has or had, and its programs may ask for.
 _INSTEAD = MappingProxyType(
     {
-        "ragged_batch": "Elements of one batch have one shape: use padded_batch, or bucket_by_sequence_length.",
         "sparse_batch": "Make sparse tensors in the step: batch their indices and values by padded_batch.",
         "make_one_shot_iterator": "Use iter(dataset).",
         "make_initializable_iterator": "Use iter(dataset).",
@@ -65,6 +64,9 @@ class DatasetBase:
     if not TYPE_CHECKING:  # type checkers report a name that is none by themselves
 
         def __getattr__(self, name: str) -> Any:
+            found = getattr(type(self), name, None)
+            if isinstance(found, property):  # it raised an AttributeError, for which Python asks here
+                return found.__get__(self)
             hint = f" {_INSTEAD[name]}" if name in _INSTEAD else ""
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}.{hint}", name=name, obj=self

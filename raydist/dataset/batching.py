@@ -10,9 +10,9 @@ from raydist.pipelines.elements.arguments import require_choice, whole_number
 from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.bucket import Buckets, bucket_op
 from raydist.pipelines.ops.group_by_window import GroupByWindowOp
+from raydist.pipelines.ops.grouped import BatchMaker, Collate, GroupedBatchOp, Ragged
 from raydist.pipelines.ops.keyed_windows import KeyedWindowsOp
 from raydist.pipelines.ops.map import parse_parallelism
-from raydist.pipelines.ops.padded_batch import PaddedBatchOp
 from raydist.pipelines.ops.padding import Padding
 from raydist.pipelines.ops.rebatch import RebatchOp
 from raydist.pipelines.ops.unbatch import UnbatchOp
@@ -31,6 +31,7 @@ class Batching(DatasetBase):
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
         name: str | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> Self:
         """Stack consecutive elements along a new first dimension: (...) -> (batch_size, ...).
 
@@ -45,9 +46,16 @@ class Batching(DatasetBase):
             deterministic: Changes nothing: a batch waits for its own elements alone. Their order is that of the stages
                 before, see :meth:`map`.
             name: What you call the operation, for `explain` and `stats`.
+            collate: A function of a list of elements with tensors in the place of arrays, like torch's `collate_fn`.
+                Its result is the batch: any nest of tensors, lists and other objects; other mappings than dicts become
+                dicts. Replicas share the elements, and the function is called for each replica's part when that is
+                handed out, so that a graph is never cut. A replica weighs as many rows as it has elements. No other
+                operation may look into such batches (`map`, `unbatch`, `rebatch`, `save`): do that before, or in the
+                function.
 
         Raises:
-            InvalidArgumentError: `batch_size` < 1; `num_parallel_calls` is 0 or below AUTOTUNE.
+            InvalidArgumentError: `batch_size` < 1; `num_parallel_calls` is 0 or below AUTOTUNE; `collate` is no
+                function.
             TypeError: `deterministic` is no bool.
             SpecError: The elements of one batch differ in shape or dtype (at iteration).
 
@@ -55,15 +63,19 @@ class Batching(DatasetBase):
 
         >>> [b.tolist() for b in rd.Dataset.range(5).batch(2)]
         [[0, 1], [2, 3], [4]]
+        >>> list(rd.Dataset.range(3).batch(2, collate=lambda elements: {"all": elements, "first": elements[0]}))
+        [{'all': [tensor(0), tensor(1)], 'first': tensor(0)}, {'all': [tensor(2)], 'first': tensor(2)}]
         """
         parse_parallelism(num_parallel_calls)
         require_choice(deterministic)
+        if collate is not None:
+            return self._grouped("batch", batch_size, Collate(collate, batch_size), drop_remainder, name)
         return type(self)(named(BatchOp(self._op, whole_number("batch_size", batch_size), drop_remainder), name))
 
     def unbatch(self, name: str | None = None) -> Self:
         """The entries of the first dimension of every element, one by one: (n, ...) -> n times (...).
 
-        Cardinality is unknown. Undoes `batch`, and takes apart what a function returned as arrays.
+        Cardinality is unknown. Undoes `batch` and `ragged_batch`, and takes apart what a function returned as arrays.
 
         Args:
             name: What you call the operation, for `explain` and `stats`.
@@ -111,10 +123,42 @@ class Batching(DatasetBase):
         >>> [batch.tolist() for batch in ds.padded_batch(2)]
         [[[1, 0], [2, 2]], [[3, 3, 3]]]
         """
-        padding = Padding(padded_shapes, padding_values)
-        return type(self)(
-            named(PaddedBatchOp(self._op, whole_number("batch_size", batch_size), padding, drop_remainder), name)
-        )
+        return self._grouped("padded_batch", batch_size, Padding(padded_shapes, padding_values), drop_remainder, name)
+
+    def ragged_batch(self, batch_size: int, drop_remainder: bool = False, name: str | None = None) -> Self:
+        """Batches of elements whose leaves differ in shape, without padding: such a leaf becomes a list of tensors.
+
+        (...) -> a list of `batch_size` tensors, each of its own shape; a leaf of fixed shape -> (batch_size, ...). What
+        is declared decides, not the values, so that a leaf is a list in every batch or in none: scalars are stacked,
+        and so is a leaf of fixed shape if sources or `output_spec=` declare it. What a function returns undeclared may
+        have another shape next time, and becomes a list. Replicas share a list by its entries.
+
+        Functions of later transformations get and may return such a list; `unbatch` gives the elements again. A batch
+        with a bad element is lost whole.
+
+        Args:
+            batch_size: Elements per batch, >= 1.
+            drop_remainder: Leave out a short last batch.
+            name: What you call the operation, for `explain` and `stats`.
+
+        Raises:
+            InvalidArgumentError: `batch_size` < 1.
+            SpecError: The elements of one batch differ in structure or dtype, or hold datasets (at iteration).
+
+        Source: tf.data.Dataset.ragged_batch.
+
+        >>> import numpy as np
+        >>> ds = rd.Dataset.range(1, 4).map(lambda n: (np.full(n, n), n))
+        >>> for values, labels in ds.ragged_batch(2):
+        ...     print([value.tolist() for value in values], labels.tolist())
+        [[1], [2, 2]] [1, 2]
+        [[3, 3, 3]] [3]
+        """
+        return self._grouped("ragged_batch", batch_size, Ragged(), drop_remainder, name)
+
+    def _grouped(self, method: str, batch_size: int, maker: BatchMaker, drop_remainder: bool, name: str | None) -> Self:
+        size = whole_number("batch_size", batch_size)
+        return type(self)(named(GroupedBatchOp(self._op, size, maker, drop_remainder, method), name))
 
     def rebatch(self, batch_size: int | Sequence[int], drop_remainder: bool = False, name: str | None = None) -> Self:
         """The rows of batches in batches of other sizes, across the borders of the batches that come in.
@@ -137,7 +181,9 @@ class Batching(DatasetBase):
         return type(self)(
             named(
                 RebatchOp(
-                    UnbatchOp(self._op), tuple(whole_number("batch_size", size) for size in sizes), drop_remainder
+                    UnbatchOp(self._op, takes_lists=False),
+                    tuple(whole_number("batch_size", size) for size in sizes),
+                    drop_remainder,
                 ),
                 name,
             )

@@ -37,7 +37,7 @@ class Combining(DatasetBase):
         >>> list(rd.Dataset.zip(rd.Dataset.range(3), rd.Dataset.range(5, 9)).as_numpy_iterator())[-1]
         (np.int64(2), np.int64(7))
         """
-        leaves, structure = flatten(datasets[0] if len(datasets) == 1 else datasets)
+        leaves, structure = flatten(datasets[0] if len(datasets) == 1 else datasets, classes=False)
         wrong = [leaf for leaf in leaves if not isinstance(leaf, DatasetBase)]
         if wrong or not leaves:
             raise TypeError(

@@ -8,8 +8,13 @@ from typing import Any, Self
 from raydist.dataset.base import DatasetBase, named
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.arguments import whole_number
+from raydist.pipelines.elements.arrow_fields import Conversion
+from raydist.pipelines.elements.declared_output import DeclaredOutput
+from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import DatasetOp
+from raydist.pipelines.formats.tar_samples import SampleMembers
 from raydist.pipelines.ops.batch import BatchOp
+from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.nested import graph_of
 from raydist.pipelines.ops.shuffle import ShuffleOp
 from raydist.pipelines.ops.split_label import split_label
@@ -18,9 +23,13 @@ from raydist.pipelines.sources.json_files import json_op
 from raydist.pipelines.sources.list_files import list_files_op
 from raydist.pipelines.sources.numpy_files import numpy_op
 from raydist.pipelines.sources.parquet_files import parquet_op
+from raydist.pipelines.sources.record_files import RecordFilesOp
+from raydist.pipelines.sources.record_formats import TarFormat
 from raydist.pipelines.stored.read import checked_manifest, saved_op, shards_op
 
 __all__ = ["FileSources"]
+
+_BYTES = TensorSpec((), bytes)
 
 
 class FileSources(DatasetBase):
@@ -84,8 +93,17 @@ class FileSources(DatasetBase):
         return cls(numpy_op(source, verify, max_array_bytes))
 
     @classmethod
-    def from_parquet(cls, paths: Any, columns: Sequence[str] | None = None, filters: Any = None) -> Self:
-        """The rows of Parquet files: dicts of their columns, see :meth:`from_arrow` for the types.
+    def from_parquet(
+        cls,
+        paths: Any,
+        columns: Sequence[str] | None = None,
+        filters: Any = None,
+        *,
+        fill_null: Any = None,
+        null_masks: bool | Sequence[str] = False,
+        decimals: str = "float64",
+    ) -> Self:
+        """The rows of Parquet files: dicts of their columns, see :meth:`from_arrow` for types and nulls.
 
         Row groups are pieces of work for the pipeline's threads or input workers, whose rows come in order; only the
         columns that are needed are read. (Row groups of more than 64 MiB of these columns are read in batches, one
@@ -104,13 +122,16 @@ class FileSources(DatasetBase):
             filters: Rows to keep: conditions `[("label", ">=", 3), ...]` that must all hold, a list of such lists of
                 which one must hold, or a `pyarrow.compute.Expression`. Row groups whose statistics rule it out are not
                 read. The number of rows is unknown then.
+            fill_null: A value for nulls, or a dict `{column: value}`; see :meth:`from_arrow`.
+            null_masks: Whether a boolean leaf beside each column tells its nulls, or a list of names of columns.
+            decimals: "float64", which may round, or "text": str, exact.
 
         Raises:
             NotFoundError: A file does not exist.
             DataLossError: A footer is damaged; at iteration: a row group is, or a file has changed.
             SpecError: Files with different columns, a column of a type that :meth:`from_arrow` does not take; at
-                iteration, in its place: a row with a null.
-            InvalidArgumentError: A directory, an unknown column, or filters that do not fit.
+                iteration, in its place: a row with a null that has neither a fill value nor a mask.
+            InvalidArgumentError: A directory, an unknown column, filters or a fill value that do not fit.
 
         Source: pyarrow.parquet.read_table, whose `columns` and `filters` these are.
 
@@ -121,7 +142,62 @@ class FileSources(DatasetBase):
         >>> list(rd.Dataset.from_parquet(path, columns=["y"], filters=[("x", ">", 1)]))
         [{'y': 'b'}, {'y': 'c'}]
         """
-        return cls(parquet_op(paths, columns, filters))
+        return cls(parquet_op(paths, columns, filters, Conversion.of(fill_null, null_masks, decimals)))
+
+    @classmethod
+    def from_tar(
+        cls,
+        paths: Any,
+        members: Sequence[str] | None = None,
+        num_parallel_reads: int | None = None,
+        *,
+        max_sample_bytes: int | None = None,
+    ) -> Self:
+        """The samples of tar files (WebDataset shards): dicts of bytes, with the key of the sample as "__key__".
+
+        Neighbouring members whose names agree up to the first dot of the file name, folders included, are one sample:
+        `a/001.jpg` and `a/001.seg.png` are "jpg" and "seg.png" of "a/001". Names behind the dot become lower case.
+        Members that are no plain files, have no dot, or are named `__...__` are passed over. Files that end in .gz or
+        .tgz are decompressed. All samples must have the same members: one that has others is an error in its place,
+        unless `members` names those that all have.
+
+        Files are read in sequence. Damage ends a file, with an error in the place of the sample. The state of an
+        iterator is a file number and an offset for each file in turn; a compressed file is decompressed up to there.
+
+        Args:
+            paths: A path, a list of paths, or a dataset of str. Local, or URIs that fsspec or pyarrow.fs can open.
+            members: Names of the members to keep, such as `["jpg", "cls"]`; None for all.
+            num_parallel_reads: As for :func:`rd.TFRecordDataset`: k > 1 takes samples in turn from k files at a time.
+            max_sample_bytes: A larger sample is taken for damage. None: 1 GiB; of a compressed file 32 MiB, or 4 times
+                the file where that is more.
+
+        Raises:
+            InvalidArgumentError: `num_parallel_reads` < 1, an empty list, members that are no list; at iteration: a
+                directory.
+            NotFoundError: A file does not exist (at iteration, in its place).
+            DataLossError: Damage: a broken header, a file that ends early, two members of one name in a sample, members
+                of a sample that are no neighbours (at iteration; has `path` and `offset`).
+            SpecError: A sample without one of the members (at iteration, in its place).
+
+        Source: webdataset.WebDataset.
+
+        >>> import io, os, tarfile, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "shard-0.tar")
+        >>> with tarfile.open(path, "w") as tar:
+        ...     for name, data in [("001.txt", b"one"), ("001.cls", b"1"), ("002.txt", b"two"), ("002.cls", b"2")]:
+        ...         info = tarfile.TarInfo(name)
+        ...         info.size = len(data)
+        ...         tar.addfile(info, io.BytesIO(data))
+        >>> list(rd.Dataset.from_tar(path, members=["txt"]))
+        [{'__key__': '001', 'txt': b'one'}, {'__key__': '002', 'txt': b'two'}]
+        """
+        names = paths._op if isinstance(paths, DatasetBase) else paths
+        if members is not None and (isinstance(members, str) or not all(isinstance(name, str) for name in members)):
+            raise InvalidArgumentError(f"members must be a list of names such as ['jpg', 'cls'], got {members!r}.")
+        spec = None if members is None else {"__key__": TensorSpec((), str), **dict.fromkeys(members, _BYTES)}
+        records = RecordFilesOp.of(names, TarFormat(max_sample_bytes), num_parallel_reads)
+        kept = None if members is None else tuple(members)
+        return cls(MapOp(records, SampleMembers(kept), None, None, DeclaredOutput.parse(spec)))
 
     @classmethod
     def from_csv(
@@ -142,8 +218,9 @@ class FileSources(DatasetBase):
         """The rows of CSV files: dicts of their columns; once, and in order (`shuffle` and `repeat` change that).
 
         One line is one row; blank lines are passed over. Fields may be quoted with `"`, but must end on their line.
-        Types that are not given are learned from the first 1000 lines of the first file: int64, float64, bool or str. A
-        line that does not fit is an error in its place. The state of an iterator is a file number and an offset.
+        Types that are not given are learned from the first 1000 lines of the first file that has rows: int64, float64,
+        bool or str. A line that does not fit is an error in its place. The state of an iterator is a file number and an
+        offset.
 
         Args:
             paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
@@ -199,12 +276,14 @@ class FileSources(DatasetBase):
         *,
         compression_type: str | None = None,
         max_line_bytes: int | None = None,
+        fill_null: Any = None,
+        null_masks: bool | Sequence[str] = False,
     ) -> Self:
         """The objects of files of JSON lines: dicts, with a dict inside for every object.
 
         One line is one object; blank lines are passed over. Fields and types are learned from the first 1000 lines of
-        the first file: int64, float64, bool, str, and lists of them with shape (None,). A line that does not fit is an
-        error in its place. The state of an iterator is a file number and an offset.
+        the first file that has any: int64, float64, bool, str, and lists of them with shape (None,). A line that does
+        not fit is an error in its place. The state of an iterator is a file number and an offset.
 
         Args:
             paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
@@ -212,13 +291,17 @@ class FileSources(DatasetBase):
             compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
             max_line_bytes: A longer line is taken for damage. None: 1 GiB; of a compressed file 32 MiB, or 4 times the
                 file where that is more. Lists and objects may be nested 100 deep.
+            fill_null: A value for null and for a field that an object has not, or a dict `{field: value}`; see
+                :meth:`from_arrow`.
+            null_masks: Whether a boolean leaf beside each field tells its nulls, or a list of names of fields.
 
         Raises:
-            InvalidArgumentError: A directory, an unknown field, an empty first file.
+            InvalidArgumentError: A directory, an unknown field, no line in any file, a fill value that does not fit.
             NotFoundError: A file does not exist (the first one at once, others at iteration).
             DataLossError: The first lines cannot be parsed; at iteration, in its place: a wrong line (has `path` and
                 `offset`).
-            SpecError: A field that no tensor can hold; at iteration, in its place: an object without one of the fields.
+            SpecError: A field that no tensor can hold; at iteration, in its place: an object without one of the fields,
+                or with null, where that has neither a fill value nor a mask.
 
         Source: pyarrow.json.read_json.
 
@@ -229,7 +312,8 @@ class FileSources(DatasetBase):
         >>> list(rd.Dataset.from_json(path).as_numpy_iterator())
         [{'id': np.int64(1), 'tags': array(['a', 'b'], dtype=object)}]
         """
-        return cls(json_op(paths, columns, compression_type, max_line_bytes))
+        conversion = Conversion.of(fill_null, null_masks, "float64")
+        return cls(json_op(paths, columns, compression_type, max_line_bytes, conversion))
 
     @classmethod
     def load(

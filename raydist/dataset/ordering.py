@@ -21,6 +21,7 @@ from raydist.pipelines.ops.skip import SkipOp
 from raydist.pipelines.ops.take import TakeOp
 from raydist.pipelines.ops.unique import UniqueOp
 from raydist.pipelines.sources.permutation import PermutationOp
+from raydist.pipelines.sources.weighted_indices import WeightedIndicesOp
 
 __all__ = ["Ordering"]
 
@@ -83,6 +84,44 @@ class Ordering(DatasetBase):
                 "it right behind range, from_tensor_slices, from_numpy or from_torch, or use shuffle(buffer_size)."
             )
         return type(self)(picked)
+
+    def sample_by_weight(
+        self, weights: Any, num_samples: int | None = None, replacement: bool = True, seed: int | None = None
+    ) -> Self:
+        """Draw elements at random, each as likely as its share of the weights; a new draw every epoch.
+
+        Every element is read by its index, where it lies: call the method right behind a source, as
+        :meth:`global_shuffle`. The state of an iterator is one number. Memory: 16 bytes an element.
+
+        Args:
+            weights: One number >= 0 for each element: a list, an array or a tensor of shape (n,).
+            num_samples: Elements drawn in an epoch, >= 1; None: as many as there are.
+            replacement: An element may be drawn more than once; False: once at most in an epoch.
+            seed: With a seed, every epoch's draw is the same in every process. None: as for :meth:`shuffle`.
+
+        Raises:
+            FailedPreconditionError: The elements cannot be read by their index, or their number is not known.
+            InvalidArgumentError: The number of weights is not that of elements; a weight is negative, infinite or NaN;
+                all are 0; without replacement, fewer elements have a weight > 0 than are to be drawn.
+
+        Source: torch.utils.data.WeightedRandomSampler.
+
+        >>> labels = [0] * 90 + [1] * 10
+        >>> weights = [1 if label == 0 else 9 for label in labels]
+        >>> ds = rd.Dataset.from_tensor_slices(labels).sample_by_weight(weights, 1000, seed=1)
+        >>> 400 < sum(int(y) for y in ds) < 600
+        True
+        """
+        count = self._op.cardinality()
+        if count < 0 or picked_op(self._op, self._op) is None:
+            raise FailedPreconditionError(
+                f"sample_by_weight needs a source whose elements can be read by their index, got {self._op.label}. Put "
+                "it right behind range, from_tensor_slices, from_numpy or from_torch. Where elements come one after "
+                "another, draw whole datasets by weight (sample_from_datasets), or leave elements out "
+                "(rejection_resample)."
+            )
+        indices = WeightedIndicesOp.of(weights, num_samples, replacement, seed, count)
+        return type(self)(picked_op(indices, self._op) or indices)
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Self:
         """`count` passes over the elements, each an epoch of what is before: a shuffle there draws a new order.

@@ -14,12 +14,13 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.convert import numpy_rows, torch_rows
 from raydist.pipelines.elements.seeds import draw_seed
 from raydist.pipelines.engine.merged_options import merged_options
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.ops.with_options import WithOptionsOp
 from raydist.pipelines.run.explain import explain
 from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.pipelines.run.plan import make_plan
+from raydist.pipelines.run.plan import begin_epoch, make_plan
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 if TYPE_CHECKING:
@@ -213,12 +214,19 @@ class Running(DatasetBase):
         return self._iterate(arrow_batches)
 
     def _iterate(self, convert: Callable[[Block], list[Any]]) -> DatasetIterator[Any]:
-        return self._open(convert, next(self._epochs), IterationMeters())
+        epoch = next(self._epochs)
+        return self._open(convert, epoch, IterationMeters(), begin_epoch(self._op, epoch))
 
-    def _open(self, convert: Callable[[Block], list[Any]], epoch: int, meters: IterationMeters) -> DatasetIterator[Any]:
+    def _open(
+        self,
+        convert: Callable[[Block], list[Any]],
+        epoch: int,
+        meters: IterationMeters,
+        begun: DatasetOp | None = None,
+    ) -> DatasetIterator[Any]:
         self._meters = meters
         return DatasetIterator(
-            self._op,
+            begun or self._op,
             options=self.options(),
             seed=self._root_seed(),
             epoch=epoch,

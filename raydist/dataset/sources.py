@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from raydist.dataset.base import DatasetBase, named
+from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.arguments import whole_number
+from raydist.pipelines.elements.arrow_fields import Conversion
 from raydist.pipelines.elements.declared_output import DeclaredOutput
 from raydist.pipelines.elements.spec import as_dtype
 from raydist.pipelines.ops.map import MapOp
@@ -16,10 +18,11 @@ from raydist.pipelines.sources.arrow_files import arrow_files_op, is_paths
 from raydist.pipelines.sources.arrow_table import ArrowTableOp
 from raydist.pipelines.sources.counter import CounterOp
 from raydist.pipelines.sources.generator import GeneratorOp
+from raydist.pipelines.sources.hub_datasets import hub_op
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.random_numbers import RandomOp
 from raydist.pipelines.sources.range import RangeOp
-from raydist.pipelines.sources.torch_datasets import iterable_samples_op, read_sample
+from raydist.pipelines.sources.torch_datasets import is_torch_loader, iterable_samples_op, read_sample
 
 __all__ = ["Sources"]
 
@@ -164,12 +167,29 @@ class Sources(DatasetBase):
         return cls(named(GeneratorOp.of(generator, output_signature, args, output_types, output_shapes), name))
 
     @classmethod
-    def from_arrow(cls, source: Any, *, max_batch_bytes: int | None = None) -> Self:
+    def from_arrow(
+        cls,
+        source: Any,
+        *,
+        fill_null: Any = None,
+        null_masks: bool | Sequence[str] = False,
+        decimals: str = "float64",
+        max_batch_bytes: int | None = None,
+    ) -> Self:
         """The rows of an Arrow table: dicts of its columns, with a dict inside for every struct.
 
-        Numbers keep their types, strings are str and binary values bytes. `fixed_shape_tensor` and fixed-size lists are
-        tensors of that shape, other lists tensors of shape (None, ...). Numbers are not copied before they are handed
-        out. A reader, which can be read only once, is read into memory whole.
+        Numbers and bools keep their types, strings are str and binary values bytes. Dates and timestamps are
+        `datetime64`, times of day (since midnight) and durations `timedelta64`, in the unit of the column: days for
+        `date32`, milliseconds for `date64`; a timestamp with a time zone is the UTC instant. As a torch tensor they are
+        int64, numbers of that unit, which `element_spec` tells. `fixed_shape_tensor` and fixed-size lists are tensors
+        of that shape, other lists tensors of shape (None, ...). A list of structs is a dict of such lists, a map a dict
+        of the lists "keys" and "values". A list of lists is a dict of "values", all inner lists joined, and "lengths".
+        Dictionaries, run-end encoded columns and extension types are what their values are. Numbers are not copied
+        before they are handed out. A reader, which can be read only once, is read into memory whole.
+
+        **Nulls.** `fill_null` gives them a value. `null_masks` puts a boolean leaf beside each value that may be null:
+        `x_is_null` beside `x`, and `x_item_is_null` for what the lists of `x` hold; the value itself is 0, False, empty
+        or NaT there, unless it is filled. A null with neither is an error.
 
         Files are Arrow IPC files, which Feather (version 2) is another name of. Their record batches are pieces of work
         for the pipeline's threads or input workers; one is in memory as a whole. The format has no checksums: of
@@ -178,13 +198,18 @@ class Sources(DatasetBase):
         Args:
             source: A `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, or a table of another library that has
                 Arrow's C stream interface; or a path or a list of paths, local or URIs.
+            fill_null: A value for the nulls of all columns (and fields of structs, items of lists) whose type it has,
+                or a dict `{column: value}`. A null list becomes empty, unless the value is a list; a dict within gives
+                the values of a struct's fields.
+            null_masks: True for all columns, or a list of names of columns.
+            decimals: "float64", which may round, or "text": str, exact.
             max_batch_bytes: What a compressed record batch of a file may have in memory, whatever the file says. None:
                 64 MiB, or 64 times what it has in the file.
 
         Raises:
-            InvalidArgumentError: There are nulls, or a path is that of a directory.
-            SpecError: A column of another type (dates, decimals, maps, ...), no table, files with different columns;
-                at iteration, in its place: a row of a file with a null.
+            InvalidArgumentError: A path is that of a directory, a fill value fits no column, an unknown column.
+            SpecError: A null in a table; at iteration, in its place: a row of a file with a null. A column of another
+                type (unions, intervals), no table, files with different columns.
             NotFoundError: A file does not exist.
             DataLossError: A file is no Arrow IPC file, or its footer is damaged; at iteration: a record batch is.
 
@@ -193,12 +218,62 @@ class Sources(DatasetBase):
         >>> import pyarrow as pa
         >>> list(rd.Dataset.from_arrow(pa.table({"x": [1, 2], "y": ["a", "b"]})).as_numpy_iterator())[1]
         {'x': np.int64(2), 'y': 'b'}
+        >>> table = pa.table({"x": [1, None], "y": [0.5, None]})
+        >>> list(rd.Dataset.from_arrow(table, fill_null={"x": -1}, null_masks=["y"]).as_numpy_iterator())[1]
+        {'x': np.int64(-1), 'y': np.float64(0.0), 'y_is_null': np.True_}
         """
-        return cls(arrow_files_op(source, max_batch_bytes) if is_paths(source) else ArrowTableOp.of(source))
+        conversion = Conversion.of(fill_null, null_masks, decimals)
+        if is_paths(source):
+            return cls(arrow_files_op(source, conversion, max_batch_bytes))
+        return cls(ArrowTableOp.of(source, conversion))
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        source: Any,
+        *,
+        fill_null: Any = None,
+        null_masks: bool | Sequence[str] = False,
+        decimals: str = "float64",
+    ) -> Self:
+        """The rows of a Hugging Face `datasets.Dataset`: dicts of its columns.
+
+        Types and nulls are those of :meth:`from_arrow`. Its Arrow files are mapped into memory, by every process that
+        reads rows: only what is read is loaded. Rows are read by index, so that resuming, sharding and `global_shuffle`
+        cost nothing. The order of `select`, `shuffle` and `train_test_split` holds, and so do the columns of
+        `set_format`; with its types "torch" and "numpy" integers are int64 and floats float32, or what its `dtype`
+        says. A dataset that lies in memory travels to other processes with its rows.
+
+        `ClassLabel` is int64, `Array2D` ... `Array5D` a tensor of their shape. `Image` and `Audio` are as they are
+        stored, dicts of "bytes" and "path" (empty where one is missing): decode them in a `map`, as with
+        `rd.image.decode_image`.
+
+        Args:
+            source: The dataset, or the directory that its `save_to_disk` wrote. That needs no `datasets` package.
+            fill_null: A value for nulls, or a dict `{column: value}`; see :meth:`from_arrow`.
+            null_masks: Whether a boolean leaf beside each column tells its nulls, or a list of names of columns.
+            decimals: "float64", which may round, or "text": str, exact.
+
+        Raises:
+            SpecError: No such dataset (a DatasetDict, an IterableDataset), or a column that no tensor can hold; at
+                iteration, in its place: a row with a null that has neither a fill value nor a mask.
+            InvalidArgumentError: A directory of several splits, a dataset with a `set_transform` function, a fill value
+                that does not fit, an unknown column.
+            NotFoundError: There is no such directory.
+            DataLossError: A file is damaged or truncated; at iteration: a record batch is.
+
+        Source: datasets.Dataset, load_from_disk.
+
+        >>> from datasets import Dataset  # doctest: +SKIP
+        >>> words = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})  # doctest: +SKIP
+        >>> list(rd.Dataset.from_huggingface(words).as_numpy_iterator())[1]  # doctest: +SKIP
+        {'text': 'b', 'label': np.int64(1)}
+        """
+        return cls(hub_op(source, Conversion.of(fill_null, null_masks, decimals)))
 
     @classmethod
     def from_torch(cls, dataset: Any, output_signature: Any = None, *, num_parallel_calls: int | None = 1) -> Self:
-        """The samples of a `torch.utils.data.Dataset`, or of anything with its methods.
+        """The samples of a `torch.utils.data.Dataset`, or of anything with its methods; or a DataLoader's batches.
 
         A map-style dataset (`__getitem__` and `__len__`) is read by index: resuming, sharding and `global_shuffle` cost
         nothing. An
@@ -207,8 +282,19 @@ class Sources(DatasetBase):
         iteration.
         Random numbers that a dataset draws by itself are not raydist's: draw them in a `map` with `rng` instead.
 
+        Of a `DataLoader`, elements are its batches, in its order, every epoch: those of its sampler or batch sampler,
+        made by its `collate_fn`. A list of columns becomes a tuple. When an epoch begins, the sampler runs once in this
+        process, so that its generator (torch's own, where it has none) moves on as a whole iteration of the loader
+        would move it. A state holds the generators as they were when the epoch began (4 KB each); resuming runs the
+        sampler again, and reads no samples twice. A sampler of your own must do the same again from the same state.
+        Samples are read in the process that makes the batches, or with `num_workers` in as many input workers; a
+        process other than your own seeds torch's, numpy's and Python's random numbers for every batch, and calls
+        `worker_init_fn` once. In your own process samples draw from the process's generators while a thread reads
+        ahead: give `num_workers=0` if these numbers must be the same after a resume. A loader of an iterable-style
+        dataset is iterated itself, on a copy of the dataset.
+
         Args:
-            dataset: The dataset. Its samples are nests of what an element may hold.
+            dataset: The dataset. Its samples are nests of what an element may hold. Or a DataLoader.
             output_signature: Nest of `rd.TensorSpec` of one sample. Without it `element_spec` is that of the first
                 samples, and all samples of an iterable-style dataset must have their structure and dtypes.
             num_parallel_calls: Samples of a map-style dataset read at a time, as for :meth:`map`; more than 1 only
@@ -216,13 +302,23 @@ class Sources(DatasetBase):
 
         Raises:
             SpecError: It is no dataset; a sample that does not fit (at iteration, in its place).
-            InvalidArgumentError: `num_parallel_calls` is 0 or below AUTOTUNE.
+            InvalidArgumentError: `num_parallel_calls` is 0 or below AUTOTUNE; a DataLoader has a DistributedSampler, or
+                comes with an `output_signature`.
 
-        Source: torch.utils.data.Dataset and IterableDataset.
+        Source: torch.utils.data.Dataset, IterableDataset and DataLoader.
 
         >>> [int(x) for x in rd.Dataset.from_torch([3, 1, 2]).map(lambda x: x + 1)]
         [4, 2, 3]
         """
+        if is_torch_loader(dataset):
+            if output_signature is not None:
+                raise InvalidArgumentError(
+                    f"output_signature belongs to a torch Dataset, and a DataLoader comes without, got "
+                    f"{output_signature!r:.100}. Leave it out."
+                )
+            from raydist.dataset.torch_loader import loader_op  # loads torch, which a DataLoader has done already
+
+            return cls(loader_op(dataset))
         read = read_sample(dataset)
         if read is None:
             return cls(iterable_samples_op(dataset, output_signature))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from raydist.actors.readers.batch_leaf import BatchLeaf
 from raydist.actors.readers.driver_iterator import DistributedIterator
 from raydist.actors.readers.replica_iterator import ReplicaIterator
-from raydist.distributed_dataset.base import DistributedDataset, require_shared
+from raydist.distributed_dataset.base import DistributedDataset, require_batches, require_shared
 from raydist.distributed_dataset.input_side import InputSide
 from raydist.distributed_dataset.local import LocalDistributedDataset
 from raydist.distributed_dataset.per_replica import PerReplicaDataset, distribute, distribute_from_function
@@ -23,5 +23,6 @@ __all__ = [
     "ReplicaIterator",
     "distribute",
     "distribute_from_function",
+    "require_batches",
     "require_shared",
 ]

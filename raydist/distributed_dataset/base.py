@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from raydist.dataset import Dataset
     from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["DistributedDataset", "ResumableIterator", "require_shared"]
+__all__ = ["DistributedDataset", "ResumableIterator", "require_batches", "require_shared"]
 
 
 def require_shared(options: InputOptions) -> None:
@@ -27,6 +27,19 @@ def require_shared(options: InputOptions) -> None:
             "per_replica (InputReplicationMode.PER_REPLICA) is for distribute_datasets_from_function, whose function "
             f"is then called once per replica, but one dataset was given with {options}. Leave it out, or use that "
             "method."
+        )
+
+
+def require_batches(dataset: Dataset) -> None:
+    """InvalidArgumentError for a dataset that was never batched: each replica would get a part of every row's features.
+
+    Where a function of the user's may have made batches, nobody can tell, and the dataset is taken as it is.
+    """
+    if dataset._op.gives_rows:
+        raise InvalidArgumentError(
+            "A dataset must be batched by the global batch size before it is distributed, got the rows of "
+            f"{dataset!r}. Call .batch(global_batch_size) on it. If its rows are batches already, say so with a map "
+            "that returns them."
         )
 
 
@@ -121,8 +134,8 @@ class DistributedDataset(ABC):
         return self._datasets[0].cardinality()
 
     @abstractmethod
-    def _open_epoch(self, epoch: int) -> ResumableIterator:
-        """An iterator over an epoch, of the seed that all have."""
+    def _open_epoch(self, epoch: int, position: IteratorState | None = None) -> ResumableIterator:
+        """An iterator over an epoch, of the seed that all have; it gets `position` as its state afterwards."""
 
     @final
     def __iter__(self) -> ResumableIterator:
@@ -183,7 +196,7 @@ class DistributedDataset(ABC):
 
         Source: a tf.data iterator in tf.train.Checkpoint; the name is that of torch's modules.
         """
-        self._epochs.restore(state, self._open_epoch)
+        self._epochs.restore(state, lambda epoch: self._open_epoch(epoch, state["position"]))
 
     @final
     def stats(self) -> PipelineStats:

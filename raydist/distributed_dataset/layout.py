@@ -12,10 +12,12 @@ from raydist.actors.passes.job import InputJob, MergedJob
 from raydist.errors import InvalidArgumentError
 from raydist.options import AutoShardPolicy
 from raydist.pipelines.optimize.file_shards import obstacle_to_files, shard_files
+from raydist.pipelines.run.plan import begin_epoch
 
 if TYPE_CHECKING:
     from raydist.distributed_dataset.input_side import InputSide
     from raydist.options import InputOptions, Options
+    from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.engine.op import DatasetOp
 
 __all__ = ["InputLayout", "chosen_policy", "pickle_ops"]
@@ -75,6 +77,12 @@ class InputLayout:
         each = len(ops) // num_workers
         parts = (tuple(ops[worker * each : (worker + 1) * each]) for worker in range(num_workers))
         return cls(tuple(parts), dealt=True)
+
+    def at_epoch(self, epoch: int, position: IteratorState | None = None) -> InputLayout:
+        """The input pipelines of an epoch that begins now: see `begin_epoch`."""
+        begun = {op: begin_epoch(op, epoch, position) for ops in self.of_workers for op in ops}
+        same = {ops: tuple(begun[op] for op in ops) for ops in self.of_workers}
+        return replace(self, of_workers=tuple(same[ops] for ops in self.of_workers))
 
     def job(
         self, side: InputSide, *, seed: int, epoch: int, options: Options, input_options: InputOptions

@@ -10,14 +10,18 @@ from raydist.distributed_dataset.base import DistributedDataset
 from raydist.nest import map_structure
 from raydist.options import InputOptions
 from raydist.pipelines.elements.convert import torch_rows
+from raydist.pipelines.elements.object_leaves import map_parts
 from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.pipelines.run.split import no_rows_error
+from raydist.pipelines.run.plan import begin_epoch
+from raydist.pipelines.run.split import common_rows, dealt_rows
+from raydist.pipelines.run.steps import element_views
 
 if TYPE_CHECKING:
     import torch
 
     from raydist.dataset import Dataset
     from raydist.pipelines.elements.blocks import Block
+    from raydist.pipelines.elements.items import IteratorState
 
 __all__ = ["LocalDistributedDataset"]
 
@@ -30,7 +34,7 @@ class LocalDistributedDataset(DistributedDataset):
         dataset: The dataset.
         device: Where tensors go; None for the CPU.
         options: How it is distributed; one replica gets everything, however it is split.
-        on_batch: Told about each batch before it is handed out.
+        on_batch: Told about each batch, and how many rows it has, before it is handed out.
         dealt: Elements are those of one replica, of any shape; else batches, whose leaves all have rows.
 
     >>> from raydist.dataset import Dataset
@@ -44,7 +48,7 @@ class LocalDistributedDataset(DistributedDataset):
         *,
         device: torch.device | None = None,
         options: InputOptions | None = None,
-        on_batch: Callable[[Any], None] | None = None,
+        on_batch: Callable[[Any, int], None] | None = None,
         dealt: bool = False,
     ) -> None:
         super().__init__([dataset], options or InputOptions())
@@ -56,11 +60,11 @@ class LocalDistributedDataset(DistributedDataset):
     def element_spec(self) -> Any:
         return self._datasets[0].element_spec
 
-    def _open_epoch(self, epoch: int) -> DatasetIterator[Any]:
+    def _open_epoch(self, epoch: int, position: IteratorState | None = None) -> DatasetIterator[Any]:
         dataset = self._datasets[0]
         options = dataset.options()
         return DatasetIterator(
-            dataset._op,
+            begin_epoch(dataset._op, epoch, position),
             options=options,
             seed=self._epochs.seed,
             epoch=epoch,
@@ -71,27 +75,21 @@ class LocalDistributedDataset(DistributedDataset):
     def _convert(self, block: Block) -> list[Any]:
         from torch import from_numpy  # the layers above this one decide when torch is imported
 
-        block = block.of_tensors("a distributed dataset")
-        if not self._dealt:
-            _require_batches(block)
+        count_rows = dealt_rows if self._dealt else common_rows
+        counts = [count_rows(leaves, structure.paths()) for leaves, structure in element_views(block)]
         rows: list[Any] = torch_rows(block, from_numpy)
         if self._device is not None and self._device.type != "cpu" and not self._options.on_host:
             rows = [map_structure(self._move, row) for row in rows]
         if self._on_batch is not None:
-            for row in rows:
-                self._on_batch(row)
+            for row, num_rows in zip(rows, counts, strict=True):
+                self._on_batch(row, num_rows)
         return rows
 
     def _move(self, value: Any) -> Any:
+        if isinstance(value, list | tuple | dict):  # a list of tensors, or what a collate function made
+            return map_parts(self._move, value)
         if self._device is None or not hasattr(value, "to"):
             return value
         if self._device.type == "cuda":  # from pageable memory the copy would wait for what the device computes
             value = value.pin_memory()
         return value.to(self._device, non_blocking=True)
-
-
-def _require_batches(block: Block) -> None:
-    """As on several replicas, so that a program that runs on one device runs on all."""
-    for spec, path in zip(block.specs, block.structure.paths(), strict=True):
-        if spec.shape == ():
-            raise no_rows_error(spec.dtype.name, path)

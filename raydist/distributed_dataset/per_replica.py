@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.actors.readers.driver_iterator import DistributedIterator
-from raydist.distributed_dataset.base import DistributedDataset, require_shared
+from raydist.distributed_dataset.base import DistributedDataset, require_batches, require_shared
 from raydist.distributed_dataset.layout import InputLayout
 from raydist.nest import NOTHING, map_structure
 from raydist.options import InputOptions
@@ -16,6 +16,7 @@ from raydist.values import InputContext
 if TYPE_CHECKING:
     from raydist.dataset import Dataset
     from raydist.distributed_dataset.input_side import InputSide
+    from raydist.pipelines.elements.items import IteratorState
 
 __all__ = ["PerReplicaDataset", "distribute", "distribute_from_function"]
 
@@ -44,9 +45,9 @@ class PerReplicaDataset(DistributedDataset):
             return TensorSpec((None, *spec.shape[1:]), spec.dtype)
         return TensorSpec((spec.shape[0] // count, *spec.shape[1:]), spec.dtype)
 
-    def _open_epoch(self, epoch: int) -> DistributedIterator:
+    def _open_epoch(self, epoch: int, position: IteratorState | None = None) -> DistributedIterator:
         options = self._datasets[0].options()
-        job = self._layout.job(
+        job = self._layout.at_epoch(epoch, position).job(
             self._side,
             seed=self._epochs.seed,
             epoch=epoch,
@@ -62,9 +63,10 @@ def distribute(dataset: Dataset, side: InputSide, options: InputOptions) -> Dist
     Under `AutoShardPolicy.FILE` and `OFF` each of several workers has batches of its own, of which it deals pieces.
 
     Raises:
-        InvalidArgumentError: `per_replica` is set, which is for datasets from a function.
+        InvalidArgumentError: `per_replica` is set, which is for datasets from a function; the dataset is not batched.
     """
     require_shared(options)
+    require_batches(dataset)
     policy = dataset.options().auto_shard_policy
     layout = InputLayout.of_batches(dataset._op, policy, side.num_workers)
     return PerReplicaDataset([dataset], side, options, layout)

@@ -21,8 +21,7 @@ from raydist.mirroring.origin import Origin
 from raydist.mirroring.scope import Scope
 from raydist.mirroring.watched_places import WatchedPlace, is_of_strategy, trained_by, watch
 from raydist.pickling.attribute_table import attributes
-from raydist.pickling.by_value import is_library, references_of
-from raydist.pickling.unchanged import loaded_globals
+from raydist.pickling.by_value import references_of
 
 __all__ = ["CheckedSteps"]
 
@@ -133,20 +132,5 @@ def _references(obj: Any) -> Iterator[Any]:
         yield from trained_by(obj)
     elif isinstance(obj, LRScheduler):
         yield attributes(obj).get("optimizer")
-    elif isinstance(obj, types.FunctionType):
-        yield from _variables(obj)
     elif not isinstance(obj, torch.Tensor):
         yield from references_of(obj)
-
-
-def _variables(function: types.FunctionType) -> Iterator[Any]:
-    """What the function's code can reach: unlike `referenced_globals`, no more than that."""
-    is_named = "<" not in function.__qualname__  # what a library makes for its caller may hold the caller's
-    if is_library(function.__module__) and is_named and not hasattr(function, "__wrapped__"):
-        return
-    held = function.__globals__
-    yield from [held[name] for name in loaded_globals(function.__code__) if name in held]
-    yield from function.__closure__ or ()
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    yield from vars(function).values()

@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 
 from raydist.class_memory import remembered_by_class
-from raydist.collectives.parameter_hooks import ParameterHooks
+from raydist.collectives.reducer.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.driver_hooks import HOOKS_OF_DRIVER
 from raydist.mirroring.handles import DriverTable
@@ -23,7 +23,7 @@ from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.by_value import Reach
 from raydist.pickling.culprit import find_culprit
-from raydist.pickling.pickler import HandlePickler, PersistentId, dumps
+from raydist.pickling.pickler import HandlePickler, PersistentId, WithGlobals, dumps
 from raydist.values import PerReplica
 
 __all__ = ["Discovery"]
@@ -62,6 +62,12 @@ class Discovery:
         """
         with self._explaining(obj, what):
             return dumps(obj, self._identify, reach=Reach(self._is_shared))
+
+    def pickle_function(self, fn: Any) -> bytes:
+        """Pickle a step function, and the numbers and text of the modules whose functions it calls."""
+        reach = Reach(self._is_shared)
+        with self._explaining(fn, f"the step function {getattr(fn, '__name__', type(fn).__name__)!r}"):
+            return dumps(WithGlobals(fn, reach), self._identify, reach=reach)
 
     def adopt_buffers(self, writes: Writes) -> None:
         """Let tensors that the program has put in the places of mirrored modules' buffers (a cast does) be mirrored."""

@@ -124,10 +124,10 @@ class MirrorDriver:
         """Whether a module or a variable was made under the scope. Waits for nothing."""
         return obj in self._scope
 
-    def scope(self) -> AbstractContextManager[None]:
-        """Note what is created in the block as created under this strategy."""
+    def scope(self, adopt: Callable[[Any], None] | None = None) -> AbstractContextManager[None]:
+        """Note what is created in the block as created under this strategy; `adopt` is called with each object."""
         self._require_open()
-        return self._scope.enter()
+        return self._scope.enter(adopt)
 
     @outside_inference_mode
     def prepare(

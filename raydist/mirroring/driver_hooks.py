@@ -8,7 +8,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.collectives.parameter_hooks import ParameterHooks
+from raydist.collectives.reducer.parameter_hooks import ParameterHooks
 from raydist.mirroring.shipment import HookChanges, Writes
 from raydist.mirroring.tensor import TensorRecord
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from raydist.checkpoints.metric_shares import OWNER
-from raydist.collectives.parameter_hooks import OwnHook
+from raydist.collectives.reducer.parameter_hooks import OwnHook
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.shipment import TensorImage, Writes
 from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of, tensor_address

@@ -9,12 +9,13 @@ object had never been mirrored. Only `type(module) is nn.Linear` tells.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from raydist.checkpoints.metric_shares import OWNER
-from raydist.errors import FailedPreconditionError
+from raydist.foreign_errors import fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,6 +84,7 @@ class MirroredClasses:
             "__qualname__": original.__qualname__,
             "__doc__": original.__doc__,
             "__getattribute__": self._getattribute(original),
+            "__getattr__": self._getattr(original),
             "__setattr__": self._setattr(original),
             "__delattr__": self._delattr(original),
             "__reduce_ex__": self._reduce_ex(),
@@ -100,12 +102,32 @@ class MirroredClasses:
                 return original
             try:
                 owner.before_read(obj, name)
-            except AttributeError as error:  # Python would take it for a missing attribute, and ask `__getattr__`
-                raise FailedPreconditionError(f"raydist bug: what to do before {name!r} is read: {error}") from error
+            except Exception as error:
+                fold(error)
+                if isinstance(error, AttributeError):
+                    # A step failed with it. Python now asks `__getattr__`, which raises it again.
+                    _failed.error = error
+                raise
             value = read(obj, name)
             return owner.zero_grad_of(obj, value) if name == "zero_grad" else value
 
         return __getattribute__
+
+    def _getattr(self, original: type) -> Callable[[Any, str], Any]:
+        # The original's own `__getattr__` answers; without one, the second read raises as the first did.
+        missing: Callable[[Any, str], Any] = getattr(original, "__getattr__", _method(original, "__getattribute__"))
+
+        def __getattr__(obj: Any, name: str) -> Any:
+            error, _failed.error = _failed.error, None
+            if error is not None:
+                try:
+                    raise error
+                except AttributeError:
+                    fold(error)  # this frame again
+                    raise
+            return missing(obj, name)
+
+        return __getattr__
 
     def _setattr(self, original: type) -> Callable[[Any, str, Any], None]:
         owner = self._owner
@@ -139,6 +161,14 @@ class MirroredClasses:
 
         return __reduce_ex__
 
+
+class _Failed(threading.local):
+    """The AttributeError of a step that a read of an attribute in this thread has just raised."""
+
+    error: AttributeError | None = None
+
+
+_failed = _Failed()
 
 _ORIGINAL = "_raydist_original"
 

@@ -28,9 +28,12 @@ class Scope:
 
     def __init__(self) -> None:
         self._marks: dict[int, weakref.ref[Any]] = {}
+        self._adopt: Callable[[Any], None] | None = None
 
     def mark(self, obj: Any) -> None:
         """Note that `obj` was created here."""
+        if self._adopt is not None:
+            self._adopt(obj)
         key = id(obj)
         self._marks[key] = weakref.ref(obj, lambda _: self._marks.pop(key, None))
 
@@ -48,9 +51,10 @@ class Scope:
         return _active.get() is self
 
     @contextmanager
-    def enter(self) -> Iterator[None]:
-        """Note what this thread creates until the end of the block."""
+    def enter(self, adopt: Callable[[Any], None] | None = None) -> Iterator[None]:
+        """Note what this thread creates until the end of the block; `adopt` is called with each such object."""
         token = _active.set(self)
+        self._adopt = adopt or self._adopt
         with ExitStack() as stack:
             stack.callback(_active.reset, token)
             for register in (

@@ -9,8 +9,8 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from raydist.collectives.parameter_hooks import ParameterHooks, detach_hooks
-from raydist.collectives.wires.flat_bytes import flat_bytes
+from raydist.collectives.flat_bytes import flat_bytes
+from raydist.collectives.reducer.parameter_hooks import ParameterHooks, detach_hooks
 from raydist.pickling.attribute_table import AttributePath
 from raydist.values import PerReplica
 

@@ -8,7 +8,6 @@ from typing import Any, final
 
 from raydist.mirroring.discovery import Discovery
 from raydist.mirroring.shipment import Shipment
-from raydist.pickling.unchanged import SettledFunctions
 
 __all__ = ["StepFunctions"]
 
@@ -21,21 +20,14 @@ class StepFunctions:
 
     def __init__(self) -> None:
         self._sent: OrderedDict[bytes, None] = OrderedDict()  # the one that has been unused for longest first
-        self._settled = SettledFunctions()
 
     def pickle(self, discovery: Discovery, fn: Any) -> tuple[bytes, bytes]:
         """The function, empty where the replicas have it, and its digest."""
-        digest = self._settled.digest_of(fn)
-        if digest in self._sent:
-            return b"", digest
-        function = discovery.pickle(fn, f"the step function {getattr(fn, '__name__', type(fn).__name__)!r}")
+        function = discovery.pickle_function(fn)
         if discovery.per_replica:  # a function that holds PerReplica values is another one in every step
             return function, b""
         digest = hashlib.blake2b(function, digest_size=16).digest()
-        if digest not in self._sent:
-            return function, digest
-        self._settled.remember(fn, digest, discovery.is_elsewhere)
-        return b"", digest
+        return b"" if digest in self._sent else function, digest
 
     def too_many(self, digest: bytes) -> tuple[bytes, ...]:
         """The function that has been unused for longest, if another one needs its place."""
@@ -53,4 +45,3 @@ class StepFunctions:
     def forget(self) -> None:
         """The replicas have none any more."""
         self._sent.clear()
-        self._settled.forget()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from raydist.collectives.wires.flat_bytes import flat_bytes
+from raydist.collectives.flat_bytes import flat_bytes
 
 __all__ = ["digest_of", "names_of", "row_tables", "trained_state"]
 

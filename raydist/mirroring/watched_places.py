@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from raydist.class_memory import remembered_by_class
 from raydist.pickling.attribute_table import attributes
-from raydist.pickling.unchanged import loaded_globals
+from raydist.pickling.by_value import referenced_globals
 
 __all__ = ["WatchedPlace", "is_of_strategy", "trained_by", "watch"]
 
@@ -81,8 +81,7 @@ def watch(obj: Any) -> WatchedPlace | None:
 
 def _variables(obj: Any) -> dict[str, Any]:
     if type(obj) is types.FunctionType:
-        held = obj.__globals__
-        return {name: held[name] for name in loaded_globals(obj.__code__) if name in held}
+        return referenced_globals(obj)
     try:
         return {} if isinstance(obj, type) else attributes(obj)
     except AttributeError:

@@ -18,7 +18,9 @@ class RunOptions:
 
     Attributes:
         gradient_reduce_op: MEAN weighs each replica by its share of the global batch's rows; SUM adds, for losses
-            with a global denominator. None takes the scope's choice (MEAN unless given).
+            with a global denominator. None takes the scope's choice (MEAN unless given). Gradients that a step puts
+            into `.grad` itself are reduced likewise, before `optimizer.step()`: under SUM, put there each replica's own
+            part, not a sum that `ctx.all_reduce` has made.
         empty_batch: "stand_in" runs a replica without rows on two rows of the same global batch and drops everything
             it produces; "zero_rows" hands it the zero rows and keeps its results, as TensorFlow does. Of several
             batches among the arguments the first one decides: who has rows of it gets what it has of the others, which

@@ -1,4 +1,4 @@
-"""What workers and the driver tell servers of closures: clocks of consistency, steps of several, deaths."""
+"""Requests to servers about closures: the synchronous steps of several workers, and deaths of workers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Arrive", "BeginClosure", "DropArrival", "EndClosure", "FenceWorker",
 @final
 @dataclass(frozen=True, slots=True)
 class BeginClosure(ServerRequest):
-    """A worker begins a closure: its clock counts (server 0 only; not asked under "async").
+    """SyncWithBackups, server 0 only: a worker begins a closure, so steps wait for its gradient.
 
-    Answered when it may read. Under SyncWithBackups `step` says which values it is to read at least
-    (`Pull.at_least_step`): gradients of those before would be late.
+    `step` of the answer is the step whose values the worker must read at least (`Pull.at_least_step`): gradients of
+    earlier values would be late.
     """
 
     sender: Sender
@@ -26,7 +26,7 @@ class BeginClosure(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class EndClosure(ServerRequest):
-    """A worker has ended its closure and holds no other: its clock counts no more (server 0 only)."""
+    """SyncWithBackups, server 0 only: a worker has ended its closure and holds no other. No step waits for it."""
 
     sender: Sender
     closure: int
@@ -87,7 +87,7 @@ class Finish(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class FenceWorker(ServerRequest):
-    """Generations of a worker up to this one are dead: refuse them from now on, and forget their clock.
+    """Generations of a worker up to this one are dead: refuse them from now on, and wait for them no more.
 
     Where server 0 answers with `completes` > 0, the worker was one of so many that make up `step`, and may have pushed
     to some servers only: send a `DropArrival` to all of them, after this.

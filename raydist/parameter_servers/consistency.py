@@ -14,13 +14,16 @@ __all__ = ["BoundedStaleness", "Consistency", "SyncWithBackups", "require_consis
 @final
 @dataclass(frozen=True, slots=True)
 class BoundedStaleness:
-    """No worker runs more than so many closures ahead of the slowest one: the faster wait before they begin.
+    """Stale synchronous parallel (SSP) training: no worker runs more than `max_clocks` closures ahead of the slowest.
 
-    So what a worker reads is never older than that many closures of any other worker. Only workers that hold a closure
-    count. 0 lets all begin their next closure together.
+    A worker's clock counts the closures that it has finished since the queue of closures was last empty. A worker
+    begins a closure only if its clock is at most `max_clocks` ahead of the smallest clock of all living workers that
+    have work. So a worker whose clock is c reads parameters that hold the updates of at least the first
+    c - `max_clocks` closures of every other worker. With 0 each worker does one closure before any begins the next. A
+    worker that starts later, or again after it has died, starts at the smallest clock.
 
     Args:
-        max_clocks: How many closures.
+        max_clocks: How many closures, >= 0.
 
     Raises:
         InvalidArgumentError: It is no int >= 0.

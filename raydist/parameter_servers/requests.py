@@ -108,7 +108,7 @@ class Pull(ServerRequest):
 
     Attributes:
         slices: Their numbers.
-        sender: Who reads; None for a read that no rule of consistency holds up (the driver's).
+        sender: The worker that reads, so that its death ends the wait for `at_least_step`; None for the driver.
         unless: A version: where the server still has that one, nothing is sent and the answer has no tensors.
         at_least_step: Under SyncWithBackups: wait until that step was applied.
     """

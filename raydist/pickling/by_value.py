@@ -1,62 +1,178 @@
-"""Which functions and classes must be shipped by value: those that reach a mirrored object.
+"""Which functions and classes must be shipped by value: those of the user's program that reach a mirrored object.
 
 Pickle writes a function of an importable module as its name, and the replica would import the module and train *that*
 import's model. So the globals, closure, defaults and attributes of a function are walked, through containers,
-instances, methods and further functions, until a mirrored object is met. Libraries that cannot hold a user's objects
-are not entered.
+instances, methods and further functions, until a mirrored object is met.
+
+What an installed package defines is the same on every replica and travels by name: it is not walked.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dis
 import functools
+import gc
+import os
 import sys
+import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, final
 
-__all__ = ["Reach", "is_library", "is_users", "referenced_globals", "references_of"]
+__all__ = [
+    "Reach",
+    "globals_are_installed",
+    "global_names",
+    "has_name",
+    "is_installed",
+    "is_installed_name",
+    "referenced_globals",
+    "references_of",
+    "replaced_methods",
+]
 
-_LIBRARIES = frozenset(
-    {"torch", "torchvision", "torchmetrics", "torchaudio", "numpy", "pyarrow", "pandas", "scipy", "sklearn", "ray"}
-    | {"raydist", "cloudpickle", "tqdm", "matplotlib", "PIL", "pytest", "_pytest"}
-)
 _SUITES = "raydist.testing."  # models and steps in there stand for a user's
-_LEAVES = (bool, int, float, complex, str, bytes, type(None), types.CodeType)
+_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
+_STANDARD_LIBRARY = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
+_RAYDIST = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # may be an editable install
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_LEAVES = (*_PLAIN, types.CodeType)
 
 
-def is_library(module_name: str | None) -> bool:
-    """Whether a module belongs to a library, which cannot hold a user's objects.
+def is_installed(module_name: str | None) -> bool:
+    """Return True if a module belongs to an installed package, the standard library, Python or raydist.
 
-    >>> is_library("raydist.values"), is_library("raydist.testing.value_checks"), is_library("my_model")
-    (True, False, False)
+    Modules beside the script and editable installs are the user's own.
+
+    >>> is_installed("torch.nn"), is_installed("math"), is_installed("raydist.values"), is_installed("__main__")
+    (True, True, True, False)
     """
     name = module_name or ""
-    if name.startswith(_SUITES):
+    if name not in sys.modules or name == "__main__" or name.startswith(_SUITES):
         return False
-    top = name.partition(".")[0]
-    return top in _LIBRARIES or (top in sys.stdlib_module_names and top != "__main__")
+    held = _namespace(sys.modules[name])
+    file = held.get("__file__") or next(iter(held.get("__path__") or ()), None)
+    if isinstance(file, str):
+        return _is_package_file(file) or _is_in_distribution(file)
+    if getattr(held.get("__spec__"), "origin", None) in ("built-in", "frozen"):
+        return True
+    parent = name.rpartition(".")[0]  # whose C code made the module, or which made it while it ran (torch.ops)
+    return bool(parent) and is_installed(parent)
 
 
-def is_users(module: types.ModuleType) -> bool:
-    """Whether a module is the user's own: installed packages are large, and hold no model of the program's."""
-    path = getattr(module, "__file__", None) or ""
-    return not is_library(module.__name__) and "site-packages" not in path and "dist-packages" not in path
+@functools.lru_cache(maxsize=4096)
+def _is_package_file(file: str) -> bool:
+    if not _PACKAGE_FOLDERS.isdisjoint(file.replace(os.sep, "/").split("/")):
+        return True
+    return file.startswith((*_STANDARD_LIBRARY, _RAYDIST))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_in_distribution(file: str) -> bool:
+    """Return True if pip has installed the file, as with `--target`, into a folder of any name."""
+    path = Path(file)
+    return any(path.relative_to(folder).parts[0] in _installed_into(folder) for folder in path.parents)
+
+
+@functools.lru_cache(maxsize=4096)
+def _installed_into(folder: Path) -> frozenset[str]:
+    """The files and folders that the records of a folder's distributions list; none for an editable install."""
+    records = [record.read_text(errors="replace") for record in folder.glob("*.dist-info/RECORD")]
+    return frozenset(line.split(",")[0].split("/")[0] for record in records for line in record.splitlines())
+
+
+def _is_importable(name: str | None) -> bool:
+    """Return False for a module that no import finds: made by a program while it runs, or from a file by its path."""
+    held = _namespace(sys.modules.get(name or ""))
+    file = held.get("__file__")
+    return not isinstance(file, str) or _is_found(held["__name__"], file)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_found(name: str, file: str) -> bool:
+    path = _namespace(sys.modules.get(name.rpartition(".")[0])).get("__path__")
+    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))  # very old ones have none
+    specs = (finder.find_spec(name, path) for finder in finders)
+    return any(spec is not None and spec.origin == file for spec in specs)
+
+
+def is_installed_name(obj: types.FunctionType | type) -> bool:
+    """Return True if the name of a function or class gives the same object wherever its package is installed.
+
+    A class that an installed package makes while the program runs has no such name. A function of the user's that was
+    put in the place of an installed one has the name of that one, but not its code.
+    """
+    module = getattr(obj, "__module__", None)
+    return isinstance(module, str) and is_installed(module) and not _is_users_function(obj) and has_name(obj)
+
+
+def has_name(obj: Any) -> bool:
+    """Return True if an object is found in its module under its name."""
+    found: Any = sys.modules.get(obj.__module__)
+    for part in obj.__qualname__.split("."):
+        found = _namespace(found).get(part)  # past `__getattr__`: a lazy module would import what it is asked for
+        found = found.__func__ if isinstance(found, staticmethod | classmethod) else found
+    return found is obj
+
+
+def replaced_methods(cls: type) -> dict[str, Any]:
+    """The functions of the user's program that stand in an installed class, which has them from no import.
+
+    >>> replaced_methods(dict)
+    {}
+    """
+    held = vars(cls) if is_installed_name(cls) else {}
+    return {name: value for name, value in held.items() if _is_users_function(getattr(value, "__func__", value))}
+
+
+def _is_users_function(obj: Any) -> bool:
+    """Return True for a function whose globals are those of a module of the user's, whatever module it names."""
+    if type(obj) is not types.FunctionType:
+        return False
+    module = _module_of_globals(obj)
+    return bool(module) and not is_installed(module)
+
+
+def globals_are_installed(function: types.FunctionType) -> bool:
+    """Return True if the globals of a function are those of a module of an installed package."""
+    return is_installed(_module_of_globals(function))
+
+
+def _module_of_globals(function: types.FunctionType) -> str:
+    """The name of the module whose globals a function has; empty if it has globals of its own."""
+    name = function.__globals__.get("__name__", "")
+    return name if _namespace(sys.modules.get(name)) is function.__globals__ else ""
+
+
+def _namespace(obj: Any) -> Mapping[str, Any]:
+    """The `__dict__` of an object, past its `__getattr__` and `__getattribute__`; empty if it has none."""
+    try:
+        held: Mapping[str, Any] = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return {}
+    return held
 
 
 def referenced_globals(function: types.FunctionType) -> dict[str, Any]:
     """The globals that the code of `function`, and of functions nested in it, names."""
-    names = _global_names(function.__code__)
+    names, _ = global_names(function.__code__)
     return {name: function.__globals__[name] for name in names if name in function.__globals__}
 
 
 @functools.lru_cache(maxsize=4096)
-def _global_names(code: types.CodeType) -> tuple[str, ...]:
-    # Attribute names are among co_names too: a few needless look-ups, never a missed one.
-    names = dict.fromkeys(code.co_names)
+def global_names(code: types.CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The globals that code, and code nested in it, reads or writes, and those of them that it writes."""
+    steps = [step for step in dis.get_instructions(code) if step.opname.endswith(("_GLOBAL", "_GLOBALS", "_NAME"))]
+    names = {step.argval: None for step in steps}
+    written = {step.argval for step in steps if step.opname.startswith(("STORE_", "DELETE_"))}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names.update(dict.fromkeys(_global_names(constant)))
-    return tuple(names)
+            names.update(dict.fromkeys(global_names(constant)[0]))
+            written |= global_names(constant)[1]
+    return tuple(names), frozenset(written)
 
 
 @final
@@ -71,22 +187,52 @@ class Reach:
         self._is_mirrored = is_mirrored
         self._answers: dict[int, bool] = {}
         self._kept: list[Any] = []  # so that no id is used twice
+        self._named: dict[str, set[str]] = {}  # by module, the globals that functions of the user's in it name
 
     def by_value(self, obj: types.FunctionType | type) -> bool:
-        """Whether a function or class must not be pickled as a name."""
+        """Return True if a function or class must not be pickled as a name."""
         name = getattr(obj, "__module__", None)
-        if name == "__main__" or is_library(name):  # cloudpickle ships what is in __main__ by value anyway
+        if name == "__main__" or is_installed_name(obj):  # cloudpickle ships what is in __main__ by value anyway
             return False
-        return self.reaches(obj)
+        # Under a name that the user's function took over, a replica would find the package's own.
+        taken_over = is_installed(name) and _is_users_function(obj)
+        return taken_over or not _is_importable(name) or self.reaches(obj)
 
     def module_values(self, module: types.ModuleType) -> dict[str, Any]:
         """The globals of a user's module that must not be the ones of the replica's own import."""
-        if not is_users(module):
+        if is_installed(module.__name__):
             return {}
+        self._note_globals(module)
         return {name: value for name, value in vars(module).items() if name[:2] != "__" and self.reaches(value)}
 
+    def settings(self) -> list[tuple[str, dict[str, Any]]]:
+        """Numbers and text in the user's modules, as far as functions name them that were met so far.
+
+        Functions travel by name, and the replicas' own imports of their modules do not know what the program has set
+        since. A global that a function of its module writes is the replica's own.
+        """
+        found = []
+        for module, names in sorted(self._named.items()):
+            held = _namespace(sys.modules.get(module))
+            functions = [value for value in list(held.values()) if type(value) is types.FunctionType]
+            own = {name for function in functions for name in global_names(function.__code__)[1]}
+            values = {name: held[name] for name in sorted(names - own) if type(held.get(name, held)) in _PLAIN}
+            found += [(module, values)] if values else []
+        return found
+
+    def _note_globals(self, obj: Any) -> None:
+        """Remember the globals that a function of a module that replicas import names, or all of such a module."""
+        if type(obj) is types.FunctionType:
+            module, names = _module_of_globals(obj), global_names(obj.__code__)[0]
+        elif type(obj) is types.ModuleType:
+            module, names = obj.__name__, tuple(name for name in vars(obj) if name[:2] != "__")
+        else:
+            return
+        if module and module != "__main__" and not is_installed(module) and _is_importable(module):
+            self._named.setdefault(module, set()).update(names)
+
     def reaches(self, root: Any) -> bool:
-        """Whether a mirrored object can be reached from `root`."""
+        """Return True if a mirrored object can be reached from `root`."""
         if id(root) in self._answers:
             return self._answers[id(root)]
         seen: set[int] = set()
@@ -94,11 +240,12 @@ class Reach:
         found = False
         while stack and not found:
             obj = stack.pop()
-            if isinstance(obj, _LEAVES) or id(obj) in seen:
+            if type(obj) in _LEAVES or id(obj) in seen:
                 continue
             seen.add(id(obj))
             found = self._answers.get(id(obj), False) or self._is_mirrored(obj)
             if id(obj) not in self._answers:
+                self._note_globals(obj)
                 stack.extend(references_of(obj))
         self._kept.append(root)
         self._answers[id(root)] = found
@@ -108,59 +255,84 @@ class Reach:
 
 
 def references_of(obj: Any) -> Iterator[Any]:
-    """What `obj` leads to."""
-    for kind, references in _REFERENCES:
-        if isinstance(obj, kind):
+    """What `obj` leads to. No code of the program's runs: no `__getattr__`, no property, no `__iter__`."""
+    cls: Any = type(obj)  # isinstance would ask `obj.__class__`, which a proxy answers as it likes
+    for kind, references in _CODE:
+        if issubclass(cls, kind):
             yield from references(obj)
             return
-    if not is_library(type(obj).__module__):
-        yield type(obj)
-        yield from getattr(obj, "__dict__", {}).values()
+    for kind, references in _CONTAINERS:
+        if issubclass(cls, kind):
+            yield from references(obj)
+    if cls.__module__ != "builtins":
+        yield cls
+        yield from list(_namespace(obj).values())
+        yield from _slots(obj)
+
+
+def _slots(obj: Any) -> Iterator[Any]:
+    for base in type(obj).__mro__:
+        for slot in list(vars(base).values()) if "__slots__" in vars(base) else ():
+            if type(slot) is types.MemberDescriptorType:
+                with contextlib.suppress(AttributeError):  # without a value yet
+                    yield slot.__get__(obj)
 
 
 def _function_references(function: types.FunctionType) -> Iterator[Any]:
-    if is_library(function.__module__) and not hasattr(function, "__wrapped__"):
+    if is_installed_name(function):
         return
-    yield from referenced_globals(function).values()
-    for cell in function.__closure__ or ():
-        yield from _cell(cell)
+    if not globals_are_installed(function):
+        yield from referenced_globals(function).values()
+    yield from function.__closure__ or ()
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     yield from vars(function).values()
 
 
 def _cell(cell: types.CellType) -> Iterator[Any]:
-    try:
+    with contextlib.suppress(ValueError):  # a variable that has no value yet
         yield cell.cell_contents
-    except ValueError:  # a variable that has no value yet
-        return
 
 
 def _class_references(cls: type) -> Iterator[Any]:
-    if is_library(cls.__module__):
+    if is_installed_name(cls):
         return
-    for value in vars(cls).values():
+    for value in list(vars(cls).values()):
         if isinstance(value, staticmethod | classmethod):
             yield value.__func__
         elif isinstance(value, property):
-            yield from (accessor for accessor in (value.fget, value.fset, value.fdel) if accessor is not None)
+            yield from (value.fget, value.fset, value.fdel)
         else:
             yield value
     yield from cls.__bases__
+    yield type(cls)
 
 
 def _module_references(module: types.ModuleType) -> Iterator[Any]:
-    if is_users(module):
-        yield from (value for name, value in vars(module).items() if name[:2] != "__")
+    if not is_installed(module.__name__):
+        yield from [value for name, value in vars(module).items() if name[:2] != "__"]
 
 
-_REFERENCES: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
+def _dict_references(held: dict[Any, Any]) -> Iterator[Any]:
+    if gc.is_tracked(held):  # else there are only numbers and text in it, as in a vocabulary
+        yield from list(dict.keys(held))
+        yield from list(dict.values(held))
+
+
+_CODE: tuple[tuple[type, Callable[[Any], Iterable[Any]]], ...] = (
     (types.FunctionType, _function_references),
-    (types.MethodType, lambda method: (method.__func__, method.__self__)),
-    (functools.partial, lambda partial: (partial.func, partial.args, partial.keywords)),
     (type, _class_references),
     (types.ModuleType, _module_references),
-    (dict, lambda held: list(held.values())),
-    ((list, tuple, set, frozenset), list),
+    (types.MethodType, lambda method: (method.__func__, method.__self__)),
+    (types.BuiltinFunctionType, lambda method: (method.__self__,)),
     (types.CellType, _cell),
+)
+_CONTAINERS: tuple[tuple[type, Callable[[Any], Iterable[Any]]], ...] = (
+    (dict, _dict_references),
+    (list, lambda held: list(list.__iter__(held))),
+    (tuple, tuple.__iter__),
+    (set, set.__iter__),
+    (frozenset, frozenset.__iter__),
+    (deque, lambda held: list(deque.__iter__(held))),
+    (functools.partial, lambda partial: (partial.func, partial.args, partial.keywords)),
 )

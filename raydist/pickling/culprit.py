@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import types
@@ -57,7 +58,7 @@ def _named_children(obj: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(obj: Any) -> dict[str, Any]:
-    if hasattr(obj, "__dict__"):
+    with contextlib.suppress(AttributeError):  # hasattr would ask what a weak proxy stands for
         return attributes(obj)
     names = [field.name for field in dataclasses.fields(obj)] if dataclasses.is_dataclass(obj) else []
     return {name: getattr(obj, name) for name in names if hasattr(obj, name)}

@@ -12,24 +12,28 @@ other side already:
 from __future__ import annotations
 
 import copyreg
+import functools
 import importlib
 import io
+import operator
 import pickle
 import sys
 import types
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 
 from raydist.actors.class_tracking import cloudpickle
-from raydist.pickling.by_value import Reach
+from raydist.pickling.by_value import Reach, globals_are_installed, has_name, is_installed_name, replaced_methods
 from raydist.pickling.compiled import reduce_compiled
 from raydist.pickling.parametrized import reduce_parametrized
 from raydist.pickling.step_methods import require_step_of_class
 from raydist.pickling.tensors import ReplicaDevice, TensorReducer
 
-__all__ = ["HandlePickler", "HandleUnpickler", "PersistentId", "dumps", "loads"]
+__all__ = ["HandlePickler", "HandleUnpickler", "PersistentId", "WithGlobals", "dumps", "loads"]
 
 PersistentId = tuple[Any, ...]
 _PROTOCOL = 5
@@ -81,7 +85,19 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
             return self._dynamic_function_reduce(obj)
         if isinstance(obj, type) and reach.by_value(obj):
             return cloudpickle.cloudpickle._dynamic_class_reduce(obj)
-        return None
+        if isinstance(obj, functools._lru_cache_wrapper):  # pickle would write its name, whatever it reaches
+            by_value = obj.__module__ == "__main__" or not has_name(obj) or reach.reaches(obj)
+            return (_cache_again, (obj.__wrapped__, obj.cache_parameters())) if by_value else None
+        return _reduce_patched(obj) if isinstance(obj, type) else None
+
+    def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
+        """As cloudpickle does, but a function of an installed package uses the globals of the replica's own import."""
+        reduced = super()._dynamic_function_reduce(func)
+        if not globals_are_installed(func):
+            return reduced
+        make, (code, _, *others), (attributes, slots), *rest = reduced
+        arguments = (code, _ModuleGlobals(func.__globals__["__name__"]), *others)
+        return make, arguments, (attributes, {**slots, "__globals__": {}}), *rest
 
     def _reduce_torch(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
@@ -93,9 +109,87 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
             # Its own __getstate__ forgets the hooks; its `step` is a bound wrapper that a scheduler put there.
             state = {name: value for name, value in vars(obj).items() if name != "step" and not _stays_here(value)}
             return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]  # not in typeshed
+        if type(obj) is functools.cached_property:  # of Python 3.11 it holds a lock
+            return _cached_property, (obj.func, obj.attrname)
+        if type(obj) is weakref.ReferenceType and obj.__callback__ is None and obj() is not None:
+            return weakref.ref, (obj(),)
         if _is_special_module(obj):
             return importlib.import_module, (obj.__name__,)
         return reduce_compiled(obj) or reduce_parametrized(obj)
+
+
+def _cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
+    made = functools.cached_property(function)
+    made.attrname = name
+    return made
+
+
+def _cache_again(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _reduce_patched(cls: type) -> tuple[Any, ...] | None:
+    """The reduction of an installed class of which, or of whose bases, the program has replaced methods; else None."""
+    patches = [(base.__module__, base.__qualname__, replaced_methods(base)) for base in cls.__mro__]
+    patches = [patch for patch in patches if patch[2]]
+    if not patches or not is_installed_name(cls):
+        return None
+    return _patched, (cls.__module__, cls.__qualname__, patches)
+
+
+def _patched(module: str, name: str, patches: list[tuple[str, str, dict[str, Any]]]) -> type:
+    """The replica's own import of the class, with the methods that the driver's program has put there."""
+    for patch_module, patch_name, methods in patches:
+        base = operator.attrgetter(patch_name)(importlib.import_module(patch_module))
+        for method, value in methods.items():
+            setattr(base, method, value)
+    found: type = operator.attrgetter(name)(importlib.import_module(module))
+    return found
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WithGlobals:
+    """Pickles as a function; reading it also sets the globals that `Reach.settings` knows of once it is pickled."""
+
+    function: Any
+    reach: Reach
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _function_of, (self.function, _Settings(self.reach))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    reach: Reach
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _set_globals, (self.reach.settings(),)
+
+
+def _set_globals(settings: list[tuple[str, dict[str, Any]]]) -> None:
+    for module, values in settings:
+        vars(importlib.import_module(module)).update(values)
+
+
+def _function_of(function: Any, _: None) -> Any:
+    return function
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _ModuleGlobals:
+    """Pickles as the globals of the module of this name where it is read."""
+
+    name: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _globals_of, (self.name,)
+
+
+def _globals_of(name: str) -> dict[str, Any]:
+    return vars(importlib.import_module(name))
 
 
 def _stays_here(value: Any) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 import torch
 
+from raydist.host_copy import begin_host_copy
 from raydist.pickling.by_fields import by_fields
 from raydist.pipelines.elements.small_floats import array_of_tensor, tensor_of_array
 
-__all__ = ["Travelling", "TravellingNumber", "TravellingTensor", "pack_tensor"]
+__all__ = ["ArrivingTensor", "Travelling", "TravellingNumber", "TravellingTensor", "begin_packing", "pack_tensor"]
 
 # Whose values Python's numbers hold exactly, and give back.
 _EXACT = frozenset(
@@ -75,6 +77,31 @@ class TravellingNumber:
 
 
 Travelling = TravellingTensor | TravellingNumber
+
+
+@final
+class ArrivingTensor:
+    """A tensor of a GPU that is on its way to the host.
+
+    Args:
+        read: Waits for it.
+    """
+
+    __slots__ = ("_read",)
+
+    def __init__(self, read: Callable[[], torch.Tensor]) -> None:
+        self._read = read
+
+    def arrived(self) -> Travelling | torch.Tensor:
+        """Return the tensor, fit to travel. Waits for the device."""
+        return pack_tensor(self._read())
+
+
+def begin_packing(tensor: torch.Tensor) -> Travelling | torch.Tensor | ArrivingTensor:
+    """Return a tensor fit to travel, as `pack_tensor` does; one of a GPU as a tensor that arrives later."""
+    if tensor.is_cuda and tensor.layout is torch.strided:
+        return ArrivingTensor(begin_host_copy(tensor))
+    return pack_tensor(tensor)
 
 
 def pack_tensor(tensor: torch.Tensor) -> Travelling | torch.Tensor:

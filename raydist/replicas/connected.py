@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
-import numpy as np
 import torch
 
 from raydist.actors.class_tracking import cloudpickle
 from raydist.collectives.base import Communicator
-from raydist.collectives.buckets.forms import StepWeight
+from raydist.collectives.checked import CallLog
 from raydist.collectives.delegating import LimitedCommunicator
 from raydist.collectives.differentiable import all_gather, promote, reduce_promoted
-from raydist.collectives.gradients import WIRES, GradientReducer
-from raydist.collectives.nonfinite.policy import NonfinitePolicy, OnNonfinite
+from raydist.collectives.reducer.exchange import StepWeight
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite
+from raydist.collectives.reducer.reducer import WIRES, GradientReducer
 from raydist.context.peers import Peers
+from raydist.errors import FailedPreconditionError
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.nest import map_structure
 from raydist.options import CommunicationOptions
 from raydist.replicas.batch_rows import BatchRows
+from raydist.replicas.global_closure import GlobalClosure
 from raydist.replicas.in_sync import SyncCheck
 from raydist.replicas.merged_values import MergedValue, value_on
+from raydist.replicas.replica_view import VariablesView
 from raydist.replicas.rules import ReplicaRules
-from raydist.replicas.variables_view import VariablesView
 from raydist.replicas.written_buffers import WrittenBuffers
 from raydist.values import ReduceOp
 
@@ -52,7 +54,9 @@ class Connected(Peers):
         mirror: MirrorReplica,
         policy: NonfinitePolicy,
         rules: ReplicaRules | None = None,
+        calls: CallLog | None = None,
     ) -> None:
+        self._calls = calls or CallLog()
         self.rank, self.world_size, self.device = communicator.rank, communicator.world_size, device
         self._on_cpu = device.type == "cpu"
         self._stand_in = True
@@ -69,6 +73,7 @@ class Connected(Peers):
         self._step_weight = StepWeight(1.0, counts=True)
         self._step_is_open = False
         self._attached: tuple[torch.nn.Parameter, ...] | None = None
+        self._num_gradients_set = 0
         self._block = _Run(self)
         self._held_metrics: dict[int, dict[str, Any]] = {}
         self._num_batches = 0
@@ -100,6 +105,9 @@ class Connected(Peers):
         if parameters is not self._attached:
             self._attached = parameters
             self._reducer.attach(parameters)
+        if self._mirror.num_gradients_set != self._num_gradients_set:
+            self._num_gradients_set = self._mirror.num_gradients_set
+            self._reducer.note_gradients()
         return self._block if on_nonfinite == "pass" else self._run_under(on_nonfinite)
 
     @contextmanager
@@ -130,8 +138,47 @@ class Connected(Peers):
     def step_optimizer(
         self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Do what the program asks an optimizer for, as the rules want it done."""
-        return self._rules.step_optimizer(self.variables, optimizer, step, *args, **kwargs)
+        """Do what the program asks an optimizer for, as the rules want it done.
+
+        Gradients that no backward pass has made global are exchanged before, and what a closure returns is global.
+        """
+        if self.world_size == 1 or not self._rules.exchanges_gradients or not self._step_is_open:
+            return self._rules.step_optimizer(self.variables, optimizer, step, *args, **kwargs)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._make_global(optimizer, parameters)
+        closure = args[0] if args else kwargs.get("closure")
+        if not callable(closure):
+            return self._rules.step_optimizer(self.variables, optimizer, step, *args, **kwargs)
+        seen = GlobalClosure(closure, lambda: self._make_global(optimizer, parameters), self._global_loss)
+        given = ((seen, *args[1:]), kwargs) if args else (args, {**kwargs, "closure": seen})
+        return seen.own_value(self._rules.step_optimizer(self.variables, optimizer, step, *given[0], **given[1]))
+
+    def _make_global(self, optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
+        exchanged = self._reducer.make_global(parameters)
+        if exchanged and any(group.get("differentiable") for group in optimizer.param_groups):
+            raise FailedPreconditionError(
+                f"An optimizer with differentiable=True needs gradients of backward(create_graph=True) on replicas, "
+                f"but this {type(optimizer).__name__} was given some that were made by hand: their exchange cannot be "
+                "differentiated. Call backward(create_graph=True) instead of torch.autograd.grad."
+            )
+
+    def make_global(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Exchange the gradients of these that no backward pass has made global, before they are looked at."""
+        if self.world_size > 1 and self._rules.exchanges_gradients and self._step_is_open:
+            given = [parameter for parameter in parameters if isinstance(parameter, torch.nn.Parameter)]
+            self._reducer.make_global(given, used=False)
+
+    def _global_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """The sum of what all replicas' losses weigh; their gradients weigh the same."""
+        weight = self._step_weight
+        own = (loss * weight.scale if weight.counts else torch.zeros_like(loss)).to(self._communicator.device)
+        self._communicator.all_reduce(own, ReduceOp.SUM).wait()
+        return own.to(loss.device)
+
+    def note_cleared(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """The program has called `zero_grad` of an optimizer or a module with these parameters."""
+        if self.world_size > 1:
+            self._reducer.note_cleared(parameters)
 
     def next_batch(self, rows: tuple[int, ...]) -> None:
         """A loop inside the step function drew its next batch: what follows is weighted by its rows."""
@@ -168,6 +215,7 @@ class Connected(Peers):
         return 1.0 if self.rows is None else float(self.rows[self.rank])
 
     def _begin_batch(self, rows: tuple[int, ...] | None) -> None:
+        self._calls.begin_step()
         self._batch = batch = BatchRows.of(rows, self.world_size, stand_in=self._stand_in)
         self.rows = rows
         weighed, op = self._weighed
@@ -199,6 +247,8 @@ class Connected(Peers):
 
     def _end_batch(self, *, begun: bool = True) -> None:
         """`begun`: there was one; what a loop does before its first draw is none."""
+        if self._step_is_open and self._rules.exchanges_gradients and self.world_size > 1:
+            self._reducer.make_global(self._attached or (), used=False, batch_ends=True)
         if self._written.are_any or not self._batch.all_present:
             self._agree_on_buffers()
         self._num_batches += 1
@@ -206,6 +256,8 @@ class Connected(Peers):
             self._rules.after_batch(self.variables)
         if self._check_in_sync and self._num_batches % self._check_in_sync == 0:
             self._sync_check.compare()
+        elif self._check_in_sync and self._num_batches & (self._num_batches - 1) == 0:  # after 1, 2, 4, 8, ... batches
+            self._sync_check.compare_buffers()
 
     def _agree_on_buffers(self) -> None:
         self._written.agree(self._batch.present)
@@ -242,12 +294,12 @@ class Connected(Peers):
     def _all_reduce(self, op: ReduceOp, tensor: torch.Tensor, options: CommunicationOptions | None) -> torch.Tensor:
         group = self._communicator if options is None else self._within(options)
         if self._batch.all_present:
-            return reduce_promoted(group, tensor, op, self._weights)
+            return reduce_promoted(group, tensor, op, self._weights, self._calls)
         if self.stands_in:
             tensor = _without_effect(tensor, op)
         if op is not ReduceOp.MEAN:
-            return reduce_promoted(group, tensor, op, self._weights)
-        return reduce_promoted(group, tensor, ReduceOp.SUM, self._weights) / sum(self._batch.present)
+            return reduce_promoted(group, tensor, op, self._weights, self._calls)
+        return reduce_promoted(group, tensor, ReduceOp.SUM, self._weights, self._calls) / sum(self._batch.present)
 
     def _within(self, options: CommunicationOptions | None) -> Communicator:
         """What carries a call that may have a limit of its own."""
@@ -271,13 +323,9 @@ class Connected(Peers):
         return self._reducer.no_sync()
 
     def _gather_objects(self, value: Any) -> list[Any]:
-        """Every replica's `value`, pickled; through the same checked path as tensors."""
-        payload = np.frombuffer(cloudpickle.dumps(value), dtype=np.uint8).copy()
-        # Every replica's, those that stand in included: the function that is to be merged runs on all of them.
-        sizes = self._gather_all(torch.tensor([len(payload)])).tolist()
-        everything = self._gather_all(torch.from_numpy(payload)).cpu().numpy().tobytes()
-        ends = np.cumsum(sizes)
-        return [pickle.loads(everything[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+        """Return every replica's `value`, also of those without rows: they call the function as well."""
+        everyones = self._communicator.exchange_on_host(cloudpickle.dumps(value), "all_gather of objects")
+        return [pickle.loads(each) for each in everyones]
 
     def _gather_all(self, tensor: torch.Tensor) -> torch.Tensor:
         return all_gather(self._communicator, tensor.to(self.device), 0)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 import torch
 
-__all__ = ["Copying", "CudaStreams", "DeviceCopies", "Streams"]
+from raydist.pipelines.elements.object_leaves import map_parts
+from raydist.replicas.step import StepHeader, resolve_parts
+from raydist.values import Leaves
+
+__all__ = ["Copying", "CudaStreams", "DeviceCopies", "PartsAhead", "Streams"]
 
 
 @final
@@ -86,6 +92,8 @@ class DeviceCopies:
 
     def begin(self, value: Any) -> Any:
         """What `finish` makes the value on the device of. May be called by any thread."""
+        if isinstance(value, list | tuple | dict):  # a list of tensors, or what a collate function made
+            return map_parts(self.begin, value)
         if not isinstance(value, torch.Tensor) or value.device == self._device:
             return value
         if self._streams is None:
@@ -94,6 +102,34 @@ class DeviceCopies:
 
     def finish(self, begun: Any) -> Any:
         """The value on the device, for the thread that computes. The same thing may be finished twice."""
+        if isinstance(begun, list | tuple | dict):
+            return map_parts(self.finish, begun)
         if isinstance(begun, Copying) and self._streams is not None:
             return self._streams.join(begun)
         return begun
+
+
+@final
+class PartsAhead:
+    """Parts of one step, on their way.
+
+    Args:
+        copies: Brings tensors to the device.
+    """
+
+    def __init__(self, copies: DeviceCopies) -> None:
+        self._copies = copies
+        self._step = -1
+        self._parts: list[Any] = []
+
+    def begin(self, header: StepHeader, objects: Sequence[Leaves]) -> None:
+        """Start to copy what a step will need. What goes wrong here goes wrong again in the step, where it belongs."""
+        with contextlib.suppress(Exception):
+            self._parts = resolve_parts(header.sources, objects, self._copies.begin)
+            self._step = header.step
+
+    def begun(self, header: StepHeader, objects: Sequence[Leaves]) -> list[Any]:
+        """The parts of a step, all of them begun; those of another one are dropped."""
+        step, parts = self._step, self._parts
+        self._step, self._parts = -1, []
+        return parts if step == header.step else resolve_parts(header.sources, objects, self._copies.begin)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, final
 
+from torch import nn
+
 from raydist.actors.readers.replica_iterator import ReplicaIterator
+from raydist.checkpoints.loops.orders import IteratorPlace
 from raydist.checkpoints.loops.replica_loops import ReplicaLoops
 from raydist.checkpoints.sharing.share_writer import ShareWriter
+from raydist.checkpoints.sharing.shares import ShareTerms
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.nest import flatten
 from raydist.replicas.connected import Connected
 from raydist.replicas.device_copies import DeviceCopies
-from raydist.replicas.loop_side import LoopSide
 from raydist.replicas.step import StepHeader
 
-__all__ = ["DrawnIterators"]
+__all__ = ["DrawnIterators", "LoopSide"]
 
 
 @final
@@ -72,3 +75,49 @@ class DrawnIterators:
             empty_batch=empty,
             before_draw=self._loops.draw,
         )
+
+
+@final
+class LoopSide:
+    """A `ReplicaSide`.
+
+    Args:
+        mirror: The replica's objects.
+        peers: The others.
+        writer: Of its shares.
+        iterators: Those that the run draws from.
+        launch: Has the device do what was noted for later.
+    """
+
+    def __init__(
+        self,
+        mirror: MirrorReplica,
+        peers: Connected,
+        writer: ShareWriter,
+        iterators: Sequence[ReplicaIterator],
+        launch: Callable[[], None],
+    ) -> None:
+        self._mirror, self._peers, self._writer, self._iterators = mirror, peers, writer, tuple(iterators)
+        self._launch = launch
+
+    def object_of(self, handle: int) -> Any:
+        return self._mirror.object_of(handle)
+
+    def settle(self) -> None:
+        self._peers.settle_batch()
+        self._mirror.settle()
+        self._launch()
+
+    def leave(self) -> None:
+        self._peers.leave_run()
+        self._mirror.settle()
+        self._launch()
+
+    def agree(self, number: float) -> float:
+        return self._peers.largest(number)
+
+    def copy(self, token: str, terms: ShareTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+        self._writer.copy(token, terms, objects, modules)
+
+    def places(self) -> tuple[IteratorPlace, ...]:
+        return tuple(IteratorPlace(each.state_dict(), each.has_ended) for each in self._iterators)

@@ -19,11 +19,11 @@ from raydist.mirroring.calls import MirrorCalls
 from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
 from raydist.replicas.dispatching.dispatched_steps import DispatchedSteps
-from raydist.replicas.messages.step_message import PlannedStep
 from raydist.replicas.replica_calls import ReplicaCalls
 from raydist.replicas.results import StepOutcome, StepResult
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup
+from raydist.replicas.step_message import PlannedStep
 
 __all__ = ["ReplicaGroup"]
 
@@ -84,8 +84,6 @@ class ReplicaGroup:
         self._calls.wait(refs, self._timeouts.start_s, "starting", "Timeouts.start_s")
         self._store.start()
         self.rebuild()
-        self._actors.open_channel(self._timeouts.start_s)
-        self._steps.begin()
 
     def rebuild(self) -> None:
         """Form a new generation of all replicas; what failed before is forgotten. Dispatched steps are given up."""
@@ -105,6 +103,10 @@ class ReplicaGroup:
             world_size=setup.world_size,
             hosts=self.hosts,
         )
+
+    def until_now(self) -> Callable[[], None]:
+        """Return what waits for the steps dispatched so far; see `DispatchedSteps.until_now`."""
+        return self._steps.until_now()
 
     def dispatch(self, step: PlannedStep) -> StepOutcome:
         """Send one step to every replica, now or soon; see `DispatchedSteps`."""

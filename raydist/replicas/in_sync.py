@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, final
 
 import torch
@@ -13,6 +13,7 @@ from raydist.collectives.base import Communicator
 from raydist.collectives.checked import all_hold, describe_call
 from raydist.collectives.translation import describe_odd_ones
 from raydist.errors import CollectiveMismatchError
+from raydist.mirroring.buffers.aggregation import is_averaged, is_chosen_for
 from raydist.mirroring.trained_state import digest_of, trained_state
 from raydist.values import ReduceOp
 
@@ -22,6 +23,11 @@ _log = logging.getLogger(__name__)
 
 _LAST_BITS = 1e-5
 _NOTHING = "nothing"
+_OF_OWN_ROWS = (
+    *(torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm),
+    *(torch.nn.InstanceNorm1d, torch.nn.InstanceNorm2d, torch.nn.InstanceNorm3d),
+)
+"""Layers whose running statistics are each replica's own, as PyTorch documents."""
 
 
 @final
@@ -41,6 +47,7 @@ class SyncCheck:
         self._gather = gather
         self._objects = objects
         self._warned = False
+        self._warned_of_buffers = False
 
     def compare(self) -> None:
         """Return if all replicas hold the same parameters and the same state of optimizers.
@@ -63,6 +70,35 @@ class SyncCheck:
         call = describe_call("comparison of what was trained", None)
         if not all_hold(self._communicator, call, (len(entries), total), device=self._communicator.device):
             self._settle(entries, digests)
+        self.compare_buffers()
+
+    def compare_buffers(self) -> None:
+        """Warn once if replicas differ in a buffer that is neither torch's nor declared by `rd.set_aggregation`.
+
+        Such a buffer holds what each replica computed from its own rows: a module that uses it trains otherwise than on
+        one device. Torch's own layers with running statistics say so in their documentation.
+
+        Blocking: until every replica calls it, at most the communicator's limit.
+        """
+        buffers = [] if self._warned_of_buffers else list(_undeclared_buffers(self._objects()))
+        if not buffers:
+            return
+        digests = [digest_of(buffer) for _, buffer in buffers]
+        call = describe_call("comparison of buffers", None)
+        total = zlib.crc32(repr(digests).encode())
+        if all_hold(self._communicator, call, (len(buffers), total), device=self._communicator.device):
+            return
+        self._warned_of_buffers = True
+        said = self._gather(digests)
+        if self._communicator.rank == 0:
+            rows = zip(buffers, zip(*said, strict=False), strict=False)
+            names = [name for (name, _), row in rows if len(set(row)) > 1]
+            _log.warning(
+                "Replicas differ in the buffer %s: each computed it from its own rows, so training may differ from one "
+                "device's. Compute it from the rows of all replicas, by rd.get_replica_context().all_reduce, or say "
+                "with rd.set_aggregation what it is.",
+                ", ".join(names[:5]) or "of some module",
+            )
 
     def _settle(self, entries: Sequence[tuple[str, Any]], digests: Sequence[int]) -> None:
         named = zip(entries, digests, strict=True)
@@ -106,6 +142,15 @@ class SyncCheck:
         if most.item() <= _LAST_BITS:
             value.detach().copy_(first)
         return float(most.item())
+
+
+def _undeclared_buffers(objects: Iterable[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and values of buffers that may hold statistics, in the order of `objects`."""
+    for module in objects:
+        if isinstance(module, torch.nn.Module) and not isinstance(module, _OF_OWN_ROWS) and not is_chosen_for(module):
+            for name, buffer in module.named_buffers(recurse=False):
+                if is_averaged(buffer):
+                    yield f"{type(module).__name__}.{name}", buffer
 
 
 def _kind(value: Any) -> str:

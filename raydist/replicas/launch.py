@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +11,13 @@ from typing import Any, final
 import torch
 
 from raydist.actors.replica import ReplicaActors, Seat
+from raydist.actors.replica_console import console_settings
 from raydist.cluster import Cluster, Node, address_for, hosts_of, living_nodes, place, release
 from raydist.collectives.backend_table import backends_for
 from raydist.collectives.opening import open_communicator
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous.store import RendezvousStore
 from raydist.context.devices import Device
-from raydist.large_products import inherited
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.step import ReplicaSetup
@@ -188,13 +187,13 @@ def settle(setups: Sequence[ReplicaSetup], hosts: Sequence[str], nodes: Mapping[
     )
 
 
-def launch(plan: LaunchPlan, timeouts: Timeouts) -> ReplicaGroup:
+def launch(plan: LaunchPlan, timeouts: Timeouts, holder: str) -> ReplicaGroup:
     """Reserve, start the actors' processes, and return before they answer (`ReplicaGroup.start` waits for that).
 
-    Blocks until the reservation is made (limit: `Timeouts.start_s`).
+    Blocks until the reservation is made (limit: `Timeouts.start_s`). `holder` names the strategy in messages.
     """
     if plan.tpu_slice is None:
-        reservation = place(plan.bundles, strategy=plan.placement, timeout_s=timeouts.start_s)
+        reservation = place(plan.bundles, strategy=plan.placement, timeout_s=timeouts.start_s, holder=holder)
     else:
         reservation = place_slice(plan.tpu_slice, name=plan.setups[0].name, timeout_s=timeouts.start_s)
     try:
@@ -213,7 +212,7 @@ def _seat(plan: LaunchPlan, reservation: Any, timeouts: Timeouts) -> ReplicaGrou
         Seat(
             bundle=plan.bundle_of(setup),
             resources=plan.resources,
-            env={"OMP_NUM_THREADS": str(setup.num_threads), **inherited(os.environ)},
+            env={"OMP_NUM_THREADS": str(setup.num_threads), **console_settings()},
             host=setup.host,
             node_id=host,
         )

@@ -19,10 +19,11 @@ from raydist.checkpoints.sharing.share_reader import ShareReader
 from raydist.checkpoints.sharing.share_writer import MergedStates, ShareWriter
 from raydist.checkpoints.sharing.shares import Share
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.buckets.tail import Updates
-from raydist.collectives.gradients import GradientReducer
-from raydist.collectives.nonfinite.policy import NonfinitePolicy
+from raydist.collectives.checked import CallLog
 from raydist.collectives.opening import open_communicator
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy
+from raydist.collectives.reducer.reducer import GradientReducer
+from raydist.collectives.reducer.trailer import Updates
 from raydist.context.advice import advise
 from raydist.errors import FailedPreconditionError
 from raydist.foreign_errors import annotate
@@ -32,18 +33,15 @@ from raydist.mirroring.trained_state import names_of, row_tables
 from raydist.owning_process import call_here
 from raydist.replicas.accelerator import accelerator_for, take_gpu
 from raydist.replicas.connected import Connected
-from raydist.replicas.device_copies import DeviceCopies
+from raydist.replicas.device_copies import DeviceCopies, PartsAhead
 from raydist.replicas.drawn_iterators import DrawnIterators
 from raydist.replicas.function_calls import FunctionCalls
-from raydist.replicas.group_seat import GroupSeat
-from raydist.replicas.kept_objects import KeptObjects
-from raydist.replicas.messages.step_message import GroupResult, ReadSteps, StepMessage
-from raydist.replicas.parts_ahead import PartsAhead
-from raydist.replicas.refusals import Refusals
-from raydist.replicas.replica_view import ReplicaView
+from raydist.replicas.gradient_readers import watch_gradient_readers
+from raydist.replicas.group_member import GroupMember, Refusals
+from raydist.replicas.replica_view import ReplicaView, VariablesView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import ReplicaSetup, StepHeader
-from raydist.replicas.variables_view import VariablesView
+from raydist.replicas.step_message import GroupResult, KeptObjects, StepMessage
 from raydist.values import Leaves
 
 __all__ = ["ReplicaRunner"]
@@ -87,8 +85,9 @@ class ReplicaRunner:
             device=str(self._device),
             externals={"strategy": self._view, "saves": self._saves, "restores": self._restores},
             carry_out=self._step_optimizer,
+            on_cleared=self._note_cleared,
         )
-        self._seat = GroupSeat(setup, join_group, self._device)
+        self._seat = GroupMember(setup, join_group, self._device)
         self._progress = self._seat.progress
         self._peers: Connected | None = None
         self._seed: tuple[int, int] | None = None
@@ -98,6 +97,8 @@ class ReplicaRunner:
             first_replica=0 if setup.rules.exchanges_gradients else setup.rank,
         )
         torch.set_num_threads(setup.num_threads)
+        if setup.world_size > 1:
+            watch_gradient_readers()
         if self._device.type == "cuda":
             take_gpu(self._device, setup.rank)
         self._copies = DeviceCopies.to(self._device)
@@ -109,17 +110,22 @@ class ReplicaRunner:
         """Form a generation of the group with the others; forgets an earlier failure. Blocks until all are in."""
         self._seat.join(membership)
         self._mirror.updates.restart()
+        calls = CallLog()
         reducer = GradientReducer(
             self._seat.wire(membership),
             bucket_bytes=self._setup.bucket_bytes,
             updates=self._updates,
+            calls=lambda: calls.digest,
             policy=self._policy,
             compression=self._setup.compression,
             expect_rows=lambda: row_tables(self._mirror.objects()),
+            names=lambda parameters: names_of(parameters, self._mirror.objects()),
         )
         self._seat.watch(membership)
         self._setup.rules.restart()
-        self._peers = Connected(self._seat.values, reducer, self._device, self._mirror, self._policy, self._setup.rules)
+        self._peers = Connected(
+            self._seat.values, reducer, self._device, self._mirror, self._policy, self._setup.rules, calls
+        )
         self._peers.implementation = self._setup.backend
         self._calls.join(self._view, self._peers)
         self._refusals.restart()
@@ -135,32 +141,22 @@ class ReplicaRunner:
             return step(*args, **kwargs)
         return self._peers.step_optimizer(optimizer, step, *args, **kwargs)
 
+    def _note_cleared(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._peers is not None:
+            self._peers.note_cleared(parameter for group in optimizer.param_groups for parameter in group["params"])
+
     def _updates(self) -> Updates:
         log = self._mirror.updates
         return Updates(log.count, log.rates())
 
-    def read_ahead(self, message: bytes) -> ReadSteps | None:
-        """What a message says that came as bytes; see `StepMessage.read_ahead`."""
-        return StepMessage.read_ahead(message)
-
-    def steps(self, group: StepMessage, objects: Sequence[Leaves]) -> GroupResult:
+    def steps(self, message: StepMessage, objects: Sequence[Leaves]) -> GroupResult:
         """Run some steps; those behind one that fails are refused."""
-        return self._run_group(group.read(), objects)
-
-    def run_message(self, message: bytes, said: ReadSteps | None, more_wait: Callable[[], bool]) -> GroupResult:
-        """As `steps`, for a message that came as bytes; `said` is what `read_ahead` gave of it, if anything."""
-        try:
-            return self._run_group(said or StepMessage.unpacked(message).read(), ())
-        except BaseException as error:
-            return GroupResult((), error=error)
-
-    def _run_group(self, group: ReadSteps, objects: Sequence[Leaves]) -> GroupResult:
         results: list[StepResult] = []
         error: BaseException | None = None
         began = time.perf_counter()
-        headers = group.headers
+        headers = message.steps()
         try:
-            objects = self._objects.receive(group.objects, objects)
+            objects = self._objects.receive(message.objects, objects)
         except FailedPreconditionError as failure:
             error = failure
             self._refusals.failed(headers[0].step, failure)
@@ -170,6 +166,10 @@ class ReplicaRunner:
                 results.append(self._step(header, objects, coming))
             except BaseException as failure:  # whatever it is, it is the step's, and its peers are to know
                 error = error or failure
+        try:
+            results = [result.arrived() for result in results]
+        except BaseException as failure:  # an error of the device
+            error, results = error or failure, []
         return GroupResult(tuple(results), time.perf_counter() - began, error, self._mirror.take_remarks())
 
     def run_one(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
@@ -182,7 +182,7 @@ class ReplicaRunner:
         Raises:
             Exception: What the step raised, with a note.
         """
-        return self._step(header, objects, None)
+        return self._step(header, objects, None).arrived()
 
     @property
     def mirrored(self) -> MirrorReplica:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from raydist.actors.training_metrics import TrainingMetrics
+from raydist.actors.metric_counters import TrainingMetrics
 from raydist.errors import FailedPreconditionError
 from raydist.replicas.results import StepResult
 from raydist.summaries.destination import condition, destination, noting
@@ -23,10 +23,16 @@ class StepSummaries:
     Args:
         finish: Waits for all dispatched steps, whose results come by `take_results` meanwhile. A weak reference: what
             stops the strategy's processes holds this, and must not hold the strategy.
+        until_now: Returns what waits for the steps that have been dispatched so far. A weak reference as well.
     """
 
-    def __init__(self, finish: Callable[[], Callable[[], None] | None]) -> None:
+    def __init__(
+        self,
+        finish: Callable[[], Callable[[], None] | None],
+        until_now: Callable[[], Callable[[], Callable[[], None]] | None],
+    ) -> None:
         self._finish = finish
+        self._until_now = until_now
         self._writers: dict[str, Any] = {}
 
     def finish(self) -> None:
@@ -34,6 +40,11 @@ class StepSummaries:
         finish = self._finish()
         if finish is not None:
             finish()
+
+    def until_now(self) -> Callable[[], None]:
+        """Return what waits for the steps that have been dispatched so far. See `StepsUnderWay.until_now`."""
+        until_now = self._until_now()
+        return (lambda: None) if until_now is None else until_now()
 
     def order(self) -> SummaryOrder | None:
         """What a step that is dispatched now must know; None for nothing."""

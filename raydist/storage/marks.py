@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from raydist.collectives.wires.flat_bytes import flat_bytes
+from raydist.collectives.flat_bytes import flat_bytes
 
 __all__ = ["mark_of_bits"]
 

@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from raydist.collectives.wires.flat_bytes import flat_bytes
+from raydist.collectives.flat_bytes import flat_bytes
 from raydist.storage.shard import VariableShard
 
 __all__ = ["PlacedTensor", "TensorPlace", "can_be_placed", "distance_of", "places_of", "storage_bytes"]

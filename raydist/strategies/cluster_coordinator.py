@@ -9,6 +9,7 @@ from raydist.coordinator.per_worker import PerWorkerDataset, PerWorkerValue
 from raydist.coordinator.remote_value import RemoteValue, fetched
 from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError
+from raydist.foreign_errors import folded
 from raydist.options import InputOptions, RunOptions
 from raydist.preemption.boundaries import leave
 from raydist.strategies.parameter_server import ParameterServerStrategy
@@ -94,6 +95,7 @@ class ClusterCoordinator:
             )
         return self._strategy.run(fn, args, kwargs, RunOptions())
 
+    @folded
     def join(self, timeout: float | None = None) -> None:
         """Wait until all that was scheduled has ended; under `rd.SyncWithBackups` an incomplete step is applied.
 
@@ -127,6 +129,7 @@ class ClusterCoordinator:
         coordinator = self._strategy.open_coordinator("be asked")
         return coordinator is None or coordinator.done()
 
+    @folded
     def fetch(self, values: Any) -> Any:
         """Wait for results, and get them.
 

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 import uuid
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
+from raydist.actors.metric_counters import TrainingMetrics
 from raydist.actors.passes.input_host import InputHost
-from raydist.actors.training_metrics import TrainingMetrics
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
 from raydist.context.strategy import Strategy
 from raydist.context.strategy_input import require_dataset
+from raydist.context.training_strategy import open_strategies
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
+from raydist.foreign_errors import folded, user_line
+from raydist.mirroring.attempt import attempt_all
 from raydist.options import InputOptions, RunOptions, Timeouts
+from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.step_summaries import StepSummaries
 from raydist.strategies.when_dropped import WhenDropped
 from raydist.values import InputContext, ReduceOp
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from raydist.actors.passes.job import InputJob, MergedJob
     from raydist.actors.passes.link import PipelineLink
     from raydist.actors.readers.driver_pass import PassOpener
 
-__all__ = ["HostedStrategy"]
+__all__ = ["HostedStrategy", "close_all"]
 
 
 class HostedStrategy(Strategy):
@@ -41,11 +48,12 @@ class HostedStrategy(Strategy):
     def __init__(self, kind: str, timeouts: Timeouts | None) -> None:
         super().__init__()
         self._name = f"{kind}-{uuid.uuid4().hex[:8]}"
+        self._title = f"{type(self).__name__} made at {user_line()}, {time.strftime('%H:%M:%S')},"
         self._timeouts = timeouts or Timeouts()
         self._options = RunOptions(gradient_reduce_op=ReduceOp.MEAN)
         self._input_host: InputHost | None = None
         self._pending_saves: list[DispatchedSave] = []
-        self._summaries = StepSummaries(weakref.WeakMethod(self._await_steps))
+        self._summaries = StepSummaries(weakref.WeakMethod(self._await_steps), weakref.WeakMethod(self._until_now))
         self._metrics = TrainingMetrics(self._name)
         self._when_dropped = WhenDropped(self)
 
@@ -86,6 +94,10 @@ class HostedStrategy(Strategy):
         if not self._closed:
             self._drain()
 
+    def _until_now(self) -> Callable[[], None]:
+        """Return what waits, in any thread, for the steps dispatched so far; it raises none of their errors."""
+        return lambda: None
+
     @final
     def _set_gradient_reduce_op(self, options: RunOptions) -> None:
         self._options = options
@@ -113,9 +125,10 @@ class HostedStrategy(Strategy):
         return self._input_host
 
     @final
-    def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> DistributedDataset:
-        require_dataset(dataset)
-        return distribute(dataset, self._open_input_side(), options or InputOptions())
+    def distribute_dataset(
+        self, dataset: Dataset | DataLoader[Any], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        return distribute(require_dataset(dataset), self._open_input_side(), options or InputOptions())
 
     @final
     def distribute_datasets_from_function(
@@ -143,6 +156,7 @@ class HostedStrategy(Strategy):
                 save.wait()
 
     @final
+    @folded
     def close(self) -> None:
         self._process.require("closed")
         if self._closed:
@@ -183,3 +197,25 @@ class _OpenHost:
 def _call_living(method: weakref.WeakMethod[Callable[[], Sequence[str | None]]]) -> Sequence[str | None]:
     found = method()
     return () if found is None else found()
+
+
+def close_all() -> None:
+    """Close every strategy of this process that is open.
+
+    For notebooks, where a cell that is run again makes a strategy while the one before still has its replicas. Blocks
+    as `strategy.close()` of each does; variables get their final values and are plain tensors afterwards.
+
+    Raises:
+        Exception: The first error of a step that nobody has read, once all strategies are closed.
+
+    >>> strategy = rd.OneDeviceStrategy("cpu")
+    >>> rd.close_all()
+    >>> strategy.run(len, args=([1],))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    raydist.errors.FailedPreconditionError: This OneDeviceStrategy is closed and can't run a step. Make a new one.
+
+    Source: raydist's own.
+    """
+    found = [each for each in open_strategies() if isinstance(each, Strategy) and not isinstance(each, ReplicaView)]
+    attempt_all([each.close for each in found if each._process.is_this])

@@ -10,7 +10,7 @@ from raydist.checkpoints.loops.replica_loops import ReplicaLoops
 from raydist.checkpoints.sharing.shares import Share
 from raydist.mirroring.driver import MirrorDriver
 from raydist.replicas.group import ReplicaGroup
-from raydist.replicas.replica_saver import ReplicaSaver
+from raydist.replicas.replica_states import ReplicaSaver
 from raydist.replicas.runner import ReplicaRunner
 
 __all__ = ["LoopReplicas"]

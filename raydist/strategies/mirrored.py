@@ -38,7 +38,8 @@ class MirroredStrategy(OneNodeStrategy):
         InvalidArgumentError: cross_device_ops and communication_options ask for different implementations; an unknown
             device, two kinds at once, none, or the same twice; a GPU that no node has (here, where this process is
             connected to a cluster, else when its cluster is first needed).
-        DeadlineExceededError: (at the scope) the cluster can't place the replicas within `timeouts.start_s`.
+        DeadlineExceededError: (at the scope, or at the first step where other strategies of this process are in the
+            way) the cluster can't place the replicas within `timeouts.start_s`.
 
     Source: tf.distribute.MirroredStrategy.
 

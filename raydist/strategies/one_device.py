@@ -9,28 +9,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
+from torch.utils.data import DataLoader
 
-from raydist.collectives.nonfinite.checked_backward import CheckedBackward
-from raydist.collectives.nonfinite.policy import NonfinitePolicy
+from raydist.collectives.reducer.checked_backward import CheckedBackward
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.context.advice import advise
 from raydist.context.current import enter_replica
 from raydist.context.devices import Device, parse_device
 from raydist.context.peers import Alone
 from raydist.context.replica_context import ReplicaContext
-from raydist.context.run_call import require_call
+from raydist.context.run_call import plain_call, require_call
 from raydist.context.step_counter import StepCounter
 from raydist.context.strategy import Strategy
 from raydist.context.strategy_input import require_dataset
 from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
 from raydist.dataset import Dataset
-from raydist.distributed_dataset import LocalDistributedDataset, require_shared
+from raydist.distributed_dataset import LocalDistributedDataset, require_batches, require_shared
 from raydist.errors import InvalidArgumentError
-from raydist.foreign_errors import annotate
+from raydist.foreign_errors import annotate, folded
 from raydist.mirroring.checked_steps import CheckedSteps
 from raydist.mirroring.trained_state import names_of
 from raydist.nest import leaves_in, map_structure
 from raydist.options import InputOptions, RunOptions
+from raydist.pipelines.elements.object_leaves import map_parts
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.optional import Optional
 from raydist.preemption.boundaries import note_draws, pass_draw
@@ -93,6 +95,7 @@ class OneDeviceStrategy(Strategy):
     def _set_gradient_reduce_op(self, options: RunOptions) -> None:
         """One replica's gradients are the global ones, whatever the reduction."""
 
+    @folded
     def run(
         self,
         fn: Callable[..., Any],
@@ -104,14 +107,14 @@ class OneDeviceStrategy(Strategy):
         require_call(fn, args, kwargs, options)
         choice = (options or _DEFAULTS).on_nonfinite
         peers = Alone(self._torch_device, None if choice == "pass" else self._checked)
-        args, named = tuple(args), dict(kwargs or {})
+        args, named = plain_call(args, kwargs)
         leaves = leaves_in(args) + (leaves_in(named) if named else [])
         if self._steps is not None:
             self._steps.check(fn, leaves)
         rows = self._batches.rows_of_first(leaves)
         peers.rows = None if rows is None else (rows,)
         if DatasetIterator in map(type, leaves):
-            args, named = map_structure(lambda leaf: _watched(leaf, peers), (args, named))
+            args, named = map_structure(lambda leaf: _watched(leaf, peers, self._batches), (args, named))
             peers.loop = self
         self._num_steps += 1
         with enter_replica(ReplicaContext(self, peers)):
@@ -139,19 +142,21 @@ class OneDeviceStrategy(Strategy):
         """
         return ReplicaContext(self, Alone(self._torch_device))
 
-    def _note_batch(self, batch: Any) -> None:
+    def _note_batch(self, batch: Any, num_rows: int) -> None:
         self._require_open("read a distributed dataset")
-        self._batches.note(leaves_in(batch))
+        self._batches.note(leaves_in(batch), num_rows)
 
-    def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
+    def distribute_dataset(self, dataset: Dataset | DataLoader[Any], options: InputOptions | None = None) -> Any:
         require_shared(options or InputOptions())
+        require_batches(require_dataset(dataset))
         return self._distribute(dataset, options, dealt=False)
 
-    def _distribute(self, dataset: Dataset, options: InputOptions | None, *, dealt: bool) -> LocalDistributedDataset:
+    def _distribute(
+        self, dataset: Dataset | DataLoader[Any], options: InputOptions | None, *, dealt: bool
+    ) -> LocalDistributedDataset:
         self._require_open("distribute a dataset")
-        require_dataset(dataset)
         return LocalDistributedDataset(
-            dataset,
+            require_dataset(dataset),
             device=self._torch_device,
             options=options or InputOptions(),
             on_batch=self._note_batch,
@@ -200,9 +205,18 @@ def _num_rows(leaves: Sequence[Any]) -> int:
     return 1
 
 
+def _parts(leaves: Sequence[Any]) -> Sequence[Any]:
+    """The leaves, and what is in their lists."""
+    if not any(isinstance(leaf, list | tuple | dict) for leaf in leaves):
+        return leaves
+    parts: list[Any] = []
+    map_parts(parts.append, list(leaves))
+    return parts
+
+
 @final
-class _Noted(weakref.ref[torch.Tensor]):
-    """A tensor of a batch, and how many rows the batch has."""
+class _Noted(weakref.ref[Any]):
+    """A tensor, or another object, of a batch, and how many rows the batch has."""
 
     __slots__ = ("key", "rows")
     key: int
@@ -219,22 +233,23 @@ class _Batches:
     def __init__(self) -> None:
         self._noted: dict[int, _Noted] = {}
 
-    def note(self, leaves: Sequence[Any]) -> None:
+    def note(self, leaves: Sequence[Any], num_rows: int) -> None:
         """Remember the leaves of a batch as long as they live."""
-        rows = _num_rows(leaves)
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
+        for leaf in _parts(leaves):
+            try:
                 noted = _Noted(leaf, self._forget)
-                noted.key, noted.rows = id(leaf), rows
-                self._noted[noted.key] = noted
+            except TypeError:  # a number or text: nothing to recognise the batch by
+                continue
+            noted.key, noted.rows = id(leaf), num_rows
+            self._noted[noted.key] = noted
 
-    def _forget(self, dead: weakref.ref[torch.Tensor]) -> None:
+    def _forget(self, dead: weakref.ref[Any]) -> None:
         if isinstance(dead, _Noted) and self._noted.get(dead.key) is dead:
             del self._noted[dead.key]
 
     def rows_of_first(self, leaves: Sequence[Any]) -> int | None:
         """Rows of the batch that the first leaf of a batch among `leaves` belongs to; None if there is none."""
-        for leaf in leaves:
+        for leaf in _parts(leaves):
             noted = self._noted.get(id(leaf))
             if noted is not None and noted() is leaf:
                 return noted.rows
@@ -254,9 +269,10 @@ def _present(device: Device) -> torch.device:
 class _Watched(Iterator[Any]):
     """An iterator passed to `run`: tells the replica context of how many rows each batch is."""
 
-    def __init__(self, inner: DatasetIterator[Any], peers: Alone) -> None:
+    def __init__(self, inner: DatasetIterator[Any], peers: Alone, batches: _Batches) -> None:
         self._inner = inner
         self._peers = peers
+        self._batches = batches
 
     def __next__(self) -> Any:
         pass_draw()
@@ -276,12 +292,14 @@ class _Watched(Iterator[Any]):
         return found
 
     def _noted(self, batch: Any) -> Any:
-        self._peers.rows = (_num_rows(leaves_in(batch)),)
+        leaves = leaves_in(batch)
+        noted = self._batches.rows_of_first(leaves)
+        self._peers.rows = (_num_rows(leaves) if noted is None else noted,)
         return batch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
 
-def _watched(leaf: Any, peers: Alone) -> Any:
-    return _Watched(leaf, peers) if type(leaf) is DatasetIterator else leaf
+def _watched(leaf: Any, peers: Alone, batches: _Batches) -> Any:
+    return _Watched(leaf, peers, batches) if type(leaf) is DatasetIterator else leaf

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, TypeVarTuple, final
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
 from raydist.checkpoints.sharing.shared_restore import ShareRestorer
 from raydist.context.cluster_resolver import ClusterResolver, TFConfigClusterResolver
-from raydist.context.run_call import require_call
+from raydist.context.run_call import plain_call, require_call
 from raydist.context.step_counter import StepCounter
 from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
@@ -26,6 +26,7 @@ from raydist.coordinator.served_request import ServedRequest
 from raydist.coordinator.workers_link import WorkersLink
 from raydist.distributed_dataset import InputSide
 from raydist.errors import InvalidArgumentError
+from raydist.foreign_errors import folded
 from raydist.mirroring.driver import MirrorDriver
 from raydist.options import RunOptions, Timeouts
 from raydist.parameter_servers.consistency import Consistency, require_consistency
@@ -69,7 +70,7 @@ class ParameterServerStrategy(HostedStrategy):
         variable_partitioner: Called with a variable's shape and dtype, gives into how many parts it is split along each
             dimension (only the first may be split): `rd.FixedShardsPartitioner`, `rd.MinSizePartitioner`,
             `rd.MaxSizePartitioner`, or a function. None: each variable lies on one server, the largest placed first.
-        consistency: "async"; `rd.BoundedStaleness(k)`: nobody reads parameters older than k clocks of the slowest;
+        consistency: "async"; `rd.BoundedStaleness(k)`: no worker begins a closure more than k ahead of the slowest;
             `rd.SyncWithBackups(b)`: a step applies the first N - b gradients, and drops late ones.
         cluster_resolver: Names machines for the jobs "worker" and "ps", which must be nodes of the Ray cluster.
             Default: the environment variable TF_CONFIG, where it is set.
@@ -133,6 +134,7 @@ class ParameterServerStrategy(HostedStrategy):
         request = ServedRequest(num_workers, num_ps, resources_per_replica, resources_per_server)
         self._cluster = ServedCluster(
             self._name,
+            self._title,
             request.with_resolver(self._resolver),
             terms,
             self._timeouts,
@@ -207,7 +209,7 @@ class ParameterServerStrategy(HostedStrategy):
 
     @contextlib.contextmanager
     def _mark_created(self) -> Iterator[None]:
-        self._cluster.launch()
+        self._cluster.launch_early()
         with self._mirror.scope():
             yield
 
@@ -223,6 +225,7 @@ class ParameterServerStrategy(HostedStrategy):
             counter.value.add_(count)  # once all closures were applied, which a read waits for
         return counter
 
+    @folded
     def run(
         self,
         fn: Callable[..., Any],
@@ -251,9 +254,8 @@ class ParameterServerStrategy(HostedStrategy):
         """
         self._begin_run()
         require_call(fn, args, kwargs, options)
-        return self._scheduler.schedule(
-            fn, tuple(args), dict(kwargs or {}), options or RunOptions(), strategy=self, carried=self._carried
-        )
+        given, named = plain_call(args, kwargs)
+        return self._scheduler.schedule(fn, given, named, options or RunOptions(), strategy=self, carried=self._carried)
 
     def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
         """Have servers copy what they hold once all that was scheduled has ended, before anything else begins."""

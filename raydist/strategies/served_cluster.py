@@ -9,10 +9,9 @@ from typing import final
 
 import torch
 
-from raydist.cluster import address_of, connect
+from raydist.cluster import address_of, connect, waits_for_own
 from raydist.coordinator.launch_served import Launched, launch_served
 from raydist.coordinator.served_request import ServedPlan, ServedRequest, plan_served
-from raydist.deferred_compiler import defer_compiler
 from raydist.errors import InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.parameter_servers.consistency import Consistency
@@ -55,6 +54,7 @@ class ServedCluster:
 
     Args:
         name: The strategy.
+        title: The strategy, in messages.
         request: What it was asked for.
         terms: How variables are served.
         timeouts: The limit of every wait.
@@ -68,6 +68,7 @@ class ServedCluster:
     def __init__(
         self,
         name: str,
+        title: str,
         request: ServedRequest,
         terms: ServedTerms,
         timeouts: Timeouts,
@@ -77,6 +78,7 @@ class ServedCluster:
     ) -> None:
         self.launched: Launched | None = None
         self._name = name
+        self._title = title
         self._request = request
         self._terms = terms
         self._timeouts = timeouts
@@ -117,11 +119,15 @@ class ServedCluster:
             )
         return self._served_plan
 
+    def launch_early(self) -> None:
+        """Launch, unless older strategies are in the way: the scope may be about to replace what keeps them."""
+        if self.launched is None and not waits_for_own(self.plan().bundles, "SPREAD"):
+            self.launch()
+
     def launch(self) -> Launched:
         """Workers and servers; the workers may still be starting: meanwhile the driver builds its model."""
         if self.launched is None:
-            defer_compiler()  # the driver makes optimizers, too
-            launched = launch_served(self.plan(), self._timeouts)
+            launched = launch_served(self.plan(), self._timeouts, self._title)
             self._close_when_dropped(launched.close)
             try:
                 self._start(launched)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, final
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, final
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+from torch.overrides import TorchFunctionMode
 
 from raydist.collectives.reducing import HALVES
 from raydist.context.current import in_cross_replica_context
@@ -14,7 +18,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.strategies.default import get_replica_context
 from raydist.values import ReduceOp
 
-__all__ = ["SyncBatchNorm"]
+__all__ = ["SyncBatchNorm", "adopt_layer"]
 
 
 @final
@@ -47,15 +51,21 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert(cls, module: torch.nn.Module) -> torch.nn.Module:
-        """Replace every BatchNorm layer in `module`; layers share their parameters and buffers with the replaced ones.
+        """Give every BatchNorm layer in `module` the statistics of the global batch.
 
-        Call it under the scope, before an optimizer is made.
+        Call it under the scope, before the first step. Layers of torch (torch.nn.SyncBatchNorm included, which the
+        scope converts by itself) become layers of this class. A layer of a class derived from them stays what it is and
+        keeps its own forward, in which `torch.nn.functional.batch_norm` then uses the global batch. Layers keep their
+        parameters, buffers, hooks and names.
 
         Args:
             module: Changed in place, submodules of submodules included.
 
         Returns:
-            `module`, or the new layer if it is itself a BatchNorm layer.
+            `module`.
+
+        Raises:
+            InvalidArgumentError: A lazy layer does not know its number of features yet.
 
         Source: torch.nn.SyncBatchNorm.convert_sync_batchnorm.
 
@@ -63,21 +73,17 @@ class SyncBatchNorm(_BatchNorm):
         >>> type(SyncBatchNorm.convert(model)[1]).__name__
         'SyncBatchNorm'
         """
-        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
-            return cls._like(module)
-        for name, child in module.named_children():
-            setattr(module, name, cls.convert(child))
+        for layer in module.modules():
+            if isinstance(layer, _LazyNormBase) and layer.has_uninitialized_params():
+                raise InvalidArgumentError(
+                    f"SyncBatchNorm.convert needs layers that know their number of features, got a "
+                    f"{type(layer).__name__} before its first call. Call the model on a batch first."
+                )
+            if type(layer) in _OF_TORCH:
+                layer.__class__ = cls
+            elif isinstance(layer, _BatchNorm) and not isinstance(layer, cls):
+                _normalise_globally(layer)
         return module
-
-    @classmethod
-    def _like(cls, layer: _BatchNorm) -> Self:
-        made = cls(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
-        if layer.affine:
-            made.weight, made.bias = layer.weight, layer.bias
-        if layer.track_running_stats:
-            made.running_mean, made.running_var = layer.running_mean, layer.running_var
-            made.num_batches_tracked = layer.num_batches_tracked
-        return made.train(layer.training)
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name of the argument
         if input.dim() < 2:
@@ -108,30 +114,130 @@ class SyncBatchNorm(_BatchNorm):
         >>> layer(torch.tensor([[1.0], [3.0]])).flatten().round(decimals=3)
         tensor([-1.,  1.])
         """
-        context = None if in_cross_replica_context() else get_replica_context()
-        uses_batch = self.training or self.running_mean is None
-        if context is None or context.num_replicas_in_sync == 1 or not uses_batch:
+        with _GlobalBatchNorm():
             return super().forward(input)
-        self._check_input_dim(input)
-        # Sums and numbers of rows of 16 bits soon leave their range; torch's own layers add up in float32, too.
-        rows = input.float() if input.dtype in HALVES else input
-        mean, variance, count = _global_moments(context, rows)
-        if self.training and self.running_mean is not None:
-            self._track(mean.detach(), variance.detach(), count)
-        shape = (1, -1) + (1,) * (input.dim() - 2)
-        normal = (rows - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
-        scaled = normal if not self.affine else normal * self.weight.view(shape) + self.bias.view(shape)
-        return scaled.to(input.dtype) if rows is not input else scaled
 
-    @torch.no_grad()
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
-        running_mean: Any = self.running_mean
-        running_var: Any = self.running_var
-        tracked: Any = self.num_batches_tracked
-        tracked.add_(1)
-        factor = 1.0 / float(tracked) if self.momentum is None else self.momentum
-        running_mean.lerp_(mean.to(running_mean.dtype), factor)
-        running_var.lerp_((variance * count / (count - 1).clamp(min=1)).to(running_var.dtype), factor)
+
+_OF_TORCH = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
+
+
+def adopt_layer(obj: Any) -> None:
+    """Make a torch.nn.SyncBatchNorm that a scope meets a layer whose statistics are those of all replicas.
+
+    >>> layer = torch.nn.SyncBatchNorm(2)
+    >>> adopt_layer(layer)
+    >>> type(layer) is SyncBatchNorm
+    True
+    """
+    if type(obj) is torch.nn.SyncBatchNorm:
+        obj.__class__ = SyncBatchNorm  # type: ignore[assignment]  # nobody derives from torch's
+
+
+def _normalise_globally(layer: torch.nn.Module) -> None:
+    """Have the calls of `torch.nn.functional.batch_norm` in a layer's forward use the global batch; once."""
+    if _begin not in layer._forward_pre_hooks.values():
+        layer.register_forward_pre_hook(_begin)
+        layer.register_forward_hook(_end, always_call=True)
+
+
+_open: ContextVar[tuple[_GlobalBatchNorm, ...]] = ContextVar("raydist_batch_norms", default=())
+
+
+def _begin(layer: torch.nn.Module, _: Any) -> None:
+    """The forward of a layer begins."""
+    mode = _GlobalBatchNorm(layer)
+    mode.__enter__()  # type: ignore[no-untyped-call]  # torch's
+    _open.set((*_open.get(), mode))
+
+
+def _end(layer: torch.nn.Module, _: Any, output: Any) -> None:
+    """It ends, also by an error."""
+    *before, mode = _open.get()
+    _open.set(tuple(before))
+    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's
+    if output is not None:
+        mode.require_calls()
+
+
+class _GlobalBatchNorm(TorchFunctionMode):
+    """While it is entered, batch_norm of batch statistics takes those of the global batch.
+
+    Args:
+        layer: Of a class that is not torch's, whose forward runs inside.
+    """
+
+    def __init__(self, layer: Any = None) -> None:
+        super().__init__()
+        self._layer = layer
+        self._num_calls = 0
+        self._version = _version(layer)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not torch.nn.functional.batch_norm:
+            return func(*args, **(kwargs or {}))
+        self._num_calls += 1
+        given = _SIGNATURE.bind(*args, **(kwargs or {}))
+        given.apply_defaults()
+        context = _context_of_several()
+        if context is None or not given.arguments["training"]:
+            return func(*args, **(kwargs or {}))
+        return _batch_norm(context, **given.arguments)
+
+    def require_calls(self) -> None:
+        """Raise where a forward has taken statistics by other means."""
+        if self._num_calls or _context_of_several() is None or not self._layer.training:
+            return
+        if self._layer.running_mean is None or _version(self._layer) != self._version:
+            raise InvalidArgumentError(
+                f"SyncBatchNorm.convert needs a forward that calls torch.nn.functional.batch_norm, but that of "
+                f"{type(self._layer).__name__} takes statistics of its own: they would be each replica's. Use "
+                "rd.SyncBatchNorm in its place."
+            )
+
+
+_SIGNATURE = inspect.signature(torch.nn.functional.batch_norm)
+
+
+def _version(layer: Any) -> int:
+    running_mean = getattr(layer, "running_mean", None)
+    return 0 if running_mean is None else running_mean._version
+
+
+def _context_of_several() -> ReplicaContext | None:
+    """The context of a replica that has peers; None elsewhere."""
+    context = None if in_cross_replica_context() else get_replica_context()
+    return context if context is not None and context.num_replicas_in_sync > 1 else None
+
+
+def _batch_norm(
+    context: ReplicaContext,
+    input: torch.Tensor,  # noqa: A002 - torch's name of the argument
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> torch.Tensor:
+    """Do what torch.nn.functional.batch_norm does, with the rows of all replicas."""
+    # Sums and numbers of rows of 16 bits soon leave their range; torch's own layers add up in float32, too.
+    rows = input.float() if input.dtype in HALVES else input
+    mean, variance, count = _global_moments(context, rows)
+    with torch.no_grad():
+        if running_mean is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        if running_var is not None:
+            running_var.lerp_((variance * count / (count - 1).clamp(min=1)).to(running_var.dtype), momentum)
+    shape = (1, -1) + (1,) * (input.dim() - 2)
+    result = (rows - mean.view(shape)) * torch.rsqrt(variance + eps).view(shape)
+    if weight is not None:
+        result = result * weight.view(shape)
+    if bias is not None:
+        result = result + bias.view(shape)
+    return result.to(input.dtype) if rows is not input else result
 
 
 def _global_moments(context: ReplicaContext, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

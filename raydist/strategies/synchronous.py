@@ -21,30 +21,30 @@ from raydist.checkpoints.loops.driver_loop import DriverLoop
 from raydist.checkpoints.loops.manager_here import lending_managers
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
 from raydist.checkpoints.sharing.shared_restore import ShareRestorer
+from raydist.cluster import waits_for_own
 from raydist.context.cross_replica import regroup
-from raydist.context.run_call import require_call
+from raydist.context.run_call import plain_call, require_call
 from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
-from raydist.deferred_compiler import defer_compiler
 from raydist.distributed_dataset import InputSide
+from raydist.foreign_errors import folded
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.shipment import Shipment
+from raydist.nest import NOTHING
 from raydist.options import CommunicationOptions, RunOptions, Timeouts
-from raydist.replicas.dispatching.returned_nests import StructureMemory, returns_nothing
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, launch
-from raydist.replicas.messages.step_message import PlannedStep
-from raydist.replicas.replica_restorer import RESTORES, ReplicaRestorer
-from raydist.replicas.replica_saver import SAVES, ReplicaSaver
-from raydist.replicas.results import StepOutcome, StepValues
+from raydist.replicas.replica_states import RESTORES, SAVES, ReplicaRestorer, ReplicaSaver
+from raydist.replicas.results import ReturnedStructures, StepOutcome, StepValues
 from raydist.replicas.rules import ReplicaRules
 from raydist.replicas.runner import ReplicaRunner
-from raydist.replicas.step import StepHeader, require_parts
-from raydist.replicas.step_headers import StepHeaders
+from raydist.replicas.step import StepHeader, StepHeaders, require_parts
+from raydist.replicas.step_message import PlannedStep
 from raydist.replicas.step_summaries import counting
 from raydist.strategies.hosted import HostedStrategy
 from raydist.strategies.lock_step_link import LockStepLink
 from raydist.strategies.loop_replicas import LoopReplicas
+from raydist.strategies.sync_batch_norm import adopt_layer
 
 __all__ = ["SynchronousStrategy"]
 
@@ -63,7 +63,7 @@ class SynchronousStrategy(HostedStrategy):
         self._launched: ReplicaGroup | None = None
         self._started = False
         self._mirror = MirrorDriver(self._name, LockStepLink(self._replicas), self._device_types)
-        self._memory = StructureMemory()
+        self._returned = ReturnedStructures()
         self._headers = StepHeaders()
         self._num_looks = 0
         self._loop: DriverLoop | None = None
@@ -110,8 +110,7 @@ class SynchronousStrategy(HostedStrategy):
             return self._launched
         with self._turn:
             if self._launched is None:
-                defer_compiler()  # the driver makes optimizers, too
-                launched = launch(self._plan(), self._timeouts)
+                launched = launch(self._plan(), self._timeouts, self._title)
                 launched.on_results(self._summaries.take_results, counting(self._metrics))
                 self._when_dropped.add(functools.partial(launched.close, gently=False))
                 self._launched = launched
@@ -135,8 +134,11 @@ class SynchronousStrategy(HostedStrategy):
     @final
     @contextlib.contextmanager
     def _mark_created(self) -> Iterator[None]:
-        self._launch()
-        with self._mirror.scope():
+        plan = self._plan()
+        # Where older strategies are in the way, the first step waits: by then the scope has replaced what keeps them.
+        if not waits_for_own(plan.bundles, plan.placement):
+            self._launch()
+        with self._mirror.scope(adopt_layer):
             yield
 
     @final
@@ -144,6 +146,7 @@ class SynchronousStrategy(HostedStrategy):
         return self._mirror.has_made(obj)
 
     @final
+    @folded
     def run(
         self,
         fn: Callable[..., Any],
@@ -153,13 +156,25 @@ class SynchronousStrategy(HostedStrategy):
     ) -> Any:
         self._begin_run()
         require_call(fn, args, kwargs, options)
-        given, named = tuple(args), dict(kwargs or {})
+        given, named = plain_call(args, kwargs)
         with self._turn:
-            values = self._dispatch(fn, given, named, options or RunOptions())
-        return self._result(fn, values, (*given, *named.items()))
+            expected = self._returned.expected(fn)
+            returns_none = expected is NOTHING
+            values = self._dispatch(fn, given, named, options or RunOptions(), returns_none=returns_none)
+        if returns_none:
+            return None
+        if self.num_replicas_in_sync == 1:
+            return values.plain_nest()
+        return values.nest() if expected is None else values.expected_nest(expected)
 
     def _dispatch(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: RunOptions
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+        options: RunOptions,
+        *,
+        returns_none: bool,
     ) -> StepValues:
         group, externals = self._replicas(), {"strategy": self}
         loop = begin_loop((args, named), self._loop_replicas)
@@ -171,12 +186,12 @@ class SynchronousStrategy(HostedStrategy):
         header = self._next_header(shipment, options)
         if loop is not None:
             header = replace(header, loop=loop.order())
-        outcome = group.dispatch(PlannedStep(header, shipment.per_replica))
+        outcome = group.dispatch(PlannedStep(header, shipment.per_replica, returns_none=returns_none))
         self._mirror.dispatched()
         if loop is not None:
             self._loop = loop
             loop.start(header.step)
-        return StepValues(outcome)
+        return StepValues(outcome, functools.partial(self._returned.learn, fn))
 
     def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
         """Have the replicas copy what they hold once they have done all that was dispatched, and write it."""
@@ -223,18 +238,6 @@ class SynchronousStrategy(HostedStrategy):
             summaries=self._summaries.order(),
         )
 
-    def _result(self, fn: Callable[..., Any], values: StepValues, given: Sequence[Any]) -> Any:
-        if returns_nothing(fn):
-            return None
-        if self.num_replicas_in_sync == 1:
-            return values.plain_nest()
-        expected = self._memory.expected(fn, given)
-        if expected is not None:
-            return values.expected_nest(expected)
-        nest = values.nest()
-        self._memory.learn(fn, values.structure(), nest, given)
-        return nest
-
     @final
     def _input_side(self) -> InputSide:
         host, plan = self._pipelines(), self._plan()
@@ -260,12 +263,17 @@ class SynchronousStrategy(HostedStrategy):
             self._launched.wait()
 
     @final
+    def _until_now(self) -> Callable[[], None]:
+        return super()._until_now() if self._launched is None else self._launched.until_now()
+
+    @final
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         count = self.num_replicas_in_sync
         values = [value_fn(ValueContext(rank, count)) for rank in range(count)]
         return values[0] if count == 1 else regroup(values)
 
     @final
+    @folded
     def stats(self) -> StrategyStats:
         self._process.require("asked")
         if not self._closed:

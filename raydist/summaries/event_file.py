@@ -6,6 +6,7 @@ The thread wakes a few times in `flush_s`, not for each record: it takes the GIL
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -123,8 +124,12 @@ class EventFile:
             remarks, self._remarks = self._remarks, []
         return remarks
 
-    def flush(self, within_s: float = _CLOSE_S) -> None:
+    def flush(self, within_s: float = _CLOSE_S, *, to_disk: bool = False) -> None:
         """Return once all that was added is in the file.
+
+        Args:
+            within_s: The limit of the wait.
+            to_disk: Also wait until the operating system has written the file to the disk.
 
         Raises:
             FailedPreconditionError: It cannot be written.
@@ -145,6 +150,9 @@ class EventFile:
                 f"Summaries must be written to {self._path!r}, which failed: {self._error}. Make room there, or give "
                 "another logdir; those since then are lost."
             ) from self._error
+        if to_disk:
+            with contextlib.suppress(OSError, ValueError):  # closed meanwhile; some file systems have no fsync
+                os.fsync(self._file.fileno())
 
     def close(self, within_s: float = _CLOSE_S) -> None:
         """Write what waits, and end the thread. May be called twice; never raises."""

@@ -7,10 +7,10 @@ import os
 import uuid
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol, final
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.formats.files import local_file
 from raydist.summaries.destination import Destination, as_destination, note, taker
 from raydist.summaries.event_file import EventFile, open_event_file
@@ -18,7 +18,9 @@ from raydist.summaries.histogram_counts import HistogramCounts
 from raydist.summaries.record import Record
 from raydist.summaries.step_number import step_number
 
-__all__ = ["StepsUnderWay", "SummaryWriter", "create_file_writer"]
+__all__ = ["StepsUnderWay", "SummaryWriter", "create_file_writer", "pending_summaries"]
+
+_OPEN: weakref.WeakSet[SummaryWriter] = weakref.WeakSet()  # of this process
 
 _MOST_AT_ONE_STEP = 10  # records of a name, one after the other: then its step does not advance
 
@@ -28,6 +30,9 @@ class StepsUnderWay(Protocol):
 
     def finish(self) -> None:
         """Wait for them, and give writers what they recorded."""
+
+    def until_now(self) -> Callable[[], None]:
+        """Return what waits, in any thread, for the steps dispatched so far; it raises none of their errors."""
 
 
 @final
@@ -62,6 +67,7 @@ class SummaryWriter:
         self._held: dict[str, tuple[int, int]] = {}
         self._remarked: set[str] = set()
         self._remarks: list[str] = []
+        _OPEN.add(self)
         weakref.finalize(self, file.close)
 
     @property
@@ -206,6 +212,24 @@ class SummaryWriter:
         """
         self._steps.add(steps)
 
+    def until_now(self) -> Callable[[], None]:
+        """Return a function that puts on disk what has been recorded so far, by dispatched steps as well.
+
+        The function may be called in any thread. It blocks until those steps have ended (limit: `Timeouts.step_s`) and
+        the file is written (limit: 60 s). It raises nothing: the writer warns of a file that cannot be written.
+
+        Source: raydist's own.
+        """
+        steps, file = [each.until_now() for each in list(self._steps)], self._file
+
+        def flush() -> None:
+            for wait in steps:
+                wait()
+            with contextlib.suppress(FailedPreconditionError, DeadlineExceededError):
+                file.flush(to_disk=True)
+
+        return flush
+
     def _await_steps(self) -> None:
         for steps in list(self._steps):
             steps.finish()
@@ -252,6 +276,23 @@ class _WriterOfDriver:
         raise FailedPreconditionError(
             f"{what} of a writer is for the driver: this code runs inside of a replica, in strategy.run. Call it there."
         )
+
+
+def pending_summaries() -> Callable[[], None]:
+    """Return a function that puts on disk what all open writers of this process have been given so far.
+
+    Whoever commits a checkpoint calls it before: a program that goes on from the checkpoint never records these points
+    again. See `SummaryWriter.until_now`.
+
+    >>> pending_summaries()()
+    """
+    flushes = [writer.until_now() for writer in list(_OPEN) if not writer._file.closed]
+
+    def flush_all() -> None:
+        for flush in flushes:
+            flush()
+
+    return flush_all
 
 
 def create_file_writer(

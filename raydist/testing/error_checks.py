@@ -40,7 +40,7 @@ def check_errors(strategy: rd.Strategy) -> None:
         strategy.run(len, options=3)  # type: ignore[arg-type]  # the point
     with pytest.raises(rd.InvalidArgumentError, match="got a DistributedDataset"):
         strategy.run(len, args=(batches_of(strategy),))
-    with pytest.raises(rd.SpecError, match=r"raydist.Dataset must be given, got list"):
+    with pytest.raises(rd.SpecError, match=r"raydist.Dataset or a torch DataLoader must be given, got list"):
         strategy.distribute_dataset([1, 2])  # type: ignore[arg-type]  # the point
     with pytest.raises(rd.InvalidArgumentError, match="takes SUM or MEAN, got MAX"):
         strategy.reduce(rd.ReduceOp.MAX, 1.0)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.metrics import Mean
 from raydist.options.requirement import require
 from raydist.strategies.default import get_strategy
-from raydist.training.losses import loss_by_name
+from raydist.training.losses import kind_of, loss_by_name
 from raydist.training.optimizers import optimizer_by_name, require_optimizer
 from raydist.training.passes import require_at_least
 from raydist.training.precision import Precision
 from raydist.training.steps import Compiled, Trainee
-from raydist.training.trackers import RowCount, Trackers, named_metrics
+from raydist.training.trackers import LossTotal, RowCount, Trackers, named_metrics
 from raydist.training.updates import Accumulation, Update, scheduler_of
 
 if TYPE_CHECKING:
@@ -104,11 +103,15 @@ class CompiledModel(ABC):
         """
         return self._trainee().compiled.trackers.metrics
 
-    def checkpoint_objects(self) -> dict[str, Any]:
-        """What a checkpoint of the model holds, by name.
+    def checkpoint_objects(self, metrics: bool = False) -> dict[str, Any]:
+        """Return what a checkpoint of the model holds, by name. `rd.Checkpoint(model=model)` asks for it at each save.
+
+        Args:
+            metrics: Include the metrics of `compile`.
 
         Returns:
-            "model", the module; once it is compiled "optimizer" and, where there is one, "scheduler".
+            "model", the module; once it is compiled "optimizer" and, where there are any, "scheduler" and "scaler";
+            with `metrics` also "metrics", a dict.
 
         Source: raydist's own; a keras.Model is its own checkpoint.
 
@@ -120,9 +123,15 @@ class CompiledModel(ABC):
         """
         if self._compiled is None:
             return {"model": self._module}
-        found = self._compiled.update.scheduler or self._compiled.scheduler_here
-        scheduler = {} if found is None else {"scheduler": found}
-        return {"model": self._module, "optimizer": self._compiled.update.optimizer, **scheduler}
+        update = self._compiled.update
+        found: dict[str, Any] = {
+            "scheduler": update.scheduler or self._compiled.scheduler_here,
+            "scaler": update.scaler,
+        }
+        extra = {name: value for name, value in found.items() if value is not None}
+        if metrics:
+            extra["metrics"] = dict(self._compiled.trackers.metrics)
+        return {"model": self._module, "optimizer": update.optimizer, **extra}
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The module's parameters, for optimizers.
@@ -159,25 +168,35 @@ class CompiledModel(ABC):
     def compile(
         self,
         optimizer: torch.optim.Optimizer | str,
-        loss: Callable[[Any, Any], torch.Tensor] | str,
+        loss: Callable[[Any, Any], Any] | str,
         metrics: Any = (),
         steps_per_execution: int = 1,
         scheduler: LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
         clip_norm: float | None = None,
         accumulate_steps: int = 1,
         precision: Precision = None,
+        loss_reduction: Literal["mean", "sum"] | None = None,
     ) -> None:
         """Say how to train. Call it in the scope, where optimizer and metrics must be made.
 
         Args:
             optimizer: Over parameters of the module; or the name of one of torch's ("adam", "AdamW"), with its
                 defaults.
-            loss: `loss(prediction, target)` on one replica's rows, a function or a module: a scalar that is their
-                mean, or one loss per row (required for sample weights). Of torch's modules also those that add rows up
-                (`reduction="sum"`), and means over tokens or by weights of classes (`CrossEntropyLoss`, `NLLLoss`). A
-                function of yours that is a sum, or a mean over anything else but rows, does not add up over replicas:
-                give losses per row then. Or the name of one of torch's ("mse", "cross_entropy"), with its defaults.
-            metrics: torchmetrics metrics, updated with (prediction, target): a sequence, or a dict that names them in
+            loss: `loss(prediction, target)` on one replica's rows, a function or a module. It returns a scalar, one
+                loss per row (required for sample weights), or a pair (sum, denominator), as Megatron-LM's do. Losses
+                are divided by the denominator of the global batch: a scalar made of torch's loss functions and numbers
+                by theirs (labels that count, weights of classes, rows), modules of torch's with `reduction="sum"` by
+                nothing. Of any other scalar the denominator is not known: it must be a mean over rows, or
+                `loss_reduction` says what it is. Where several replicas, or the batches of one step, share the rows, it
+                is compared now and then with its values for halves of them: one that is no such mean is an error.
+                Or the name of one of torch's ("mse", "cross_entropy"), with
+                its defaults. Or "model": the module computes its loss, as those of Hugging Face do. It is called with
+                the keys of dict batches as keyword arguments, and returns its loss as `.loss`, `["loss"]`, the first of
+                a tuple, or alone. It is divided as the scalar of a function, but must be made of torch's loss
+                functions. A loss of means with different denominators, such as start and end of answers, is exact for
+                each batch; over several, logs and `evaluate` weigh it by the average of these.
+            metrics: torchmetrics metrics, updated with (prediction, target), or (logits, labels) of a module that
+                computes its loss: a sequence, or a dict that names them in
                 logs. Otherwise they are named by their class: "multiclass_accuracy". Each replica updates its own with
                 its rows; those of torchmetrics' classification, which guess from a batch whether it holds logits, see
                 the whole batch where its pieces look different. What others take from a batch as a whole, such as the
@@ -188,11 +207,15 @@ class CompiledModel(ABC):
                 steps after each step of the optimizer (with several workers of a ParameterServerStrategy: on the
                 driver, with each batch that is handed out); for one that counts epochs write a callback.
             clip_norm: Most that the norm of all gradients together may be, > 0; larger ones are scaled down.
-            accumulate_steps: Global batches whose gradients make one step: the mean over the rows of all of them (with
-                sample weights, by these), as if they were one batch. What is left at the end of an epoch makes a step
-                of its own.
+            accumulate_steps: Global batches whose gradients make one step, as if they were one batch: the mean over all
+                of their rows, labels that count or sample weights. What is left at the end of an epoch makes a step of
+                its own.
             precision: "bf16": the module's forward runs under torch.autocast, in training, evaluation and prediction,
-                and hands out float32; parameters and gradients stay as they are. None: as they are.
+                and hands out float32; parameters and gradients stay as they are. "fp16": the same with float16, and a
+                `torch.amp.GradScaler` scales the loss: a step whose gradients are not finite is left out, on all
+                replicas. None: as they are.
+            loss_reduction: What a scalar loss is where its code does not tell: "mean" over the rows that it is given;
+                "sum" over these, or divided by a global denominator. For example the mean of a contrastive loss.
 
         Raises:
             InvalidArgumentError: An argument is of the wrong kind, or the optimizer's parameters are not the module's.
@@ -209,27 +232,36 @@ class CompiledModel(ABC):
         require_at_least("steps_per_execution", steps_per_execution)
         require_at_least("accumulate_steps", accumulate_steps)
         require(clip_norm is None or clip_norm > 0, "clip_norm must be > 0 or None", clip_norm)
-        require(precision in (None, "bf16"), 'precision must be "bf16" or None', precision)
+        require(precision in (None, "bf16", "fp16"), 'precision must be "bf16", "fp16" or None', precision)
+        require(loss_reduction in (None, "mean", "sum"), 'loss_reduction must be "mean", "sum" or None', loss_reduction)
         apart = len(self._strategy.worker_devices) > self._strategy.num_replicas_in_sync
         if apart and accumulate_steps > 1:
             raise InvalidArgumentError(
                 "accumulate_steps must be 1 where several workers train apart from each other: the batches of a group "
                 f"would go to different ones. Got {accumulate_steps}. Use larger batches, or one worker."
             )
+        if apart and precision == "fp16":
+            raise InvalidArgumentError(
+                'precision must be "bf16" or None where several workers train apart from each other: each would scale '
+                'losses by itself. Got "fp16". Use "bf16", or one worker.'
+            )
+        own_loss = isinstance(loss, str) and loss == "model"
         with self._strategy.scope():
-            loss, row_loss = loss_by_name(loss) if isinstance(loss, str) else (loss, loss)
+            found_loss, row_loss = _losses(None if own_loss else loss)
             if isinstance(optimizer, str):
                 optimizer = optimizer_by_name(optimizer, self._module)
-            trackers = Trackers(Mean(), RowCount(), named_metrics(metrics))
-            accumulation = Accumulation(accumulate_steps) if accumulate_steps > 1 else None
-        require_optimizer(optimizer, self._module, loss)
-        if not callable(loss):
-            raise InvalidArgumentError(f"loss must be callable as loss(prediction, target), got {loss!r}.")
+            kind = kind_of(found_loss, loss_reduction)
+            trackers = Trackers(LossTotal(is_sum=kind == "sum"), RowCount(), named_metrics(metrics))
+            fp16 = precision == "fp16"
+            # "cpu" only says that the driver needs no GPU: the scale lies where the losses are.
+            scaler = torch.amp.GradScaler("cpu") if fp16 else None
+            accumulation = Accumulation(accumulate_steps, scaled=fp16) if accumulate_steps > 1 else None
+        require_optimizer(optimizer, self._module, found_loss)
         with self._strategy.scope():
-            found = scheduler_of(scheduler, optimizer)
-        update = Update(optimizer, None if apart else found, clip_norm, accumulation)
-        here = found if apart else None
-        self._compiled = Compiled(update, loss, row_loss, trackers, steps_per_execution, precision, here)
+            steps_with = scheduler_of(scheduler, optimizer)
+        update = Update(optimizer, None if apart else steps_with, clip_norm, accumulation, scaler)
+        here = steps_with if apart else None
+        self._compiled = Compiled(update, found_loss, row_loss, kind, trackers, steps_per_execution, precision, here)
 
     @abstractmethod
     def _whole(self) -> TrainedModel:
@@ -241,3 +273,12 @@ class CompiledModel(ABC):
                 f"This model of {type(self._module).__name__} must be compiled first: model.compile(optimizer, loss)."
             )
         return Trainee(self._strategy, self._module, self._compiled)
+
+
+def _losses(given: Any) -> tuple[Any, Any]:
+    """The loss, and its form for single rows."""
+    if isinstance(given, str):
+        return loss_by_name(given)
+    if given is not None and not callable(given):
+        raise InvalidArgumentError(f"loss must be callable as loss(prediction, target), got {given!r}.")
+    return given, given

@@ -43,7 +43,8 @@ class Evaluation:
         One warning where `data` has fewer.
         """
         require_finite(data, label.lower(), limit)
-        unpack(data.element_spec)
+        if self._trainee.compiled.loss is not None:
+            unpack(data.element_spec)
         self._trackers.reset()
         self._reporter.start(label, num_steps(data, limit))
         self._callbacks.call("on_test_begin", {})

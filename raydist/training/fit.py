@@ -76,15 +76,19 @@ class FitPlan:
             return (epoch + 1) % self.validation_freq == 0
         return epoch + 1 in self.validation_freq
 
-    def options(self) -> RunOptions:
-        """How gradients meet: the loss is a mean over rows, or has a global denominator if there are weights."""
-        weighted = unpack(self.data.element_spec).sample_weight is not None
-        if weighted and self.class_weights:
+    def require_elements(self, *, own_loss: bool) -> None:
+        """InvalidArgumentError or SpecError unless the elements are what `compile` asks for."""
+        if own_loss and self.class_weights:
+            raise InvalidArgumentError(
+                'class_weight needs a loss of (prediction, target), got loss="model". Weigh the classes in the module.'
+            )
+        if own_loss:
+            return
+        if unpack(self.data.element_spec).sample_weight is not None and self.class_weights:
             raise InvalidArgumentError(
                 "Rows are weighted once, by class_weight or by the sample_weight of the elements, got both. Multiply "
                 "the classes' weights into sample_weight with dataset.map."
             )
-        return RunOptions(gradient_reduce_op=ReduceOp.SUM if weighted or self.class_weights else ReduceOp.MEAN)
 
 
 @final
@@ -116,7 +120,7 @@ class Fit:
         self._step = training_step(
             trainee.module, trainee.compiled, plan.class_weights, step_counting(trainee.strategy)
         )
-        self._options = plan.options()
+        plan.require_elements(own_loss=trainee.compiled.loss is None)
 
     def run(self) -> None:
         """All epochs, or those that a checkpoint leaves. Waits for the steps of each."""
@@ -173,7 +177,7 @@ class Fit:
             iterator,
             steps_per_execution=self._trainee.compiled.steps_per_execution,
             num_batches=None if known is None else max(0, known - gone),
-            options=self._options,
+            options=RunOptions(gradient_reduce_op=ReduceOp.SUM),  # losses have global denominators
         )
 
     def _epoch(self, shared: Executions | None) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from raydist.foreign_errors import folded
 from raydist.training.callbacks.callback import Callback, History
 from raydist.training.callbacks.callback_list import CallbackList
 from raydist.training.callbacks.progress_bar import progress_stream
@@ -34,6 +35,7 @@ __all__ = ["FittedModel"]
 class FittedModel(CompiledModel):
     """Models that are trained by `fit`."""
 
+    @folded
     def fit(
         self,
         x: Data | Any = None,
@@ -56,10 +58,12 @@ class FittedModel(CompiledModel):
     ) -> History:
         """Train for some epochs.
 
+        With `compile(loss="model")` an element is what the module is called with: a dict of its keyword arguments,
+        labels included, a tuple of its arguments, or its only argument.
+
         Args:
             x: A dataset, batched by the global batch size; each epoch iterates it anew. Or arrays or tensors, one or a
-                nest of them. Or a torch DataLoader, whose dataset, batch size and order are taken over: samples are
-                read one at a time, without its workers (`Dataset.from_torch` reads more at a time).
+                nest of them. Or a torch DataLoader, whose batches are the global ones: see `Dataset.from_torch`.
             y: Targets that belong to arrays x; datasets hold their own.
             batch_size: Rows of a global batch of arrays; None: 32.
             epochs: Number of the last epoch, >= 1, counted from 1.
@@ -90,7 +94,7 @@ class FittedModel(CompiledModel):
         Raises:
             FailedPreconditionError: `compile` was not called.
             InvalidArgumentError: A dataset has no batch or never ends, a number is < 1, arguments do not go together,
-                or a DataLoader does something of its own: says what to write.
+                or a DataLoader has a DistributedSampler: says what to write.
             SpecError: Elements are not (x, y) or (x, y, sample_weight).
             UnavailableError: A replica or the input pipeline is gone; names it.
 
@@ -109,11 +113,12 @@ class FittedModel(CompiledModel):
         Source: keras.Model.fit.
         """
         trainee = self._trainee()
-        data = GivenData(x, y, batch_size, dataset).distributed(self._strategy, shuffle=shuffle)
+        own_loss = trainee.compiled.loss is None
+        data = GivenData(x, y, batch_size, dataset, own_loss=own_loss).distributed(self._strategy, shuffle=shuffle)
         weights = ClassWeights.parse(class_weight)
         plan = FitPlan(data, epochs, steps_per_epoch, initial_epoch, validation_freq, weights)
         require_at_least("validation_steps", validation_steps)
-        validation = None if validation_data is None else held_out_data(validation_data, batch_size)
+        validation = None if validation_data is None else held_out_data(validation_data, batch_size, own_loss=own_loss)
         held_out = None if validation is None else validation.distributed(self._strategy)
         history = History()
         params = {"epochs": epochs, "steps": plan.total()}

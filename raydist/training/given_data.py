@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -17,7 +17,6 @@ from raydist.nest import map_structure
 from raydist.options import Options
 from raydist.training.callbacks.callback import Callback
 from raydist.training.passes import distributed
-from raydist.training.torch_loader import drawn_seed, loader_batches
 
 if TYPE_CHECKING:
     from raydist.context.strategy import Strategy
@@ -39,6 +38,7 @@ class GivenData:
         batch_size: Rows of a global batch of arrays.
         dataset: What `x` was called once.
         what: The method, for messages.
+        own_loss: The module computes its own loss: an array x needs no targets, its dict holds them.
     """
 
     x: Any
@@ -46,6 +46,7 @@ class GivenData:
     batch_size: Any = None
     dataset: Any = None
     what: str = "fit"
+    own_loss: bool = False
 
     def distributed(self, strategy: Strategy, *, shuffle: bool = False) -> DistributedDataset:
         """The data as the strategy sees it.
@@ -68,16 +69,19 @@ class GivenData:
         if isinstance(given, Dataset | DistributedDataset):
             return given
         if isinstance(given, DataLoader):
-            return loader_batches(given)
+            return Dataset.from_torch(given)
         rows = Dataset.from_tensor_slices(self._element(given))
         batch_size = self.batch_size or BATCH_SIZE
         if not shuffle:
             return rows.batch(batch_size)
         # A seed of the options, not of the shuffle: that one goes on from a checkpoint.
-        return rows.global_shuffle().batch(batch_size).with_options(Options(seed=drawn_seed()))
+        seed = int(torch.empty((), dtype=torch.int64).random_())  # follows torch.manual_seed
+        return rows.global_shuffle().batch(batch_size).with_options(Options(seed=seed))
 
     def _element(self, x: Any) -> Any:
         x = _arrays(x, "x")
+        if self.own_loss and self.y is None:
+            return x
         if self.y is not None:
             return x, _arrays(self.y, "y")
         if self.what == "predict":
@@ -113,10 +117,11 @@ class GivenData:
                 )
 
 
-def held_out_data(validation_data: Any, batch_size: Any) -> GivenData:
+def held_out_data(validation_data: Any, batch_size: Any, *, own_loss: bool = False) -> GivenData:
     """`validation_data` of `fit`: data, or a tuple (x, y) of arrays."""
     if not isinstance(validation_data, tuple):
-        return GivenData(validation_data, what="validation")
+        size = batch_size if own_loss and isinstance(validation_data, Mapping) else None
+        return GivenData(validation_data, batch_size=size, what="validation", own_loss=own_loss)
     if len(validation_data) == 2:
         return GivenData(*validation_data, batch_size=batch_size, what="validation")
     raise InvalidArgumentError(

@@ -1,66 +1,254 @@
 """From a user's loss on local rows to what one replica optimises and reports.
 
-The objective of a step is the mean over the rows of the *global* batch, or with sample weights the weighted mean
-sum(w * loss) / sum(w) over them, whatever rows each replica holds.
+Every loss is a sum and a denominator: rows, labels that count, weights. The denominator is that of the *global* batch,
+whatever rows each replica holds, and of all batches where several make one step or are evaluated together.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from raydist.errors import InvalidArgumentError, SpecError
+from raydist.nest import leaves_in, map_structure
+from raydist.training.global_means import GlobalMeans, labels_that_count
 from raydist.training.optimizers import class_by_name
+from raydist.values import ReduceOp
 
-__all__ = ["LocalLoss", "adds_rows_up", "loss_by_name", "mean_loss", "sum_loss", "weighted_loss"]
+if TYPE_CHECKING:
+    from raydist.context.replica_context import ReplicaContext
+
+__all__ = [
+    "BatchLoss",
+    "LossKind",
+    "is_checked_now",
+    "kind_of",
+    "label_count",
+    "loss_by_name",
+    "loss_of",
+    "mean_loss",
+    "require_mean_over_rows",
+    "weighted_loss",
+]
+
+LossKind = Literal["rows", "labels", "sum", "unknown"]
+"""What a loss divides by: rows, labels that count, nothing, or what only its code tells."""
+
+Count = torch.Tensor | int
+
+_CALLS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""How often this process has asked `is_checked_now` about a loss function."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class LocalLoss:
-    """The loss of one replica's rows.
+class BatchLoss:
+    """The loss of a global batch, as one replica has it.
 
     Attributes:
-        mean: Its mean over the local rows, a scalar with gradients.
-        weight: What this mean weighs among the replicas: the number of rows, or the sum of their sample weights.
+        objective: A scalar; the sum of its gradients over the replicas has the gradients of the global loss.
+        denominator: What the global loss is divided by. None for a sum.
+        total: This replica's part of the loss times the denominator, without gradients.
+        weight: This replica's part of the denominator; 0 for a sum.
     """
 
-    mean: torch.Tensor
-    weight: torch.Tensor | int
-
-    def objective(self, sum_over_replicas: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """This replica's summand of the global weighted mean: the objective is the SUM of them over replicas.
-
-        Args:
-            sum_over_replicas: All-reduce of a scalar tensor. A weight of zero on all replicas gives an objective of 0.
-        """
-        weight = torch.as_tensor(self.weight, dtype=self.mean.dtype, device=self.mean.device)
-        everywhere = sum_over_replicas(weight)
-        return self.mean * (weight / torch.where(everywhere == 0, 1.0, everywhere))
+    objective: torch.Tensor
+    denominator: Count | None
+    total: torch.Tensor
+    weight: Count
 
 
-def mean_loss(loss: Any, num_rows: int) -> LocalLoss:
-    """For batches without weights. `loss` is a scalar (the mean over local rows) or has one loss per row, (n, ...)."""
+def _share_of(mean: torch.Tensor, weight: Count, everywhere: Count) -> BatchLoss:
+    """For the mean over a replica's part of a denominator."""
+    if isinstance(weight, torch.Tensor):
+        mean = torch.where(weight == 0, 0.0, mean)  # the mean of nothing is NaN
+        share: Any = (weight / torch.where(torch.as_tensor(everywhere) == 0, 1.0, everywhere)).to(mean.dtype)
+    else:
+        share = weight / everywhere
+    return BatchLoss(mean * share, everywhere, mean.detach() * weight, weight)
+
+
+def mean_loss(loss: Any, num_rows: int, everywhere: int) -> BatchLoss:
+    """For a mean over rows. `loss` is a scalar (the mean over local rows) or has one loss per row, (n, ...).
+
+    >>> pieces = [mean_loss(torch.tensor([1.0, 2.0]), 2, 3), mean_loss(torch.tensor(6.0), 1, 3)]
+    >>> sum(piece.objective.item() for piece in pieces)
+    3.0
+    """
     value = _as_tensor(loss)
     if value.ndim:
         _require_per_row(value, num_rows)
-    return LocalLoss(value.mean(), num_rows)
+    return _share_of(value.mean(), num_rows, everywhere)
 
 
-def sum_loss(loss: Any, num_rows: int, num_rows_everywhere: int) -> LocalLoss:
-    """For a loss that is the sum over local rows: what makes the mean over replicas, by rows, that of all rows.
+def loss_of(
+    call: Callable[[], Any],
+    kind: LossKind,
+    num_rows: int,
+    context: ReplicaContext,
+    *,
+    labels: tuple[Count, Count] | None = None,
+    joins_batches: bool = False,
+    check: Callable[[torch.Tensor], None] | None = None,
+) -> BatchLoss:
+    """Return the loss of a batch without weights.
 
-    >>> pieces = [sum_loss(torch.tensor(6.0), 3, 4), sum_loss(torch.tensor(1.0), 1, 4)]
-    >>> sum(piece.mean.item() * piece.weight / 4 for piece in pieces)
-    7.0
+    Args:
+        call: Computes the user's loss on local rows.
+        kind: What it divides by.
+        num_rows: Local rows.
+        context: The replica's.
+        labels: Of kind "labels": what the loss divides by, here and everywhere.
+        joins_batches: Several batches make one step: their denominators must be known.
+        check: Called with a scalar that is taken for a mean over rows because only its code tells what it is.
     """
-    return LocalLoss(_as_tensor(loss).sum() * (num_rows_everywhere / num_rows), num_rows)
+    everywhere = context.global_num_rows or num_rows
+    if labels is not None:
+        return _share_of(_as_tensor(call()), *labels)
+    if kind == "unknown":
+        with GlobalMeans(context) as means:
+            value = call()
+        if isinstance(value, torch.Tensor) and means.is_global(value):
+            return global_loss(value, means, joins_batches=joins_batches)
+        # The means of a part of the loss are global by now: compute the whole as the user wrote it.
+        loss = call() if means.means else value
+        if is_pair(loss):
+            return pair_loss(loss, context)
+        if check is not None and isinstance(loss, torch.Tensor) and not loss.ndim:
+            check(loss.detach())
+        return mean_loss(loss, num_rows, everywhere)
+    if kind == "sum":
+        return sum_loss(call())
+    return mean_loss(call(), num_rows, everywhere)
+
+
+def is_checked_now(loss: Any) -> bool:
+    """Count a call of a loss, and return True for the calls 1, 2, 4, 8, ...: the first batch may not show what it is.
+
+    >>> [is_checked_now(is_pair) for _ in range(9)]
+    [True, True, False, True, False, False, False, True, False]
+    """
+    try:
+        number = _CALLS[loss] = _CALLS.get(loss, 0) + 1
+    except TypeError:  # no weak reference, or no hash
+        return True
+    return number & (number - 1) == 0
+
+
+def require_mean_over_rows(
+    loss: Callable[[Any, Any], Any], prediction: Any, target: Any, num_rows: int, value: torch.Tensor
+) -> None:
+    """InvalidArgumentError if the loss of all rows is not the mean of the losses of two parts of them.
+
+    What cannot be asked is let through: fewer than two rows, values that are not finite, a loss that gives two values
+    for the same rows or does not take parts of them.
+
+    >>> rows = torch.tensor([1.0, 2.0, 6.0]), torch.zeros(3)
+    >>> require_mean_over_rows(lambda p, t: (p - t).mean(), *rows, 3, torch.tensor(3.0))
+    >>> require_mean_over_rows(lambda p, t: (p - t).sum(), *rows, 3, torch.tensor(9.0))
+    Traceback (most recent call last):
+        ...
+    raydist.errors.InvalidArgumentError: A loss function must return a mean over its rows where several replicas or \
+batches share the rows of a step: <lambda> gives 9 for 3 rows, but 1 for the first 1 and 8 for the others. Return one \
+loss per row, or a pair (sum, denominator) such as ((loss * mask).sum(), mask.sum()). Or say what it is: \
+compile(loss_reduction="sum") for a sum over rows, "mean" to average what each replica computes from its own rows.
+    """
+    half = num_rows // 2
+    leaves = [leaf for leaf in leaves_in((prediction, target)) if isinstance(leaf, torch.Tensor)]
+    if not half or not math.isfinite(float(value)) or any(leaf.shape[:1] != (num_rows,) for leaf in leaves):
+        return
+
+    def of(rows: slice) -> float:
+        own = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss  # a copy: it may count its calls
+        return float(own(*map_structure(lambda leaf: _exact_part(leaf, rows), (prediction, target))))
+
+    try:
+        with torch.no_grad(), torch.random.fork_rng([value.device] if value.is_cuda else []):
+            whole, again, first, rest = (of(slice(*ends)) for ends in ((None,), (None,), (half,), (half, None)))
+    except Exception:  # a loss that needs gradients, or a fixed number of rows, is no error
+        return
+    same = partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6 * max(abs(first), abs(rest), 1e-6))
+    mean = (first * half + rest * (num_rows - half)) / num_rows  # NaN if all labels of a half are ignored
+    if same(whole, again) and not same(whole, mean):
+        raise InvalidArgumentError(
+            "A loss function must return a mean over its rows where several replicas or batches share the rows of a "
+            f"step: {getattr(loss, '__name__', type(loss).__name__)} gives {whole:.5g} for {num_rows} rows, but "
+            f"{first:.5g} for the first {half} and {rest:.5g} for the others. Return one loss per row, or a pair (sum, "
+            'denominator) such as ((loss * mask).sum(), mask.sum()). Or say what it is: compile(loss_reduction="sum") '
+            'for a sum over rows, "mean" to average what each replica computes from its own rows.'
+        )
+
+
+def _exact_part(leaf: Any, rows: slice) -> Any:
+    """Some rows of a leaf, in float64 if they are real numbers: rounding must not look like another mean."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach()[rows].double() if leaf.is_floating_point() else leaf.detach()[rows]
+
+
+def global_loss(loss: torch.Tensor, means: GlobalMeans, *, joins_batches: bool = False) -> BatchLoss:
+    """For a loss that is computed from global means: each replica has its value.
+
+    Where they differ in their denominators, the loss of several batches is weighted by the average of these.
+    """
+    weight, denominator = (torch.stack(counts).mean(dim=0) for counts in zip(*means.counts, strict=True))
+    if joins_batches and torch.is_grad_enabled():
+        means.require_one_denominator(loss)
+    return BatchLoss(loss, denominator, torch.where(weight == 0, 0.0, loss.detach() * weight), weight)
+
+
+def sum_loss(loss: Any) -> BatchLoss:
+    """For a loss that is the sum over local rows, or one per row that is to be added up."""
+    total = _as_tensor(loss).sum()
+    return BatchLoss(total, None, total.detach(), 0)
+
+
+def is_pair(loss: Any) -> bool:
+    """Return True for (sum, denominator), which a loss function may return."""
+    return isinstance(loss, tuple) and len(loss) == 2
+
+
+def pair_loss(loss: tuple[Any, Any], context: ReplicaContext) -> BatchLoss:
+    """For a loss that says what it divides by, on local rows."""
+    total = _as_tensor(loss[0]).sum()
+    weight = torch.as_tensor(loss[1], dtype=torch.float64, device=total.device).detach().sum()
+    everywhere: torch.Tensor = context.all_reduce(ReduceOp.SUM, weight)
+    return BatchLoss(total / torch.where(everywhere == 0, 1.0, everywhere), everywhere, total.detach(), weight)
+
+
+def kind_of(loss: Any, reduction: Literal["mean", "sum"] | None = None) -> LossKind:
+    """Return what a loss divides by, as far as its class, its settings or `reduction` say.
+
+    >>> kind_of(nn.MSELoss()), kind_of(nn.CrossEntropyLoss()), kind_of(nn.L1Loss(reduction="sum")), kind_of(min)
+    ('rows', 'labels', 'sum', 'unknown')
+    """
+    if reduction is not None:
+        return "sum" if reduction == "sum" else "rows"
+    if adds_rows_up(loss):
+        return "sum"
+    if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
+        return "labels" if loss.reduction == "mean" else "rows"
+    return "rows" if type(loss) in _public_modules() and _is_loss(type(loss)) else "unknown"
+
+
+def label_count(loss: Any, target: Any, context: ReplicaContext) -> tuple[Count, Count] | None:
+    """Return what a loss of kind "labels" divides by, here and on all replicas; None where targets are no labels.
+
+    Ask before the forward pass: replicas that have just got their batches wait least for each other.
+    """
+    if not isinstance(target, torch.Tensor) or target.is_floating_point():
+        return None
+    here = labels_that_count(target, loss.weight, loss.ignore_index)
+    return here, context.all_reduce(ReduceOp.SUM, here)
 
 
 def adds_rows_up(loss: Any) -> bool:
@@ -94,7 +282,7 @@ def _is_loss(kind: type[nn.Module]) -> bool:
     return compares and free and kind is not nn.NLLLoss2d  # torch's own name of old for NLLLoss
 
 
-def weighted_loss(loss: Any, sample_weight: torch.Tensor) -> LocalLoss:
+def weighted_loss(loss: Any, sample_weight: torch.Tensor, context: ReplicaContext) -> BatchLoss:
     """For batches with weights, (n,) or (n, 1). `loss` has one value per row, (n, ...); further axes are averaged."""
     value = _as_tensor(loss)
     if not value.ndim:
@@ -110,16 +298,15 @@ def weighted_loss(loss: Any, sample_weight: torch.Tensor) -> LocalLoss:
             "other axes."
         )
     weights = sample_weight.reshape(num_rows).to(value)
-    total = weights.sum()
-    per_row = value.reshape(num_rows, -1).mean(dim=1)
-    return LocalLoss((per_row * weights).sum() / torch.where(total == 0, 1.0, total), total)
+    return pair_loss(((value.reshape(num_rows, -1).mean(dim=1) * weights).sum(), weights.sum()), context)
 
 
 def _as_tensor(loss: Any) -> torch.Tensor:
     if isinstance(loss, torch.Tensor):
         return loss
     raise SpecError(
-        f"The loss must return a tensor (the mean over its rows, or one loss per row), got {type(loss).__name__}."
+        "The loss must return a tensor (the mean over its rows, or one loss per row) or a pair (sum, denominator), got "
+        f"{type(loss).__name__}."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from raydist.foreign_errors import folded
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.callback_list import CallbackList
 from raydist.training.callbacks.progress_bar import progress_stream
@@ -28,6 +29,7 @@ __all__ = ["MeasuredModel"]
 class MeasuredModel(CompiledModel):
     """Models that are asked how good they are, and for predictions."""
 
+    @folded
     def evaluate(
         self,
         x: Data | Any = None,
@@ -70,7 +72,8 @@ class MeasuredModel(CompiledModel):
         """
         trainee = self._trainee()
         require_at_least("steps", steps)
-        data = GivenData(x, y, batch_size, dataset, what="evaluate").distributed(self._strategy)
+        own_loss = trainee.compiled.loss is None
+        data = GivenData(x, y, batch_size, dataset, "evaluate", own_loss).distributed(self._strategy)
         hooks = CallbackList(callbacks, self._whole(), {"epochs": None, "steps": num_steps(data, steps)})
         with open_view(*progress_stream(callbacks, verbose=verbose)) as view:
             reporter = Reporter(view)
@@ -78,6 +81,7 @@ class MeasuredModel(CompiledModel):
             reporter.result(logs)
         return logs
 
+    @folded
     def predict(
         self,
         x: Data | Any = None,
@@ -90,8 +94,8 @@ class MeasuredModel(CompiledModel):
     ) -> Any:
         """The module's outputs for every row, in the order of the dataset. Waits for them; needs no `compile`.
 
-        Elements may be x alone, or tuples whose first part is x. The module runs in evaluation mode, one batch per call
-        to the replicas.
+        Elements may be x alone, or tuples whose first part is x; with `loss="model"` they are as for :meth:`fit`. The
+        module runs in evaluation mode, one batch per call to the replicas.
 
         Args:
             x: Batched by the global batch size. Or arrays, or a DataLoader, as for :meth:`fit`.
@@ -102,7 +106,10 @@ class MeasuredModel(CompiledModel):
             dataset: What x was called once.
 
         Returns:
-            A CPU tensor of all rows, or a nest of them as the module returns it (lists as tuples).
+            A CPU tensor of all rows, or a nest of them as the module returns it (lists as tuples), with None in the
+            place of what is no tensor (a text, a number, an object that holds keys and values). Of a module that
+            computes its loss (`loss="model"`) a dict, tuple or tensor of the outputs with one entry per row: no loss,
+            no cache of keys and values.
 
         Raises:
             InvalidArgumentError: The dataset has no batch or, without `steps`, never ends; or as for :meth:`fit`.
@@ -116,8 +123,10 @@ class MeasuredModel(CompiledModel):
         Source: keras.Model.predict.
         """
         require_at_least("steps", steps)
-        data = GivenData(x, None, batch_size, dataset, what="predict").distributed(self._strategy)
+        compiled = self._compiled
+        precision, own_loss = (None, False) if compiled is None else (compiled.precision, compiled.loss is None)
+        data = GivenData(x, None, batch_size, dataset, "predict", own_loss).distributed(self._strategy)
         hooks = CallbackList(callbacks, self._whole(), {"epochs": None, "steps": num_steps(data, steps)})
         with open_view(*progress_stream(callbacks, verbose=verbose)) as view:
-            precision = None if self._compiled is None else self._compiled.precision
-            return Prediction(self._strategy, self._module, hooks, Reporter(view), precision).run(data, steps)
+            prediction = Prediction(self._strategy, self._module, hooks, Reporter(view), precision, own_loss=own_loss)
+            return prediction.run(data, steps)

@@ -21,8 +21,10 @@ __all__ = ["Model"]
 class Model(FittedModel, MeasuredModel):
     """Trains a module with the strategy in whose scope it was made (keras.Model).
 
-    Every number is the one that a single replica would give: the loss that is optimised is the mean over the rows of
-    the *global* batch, losses and metrics count every row once, however rows fall on replicas.
+    Every number is the one that a single replica would give: the loss that is optimised is that of the *global* batch,
+    losses and metrics count every row once, however rows fall on replicas. A module that computes its own loss, as
+    those of Hugging Face do, is compiled with `loss="model"`, takes dicts, and saves itself:
+    `model.module.save_pretrained(directory)`.
 
     Elements of datasets are (x, y) or (x, y, sample_weight), batched by the global batch size; arrays and torch
     DataLoaders are taken as well. The module is called with x; a plain tuple is unpacked into its arguments. With

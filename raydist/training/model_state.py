@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from raydist.checkpoints.compiled_names import compiled_names, has_compiled, plain_names
+from raydist.checkpoints.optimizer_names import keep_types
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.saved_rows import SavedRows
 from raydist.training.architecture import architecture_of, build_module
@@ -28,7 +30,7 @@ def pack(
             "A model file has what state_dict() gives, and that has no rows of ShardedEmbeddings, but the module has "
             f"{', '.join(map(repr, tables))}. Save an rd.Checkpoint(model=model.module) instead: it has them."
         )
-    state = snapshot(module.state_dict())
+    state = snapshot(plain_names(module.state_dict()))
     tensors = {MODULE_PREFIX + name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     extra = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
     plain = None if optimizer is None else _pack_optimizer(optimizer, tensors)
@@ -68,7 +70,8 @@ def _plain_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def restore_module(module: nn.Module, tensors: Mapping[str, torch.Tensor], manifest: ModelManifest) -> None:
     """Load the module's state in place."""
     try:
-        module.load_state_dict({**_of_module(tensors), **manifest.extra})
+        state = plain_names({**_of_module(tensors), **manifest.extra})
+        module.load_state_dict(compiled_names(state, module.state_dict()) if has_compiled(module) else state)
     except RuntimeError as error:
         raise InvalidArgumentError(
             f"The saved state must fit the module, a {type(module).__name__}: {error} "
@@ -100,7 +103,9 @@ def restore_optimizer(
             if key.startswith(OPTIMIZER_PREFIX):
                 index, _, name = key.removeprefix(OPTIMIZER_PREFIX).partition(".")
                 state.setdefault(int(index), {})[name] = value
-        optimizer.load_state_dict({"state": state, "param_groups": saved["groups"]})
+        loaded = {"state": state, "param_groups": saved["groups"]}
+        optimizer.load_state_dict(loaded)
+        keep_types(optimizer, loaded)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidArgumentError(
             f"The saved state must fit the optimizer: {error}. Make it over the same parameters in the same groups."

@@ -46,20 +46,45 @@ def optimizer_by_name(name: str, module: nn.Module) -> torch.optim.Optimizer:
     """
     found = {kind.__name__: kind for kind in vars(torch.optim).values() if _is_optimizer(kind)}
     kind: Any = class_by_name(name, found, "optimizer")
-    parameters = list(module.parameters())
-    if not parameters:
+    _require_steps_alone(kind)
+    named = dict(module.named_parameters())
+    if not named:
         raise InvalidArgumentError(f"{name!r} needs parameters to optimise, got a {type(module).__name__} without any.")
-    optimizer: torch.optim.Optimizer = kind(parameters)
+    _require_suited(kind, module, named)
+    optimizer: torch.optim.Optimizer = kind(list(named.values()))
     return optimizer
 
 
 def _is_optimizer(kind: Any) -> bool:
-    # LBFGS asks for the loss several times a step, which fit does not offer.
-    return (
-        isinstance(kind, type)
-        and issubclass(kind, torch.optim.Optimizer)
-        and kind.__name__ not in ("Optimizer", "LBFGS")
-    )
+    return isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+
+
+def _require_steps_alone(kind: type) -> None:
+    if issubclass(kind, torch.optim.LBFGS):
+        raise InvalidArgumentError(
+            "fit needs an optimizer that steps once for each batch, got LBFGS, which asks for the loss several times a "
+            'step. Use another one ("adamw"), or a loop of your own with optimizer.step(closure) in strategy.run.'
+        )
+
+
+def _require_suited(kind: type, module: nn.Module, named: Mapping[str, torch.Tensor]) -> None:
+    """InvalidArgumentError where an optimizer of torch's takes some kinds of parameters only."""
+    if kind is torch.optim.Muon:
+        others = [f"{name} {tuple(each.shape)}" for name, each in named.items() if each.ndim != 2]
+        what = "matrices, parameters of two dimensions,"
+    elif kind is torch.optim.SparseAdam:
+        tables = (part for part in module.modules() if getattr(part, "sparse", False))
+        sparse = {id(parameter) for part in tables for parameter in part.parameters(recurse=False)}
+        others = [f"{name} {tuple(each.shape)}" for name, each in named.items() if id(each) not in sparse]
+        what = "parameters with sparse gradients, as of Embedding(sparse=True),"
+    else:
+        return
+    if others:
+        shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        raise InvalidArgumentError(
+            f"torch.optim.{kind.__name__} takes {what} only, got {len(others)} others of {len(named)}: {shown}. Use "
+            f'"adamw" for all, or freeze the others and give torch.optim.{kind.__name__}([the rest]) to compile.'
+        )
 
 
 def require_optimizer(optimizer: Any, module: nn.Module, loss: Any) -> None:
@@ -69,6 +94,7 @@ def require_optimizer(optimizer: Any, module: nn.Module, loss: Any) -> None:
             f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}. "
             "Example: torch.optim.SGD(model.parameters(), lr=0.1)."
         )
+    _require_steps_alone(type(optimizer))
     known = {id(parameter) for part in (module, loss) if isinstance(part, nn.Module) for parameter in part.parameters()}
     given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     foreign = [tuple(parameter.shape) for parameter in given if id(parameter) not in known]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -10,28 +11,38 @@ from torch import nn
 from raydist.nest import leaves_in, map_structure
 from raydist.training.elements import apply_module
 
-__all__ = ["Precision", "forward"]
+__all__ = ["Precision", "autocast", "forward", "widened"]
 
-Precision = Literal["bf16"] | None
+Precision = Literal["bf16", "fp16"] | None
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(x: Any, precision: Precision) -> AbstractContextManager[Any]:
+    """`torch.autocast` on the device of `x`; nothing where no precision is given."""
+    if precision is None:
+        return nullcontext()
+    device = next((leaf.device.type for leaf in leaves_in(x) if isinstance(leaf, torch.Tensor)), "cpu")
+    return torch.autocast(device, _TYPES[precision])
 
 
 def forward(module: nn.Module, x: Any, precision: Precision) -> Any:
-    """What the module returns for `x`; under "bf16" by torch.autocast, its bfloat16 outputs as float32.
+    """What the module returns for `x`; under "bf16" and "fp16" by torch.autocast, its 16-bit outputs as float32.
 
     Losses and metrics then count in float32, and outputs can become numpy arrays, which know no bfloat16.
 
     >>> forward(nn.Linear(2, 1), torch.ones(3, 2), "bf16").dtype
     torch.float32
     """
-    if precision is None:
-        return apply_module(module, x)
-    device = next((leaf.device.type for leaf in leaves_in(x) if isinstance(leaf, torch.Tensor)), "cpu")
-    with torch.autocast(device, torch.bfloat16):
+    with autocast(x, precision):
         outputs = apply_module(module, x)
-    return list(map(_widened, outputs)) if isinstance(outputs, list) else _widened(outputs)
+    if precision is None:
+        return outputs
+    return list(map(widened, outputs)) if isinstance(outputs, list) else widened(outputs)
 
 
-def _widened(outputs: Any) -> Any:
+def widened(outputs: Any) -> Any:
+    """16-bit tensors as float32."""
     return map_structure(
-        lambda leaf: leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bfloat16 else leaf, outputs
+        lambda leaf: leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype in _TYPES.values() else leaf, outputs
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from raydist.errors import SpecError
-from raydist.nest import flatten, leaves_in, map_structure, unflatten
+from raydist.nest import NOTHING, flatten, map_structure, unflatten
 from raydist.training.executions import executions
 from raydist.training.passes import (
     in_evaluation_mode,
@@ -47,10 +47,12 @@ class Prediction:
         callbacks: CallbackList,
         reporter: Reporter,
         precision: Precision = None,
+        *,
+        own_loss: bool = False,
     ) -> None:
         self._strategy = strategy
         self._module = module
-        self._step = prediction_step(module, precision)
+        self._step = prediction_step(module, precision, by_keyword=own_loss)
         self._callbacks = callbacks
         self._reporter = reporter
         self._unread: deque[Any] = deque()
@@ -93,20 +95,20 @@ class Prediction:
         while len(self._unread) > left:
             output = self._strategy.gather(self._unread.popleft())
             self._outputs.append(output)
-            self._rows += len(leaves_in(output)[0])
+            self._rows += len(flatten(output, NOTHING)[0][0])
 
 
 def joined(outputs: list[Any]) -> Any:
-    """The nests of all batches as one nest.
+    """Concatenate the nests of all batches. None stays None.
 
     >>> joined([{"y": torch.tensor([1, 2])}, {"y": torch.tensor([3])}])
     {'y': tensor([1, 2, 3])}
     """
     try:
-        return map_structure(lambda *parts: torch.cat(parts), *outputs)
+        return map_structure(lambda *parts: torch.cat(parts), *outputs, none=NOTHING)
     except RuntimeError:
-        _, structure = flatten(outputs[0])
-        leaves = zip(*(leaves_in(output) for output in outputs), strict=True)
+        _, structure = flatten(outputs[0], NOTHING)
+        leaves = zip(*(flatten(output, NOTHING)[0] for output in outputs), strict=True)
         shapes = unflatten(structure, [sorted({tuple(part.shape[1:]) for part in parts}) for parts in leaves])
         raise SpecError(
             f"Predictions of all batches must agree in all but their first dimension, got rows of the shapes {shapes}. "

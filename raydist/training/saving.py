@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from raydist.checkpoints.tensor_file import write_safetensors
-from raydist.collectives.wires.flat_bytes import flat_bytes
+from raydist.collectives.flat_bytes import flat_bytes
 from raydist.errors import DataLossError, InvalidArgumentError, NotFoundError, RaydistError
 from raydist.pipelines.formats.files import local_path, path_text, shown_uri
 from raydist.pipelines.stored.directory_files import DirectoryFiles, directory_files

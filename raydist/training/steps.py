@@ -8,9 +8,12 @@ metrics back the states that they had before the step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,14 +21,22 @@ from raydist.errors import SpecError
 from raydist.nest import leaves_in, map_structure
 from raydist.strategies.default import get_replica_context
 from raydist.training.class_weights import ClassWeights
-from raydist.training.counted_losses import count_in, divides_by_count, total_of
-from raydist.training.elements import Example, inputs_of, unpack
-from raydist.training.losses import LocalLoss, adds_rows_up, mean_loss, sum_loss, weighted_loss
-from raydist.training.precision import Precision, forward
+from raydist.training.elements import inputs_of, unpack
+from raydist.training.global_means import GlobalMeans
+from raydist.training.losses import (
+    BatchLoss,
+    LossKind,
+    is_checked_now,
+    label_count,
+    loss_of,
+    require_mean_over_rows,
+    weighted_loss,
+)
+from raydist.training.model_losses import LossAndOutputs, call_module, model_loss, without_loss
+from raydist.training.precision import Precision, autocast, forward, widened
 from raydist.training.trackers import Trackers
 from raydist.training.updates import Update
 from raydist.training.value_guesses import guessing, update_alike
-from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
@@ -46,8 +57,9 @@ class Compiled:
 
     Attributes:
         update: The optimizer, and what goes with its steps.
-        loss: What is to become small.
-        row_loss: The same for batches whose rows have weights: one value per row.
+        loss: The loss function; None where the module computes its loss.
+        row_loss: The loss function for batches whose rows have weights: one value per row.
+        loss_kind: What the loss divides by.
         trackers: The counters.
         steps_per_execution: Steps of one call to the replicas.
         precision: In which the module's forward computes; None for that of its parameters.
@@ -56,8 +68,9 @@ class Compiled:
     """
 
     update: Update
-    loss: Callable[[Any, Any], torch.Tensor]
-    row_loss: Callable[[Any, Any], torch.Tensor]
+    loss: Callable[[Any, Any], Any] | None
+    row_loss: Callable[[Any, Any], Any] | None
+    loss_kind: LossKind
     trackers: Trackers
     steps_per_execution: int
     precision: Precision = None
@@ -74,20 +87,27 @@ class Trainee:
     compiled: Compiled
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What one replica computed from its piece of a batch. `compared` is what metrics take."""
+
+    loss: BatchLoss
+    compared: tuple[Any, Any]
+    num_rows: int
+
+
 def training_step(module: nn.Module, compiled: Compiled, class_weights: ClassWeights, count: Callable[[], Any]) -> Step:
     """Forward, backward and update on one batch; then `count()`."""
     update = compiled.update
-    loss_fn, track = _loss_function(compiled), _tracking(compiled.trackers)
+    run, track = _forward(module, compiled, class_weights), _tracking(compiled.trackers)
 
     def train_step(batch: Any) -> None:
-        example = class_weights.weigh(unpack(batch))
         update.begin()
-        divisor = _divisor(compiled.loss, example)
-        prediction = forward(module, example.x, compiled.precision)
-        loss = loss_fn(prediction, example, divisor)
-        update.backward(*_global_objective(loss, example))
+        outcome = run(batch)
+        update.backward(outcome.loss.objective, outcome.loss.denominator)
         update.end()
-        track(loss, prediction, example)
+        track(outcome)
         count()
 
     return train_step
@@ -95,28 +115,35 @@ def training_step(module: nn.Module, compiled: Compiled, class_weights: ClassWei
 
 def evaluation_step(module: nn.Module, compiled: Compiled) -> Step:
     """Loss and metrics of one batch."""
-    loss_fn, track = _loss_function(compiled), _tracking(compiled.trackers)
+    run, track = _forward(module, compiled, ClassWeights()), _tracking(compiled.trackers)
 
     def test_step(batch: Any) -> None:
-        example = unpack(batch)
         with torch.no_grad():
-            divisor = _divisor(compiled.loss, example)
-            prediction = forward(module, example.x, compiled.precision)
-            loss = loss_fn(prediction, example, divisor)
-            track(loss, prediction, example)
+            track(run(batch))
 
     return test_step
 
 
-def prediction_step(module: nn.Module, precision: Precision = None) -> Step:
-    """The module's outputs for one batch, one entry per row, on the CPU."""
+def prediction_step(module: nn.Module, precision: Precision = None, *, by_keyword: bool = False) -> Step:
+    """The module's outputs for one batch, one entry per row, on the CPU.
+
+    Args:
+        module: The module.
+        precision: In which it computes.
+        by_keyword: The module computes its own loss: a dict is its keyword arguments, and the loss is no output.
+    """
 
     def predict_step(batch: Any) -> Any:
         with torch.no_grad():
-            inputs = inputs_of(batch)
-            prediction = _lists_as_tuples(forward(module, inputs, precision))
-        num_rows = len(leaves_in(inputs)[0])
-        return map_structure(lambda leaf: _output(leaf, num_rows), prediction)
+            if by_keyword:
+                inputs = batch
+                with autocast(inputs, precision):
+                    outputs = without_loss(call_module(module, inputs), _length(inputs))
+                prediction = outputs if precision is None else widened(outputs)
+            else:
+                inputs = inputs_of(batch)
+                prediction = _lists_as_tuples(forward(module, inputs, precision))
+        return _outputs(prediction, _length(inputs))
 
     return predict_step
 
@@ -138,65 +165,96 @@ def looped(step: Step) -> Callable[[Iterator[Any], int], int]:
     return loop
 
 
-def _divisor(loss: Any, example: Example) -> torch.Tensor | None:
-    """What the sum over all replicas' rows is divided by, where that is not their number; None where it is.
+def _forward(module: nn.Module, compiled: Compiled, class_weights: ClassWeights) -> Callable[[Any], _Outcome]:
+    """From a batch to its loss and what metrics take."""
+    loss, row_loss, kind = compiled.loss, compiled.row_loss, compiled.loss_kind
+    joins_batches = compiled.update.accumulation is not None
+    if loss is None or row_loss is None:
+        return _own_loss(module, compiled)
 
-    Asked before the forward pass: replicas that have just got their batches wait least for each other.
-    """
-    context = get_replica_context()
-    if context.num_replicas_in_sync == 1 or example.sample_weight is not None or not divides_by_count(loss, example.y):
-        return None
-    everywhere: torch.Tensor = context.all_reduce(ReduceOp.SUM, count_in(loss, example.y))
-    return everywhere
+    def compare(batch: Any) -> _Outcome:
+        context = get_replica_context()
+        example = class_weights.weigh(unpack(batch))
+        num_rows = _num_rows((example.x, example.y))
+        weight = example.sample_weight
+        labels = label_count(loss, example.y, context) if kind == "labels" and weight is None else None
+        prediction = forward(module, example.x, compiled.precision)
+        if weight is not None:
+            found = weighted_loss(row_loss(prediction, example.y), weight, context)
+        else:
+            call = partial(loss, prediction, example.y)
+            check, is_shared = None, joins_batches or context.num_replicas_in_sync > 1
+            if kind == "unknown" and is_shared and context.num_rows and is_checked_now(loss):
+                check = partial(require_mean_over_rows, loss, prediction, example.y, num_rows)
+            found = loss_of(call, kind, num_rows, context, labels=labels, joins_batches=joins_batches, check=check)
+        return _Outcome(found, (prediction, example.y), num_rows)
 
-
-def _loss_function(compiled: Compiled) -> Callable[[Any, Example, torch.Tensor | None], LocalLoss]:
-    loss, row_loss, is_sum = compiled.loss, compiled.row_loss, adds_rows_up(compiled.loss)
-
-    def local_loss(prediction: Any, example: Example, divisor: torch.Tensor | None) -> LocalLoss:
-        if example.sample_weight is not None:
-            return weighted_loss(row_loss(prediction, example.y), example.sample_weight)
-        num_rows = _num_rows(example)
-        everywhere = get_replica_context().global_num_rows or num_rows
-        if is_sum:
-            return sum_loss(loss(prediction, example.y), num_rows, everywhere)
-        if divisor is not None and isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
-            return sum_loss(total_of(loss, prediction, example.y) / divisor, num_rows, everywhere)
-        return mean_loss(loss(prediction, example.y), num_rows)
-
-    return local_loss
+    return compare
 
 
-def _global_objective(loss: LocalLoss, example: Example) -> tuple[torch.Tensor, Any]:
-    """This replica's share of what the step makes small, and what the global batch weighs."""
-    context = get_replica_context()
-    if example.sample_weight is None:
-        return loss.mean, context.global_num_rows or _num_rows(example)
-    weight = torch.as_tensor(loss.weight)
-    everywhere: torch.Tensor = context.all_reduce(ReduceOp.SUM, weight * 0 if context.num_rows == 0 else weight)
-    return loss.objective(lambda _: everywhere), everywhere
+def _own_loss(module: nn.Module, compiled: Compiled) -> Callable[[Any], _Outcome]:
+    precision, kind, has_metrics = compiled.precision, compiled.loss_kind, bool(compiled.trackers.metrics)
+    joins_batches = compiled.update.accumulation is not None
+
+    def ask(batch: Any) -> _Outcome:
+        context = get_replica_context()
+        num_rows = _num_rows(batch)
+        with autocast(batch, precision), GlobalMeans(context) if kind == "unknown" else nullcontext() as means:
+            found = LossAndOutputs.of(call_module(module, batch), module)
+        loss = model_loss(found.loss, kind, means, num_rows, context, joins_batches=joins_batches)
+        compared = (widened(found.logits(module)), found.labels(batch)) if has_metrics else ((), ())
+        return _Outcome(loss, compared, num_rows)
+
+    return ask
 
 
-def _tracking(trackers: Trackers) -> Callable[[LocalLoss, Any, Example], None]:
+def _tracking(trackers: Trackers) -> Callable[[_Outcome], None]:
     metrics, guesses = trackers.metrics, guessing(trackers.metrics)
 
-    def track(loss: LocalLoss, prediction: Any, example: Example) -> None:
-        trackers.update(loss.mean.detach(), loss.weight, _num_rows(example))
-        detached = map_structure(lambda leaf: leaf.detach(), _lists_as_tuples(prediction))
-        update_alike(metrics, guesses, (detached, example.y), get_replica_context())
+    def track(outcome: _Outcome) -> None:
+        trackers.update(outcome.loss.total, outcome.loss.weight, outcome.num_rows)
+        if not metrics:
+            return
+        prediction, target = outcome.compared
+        detached = map_structure(_detached, _lists_as_tuples(prediction))
+        update_alike(metrics, guesses, (detached, target), get_replica_context())
 
     return track
 
 
-def _output(leaf: Any, num_rows: int) -> torch.Tensor:
-    if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (num_rows,):
-        got = f"shape {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-        raise SpecError(f"predict needs tensors with one entry per input row ({num_rows}) from the module, got {got}.")
-    return leaf.cpu()
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _num_rows(example: Example) -> int:
-    return len(leaves_in((example.x, example.y))[0])
+def _outputs(prediction: Any, num_rows: int) -> Any:
+    """Return the tensors of a prediction on the CPU, with None in the place of a cache object, a text or a number."""
+    found = map_structure(lambda leaf: _output(leaf, num_rows), prediction)
+    if all(leaf is None for leaf in leaves_in(found)):
+        raise SpecError(_needed_outputs(num_rows, f"a {type(prediction).__name__} without tensors"))
+    return found
+
+
+def _output(leaf: Any, num_rows: int) -> torch.Tensor | None:
+    if isinstance(leaf, torch.Tensor):
+        if leaf.shape[:1] == (num_rows,):
+            return leaf.cpu()
+        raise SpecError(_needed_outputs(num_rows, f"shape {tuple(leaf.shape)}"))
+    if isinstance(leaf, list | np.ndarray):  # they may hold outputs
+        raise SpecError(_needed_outputs(num_rows, f"a {type(leaf).__name__}"))
+    return None
+
+
+def _needed_outputs(num_rows: int, got: str) -> str:
+    return f"predict needs tensors with one entry per input row ({num_rows}) from the module, got {got}."
+
+
+def _length(nest: Any) -> int:
+    return len(leaves_in(nest)[0])
+
+
+def _num_rows(batch: Any) -> int:
+    """Rows of this replica, those that it stands in with included."""
+    return get_replica_context().num_rows or _length(batch)
 
 
 def _lists_as_tuples(value: Any) -> Any:

@@ -15,9 +15,8 @@ import torch
 from torchmetrics import Metric, MetricCollection
 
 from raydist.errors import InvalidArgumentError
-from raydist.metrics import Mean
 
-__all__ = ["RowCount", "Trackers", "named_metrics"]
+__all__ = ["LossTotal", "RowCount", "Trackers", "named_metrics"]
 
 
 @final
@@ -44,23 +43,56 @@ class RowCount(Metric):
 
 
 @final
+class LossTotal(Metric):
+    """The loss of all batches of a pass as one: a sum over a denominator, or the sum alone.
+
+    Both are kept in float64 and added over replicas. The loss is 0 where the denominator is.
+
+    Args:
+        is_sum: The loss is not divided by anything.
+    """
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+
+    total: torch.Tensor
+    weight: torch.Tensor
+
+    def __init__(self, *, is_sum: bool = False) -> None:
+        super().__init__()
+        self._is_sum = is_sum
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("weight", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, total: torch.Tensor, weight: Any) -> None:
+        """Add one replica's part of the sum and the denominator of a batch."""
+        self.total += total
+        self.weight += weight
+
+    def compute(self) -> torch.Tensor:
+        """The loss so far: a float64 scalar."""
+        return self.total.clone() if self._is_sum else torch.where(self.weight == 0, 0.0, self.total / self.weight)
+
+
+@final
 @dataclass(frozen=True, slots=True)
 class Trackers:
     """Counters of one model.
 
     Attributes:
-        loss: Mean loss, weighted by rows (or by sample weights).
+        loss: The loss over all rows.
         rows: Number of rows.
         metrics: The user's metrics by their names in logs.
     """
 
-    loss: Mean
+    loss: LossTotal
     rows: RowCount
     metrics: Mapping[str, Metric]
 
-    def update(self, loss: torch.Tensor, weight: Any, num_rows: int) -> None:
-        """Count one batch of one replica (in the step)."""
-        self.loss.update(loss, weight)
+    def update(self, total: torch.Tensor, weight: Any, num_rows: int) -> None:
+        """Count one batch of one replica (in the step): its part of the loss's sum and denominator, and its rows."""
+        self.loss.update(total, weight)
         self.rows.update(num_rows)
 
     def reset(self) -> None:

@@ -21,21 +21,26 @@ class Accumulation(nn.Module):
 
     Args:
         size: Batches of a group.
+        scaled: Keep what gradients are multiplied by near 1, as float16 needs it: the unit of weights is that of the
+            group's first batch.
 
     >>> group = Accumulation(2)
     >>> group.add(8)
+    tensor(8., dtype=torch.float64)
     >>> group.is_empty, group.is_full
     (False, False)
     """
 
     batches: torch.Tensor
     weight: torch.Tensor
+    unit: torch.Tensor | None
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, scaled: bool = False) -> None:
         super().__init__()
         self.size = size
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("unit", torch.ones((), dtype=torch.float64) if scaled else None)
 
     @property
     def is_empty(self) -> bool:
@@ -47,10 +52,14 @@ class Accumulation(nn.Module):
         """Whether the group is complete."""
         return int(self.batches) >= self.size
 
-    def add(self, weight: Any) -> None:
-        """Another global batch is in the gradients, times its weight."""
+    def add(self, weight: Any) -> torch.Tensor:
+        """Count another global batch. Its gradients belong to the group times the number that this returns."""
+        if self.unit is not None and self.is_empty:
+            self.unit.copy_(weight if weight > 0 else torch.ones(()))
+        factor = torch.as_tensor(weight, dtype=torch.float64) / (1.0 if self.unit is None else self.unit)
         self.batches += 1
-        self.weight += weight
+        self.weight += factor
+        return factor
 
     def take_mean(self, parameters: list[torch.Tensor]) -> None:
         """Make the gradients the mean over the group, and begin the next one."""
@@ -72,30 +81,31 @@ class Update:
         scheduler: Follows each step of the optimizer.
         clip_norm: Most that the norm of all gradients together may be.
         accumulation: Where several batches make one step: that of their rows, as if they had been one batch.
+        scaler: Scales the loss up where gradients are computed in float16.
     """
 
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler | None = None
     clip_norm: float | None = None
     accumulation: Accumulation | None = None
+    scaler: torch.amp.GradScaler | None = None
 
     def begin(self) -> None:
         """Before the forward of a batch."""
         if self.accumulation is None or self.accumulation.is_empty:
             self.optimizer.zero_grad()
 
-    def backward(self, objective: torch.Tensor, weight: Any) -> None:
+    def backward(self, objective: torch.Tensor, denominator: Any) -> None:
         """Add the gradients of a batch, which are global afterwards.
 
         Args:
-            objective: This replica's share of the global batch's objective.
-            weight: What the global batch weighs among others: its rows, or the sum of their weights.
+            objective: Its gradients, summed over the replicas, are those of the global batch's loss.
+            denominator: What that loss is divided by, as rows. None for a sum.
         """
-        if self.accumulation is None:
-            objective.backward()
-            return
-        (objective * weight).backward()
-        self.accumulation.add(weight)
+        if self.accumulation is not None:
+            factor = self.accumulation.add(0 if denominator is None else denominator)
+            objective = objective if denominator is None else objective * factor.to(objective)
+        (objective if self.scaler is None else self.scaler.scale(objective)).backward()
 
     def end(self) -> None:
         """After the backward of a batch: change the parameters, unless the group has more batches to come."""
@@ -112,8 +122,14 @@ class Update:
         if self.accumulation is not None:
             self.accumulation.take_mean(parameters)
         if self.clip_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
-        self.optimizer.step()
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         if self.scheduler is not None:
             self.scheduler.step()
 

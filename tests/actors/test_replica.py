@@ -1,56 +1,72 @@
-"""How the actors of replicas are asked for; on a cluster they are run by `tests/strategies/test_mirrored.py`."""
+"""The shell around a runner, called in this process; on a cluster it is run by `tests/strategies/test_mirrored.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from raydist.actors import replica
-from raydist.actors.replica import ReplicaActors, Seat
+from raydist.actors.replica import CrowdedHost, ReplicaHost
+from raydist.actors.supervision import RemoteFailure
+from raydist.errors import RaydistError
 
 
-class FakeRay:
-    """Notes what actors would be made with."""
-
-    def __init__(self) -> None:
-        self.made: list[tuple[Any, ...]] = []
-
-    def remote(self, **_: Any) -> Callable[[type], FakeRay]:
-        return lambda kind: self
-
-    def options(self, **_: Any) -> FakeActor:
-        return FakeActor(self)
+@dataclass(frozen=True)
+class Answer:
+    results: tuple[Any, ...]
+    error: BaseException | None = None
 
 
-class FakeActor:
-    def __init__(self, fake: FakeRay) -> None:
-        self._fake = fake
+class Runner:
+    """Answers what it was asked."""
 
-    def remote(self, *args: Any) -> None:
-        self._fake.made.append(args)
+    def __init__(self, name: str) -> None:
+        self.name = name
 
+    def steps(self, group: Any, objects: tuple[Any, ...]) -> Answer:
+        if isinstance(group, BaseException):
+            return Answer((self.name,), group)
+        return Answer((self.name, group, objects))
 
-@pytest.fixture
-def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    fake = FakeRay()
-    monkeypatch.setattr(replica, "ray", fake)
-    monkeypatch.setattr(replica, "RaySession", lambda: None)
-    monkeypatch.setattr(replica, "guard_reservation", lambda group: None)
-    monkeypatch.setattr(replica, "bundle_options", lambda *args: {})
-    return fake
+    def ping(self, value: int) -> int:
+        return value
 
 
-def seat(node_id: str) -> Seat:
-    return Seat(0, {}, {"A": "1"}, node_id=node_id)
+def test_passes_calls_on_to_its_runner() -> None:
+    host = ReplicaHost()
+    assert host.start(Runner, "first") == os.getpid()
+    assert host.steps("group", "a", "b").results == ("first", "group", ("a", "b"))
+    assert host.call("ping", 3) == 3
+    assert host.control("ping", 4) == 4
 
 
-def test_each_process_knows_how_many_of_the_group_are_on_its_node(fake_ray: FakeRay) -> None:
-    ReplicaActors(None, [seat("a"), seat("b"), seat("a"), seat("a")], name="name")  # type: ignore[arg-type]  # no Ray
-    assert fake_ray.made == [({"A": "1"}, 3), ({"A": "1"}, 1), ({"A": "1"}, 3), ({"A": "1"}, 3)]
+def test_several_runners_of_one_process_have_a_place_each() -> None:
+    host = CrowdedHost(2, {})
+    assert [host.start(place, Runner, name) for place, name in enumerate(("first", "second"))] == [os.getpid()] * 2
+    assert host.steps(1, "group", "a").results == ("second", "group", ("a",))
+    assert host.steps(0, "group").results == ("first", "group", ())
+    assert host.call(1, "ping", 3) == 3
+    assert host.control(0, "ping", 4) == 4
+    assert host.about(1) == ReplicaHost().about()
 
 
-def test_one_process_of_several_replicas_knows_how_many(fake_ray: FakeRay) -> None:
-    ReplicaActors(None, [seat("a"), seat("b")], name="name", per_process=4)  # type: ignore[arg-type]  # no Ray
-    assert fake_ray.made == [(4, {"A": "1"})] * 2
+@pytest.mark.parametrize(
+    ("error", "restored"), [(KeyError("mine"), KeyError), (KeyboardInterrupt("mine"), RaydistError)]
+)
+def test_errors_leave_as_values_whatever_their_class(error: BaseException, restored: type[Exception]) -> None:
+    host = ReplicaHost()
+    host.start(Runner, "first")
+    with pytest.raises(RemoteFailure) as failure:
+        host.steps(error)
+    assert failure.value.before == Answer(("first",))
+    arrived = failure.value.portable.restore()
+    assert type(arrived) is restored
+    assert "mine" in str(arrived)
+
+
+def test_variables_are_set_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYDIST_TEST_VARIABLE", "before")
+    ReplicaHost({"RAYDIST_TEST_VARIABLE": "3"})
+    assert os.environ["RAYDIST_TEST_VARIABLE"] == "3"

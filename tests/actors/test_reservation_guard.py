@@ -11,7 +11,7 @@ import pytest
 import ray
 
 import raydist as rd
-from raydist.actors.reservation_guard import guard_reservation
+from raydist.actors.reservations import guard_reservation
 from raydist.cluster import place, release
 from tests.conftest import live_actors
 

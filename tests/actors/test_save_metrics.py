@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from raydist.actors.save_metrics import SaveMetrics
+from raydist.actors.metric_counters import SaveMetrics
 
 
 class Counts:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -136,10 +140,12 @@ def test_who_says_nothing_is_named_beside_the_peer_that_missed_it(
 
 @pytest.mark.ray
 def test_who_does_not_answer_is_named(workers: list[Any]) -> None:
+    answered = workers[0].answer.remote(1)
+    wait([answered])
     with pytest.raises(
         DeadlineExceededError, match=r"within 0.5 s, but worker 1 did not answer.*raise Timeouts.step_s"
     ):
-        wait([workers[0].answer.remote(1), workers[1].stuck.remote(60)], timeout_s=0.5)
+        wait([answered, workers[1].stuck.remote(60)], timeout_s=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +167,30 @@ def test_who_is_not_wanted_any_more_stops_waiting(never: Any) -> None:
     answers = iter([False, True])
     with pytest.raises(CancelledError, match="waited for worker 3 was closed"):
         wait_for(never, 60.0, lambda: next(answers), actor="worker 3")
+
+
+def test_a_killed_actor_is_not_told_to_exit_as_well(ray_cluster: None) -> None:
+    """Ray does that where nobody refers to an actor any more."""
+
+    class Handle:
+        """Of an actor."""
+
+    handle = Handle()
+    kept = weakref.ref(handle)
+    kill_actors([handle])
+    del handle
+    gc.collect()
+    assert kept() is not None
+
+
+def test_sigterm_ends_an_actor_without_shutting_its_interpreter_down() -> None:
+    program = (
+        "import atexit, os, signal\n"
+        "from raydist.actors.supervision import end_on_sigterm\n"
+        "signal.signal(signal.SIGTERM, lambda *_: exit(1))  # as Ray does\n"
+        "end_on_sigterm()\n"
+        "atexit.register(print, 'shut down')\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (-15, "")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raydist.actors.training_metrics import TrainingMetrics
+from raydist.actors.metric_counters import TrainingMetrics
 
 
 class Counters:

@@ -371,3 +371,80 @@ def test_inside_of_a_step_it_is_an_error(tmp_path: Path) -> None:
     checkpoint = rd.Checkpoint(a=rd.State())
     with pytest.raises(rd.FailedPreconditionError, match="inside of strategy.run"):
         rd.OneDeviceStrategy("cpu").run(lambda: checkpoint.save(tmp_path / "x"))
+
+
+def test_a_checkpoint_of_a_compiled_module_loads_into_a_plain_one_and_back(tmp_path: Path) -> None:
+    def made(compiled: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+        block: Any = nn.Linear(2, 2)
+        inner: Any = torch.compile(block, backend="eager") if compiled else block
+        module: Any = nn.Sequential(nn.Linear(2, 2), inner)
+        module = torch.compile(module, backend="eager") if compiled else module
+        return module, torch.optim.Adam(module.parameters(), lr=0.1)
+
+    for compiled in (True, False):
+        module, optimizer = made(compiled)
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        path = str(tmp_path / f"{compiled}")
+        rd.Checkpoint(gradients=True, model=module, optimizer=optimizer).save(path)
+        assert sorted(load_file(f"{path}/model.safetensors")) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+        other, its = made(not compiled)
+        rd.Checkpoint(gradients=True, model=other, optimizer=its).restore(path)
+        for mine, theirs in zip(module.parameters(), other.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+            assert torch.equal(optimizer.state[mine]["exp_avg"], its.state[theirs]["exp_avg"])
+            assert mine.grad is not None
+            assert theirs.grad is not None
+
+
+def test_names_of_compiled_modules_in_older_checkpoints_are_taken(tmp_path: Path, monkeypatch: Any) -> None:
+    """Version 0.1 saved them as torch names them."""
+    module: Any = torch.compile(nn.Linear(2, 1), backend="eager")
+    with monkeypatch.context() as old:
+        old.setattr("raydist.checkpoints.saved_kinds.has_compiled", lambda module: False)
+        old.setattr("raydist.checkpoints.optimizer_names.plain_name", lambda name: name)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        rd.Checkpoint(model=module, optimizer=optimizer).save(tmp_path / "old")
+    assert "_orig_mod.weight" in load_file(tmp_path / "old" / "model.safetensors")
+    others: list[Any] = [nn.Linear(2, 1), torch.compile(nn.Linear(2, 1), backend="eager")]
+    for other in others:
+        its = torch.optim.SGD(other.parameters(), lr=0.5, momentum=0.9)
+        rd.Checkpoint(model=other, optimizer=its).restore(tmp_path / "old")
+        assert all(torch.equal(*pair) for pair in zip(other.parameters(), module.parameters(), strict=True))
+        assert len(its.state) == 2
+
+
+def test_a_model_is_its_module_optimizer_scheduler_and_metrics(tmp_path: Path) -> None:
+    def made() -> rd.Model:
+        model = rd.Model(nn.Linear(1, 1))
+        model.compile("adam", "mse", metrics={"mean": torchmetrics.MeanSquaredError()})
+        return model
+
+    def weight(of: rd.Model) -> torch.Tensor:
+        return next(of.parameters()).detach()
+
+    x = torch.arange(4.0)[:, None]
+    model, other = made(), made()
+    checkpoint = rd.Checkpoint(model=model)
+    model.fit(x, 2 * x, batch_size=2, verbose=False)
+    checkpoint.save(tmp_path / "c")
+    assert repr(checkpoint) == "Checkpoint(model, model.optimizer, model.metrics.mean)"
+    rd.Checkpoint(model=other).restore(tmp_path / "c")
+    assert torch.equal(weight(model), weight(other))
+    assert len(other.optimizer.state) == 2
+    assert float(other.metrics["mean"].compute()) == float(model.metrics["mean"].compute()) > 0
+    plain = nn.Linear(1, 1)
+    plain.load_state_dict(load_file(tmp_path / "c" / "model.safetensors"))
+    assert torch.equal(plain.weight, weight(model))
+
+
+def test_a_model_that_is_compiled_later_is_saved_with_its_optimizer(tmp_path: Path) -> None:
+    model = rd.Model(nn.Linear(1, 1))
+    checkpoint = rd.Checkpoint(model=model)
+    assert repr(checkpoint) == "Checkpoint(model)"
+    model.compile("sgd", "mse")
+    assert repr(checkpoint) == "Checkpoint(model, model.optimizer)"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.actors.save_metrics import SaveMetrics
+from raydist.actors.metric_counters import SaveMetrics
 from raydist.checkpoints.managing import saves
 from raydist.checkpoints.new_files import MANIFEST_NAME
 from raydist.failpoints import installed

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import raydist as rd
 from raydist.checkpoints.sharing import started_save
+from tests.summaries.reading import curves
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
@@ -76,6 +77,26 @@ def test_a_save_does_not_wait_for_steps_and_has_the_state_behind_them(two: rd.St
     two.run(step)
     now = values(model)
     assert all(torch.equal(later[name], now[name]) for name in later)
+
+
+def test_what_steps_recorded_before_a_save_is_on_disk_when_it_is_committed(two: rd.Strategy, tmp_path: Path) -> None:
+    model, _, step = made(two)
+
+    def recording(number: int, go: str | None = None) -> None:
+        step(go)
+        rd.summary.scalar("loss", float(number), step=number)
+
+    two.run(step)
+    writer = rd.summary.create_file_writer(tmp_path / "logs", flush_millis=10**6)
+    with rd.CheckpointManager(rd.Checkpoint(model=model), tmp_path / "run", None) as manager, writer.as_default():
+        two.run(recording, args=(0,))
+        two.run(recording, args=(1, str(tmp_path / "go")))
+        handle = manager.save()
+        assert handle is not None
+        (tmp_path / "go").touch()
+        handle.wait()
+        assert curves(tmp_path / "logs").scalars("loss") == [(0, 0.0), (1, 1.0)]
+    writer.close()
 
 
 def test_a_save_behind_a_failed_step_fails_with_its_error(two: rd.Strategy, tmp_path: Path) -> None:

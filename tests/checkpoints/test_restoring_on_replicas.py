@@ -14,7 +14,7 @@ import torch
 
 import raydist as rd
 from raydist.checkpoints import read_tensors
-from raydist.replicas.replica_restorer import ReplicaRestorer
+from raydist.replicas.replica_states import ReplicaRestorer
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raydist.collectives.base import Membership
-from raydist.collectives.hierarchical.communicator import HierarchicalCommunicator
+from raydist.collectives.hierarchical import HierarchicalCommunicator
 from raydist.collectives.rendezvous.store import RendezvousStore
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import ThreadTeam

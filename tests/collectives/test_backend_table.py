@@ -8,9 +8,9 @@ import torch
 from raydist.collectives.backend import Backend, JoiningCommunicator
 from raydist.collectives.backend_table import AUTO, BACKENDS, backends_for
 from raydist.collectives.gloo import GlooBackend
-from raydist.collectives.hierarchical.backend import HierarchicalBackend
+from raydist.collectives.hierarchical import HierarchicalBackend
 from raydist.collectives.nccl import NcclBackend
-from raydist.collectives.shared_memory.backend import SharedMemoryBackend
+from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
 from raydist.collectives.xla.backend import XlaBackend
 from raydist.errors import InvalidArgumentError
 

@@ -76,7 +76,7 @@ def test_calls_survive_the_journey() -> None:
     assert Call.decode(call.encode()) == call
     assert str(call) == "all_gather(axis=-1) of torch.bfloat16 (2, 0, 3) as call 5"
     with pytest.raises(InvalidArgumentError, match="fewer dimensions"):
-        Call("x", "y", (10**6,) * 64).encode()
+        Call("x", "y", (10**6,) * 64).as_message()
 
 
 def test_nothing_is_added_where_the_other_one_checks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +88,12 @@ def test_nothing_is_added_where_the_other_one_checks_itself(monkeypatch: pytest.
         checked.all_reduce(tensor, ReduceOp.SUM).wait()
         checked.barrier()
         # One message each way: a description before it would be taken for it.
-        communicator.send(tensor, 1 - communicator.rank).wait()
+        sending = communicator.send(tensor, 1 - communicator.rank)
         checked.recv(received, 1 - communicator.rank).wait()
-        checked.send(tensor, 1 - communicator.rank).wait()
+        sending.wait()
+        sending = checked.send(tensor, 1 - communicator.rank)
         communicator.recv(received, 1 - communicator.rank).wait()
+        sending.wait()
         with pytest.raises(CollectiveMismatchError, match=r"rank 0: .* \(2,\) .*rank 1: .* \(3,\)"):
             checked.all_reduce(torch.ones(2 + communicator.rank), ReduceOp.SUM).wait()
         return received.tolist()

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import functools
 import threading
+import time
 from collections.abc import Iterator
-from typing import Any, final
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from raydist.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
+from tests.collectives.threads import begin_threads
 
 
 class ManualFlight:
@@ -42,7 +45,6 @@ class ManualFlight:
         return True
 
 
-@final
 class ManualBackend(ProcessGroupBackend):
     """Hands out what `call` returns as the flight."""
 
@@ -132,3 +134,77 @@ def test_a_left_group_is_closed(generation: Generation) -> None:
     generation.leave()
     with pytest.raises(FailedPreconditionError, match="closed"):
         begin(generation, ManualFlight())
+
+
+class DeviceBackend(ManualBackend):
+    """As of a GPU: waiting for work does not block the host."""
+
+    host_runs_ahead = True
+
+
+@pytest.fixture
+def on_device() -> Iterator[tuple[Generation, DeviceBackend]]:
+    with RendezvousStore() as store:
+        backend = DeviceBackend()
+        generation = Generation(store.membership("g", generation=0, rank=0, world_size=1), backend, timeout_s=0.5)
+        generation.start()
+        yield generation, backend
+        generation.leave()
+
+
+class DeviceFlight(ManualFlight):
+    """Fails the test where anything but the watchdog asks whether it has landed."""
+
+    waits = 0
+
+    def landed(self) -> bool:
+        assert threading.current_thread() is not threading.main_thread()
+        return super().landed()
+
+    def wait_slice(self, seconds: float) -> bool:
+        self.waits += 1
+        return True
+
+
+def test_the_host_does_not_wait_for_a_device(on_device: tuple[Generation, DeviceBackend]) -> None:
+    generation, _ = on_device
+    flights = [DeviceFlight() for _ in range(3)]
+    for flight in flights:
+        begin(generation, flight)
+        generation.wait(flight, "all_reduce", None)
+    assert [flight.waits for flight in flights] == [1] * 3
+
+
+def test_a_watchdog_ends_a_group_whose_collective_hangs(on_device: tuple[Generation, DeviceBackend]) -> None:
+    generation, backend = on_device
+    done, hangs = DeviceFlight(), DeviceFlight()
+    begin(generation, done)
+    done.done.set()
+    begin(generation, hangs)
+    deadline = time.monotonic() + 10
+    while not backend.killed and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert backend.killed == 1
+    with pytest.raises(DeadlineExceededError, match=r"barrier by rank 0 .* given up: .*timed out after 0\.5 s"):
+        generation.wait(hangs, "barrier", None)
+    with pytest.raises(DeadlineExceededError, match="given up"):
+        begin(generation, DeviceFlight())
+
+
+def test_data_is_exchanged_through_the_store() -> None:
+    with RendezvousStore() as store:
+        members = [store.membership("g", generation=0, rank=rank, world_size=2) for rank in range(2)]
+        ranks = [Generation(member, DeviceBackend(), timeout_s=2.0) for member in members]
+        begin_threads({rank: generation.start for rank, generation in enumerate(ranks)})()
+        for number in range(5):
+            told = begin_threads(
+                {
+                    rank: functools.partial(generation.exchange_on_host, b"x" * number * rank, "a test")
+                    for rank, generation in enumerate(ranks)
+                }
+            )()
+            assert told == {0: [b"", b"x" * number], 1: [b"", b"x" * number]}
+        with pytest.raises(DeadlineExceededError, match=r"a test by rank 0 of 2 .*rank 1 did not call it"):
+            ranks[0].exchange_on_host(b"", "a test")
+        for generation in ranks:
+            generation.leave()

@@ -14,10 +14,10 @@ from raydist.collectives.backend import Backend, JoiningCommunicator
 from raydist.collectives.backend_table import backends_for
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.gloo import GlooBackend
-from raydist.collectives.hierarchical.backend import HierarchicalBackend
+from raydist.collectives.hierarchical import HierarchicalBackend
 from raydist.collectives.opening import ChoosingCommunicator, open_communicator
 from raydist.collectives.rendezvous.store import RendezvousStore
-from raydist.collectives.shared_memory.backend import SharedMemoryBackend
+from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
 from raydist.errors import CancelledError, FailedPreconditionError, UnavailableError
 from raydist.values import ReduceOp
 from tests.collectives.threads import begin_threads
@@ -82,8 +82,7 @@ def test_without_room_gloo_carries_the_group_and_says_so_once(caplog: pytest.Log
         for _ in range(2):  # a strategy opens two groups, and each again after an error
             assert on_two_ranks(lambda communicator, _: sum_and_kind(communicator)) == (2.0, False)
     assert caplog.messages == [
-        "group 'g', generation 0 is carried by gloo, not shm: "
-        "rank 0: no shared memory in /dev/shm: No space left on device."
+        "group 'g', generation 0 is carried by gloo, not shm: rank 0: no shared memory: No space left on device."
     ]
 
 

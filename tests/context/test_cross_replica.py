@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from raydist.context.cross_replica import gather, local_results, reduce, regroup
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.values import PerReplica, ReduceOp
+from tests.returned_classes import ModelOutput
 
 UNEVEN = PerReplica([torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0])])
 
@@ -134,6 +135,22 @@ def test_what_is_no_number_cannot_be_reduced() -> None:
         reduce("SUM", PerReplica([1.0, None]), None, 2)
     with pytest.raises(SpecError, match=r"got str: 'a'\. Return one"):
         gather("a", 0)
+    with pytest.raises(SpecError, match=r"got NoneType: None as value 2 of 2\. Return one"):
+        gather(PerReplica([torch.ones(1), None]), 0)
+
+
+def test_none_of_every_replica_stays_none() -> None:
+    assert gather({"cache": PerReplica([None, None]), "more": None}, 0) == {"cache": None, "more": None}
+
+
+def test_a_leaf_that_cannot_be_reduced_is_named() -> None:
+    value = ModelOutput(loss=PerReplica([1.0, 3.0]), text=PerReplica(["a", "b"]))
+    with pytest.raises(SpecError, match="In the leaf 'text' of the ModelOutput: Only tensors .*[.] Or take"):
+        reduce("MEAN", value, None, 2)
+    with pytest.raises(InvalidArgumentError, match="In the leaf 'loss' of the ModelOutput: gather needs .*[.] Or take"):
+        gather(value, 0)
+    reduced = reduce("MEAN", ModelOutput(loss=PerReplica([1.0, 3.0])), None, 2)
+    assert (type(reduced), reduced.loss, reduced["loss"], reduced.text) == (ModelOutput, 2, 2, None)
 
 
 def test_a_plain_value_is_its_own_mean() -> None:

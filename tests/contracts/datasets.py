@@ -6,23 +6,29 @@ import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
 from pyarrow import csv
 from pyarrow import parquet as pq
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 import raydist as rd
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.values import UNKNOWN_CARDINALITY
+from tests.pipelines.formats.test_tar_samples import write_tar
+from tests.pipelines.sources.saved_hub_dataset import save_to_disk
 
 __all__ = ["DATASETS"]
 
 FILES = tempfile.TemporaryDirectory()
 TABLE = pa.table({"x": range(9), "y": [f"row {x}" for x in range(9)]})
+DATES = pa.table({"d": pa.array([5, None, 7, 8], pa.date32()), "t": pa.array([None, 2, 3, 4], pa.duration("ms"))})
+TAR = [("a.x", b"1"), ("a.y", b""), ("b.x", b"2"), ("b.y", b"3")]
 INVERSE: Dataset = Dataset.from_tensor_slices([1.0, 2.0, 0.0, 4.0, 5.0, 0.0, 0.0]).map(lambda x: 1 / float(x))
 
 
@@ -54,6 +60,8 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "map with large results on threads": lambda: INVERSE.repeat(2).map(
         lambda x: (np.full(1 << 14, x), x), num_parallel_calls=2
     ),
+    "from_torch of a loader": lambda: Dataset.from_torch(_loader()).repeat(2),
+    "from_torch of a loader of a stream": lambda: Dataset.from_torch(DataLoader(Iterable(), batch_size=4)),
     "filter": lambda: Dataset.range(20).filter(lambda x: x % 3 == 0),
     "filter of errors": lambda: INVERSE.filter(lambda x: x < 0.9).map(lambda x: x + 1),
     "filter of all": lambda: Dataset.range(20).filter(lambda x: False),
@@ -126,6 +134,9 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "random": lambda: Dataset.random(rerandomize_each_iteration=True),
     "padded_batch": lambda: Dataset.range(9).map(np.arange, output_spec=_ints()).enumerate().padded_batch(4),
     "padded_batch of errors": lambda: INVERSE.map(lambda x: np.full(int(4 * x), x)).padded_batch(2, [5], -1.0),
+    "ragged_batch": lambda: Dataset.range(9).shuffle(4).map(np.arange).ragged_batch(4),
+    "ragged_batch of errors": lambda: INVERSE.map(lambda x: np.full(int(4 * x), x)).ragged_batch(2),
+    "batch with collate": lambda: Dataset.range(9).shuffle(4).batch(4, collate=list),
     "rebatch": lambda: Dataset.range(11).shuffle(4).batch(4).rebatch(3),
     "rebatch in turn": lambda: Dataset.range(8).map(lambda x: (x, x * 0.5)).batch(3).rebatch([2, 0, 1]),
     "rebatch of errors": lambda: INVERSE.batch(2).rebatch([1, 2], drop_remainder=True),
@@ -141,6 +152,12 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "global_shuffle": lambda: Dataset.range(30).global_shuffle(),
     "global_shuffle of rows": lambda: (
         Dataset.from_tensor_slices((np.arange(20).reshape(10, 2), list("abcdefghij"))).global_shuffle(seed=2).repeat(2)
+    ),
+    "sample_by_weight": lambda: Dataset.range(6).sample_by_weight([1, 0, 2, 5, 1, 1], 20),
+    "sample_by_weight without replacement": lambda: (
+        Dataset.from_tensor_slices((np.arange(20).reshape(10, 2), list("abcdefghij")))
+        .sample_by_weight(range(10), 7, replacement=False, seed=2)
+        .repeat(2)
     ),
     "cache": lambda: Dataset.range(9).shuffle(4).map(noisy).cache().shuffle(3).repeat(2),
     "cache of errors": lambda: INVERSE.cache().repeat(2),
@@ -187,6 +204,13 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     ),
     "from_torch": lambda: Dataset.from_torch(Iterable()),
     "from_arrow": lambda: Dataset.from_arrow(TABLE).shuffle(3),
+    "from_tar": lambda: Dataset.from_tar(
+        [_written(f"{shard}.tar", lambda path: write_tar(Path(path), TAR)) for shard in range(3)], num_parallel_reads=2
+    ).shuffle(3),
+    "from_huggingface": lambda: Dataset.from_huggingface(
+        _written("hub", lambda path: save_to_disk(Path(path), TABLE))
+    ).shuffle(3),
+    "from_arrow with dates and nulls": lambda: Dataset.from_arrow(DATES, null_masks=True).shuffle(3).batch(2),
     "from_parquet": lambda: Dataset.from_parquet(_written("rows.parquet", lambda path: pq.write_table(TABLE, path))),
     "from_csv": lambda: Dataset.from_csv(_written("rows.csv", lambda path: csv.write_csv(TABLE, path))),
     "from_numpy": lambda: Dataset.from_numpy(_written("rows.npy", lambda path: np.save(path, np.arange(14.0)))),
@@ -212,6 +236,12 @@ def _written(name: str, write: Callable[[str], object]) -> str:
 class Iterable(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(6))
+
+
+def _loader() -> DataLoader[int]:
+    rows: list[int] = [*range(10)]
+    generator = torch.Generator().manual_seed(3)
+    return DataLoader(rows, batch_size=4, shuffle=True, num_workers=1, generator=generator)  # type: ignore[arg-type]  # a list is a dataset to torch
 
 
 def _rows_of(number: np.int64) -> Dataset:

@@ -9,7 +9,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from hypothesis import HealthCheck, example, given, settings
@@ -18,14 +18,15 @@ from torch import nn
 
 import raydist as rd
 from raydist.collectives.base import Communicator
-from raydist.collectives.buckets.tail import Updates
-from raydist.collectives.gradients import GradientReducer
-from raydist.collectives.nonfinite.policy import NonfinitePolicy
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy
+from raydist.collectives.reducer.reducer import GradientReducer
+from raydist.collectives.reducer.trailer import Updates
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.mirroring.trained_state import names_of, row_tables
 from raydist.replicas.connected import Connected
+from raydist.replicas.gradient_readers import watch_gradient_readers
 from raydist.replicas.replica_view import ReplicaView
 from tests.collectives.models import pieces
 from tests.collectives.threads import run_ranks
@@ -127,6 +128,8 @@ class ExchangeProgram:
         scaled: A GradScaler scales the loss and looks for infinities.
         bad: Rows that make their loss NaN.
         skips: Batches with such rows are skipped (`on_nonfinite`).
+        by_hand: Gradients of `torch.autograd.grad` are put into `.grad`: "all", "some" (backward brings the others), or
+            "in place" (all, added to the tensors that are there).
         seed: Of data and parameters.
     """
 
@@ -141,6 +144,7 @@ class ExchangeProgram:
     scaled: bool = False
     bad: tuple[int, ...] = ()
     skips: bool = False
+    by_hand: Literal["none", "all", "some", "in place"] = "none"
     seed: int = 0
 
     @property
@@ -177,6 +181,24 @@ class ExchangeProgram:
             optimizers.append(made)
         return Parts(model, optimizers, torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=self.scaled))
 
+    def differentiate(self, loss: torch.Tensor, model: nn.Module) -> None:
+        """Add the derivative of a loss to `.grad`."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        by_hand = {"none": [], "some": trained[::2]}.get(self.by_hand, trained)
+        others = [parameter for parameter in trained if not any(parameter is one for one in by_hand)]
+        if by_hand:
+            found = torch.autograd.grad(loss, by_hand, retain_graph=bool(others), allow_unused=True)
+            for parameter, gradient in zip(by_hand, found, strict=True):
+                if gradient is not None and parameter.grad is None:
+                    # A GradScaler of torch cannot write expanded ones.
+                    parameter.grad = gradient * 1.0
+                elif gradient is not None and parameter.grad is not None:
+                    summed = parameter.grad + gradient
+                    in_place = self.by_hand == "in place" and not gradient.is_sparse
+                    parameter.grad = parameter.grad.add_(gradient) if in_place else summed
+        if others:
+            loss.backward(inputs=others)
+
     def update(self, optimizers: list[torch.optim.Optimizer], scaler: torch.amp.GradScaler) -> None:
         """The second half of a step."""
         for optimizer in optimizers:
@@ -203,7 +225,7 @@ class ExchangeProgram:
                 losses: torch.Tensor = (model(x) - y).square().mean(1) * (1.0 + number)
                 last = number == program.passes - 1
                 with contextlib.nullcontext() if last else context.no_sync():
-                    scaler.scale(losses.sum() / denominator).backward()
+                    program.differentiate(scaler.scale(losses.sum() / denominator), model)
             if (index + 1) % program.accumulate == 0 or index + 1 == program.num_steps:
                 program.update(optimizers, scaler)
             return losses.detach()
@@ -287,7 +309,7 @@ def train_on_ranks(
 
     def body(group: Communicator) -> dict[str, Any]:
         mine = copies[group.rank]
-        peers = _connected(group, mine, bucket_bytes)
+        peers = connected(group, mine, bucket_bytes)
         context = ReplicaContext(ReplicaView(("cpu",) * world_size), peers)
         step = program.make_step(mine)
         for index, (x, y) in enumerate(_batches(program)):
@@ -306,8 +328,15 @@ def train_on_ranks(
     return run(world_size, body)
 
 
-def _connected(group: Communicator, parts: Parts, bucket_bytes: int) -> Connected:
-    mirror = MirrorReplica(group.rank)
+def connected(group: Communicator, parts: Parts, bucket_bytes: int) -> Connected:
+    peers: list[Connected] = []
+    mirror = MirrorReplica(
+        group.rank,
+        carry_out=lambda *args, **kwargs: peers[0].step_optimizer(*args, **kwargs),
+        on_cleared=lambda optimizer: peers[0].note_cleared(
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ),
+    )
     mirror._arrivals.add(list(enumerate([*parts.model.modules(), *parts.model.parameters(), *parts.optimizers])))
     policy = NonfinitePolicy(lambda parameters: names_of(parameters, mirror.objects()))
     reducer = GradientReducer(
@@ -318,7 +347,9 @@ def _connected(group: Communicator, parts: Parts, bucket_bytes: int) -> Connecte
         updates=lambda: Updates(mirror.updates.count, mirror.updates.rates()),
         expect_rows=lambda: row_tables(mirror.objects()) if bucket_bytes < 200 else (),
     )
-    return Connected(group, reducer, torch.device("cpu"), mirror, policy)
+    peers.append(Connected(group, reducer, torch.device("cpu"), mirror, policy))
+    watch_gradient_readers()
+    return peers[0]
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -333,6 +364,11 @@ def exchange_programs(draw: st.DrawFn, models: tuple[str, ...] = ("dense", "shar
     num_rows = draw(st.integers(1, 4 * batch_size))
     scaled = draw(st.booleans())
     skips = draw(st.booleans())
+    adds_up, accumulate = draw(st.booleans()), draw(st.integers(1, 3))
+    # Made by hand in several batches: where they are added up, or some replicas have none, that is an error.
+    ways = ["none", "all", "in place"] + ["some"] * (accumulate == 1)
+    # One device looks for NaN in backward passes only.
+    by_hand = "none" if skips or (adds_up and accumulate > 1) else draw(st.sampled_from(ways))
     # What nobody looks for would make all parameters NaN.
     bad = draw(st.lists(st.integers(0, num_rows - 1), max_size=2)) if scaled or skips else []
     return ExchangeProgram(
@@ -340,13 +376,14 @@ def exchange_programs(draw: st.DrawFn, models: tuple[str, ...] = ("dense", "shar
         optimizer=draw(st.sampled_from(["sgd", "adam"])),
         num_rows=num_rows,
         batch_size=batch_size,
-        accumulate=draw(st.integers(1, 3)),
+        accumulate=accumulate,
         passes=draw(st.integers(1, 2)),
         clip=draw(st.booleans()),
-        adds_up=draw(st.booleans()),
+        adds_up=adds_up,
         scaled=scaled,
         bad=tuple(bad),
         skips=skips,
+        by_hand=by_hand,  # type: ignore[arg-type]  # one of `ways`
         seed=draw(st.integers(0, 1000)),
     )
 

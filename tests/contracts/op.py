@@ -15,7 +15,7 @@ from raydist.options import Options
 from raydist.pipelines.elements.convert import numpy_rows
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.small_floats import dtype_kind
-from raydist.pipelines.elements.spec import DatasetSpec, spec_of_value
+from raydist.pipelines.elements.spec import DatasetSpec, ObjectSpec, spec_of_value
 from raydist.pipelines.engine.executor import Executor, InlineExecutor
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.run.iterator import DatasetIterator
@@ -84,11 +84,13 @@ def _same_leaf(mine: Any, theirs: Any) -> bool:
         return False
     if isinstance(mine, Dataset):
         return same(_inside(mine), _inside(theirs))
+    if isinstance(mine, list):  # of `ragged_batch`, or of a `collate` function
+        return len(mine) == len(theirs) and all(map(_same_leaf, mine, theirs))
     if not isinstance(mine, np.ndarray | np.generic):
         return bool(mine == theirs)
     if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
         return False
-    return bool(np.array_equal(mine, theirs, equal_nan=dtype_kind(mine.dtype) == "f"))
+    return bool(np.array_equal(mine, theirs, equal_nan=dtype_kind(mine.dtype) in "fmM"))
 
 
 def check_op(
@@ -151,6 +153,9 @@ def _check_spec(dataset: Dataset, elements: list[Any]) -> None:
         leaves, found = flatten_element(element)
         assert found == structure
         for spec, leaf in zip(specs, leaves, strict=True):
+            if isinstance(leaf, list):
+                assert isinstance(spec, ObjectSpec)
+                continue
             found_spec = DatasetSpec() if isinstance(leaf, Dataset) else spec_of_value(leaf)
             assert spec.accepts(found_spec), f"{spec} does not accept {leaf!r}"
 

@@ -17,9 +17,9 @@ from raydist.coordinator.coordinator import Coordinator
 from raydist.errors import UnavailableError
 from raydist.foreign_errors import as_exception
 from raydist.options import Timeouts
+from raydist.replicas.replica_view import VariablesView
 from raydist.replicas.served.worker_rules import ClosureLabel, WorkerRules
 from raydist.replicas.step import ReplicaSetup
-from raydist.replicas.variables_view import VariablesView
 
 TIMEOUTS = Timeouts(start_s=20.0, step_s=20.0, close_s=5.0)
 
@@ -235,11 +235,11 @@ def _copied(value: Any) -> Any:
 
 @contextmanager
 def coordinated(
-    num_workers: int = 2, timeouts: Timeouts = TIMEOUTS, port: ThreadPort | None = None
+    num_workers: int = 2, timeouts: Timeouts = TIMEOUTS, port: ThreadPort | None = None, max_clocks: int | None = None
 ) -> Iterator[tuple[Coordinator, ThreadPort, SharedSide]]:
     """A coordinator that has started, its workers and its servers."""
     port, side = port or ThreadPort(num_workers), SharedSide()
-    coordinator = Coordinator(port, side, num_workers, timeouts)
+    coordinator = Coordinator(port, side, num_workers, timeouts, max_clocks)
     coordinator.start()
     try:
         yield coordinator, port, side

@@ -23,7 +23,7 @@ from raydist.coordinator.served_side import ServedSide
 from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.driver import MirrorDriver
 from raydist.options import Timeouts
-from raydist.parameter_servers.consistency import Consistency
+from raydist.parameter_servers.consistency import BoundedStaleness, Consistency
 from raydist.parameter_servers.desk import ServerDesk
 from raydist.parameter_servers.local_link import LocalLink
 from raydist.parameter_servers.rows.row_table import RowTable
@@ -140,7 +140,8 @@ def served(
         prefetch_pulls=True,
         timeout_s=20.0,
     )
-    coordinator = Coordinator(port, side, num_workers, timeouts)
+    max_clocks = consistency.max_clocks if isinstance(consistency, BoundedStaleness) else None
+    coordinator = Coordinator(port, side, num_workers, timeouts, max_clocks)
     coordinator.start()
     try:
         here = Served(coordinator, port, side)

@@ -165,7 +165,7 @@ def test_an_error_stands_in_its_place_and_iteration_goes_on() -> None:
 
 
 def test_an_unbatched_dataset_says_to_call_batch() -> None:
-    with fake_side(2) as side, pytest.raises(InvalidArgumentError, match="Call the `batch` method"):
+    with fake_side(2) as side, pytest.raises(InvalidArgumentError, match=r"Call \.batch\(global_batch_size\)"):
         next(iter(distribute(Dataset.range(3), side, OPTIONS)))
 
 

@@ -19,6 +19,8 @@ import torch
 
 import raydist as rd
 from tests.hostile.mutants import Mutant
+from tests.pipelines.formats.test_tar_samples import write_tar
+from tests.pipelines.sources.saved_hub_dataset import save_to_disk
 
 __all__ = ["CASES", "FileCase"]
 
@@ -227,6 +229,23 @@ def _read_arrow(path: str) -> Iterator[Any]:
     return rd.Dataset.from_arrow(path).as_numpy_iterator()
 
 
+def _write_tar(path: Path) -> None:
+    names = [(f"d/{i}.{member}", f"{member} {i}".encode()) for i in range(ROWS) for member in ("txt", "cls")]
+    write_tar(path, names)
+
+
+def _read_tar(path: str) -> Iterator[Any]:
+    return rd.Dataset.from_tar(path, members=["txt", "cls"]).as_numpy_iterator()
+
+
+def _write_hub(path: Path) -> None:
+    save_to_disk(path, _table(), batch_rows=20)
+
+
+def _read_hub(path: str) -> Iterator[Any]:
+    return rd.Dataset.from_huggingface(path).as_numpy_iterator()
+
+
 def _read_numpy(path: str) -> Iterator[Any]:
     return rd.Dataset.from_numpy(path).as_numpy_iterator()
 
@@ -244,6 +263,9 @@ CASES = {
             lambda path: _put(path, gzip.compress(_json_lines(), mtime=0)),
             lambda path: _read_json(path, "GZIP"),
         ),
+        FileCase("a.tar", _write_tar, _read_tar),
+        FileCase("a.tar.gz", _write_tar, _read_tar),
+        FileCase("hub", _write_hub, _read_hub),
         FileCase("a.npy", lambda path: np.save(path, _numbers()), _read_numpy),
         FileCase("a.npz", _write_npz, _read_numpy, _npz_members),
         FileCase("compressed.npz", _write_npz_compressed, _read_numpy, _npz_members),

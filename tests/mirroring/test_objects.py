@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-import raydist as rd
 from raydist.mirroring.objects import MirroredClasses, is_mirrored_class
 from tests.mirroring.in_process import Mirror, linear
 
@@ -51,18 +50,20 @@ def test_accesses_are_announced() -> None:
     assert owner.seen == [("read", "double"), ("read", "value"), ("write", "value"), ("write", "value")]
 
 
-def test_an_owner_that_fails_does_not_look_like_a_missing_attribute() -> None:
-    """A module's own `__getattr__` would be asked, and say that there is no such attribute."""
-
+@pytest.mark.parametrize("make", [lambda: nn.Linear(1, 1), Thing])  # a module has a `__getattr__` of its own
+def test_an_attribute_error_of_the_owner_is_raised_as_it_is(make: Any) -> None:
     class Broken(Recorder):
         def before_read(self, obj: Any, name: str) -> None:
             if name == "weight":
-                raise AttributeError("of something else")
+                raise AttributeError("of the user's step")
 
-    layer = nn.Linear(1, 1)
-    MirroredClasses(Broken()).mirror(layer)
-    with pytest.raises(rd.FailedPreconditionError, match="of something else"):
-        _ = layer.weight
+    thing = make()
+    MirroredClasses(Broken()).mirror(thing)
+    for _ in range(2):
+        with pytest.raises(AttributeError, match="of the user's step"):
+            _ = thing.weight
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        _ = thing.other
 
 
 def test_class_looks_like_the_original() -> None:

@@ -11,7 +11,7 @@ import cloudpickle
 import torch
 
 from raydist.parameter_servers.closure_requests import Arrive, BeginClosure, DropArrival, EndClosure, FenceWorker
-from raydist.parameter_servers.consistency import BoundedStaleness, Consistency, SyncWithBackups
+from raydist.parameter_servers.consistency import Consistency, SyncWithBackups
 from raydist.parameter_servers.optimizer_requests import AddOptimizer, OptimizerGroup
 from raydist.parameter_servers.requests import CreateSlices, Pull, Push, PushKey, Sender, ServerAnswer, ServerRequest
 from raydist.parameter_servers.server import ParameterServer
@@ -53,7 +53,6 @@ class Network:
     def __init__(self, servers: list[ParameterServer], consistency: Consistency, workers: int) -> None:
         self.servers = servers
         self.in_steps = isinstance(consistency, SyncWithBackups)
-        self.takes_turns = isinstance(consistency, BoundedStaleness) or self.in_steps
         self.queue = list(range(CLOSURES))
         self.ended: set[int] = set()
         self.dropped: set[int] = set()
@@ -76,7 +75,7 @@ class Network:
             return
         run = Running(Sender(worker, self.generations[worker]), self.queue.pop(0))
         self.runs[worker] = run
-        if self.takes_turns:
+        if self.in_steps:
             self.send(run, 0, BeginClosure(run.sender, run.closure), lambda told: self.read(run, told.step))
         else:
             self.compute(run, 0)
@@ -115,7 +114,7 @@ class Network:
     def end(self, run: Running) -> None:
         self.ended.add(run.closure)
         del self.runs[run.sender.worker]
-        if self.takes_turns:
+        if self.in_steps:
             answer(self.servers[0], EndClosure(run.sender, run.closure))
             self.look()
 

@@ -7,9 +7,9 @@ import pytest
 
 from raydist.nest import LEAF, flatten
 from raydist.pickling.by_fields import by_fields
-from raydist.replicas.messages.step_message import GroupResult, StepMessage
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import PartSource
+from raydist.replicas.step_message import GroupResult, StepMessage
 
 
 @dataclass(frozen=True, slots=True)

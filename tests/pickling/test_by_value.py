@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
+import importlib.util
+import sys
 import types
-from collections.abc import Callable
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from raydist.pickling.by_value import Reach, referenced_globals
+from raydist.pickling.by_value import Reach, global_names, is_installed, is_installed_name, referenced_globals
+from raydist.pickling.pickler import dumps, loads
+from tests.mirroring.in_process import Mirror
 
 
 class Target:
@@ -100,19 +109,56 @@ def keyword(*, value: object = TARGET) -> object:
     return value
 
 
+@contextlib.contextmanager
+def context() -> Iterator[object]:
+    yield TARGET
+
+
+@torch.no_grad()
+def without_gradients() -> object:
+    return TARGET
+
+
+class Slots:
+    __slots__ = ("held", "unset")
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+
+class Surprising:
+    """Answers nothing that is asked by way of attributes."""
+
+    def __init__(self, held: object) -> None:
+        object.__setattr__(self, "held", held)
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"asked for {name}")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("compared")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("asked for its truth")
+
+    __hash__ = None  # type: ignore[assignment]  # as classes that compare by value have it
+
+
 LOOP: list[Any] = []
 LOOP.append(LOOP)
 
 
 def reach() -> Reach:
-    return Reach(lambda obj: isinstance(obj, Target))
+    return Reach(lambda obj: type(obj) is Target)
 
 
 @pytest.mark.parametrize(
     "obj",
     [direct, nested, through, closure(), default, keyword, wrapped, functools.partial(innocent, TARGET)]
     + [functools.partial(direct), Holder(TARGET), Holder(TARGET).method, GlobalMethod, GlobalMethod().method]
-    + [GlobalMethod(), Property, Property(), Static, Static.target, Inherits, Inherits(), [{"a": direct}], {TARGET}],
+    + [GlobalMethod(), Property, Property(), Static, Static.target, Inherits, Inherits(), [{"a": direct}], {TARGET}]
+    + [context, without_gradients, Slots(TARGET), {TARGET: 1}, deque([TARGET]), [TARGET].append]
+    + [types.SimpleNamespace(a=TARGET), type("Made", (torch.nn.Module,), {"held": TARGET})],
 )
 def test_reaches(obj: Any) -> None:
     assert reach().reaches(obj)
@@ -121,7 +167,8 @@ def test_reaches(obj: Any) -> None:
 @pytest.mark.parametrize(
     "obj",
     [innocent, recursive, unset_closure(), Holder(1), Holder(1).method, Holder, LOOP, torch.nn.Linear, torch.relu]
-    + [len, "text", None, functools.partial(innocent, 1), types.SimpleNamespace],
+    + [len, "text", None, functools.partial(innocent, 1), types.SimpleNamespace, Slots(1), torch.ops]
+    + [functools.cache(innocent), torch.no_grad()(innocent)],
 )
 def test_does_not_reach(obj: Any) -> None:
     assert not reach().reaches(obj)
@@ -154,3 +201,215 @@ def test_values_of_a_users_module() -> None:
     vars(module).update(target=TARGET, number=1, function=direct, torch=torch)
     assert set(reach().module_values(module)) == {"target", "function"}
     assert reach().module_values(torch) == {}
+
+
+def test_nothing_is_asked_of_the_objects() -> None:
+    assert reach().reaches([Surprising(TARGET)])
+    assert not reach().reaches([Surprising(1)])
+
+
+def attribute_of_that_name(x: Any) -> object:
+    return x.TARGET
+
+
+def in_class_body() -> object:
+    class Inner:
+        held = TARGET
+
+    return Inner
+
+
+def test_names_of_attributes_are_no_globals() -> None:
+    assert global_names(attribute_of_that_name.__code__)[0] == ()
+    assert not reach().reaches(attribute_of_that_name)
+    assert reach().reaches(in_class_body)
+
+
+PACKAGE = """
+import contextlib
+import functools
+import torch
+
+silu = torch.nn.SiLU()
+
+def activation(x):
+    return silu(x)
+
+@contextlib.contextmanager
+def quiet():
+    yield
+
+class Plain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(1, 1)
+
+    @quiet()
+    def forward(self, x):
+        return activation(self.linear(x))
+
+class Twice(torch.nn.Module):
+    def forward(self, x):
+        return 2 * silu(x)
+
+@functools.cache
+def cached(x):
+    return activation(x)
+
+def scaled_by(scale):
+    return lambda x: silu(x) * scale(x)
+
+def made():
+    return type("Made", (Plain,), {"forward": lambda self, x: activation(x)})
+
+def __getattr__(name):
+    raise AttributeError(f"a lazy module would import {name}")
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A package in a folder for installed ones, with a module among its globals."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "installed_package.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(str(folder))
+    yield importlib.import_module("installed_package")
+    del sys.modules["installed_package"]
+
+
+def test_what_is_installed() -> None:
+    assert all(
+        map(is_installed, ("torch.nn", "torch.ops", "math", "json", "numpy.random", "raydist.values", "builtins"))
+    )
+    assert not any(map(is_installed, (__name__, "__main__", "raydist.testing.value_checks", "nowhere", None)))
+
+
+def test_what_pip_has_put_into_a_folder_of_another_name_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pip install --target` does; a module of the program beside it is none."""
+    (tmp_path / "put_there-1.0.dist-info").mkdir()
+    (tmp_path / "put_there-1.0.dist-info" / "RECORD").write_text("put_there/__init__.py,sha256=1,0\n")
+    (tmp_path / "put_there").mkdir()
+    (tmp_path / "put_there" / "__init__.py").write_text(PACKAGE)
+    (tmp_path / "put_beside.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("put_there", "put_beside"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.import_module(name)
+    assert is_installed("put_there")
+    assert not is_installed("put_beside")
+
+
+def test_an_installed_package_goes_by_name_and_is_not_walked(package: Any) -> None:
+    looked_at: list[Any] = []
+    found = Reach(lambda obj: looked_at.append(obj) or isinstance(obj, torch.nn.Module))  # type: ignore[func-returns-value]
+    for obj in (package.activation, package.quiet, package.Plain, package.Plain.forward):
+        assert is_installed_name(obj)
+        assert not found.by_value(obj)
+    assert looked_at == []
+    assert not found.reaches([package, package.activation, package.Plain])
+    assert package.silu not in looked_at
+
+
+def test_what_an_installed_package_makes_for_the_program_is_walked(package: Any) -> None:
+    assert reach().by_value(package.scaled_by(direct))
+    assert not reach().by_value(package.scaled_by(innocent))
+    assert reach().by_value(type("Mine", (package.Plain,), {"__module__": __name__, "held": TARGET}))
+
+
+@pytest.mark.parametrize("name", ["installed_package.generated", "generated"])
+def test_a_module_that_no_import_finds_goes_by_value(
+    name: str, package: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch_geometric makes one for each kind of layer, from a temporary file."""
+    file = tmp_path / "generated_x.py"
+    file.write_text("class Size(tuple): pass\ndef propagate(self, x): return Size([x, x])\n")
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(package.Plain, "propagate", module.propagate, raising=False)
+    data = dumps([package.Plain, module.propagate, module.Size], lambda obj: None, reach=reach())
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(package.Plain, "propagate")
+    loaded: Any = loads(data, lambda pid: None)
+    plain, propagate, size = loaded
+    assert plain is package.Plain
+    assert [type(plain.propagate(None, 1)), type(propagate(None, 2))] == [size, size]
+    assert not reach().by_value(Holder)  # an import finds this module
+
+
+def test_functions_that_an_installed_package_makes_use_the_replicas_import_of_it(package: Any) -> None:
+    made: Any = loads(dumps([package.scaled_by(torch.abs), package.made()], lambda obj: None), lambda pid: None)
+    assert made[0].__globals__ is vars(package)
+    assert made[1].forward.__globals__ is vars(package)
+    assert made[1].__bases__ == (package.Plain,)
+    assert made[0](torch.tensor(-2.0)) == package.silu(torch.tensor(-2.0)) * 2
+
+
+def test_a_function_in_the_place_of_an_installed_one_goes_by_value(package: Any) -> None:
+    original = package.activation
+
+    @functools.wraps(original)
+    def activation(x: Any) -> Any:
+        return original(x) + 1
+
+    package.activation = activation
+    assert reach().by_value(activation)  # type: ignore[arg-type]  # wraps hides that it is a function
+    assert not reach().by_value(original)
+
+
+def test_a_model_of_an_installed_class_is_of_that_class_on_replicas(package: Any) -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        model = package.Plain()
+    assert mirror.run(lambda: type(model) is package.Plain) == [True, True]
+    assert b"silu" not in mirror.shipments[0].bundle
+
+
+@functools.lru_cache(maxsize=2)
+def cached() -> object:
+    return TARGET
+
+
+class CachedProperty:
+    @functools.cached_property
+    def target(self) -> object:
+        return TARGET
+
+
+def here(obj: Any) -> Any:
+    """As an object arrives; what counts as mirrored is `TARGET` there as well."""
+    data = dumps(obj, lambda found: ("target",) if found is TARGET else None, reach=reach())
+    return loads(data, lambda pid: "the replica's")
+
+
+def test_cached_functions_and_properties_that_reach_a_mirrored_object_go_by_value(package: Any) -> None:
+    arrived = here(cached)
+    assert arrived() == "the replica's"
+    assert arrived.cache_parameters() == {"maxsize": 2, "typed": False}
+    assert here(CachedProperty)().target == "the replica's"
+    assert here(functools.lru_cache(innocent))() is OTHER  # one that is not found under its name
+    assert here(package.cached) is package.cached
+
+
+def test_weak_references_arrive() -> None:
+    held = Holder(1)
+    arrived = here([held, weakref.ref(held)])
+    assert arrived[1]() is arrived[0]
+
+
+def test_a_method_that_the_program_replaced_in_an_installed_class_goes_along(package: Any) -> None:
+    original = package.Twice.forward
+    package.Twice.forward = lambda self, x: original(self, x) + 1
+    data = dumps([package.Twice, package.Twice()], lambda obj: None, reach=reach())
+    package.Twice.forward = original  # as another process imports it
+    cls, model = loads(data, lambda pid: None)
+    assert cls is package.Twice
+    assert cls.forward is not original
+    assert torch.equal(model(torch.ones(1, 1)), original(model, torch.ones(1, 1)) + 1)
+    assert b"forward" not in dumps(torch.nn.Linear, lambda obj: None, reach=reach())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,9 @@ import pyarrow as pa
 
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.spec import TensorSpec
+from tests.pipelines.sources.saved_hub_dataset import save_to_disk
 
+_FILES = tempfile.TemporaryDirectory()
 NUMBER_SPEC = TensorSpec((), np.int64)
 ROWS_SPEC = TensorSpec((None,), np.int64)
 
@@ -34,6 +38,12 @@ def numbers(*values: int) -> np.ndarray[Any, Any]:
 def table(rows: int) -> pa.Table:
     names = pa.array([f"n{row % 3}" for row in range(rows)], pa.string())
     return pa.table({"id": np.arange(rows), "name": names, "weight": np.arange(rows, dtype=np.float32)})
+
+
+def hub(rows: int) -> str:
+    """A directory with the same rows."""
+    path = Path(_FILES.name) / str(rows)
+    return str(path) if path.exists() else save_to_disk(path, table(rows))
 
 
 def count_up(stop: Any) -> Iterator[int]:

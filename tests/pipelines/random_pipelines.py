@@ -135,6 +135,11 @@ def _table(draw: Draw) -> Pipeline:
     return _on_class("from_arrow", Shown(f"table({rows})", fn.table(rows)), kind=RECORD)
 
 
+def _hub(draw: Draw) -> Pipeline:
+    rows = draw(st.integers(0, 8))
+    return _on_class("from_huggingface", Shown(f"hub({rows})", fn.hub(rows)), kind=RECORD)
+
+
 def _turned_table(draw: Draw) -> Pipeline:
     rows = draw(st.integers(1, 8))
     return _on_class("from_tensor_slices", Shown(f"turned_table({rows})", fn.turned_table(rows)), kind=RECORD)
@@ -162,6 +167,12 @@ def _counted(draw: Draw) -> Pipeline:
     return numbers.then("take", draw(st.integers(0, 15)))
 
 
+def _weighted(draw: Draw) -> Pipeline:
+    weights = draw(st.lists(st.integers(1, 5), min_size=1, max_size=9))
+    number = draw(st.integers(1, len(weights)))
+    return _on_class("range", len(weights)).then("sample_by_weight", weights, number, draw(st.booleans()))
+
+
 SOURCES: tuple[Callable[[Draw], Pipeline], ...] = (
     lambda draw: _on_class("range", draw(st.integers(0, 20))),
     lambda draw: _on_class("range", draw(st.integers(-3, 9)), draw(st.integers(-3, 9)), draw(st.sampled_from([1, -2]))),
@@ -169,9 +180,11 @@ SOURCES: tuple[Callable[[Draw], Pipeline], ...] = (
     lambda draw: _on_class("from_torch", draw(st.lists(st.integers(0, 9), min_size=1, max_size=6))),
     lambda draw: _on_class("range", draw(st.integers(1, 6))).then("repeat").then("take", draw(st.integers(0, 20))),
     lambda draw: _on_class("range", draw(st.integers(0, 20))).then("global_shuffle", draw(st.sampled_from([None, 2]))),
+    _weighted,
     _slices,
     _words,
     _table,
+    _hub,
     _turned_table,
     _smalls,
     _generator,
@@ -368,7 +381,7 @@ _PLAIN: dict[str, tuple[Callable[[Draw], Pipeline], ...]] = {
     PAIR: (lambda draw: SOURCES[0](draw).then("map", fn.pair_of, kind=PAIR),),
     ROW: (lambda draw: _rows(draw, _slices(draw)),),
     TEXT: (_words, lambda draw: SOURCES[0](draw).then("map", fn.text_of, kind=TEXT)),
-    RECORD: (_table, _turned_table, lambda draw: SOURCES[0](draw).then("map", fn.record_of, kind=RECORD)),
+    RECORD: (_table, _hub, _turned_table, lambda draw: SOURCES[0](draw).then("map", fn.record_of, kind=RECORD)),
     SMALL: (_smalls, lambda draw: SOURCES[0](draw).then("map", fn.small_of, kind=SMALL)),
     NESTED: (lambda draw: SOURCES[0](draw).then("map", fn.shuffled_range, kind=NESTED),),
 }

@@ -13,9 +13,12 @@ from tests.pipelines.random_pipelines import NUMBER, STEPS, Pipeline, evaluate, 
 
 LIMIT = 60
 NOT_DRAWN = {
-    **dict.fromkeys(("from_csv", "from_json", "from_numpy", "from_parquet", "list_files", "load"), "reads files"),
+    **dict.fromkeys(
+        ("from_csv", "from_json", "from_numpy", "from_parquet", "from_tar", "list_files", "load"), "reads files"
+    ),
     "from_ray": "needs Ray",
     "snapshot": "keeps files, as the cache in a file that is drawn",
+    "ragged_batch": "lists of arrays, which the steps do not take: tests/pipelines/ops/test_grouped.py draws them",
     "apply": "a call of the function, no operation",
 }
 

@@ -8,20 +8,18 @@ from typing import Any
 import pytest
 
 from raydist.actors.software import Software, installed_software
-from raydist.actors.step_channel import Answer
 from raydist.actors.supervision import root_cause
 from raydist.errors import CancelledError
 from raydist.mirroring.shipment import Shipment
-from raydist.replicas.messages.step_message import GroupResult, PlannedStep, StepMessage
 from raydist.replicas.results import StepOutcome, pack_result
 from raydist.replicas.step import StepHeader
+from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage
 
 
 class Actors:
     """Two replicas; a step returns its number, but for the one that fails on a replica."""
 
     names = ("replica 0", "replica 1")
-    shares_memory = True
 
     def __init__(self) -> None:
         self.messages: list[tuple[int, list[int]]] = []
@@ -31,7 +29,6 @@ class Actors:
         self.broken = False
         self.ready = True
         self.interrupted = False  # while replica 1 is sent something
-        self.by_channel = False
         self.remarks: tuple[str, ...] = ()
         self.software: dict[int, Software] = {}
 
@@ -50,19 +47,7 @@ class Actors:
         self.calls.append(method)
         self.aborted += args
 
-    def open_channel(self, within_s: float) -> None:
-        self.calls.append("open_channel")
-
-    def send_steps(self, messages: Sequence[tuple[StepMessage, Sequence[Any]]]) -> list[Any]:
-        sent: list[Any] = [self.steps(rank, message) for rank, (message, _) in enumerate(messages)]
-        return [self.answered(rank, result) for rank, result in enumerate(sent)] if self.by_channel else sent
-
-    def answered(self, rank: int, result: GroupResult) -> Answer:
-        answer = Answer(rank, 1)
-        answer.settle(result)
-        return answer
-
-    def steps(self, rank: int, message: StepMessage) -> GroupResult:
+    def send(self, rank: int, message: StepMessage, objects: Sequence[Any]) -> GroupResult:
         if self.interrupted and rank == 1:
             raise KeyboardInterrupt
         results, error = [], None
@@ -78,7 +63,6 @@ class Actors:
     def wait(
         self, refs: Sequence[Any], names: Sequence[str], *, on_error: Callable[[], None], **limits: Any
     ) -> list[Any]:
-        refs = [ref.value if isinstance(ref, Answer) else ref for ref in refs]
         errors = [ref.error for ref in refs if isinstance(ref, GroupResult) and ref.error is not None]
         if errors:
             on_error()

@@ -15,6 +15,10 @@ class NotingReducer:
     def __init__(self) -> None:
         self.opened: list[tuple[float, bool]] = []
 
+    def make_global(self, parameters: Any, **how: Any) -> bool:
+        """Nothing to reduce here."""
+        return False
+
     def attach(self, parameters: Any) -> None:
         """Nothing to reduce here."""
 

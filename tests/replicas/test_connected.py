@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raydist.collectives.local import LocalGroup
-from raydist.collectives.nonfinite.policy import NonfinitePolicy
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.context.replica_context import ReplicaContext
 from raydist.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions
@@ -30,6 +30,7 @@ class Mirror:
         self.rank = rank
         self.restored: list[dict[int, Any]] = []
         self.aggregates_buffers = False
+        self.num_gradients_set = 0
 
     def parameters(self) -> list[Any]:
         return []

@@ -11,7 +11,7 @@ import torch
 import raydist as rd
 from raydist.collectives.base import Membership
 from raydist.collectives.local import LocalGroup, LocalHub
-from raydist.collectives.nonfinite.policy import NonfinitePolicy
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.mirroring.shipment import Shipment
 from raydist.replicas.accelerator import accelerator_for
@@ -48,7 +48,7 @@ def test_a_function_is_called_as_a_replica_of_its_group() -> None:
         return number + context.num_replicas_in_sync, rd.in_cross_replica_context()
 
     result = Alone().call(step, 4)
-    assert result.plain_leaves() == [5, False]
+    assert result.leaves == (5, False)
     assert not rd.has_strategy()
     assert taker() is None
 
@@ -76,10 +76,10 @@ def test_what_the_driver_had_set_holds_inside() -> None:
 
     with torch.no_grad():
         modes = TorchModes.here()
-    assert Alone().call(step, modes=modes).plain_leaves() == [False, True]
-    assert Alone().call(step, summaries=SummaryOrder(wanted=False)).plain_leaves() == [True, False]
-    assert Alone().call(step, modes=modes, summaries=SummaryOrder(wanted=False)).plain_leaves() == [False, False]
-    assert Alone().call(step).plain_leaves() == [True, True]
+    assert Alone().call(step, modes=modes).leaves == (False, True)
+    assert Alone().call(step, summaries=SummaryOrder(wanted=False)).leaves == (True, False)
+    assert Alone().call(step, modes=modes, summaries=SummaryOrder(wanted=False)).leaves == (False, False)
+    assert Alone().call(step).leaves == (True, True)
 
 
 def test_what_was_recorded_goes_with_the_result_of_its_step(tmp_path: Any) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from raydist.collectives.local import LocalGroup
 from raydist.errors import CollectiveMismatchError
+from raydist.mirroring.buffers.aggregation import set_aggregation
 from raydist.replicas.in_sync import SyncCheck
 from tests.collectives.threads import run_ranks
 
@@ -170,3 +171,35 @@ def test_to_find_that_all_is_equal_takes_one_all_reduce(monkeypatch: pytest.Monk
 
 def test_where_nothing_is_mirrored_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert carried_for(monkeypatch) == [[]] * 3
+
+
+class Statistics(nn.Module):
+    """The mean of the rows that it has seen, as normalizers of observations keep it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_buffers_of_own_rows_are_a_warning_once(caplog: pytest.LogCaptureFixture, declared: bool) -> None:
+    def main(group: LocalGroup) -> None:
+        module = Statistics()
+        layers = nn.Sequential(module, nn.BatchNorm1d(2))
+        if declared:
+            set_aggregation(module, "mean", aggregation="mean")
+        check = SyncCheck(group, lambda value: gathered(group, value), lambda: [layers, *layers])
+        check.compare_buffers()  # equal
+        module.get_buffer("mean").fill_(group.rank)
+        layers[1].get_buffer("running_mean").fill_(group.rank)
+        for _ in range(2):
+            check.compare()
+
+    with caplog.at_level(logging.WARNING):
+        run_ranks(3, main)
+    told = [record.getMessage() for record in caplog.records]
+    if declared:
+        assert not told
+    else:
+        (message,) = told
+        assert re.match(r"Replicas differ in the buffer Statistics\.mean: .* rd\.set_aggregation what it is\.", message)

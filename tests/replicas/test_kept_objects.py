@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.errors import FailedPreconditionError
-from raydist.replicas.kept_objects import KeptObjects, SentObjects
+from raydist.replicas.step_message import KeptObjects, SentObjects
 
 
 def test_what_was_sent_lately_does_not_travel_again() -> None:

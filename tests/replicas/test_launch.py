@@ -62,7 +62,7 @@ def test_a_reservation_whose_node_is_lost_meanwhile_is_given_back(monkeypatch: p
     monkeypatch.setattr("raydist.replicas.launch.hosts_of", lost)
     monkeypatch.setattr("raydist.replicas.launch.release", released.append)
     with pytest.raises(KeyError):
-        launch(plan(2), Timeouts())
+        launch(plan(2), Timeouts(), "a strategy")
     assert released == ["reservation"]
 
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import torch
 
 from raydist.mirroring.shipment import Shipment
-from raydist.replicas.device_copies import Copying, DeviceCopies
-from raydist.replicas.parts_ahead import PartsAhead
+from raydist.replicas.device_copies import Copying, DeviceCopies, PartsAhead
 from raydist.replicas.step import PartSource, StepHeader
 from raydist.values import Leaves
 

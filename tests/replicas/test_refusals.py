@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from raydist.actors.portable_errors import PortableError
-from raydist.replicas.refusals import Refusals
+from raydist.replicas.group_member import Refusals
 
 
 def told(refusals: Refusals, step: int) -> str:

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from raydist.errors import SpecError
-from raydist.nest import flatten
-from raydist.replicas.results import ResultLeaf, StepResult, StepValues, pack_result
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.nest import LEAF, NOTHING, flatten
+from raydist.pickling.travelling_tensors import ArrivingTensor
+from raydist.replicas import results
+from raydist.replicas.results import ResultLeaf, ReturnedStructures, StepResult, StepValues, pack_result
 from raydist.values import Part
 
 
@@ -117,7 +119,7 @@ def test_an_expected_nest_waits_for_nothing() -> None:
 def test_another_structure_than_expected_is_an_error_when_read() -> None:
     _, structure = flatten({"loss": 0})
     values = values_of(pack_result(1, absent=False), pack_result(1, absent=False))
-    with pytest.raises(SpecError, match="same structure in every call"):
+    with pytest.raises(InvalidArgumentError, match="same structure in every call"):
         values.expected_nest(structure)["loss"].values  # noqa: B018 - reading is what raises
 
 
@@ -130,3 +132,53 @@ def test_a_leaf_names_its_part_before_it_is_there() -> None:
 def test_a_result_knows_its_size() -> None:
     assert pack_result((torch.zeros(100), np.zeros(50)), absent=False).num_bytes == 800
     assert pack_result(1.5, absent=False).num_bytes < 1000
+
+
+def test_the_host_waits_for_tensors_of_a_gpu_once_they_are_to_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[float] = []
+
+    def begin(tensor: torch.Tensor) -> ArrivingTensor:
+        def wait() -> torch.Tensor:
+            read.append(tensor.item())
+            return tensor
+
+        return ArrivingTensor(wait)
+
+    monkeypatch.setattr(results, "begin_packing", begin)
+    sent = [pack_result({"loss": torch.tensor(float(step)), "step": step}, absent=False) for step in range(3)]
+    assert read == []
+    there = [result.arrived() for result in sent]
+    assert read == [0.0, 1.0, 2.0]
+    assert [result.leaf(0).item() for result in there] == [0.0, 1.0, 2.0]
+    assert [result.leaf(1) for result in there] == [0, 1, 2]
+    assert there[0].arrived() is there[0]
+
+
+class Step:
+    def run(self, x: int) -> Any: ...
+    def declared(self) -> None: ...
+
+
+def test_the_structure_of_the_last_result_of_a_function_is_expected_next() -> None:
+    returned, step = ReturnedStructures(), Step()
+    assert returned.expected(step.run) is None
+    for nest in ({"a": 1}, (1, 2)):
+        result = pack_result(nest, absent=False)
+        returned.learn(step.run, result)
+        assert returned.expected(step.run) == result.structure  # a bound method is another object each time
+    assert returned.expected(Step().run) is None
+    assert returned.expected(Step().declared) is NOTHING
+    returned.learn(step.run, pack_result(None, absent=False))
+    assert returned.expected(step.run) is NOTHING
+    returned.learn(step.run, pack_result((1, None), absent=False))  # which may be a value next time
+    assert returned.expected(step.run) is None
+
+
+def test_functions_are_not_kept_alive_and_an_address_that_is_used_again_is_another_function() -> None:
+    returned = ReturnedStructures()
+    for number in range(3000):
+        fn = eval("lambda: None")  # a new function each time
+        assert returned.expected(fn) is None
+        returned.learn(fn, pack_result(number, absent=False))
+    assert len(returned._known) <= 1024
+    assert returned.expected(fn) is LEAF

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from raydist.errors import InvalidArgumentError, SpecError
+from raydist.errors import InvalidArgumentError
 from raydist.mirroring.shipment import Shipment
-from raydist.replicas.messages.step_message import GroupResult
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import PartSource, StepHeader, address_parts, batch_rows, require_parts, resolve_parts
+from raydist.replicas.step_message import GroupResult
 from raydist.values import Part, PerReplica, ReduceOp
 
 
@@ -51,7 +51,9 @@ def test_a_nest_that_is_another_one_than_before_is_an_error() -> None:
     results: Any = GroupResult(tuple(pack_result(nest, absent=False) for nest in ({"a": 1, "b": 2}, {"b": 1, "c": 2})))
     source = PartSource(0, 0, nest="{'a': '*', 'b': '*'}")
     assert resolve_parts([source], [results]) == [1]
-    with pytest.raises(SpecError, match=r"got \{'a': '\*', 'b': '\*'\} before and \{'b': '\*', 'c': '\*'\} now\."):
+    with pytest.raises(
+        InvalidArgumentError, match=r"got \{'a': '\*', 'b': '\*'\} before and \{'b': '\*', 'c': '\*'\} now\."
+    ):
         resolve_parts([replace(source, place=1)], [results])
 
 

@@ -9,8 +9,7 @@ import torch
 from raydist.checkpoints.random_state import RESTORED_REPLICAS
 from raydist.mirroring.shipment import Shipment
 from raydist.options import RunOptions
-from raydist.replicas.step import StepHeader
-from raydist.replicas.step_headers import StepHeaders
+from raydist.replicas.step import StepHeader, StepHeaders
 from raydist.values import ReduceOp
 
 

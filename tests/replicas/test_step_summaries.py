@@ -29,8 +29,12 @@ def nobody() -> Callable[[], None] | None:
     return None
 
 
+def nobody_else() -> Callable[[], Callable[[], None]] | None:
+    return None
+
+
 def test_a_step_is_told_of_the_default_writer(tmp_path: Path) -> None:
-    summaries = StepSummaries(nobody)
+    summaries = StepSummaries(nobody, nobody_else)
     with rd.summary.create_file_writer(tmp_path) as writer:
         with writer.as_default(step=3), rd.summary.record_if(lambda: 0):
             assert summaries.order() == SummaryOrder(writer.key, 3, wanted=False)
@@ -42,7 +46,7 @@ def test_a_step_is_told_of_the_default_writer(tmp_path: Path) -> None:
 
 
 def test_what_replicas_recorded_is_written_together(tmp_path: Path) -> None:
-    summaries = StepSummaries(nobody)
+    summaries = StepSummaries(nobody, nobody_else)
     with rd.summary.create_file_writer(tmp_path) as writer:
         with writer.as_default():
             summaries.order()
@@ -61,7 +65,7 @@ def test_a_writer_waits_for_the_steps_that_may_use_it(tmp_path: Path) -> None:
             self.waited += 1
 
     strategy = Strategy()
-    summaries = StepSummaries(weakref.WeakMethod(strategy.wait))
+    summaries = StepSummaries(weakref.WeakMethod(strategy.wait), nobody_else)
     with rd.summary.create_file_writer(tmp_path) as writer, writer.as_default():
         summaries.order()
         summaries.order()
@@ -72,7 +76,7 @@ def test_a_writer_waits_for_the_steps_that_may_use_it(tmp_path: Path) -> None:
 
 
 def test_what_a_writer_has_to_say_is_said_where_steps_are_dispatched(tmp_path: Path) -> None:
-    summaries = StepSummaries(nobody)
+    summaries = StepSummaries(nobody, nobody_else)
     with rd.summary.create_file_writer(tmp_path) as writer, writer.as_default():
         summaries.order()
         for _ in range(10):
@@ -84,7 +88,7 @@ def test_what_a_writer_has_to_say_is_said_where_steps_are_dispatched(tmp_path: P
 def test_writers_are_noted_while_a_step_is_pickled(tmp_path: Path) -> None:
     import pickle
 
-    summaries: Any = StepSummaries(nobody)
+    summaries: Any = StepSummaries(nobody, nobody_else)
     with rd.summary.create_file_writer(tmp_path) as writer:
         with summaries.noting():
             pickle.dumps(writer)

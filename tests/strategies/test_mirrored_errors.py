@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -209,7 +210,7 @@ def test_another_nest_than_before_is_told_where_it_is_passed_on_unread(
 
     assert two.local_results(two.run(step, args=(torch.tensor([97, 98]),))["b"])[1][0] == ord("b")
     changed = two.run(step, args=(torch.tensor([98, 99]),))
-    with pytest.raises(rd.SpecError, match=r"(?s)'a'.*'b'.*'c'.*Return the same keys"):
+    with pytest.raises(rd.InvalidArgumentError, match=r"(?s)'a'.*'b'.*'c'.*Return the same keys"):
         two.local_results(two.run(torch.sum, args=(changed["a"],)))
 
 
@@ -269,7 +270,7 @@ def test_bad_calls(two: rd.MirroredStrategy, kind: str, fn: Any, args: Any, mess
 
 
 def test_a_dataset_function_must_give_a_dataset(two: rd.MirroredStrategy) -> None:
-    with pytest.raises(rd.SpecError, match="raydist.Dataset must be given, got list"):
+    with pytest.raises(rd.SpecError, match="raydist.Dataset or a torch DataLoader must be given, got list"):
         two.distribute_datasets_from_function(lambda ctx: [1])  # type: ignore[arg-type, return-value]
 
 
@@ -298,8 +299,12 @@ def test_a_variable_of_another_strategy_is_named(two: rd.MirroredStrategy) -> No
         other.run(step)
 
 
+def test_sigterm_ends_replicas_at_once(two: rd.MirroredStrategy) -> None:
+    assert two.run(lambda: signal.getsignal(signal.SIGTERM) == signal.SIG_DFL).values == (True, True)
+
+
 def test_only_datasets_can_be_distributed(two: rd.MirroredStrategy) -> None:
-    with pytest.raises(rd.SpecError, match="raydist.Dataset must be given, got list"):
+    with pytest.raises(rd.SpecError, match="raydist.Dataset or a torch DataLoader must be given, got list"):
         two.distribute_dataset([1, 2, 3])  # type: ignore[arg-type]
 
 

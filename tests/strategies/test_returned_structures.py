@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import raydist as rd
+from tests.returned_classes import Cache, Encoding, Frozen, ModelOutput, Output, Pair
 from tests.strategies.replica_rows import rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
@@ -47,9 +49,42 @@ def test_methods_in_a_decorator_and_attributes_of_self(two: rd.MirroredStrategy)
     for wrap in (lambda fn: fn, functools.partial):
         assert two.reduce("SUM", two.run(decorated(wrap(trainer.train)), args=(x,))) == 3
         assert two.reduce("SUM", two.run(decorated(wrap(trainer.test)), args=(x,))["sum"]) == 3
-    for heads in (("a",), ("a", "b")):
-        trainer.heads = heads
-        assert tuple(two.run(trainer.by_head, args=(x,))) == heads
+
+
+def test_another_structure_than_in_the_last_call_is_an_error_where_it_is_read_and_known_from_then_on(
+    two: rd.MirroredStrategy,
+) -> None:
+    x, trainer = rows(two, [[1.0], [2.0]]), Trainer()
+    for _ in range(2):
+        assert two.reduce("SUM", two.run(trainer.by_head, args=(x,))["a"]) == 3
+    trainer.heads = ("a", "b")
+    result = two.run(trainer.by_head, args=(x,))
+    with pytest.raises(rd.InvalidArgumentError, match=r"same structure in every call, got \{'a'.*before and .*'b'"):
+        two.reduce("SUM", result["a"])
+    assert two.reduce("SUM", two.run(trainer.by_head, args=(x,))["b"]) == 3
+
+
+def test_a_value_where_run_returned_none_is_an_error(two: rd.MirroredStrategy) -> None:
+    def step(x: torch.Tensor, returns: bool) -> torch.Tensor | None:
+        return x.sum() if returns else None
+
+    x = rows(two, [[1.0], [2.0]])
+    for _ in range(2):
+        assert two.run(step, args=(x, False)) is None
+    assert two.run(step, args=(x, True)) is None
+    with pytest.raises(rd.InvalidArgumentError, match="returned a value, and `run` had returned None"):
+        two.local_results(two.run(lambda: 1))
+    assert two.local_results(two.run(lambda: 1)) == (1, 1)
+
+
+def test_a_step_that_returned_none_is_not_waited_for(two: rd.MirroredStrategy) -> None:
+    def wait(seconds: float) -> None:
+        time.sleep(seconds)
+
+    assert two.run(wait, args=(0.0,)) is None
+    began = time.monotonic()
+    assert two.run(wait, args=(2.0,)) is None
+    assert time.monotonic() - began < 1.5
 
 
 @pytest.mark.parametrize("kind", [tuple, list])
@@ -66,12 +101,53 @@ def test_the_nests_of_arguments(two: rd.MirroredStrategy) -> None:
     def same(given: Any) -> Any:
         return given
 
-    assert two.reduce("SUM", two.run(same, args=({"u": x},))["u"], axis=0) == 3
-    assert two.reduce("SUM", two.run(same, args=({"v": x},))["v"], axis=0) == 3
+    for given in ({"u": x}, {"u": x, "v": {"w": x}}):
+        again = functools.partial(same)  # another function object: nothing is assumed
+        assert two.reduce("SUM", two.run(again, args=(given,))["u"], axis=0) == 3
     assert two.reduce("SUM", two.run(same, args=(x,)), axis=0) == 3
 
-    def named(**given: Any) -> Any:
-        return given
 
-    for name in ("u", "v"):
-        assert two.reduce("SUM", two.run(named, kwargs={name: x})[name], axis=0) == 3
+def test_results_keep_their_classes(two: rd.MirroredStrategy) -> None:
+    x = rows(two, [[1.0], [3.0]])
+
+    def step(x: torch.Tensor) -> Any:
+        return ModelOutput(loss=x.mean(), logits=x, cache=Cache(4), text="hi")
+
+    for _ in range(3):  # later calls expect the structure of the first
+        out = two.run(step, args=(x,))
+        assert type(out) is ModelOutput
+        assert list(out) == ["loss", "logits", "cache", "text"]
+        assert two.reduce("MEAN", out.loss) == 2
+        assert two.gather(out["logits"], axis=0).tolist() == [1, 3]
+        local = two.local_results(out)
+        assert [(type(one), one.loss.item(), one["loss"].item(), one.text) for one in local] == [
+            (ModelOutput, 1, 1, "hi"),
+            (ModelOutput, 3, 3, "hi"),
+        ]
+        assert [(type(cache), cache.size) for cache in two.local_results(out.cache)] == [(Cache, 4)] * 2
+        with pytest.raises(rd.SpecError, match="In the leaf 'cache' of the ModelOutput"):
+            two.reduce("MEAN", out)
+
+
+def test_objects_of_every_kind_come_back_as_on_one_device(two: rd.MirroredStrategy) -> None:
+    def step() -> Any:
+        return Output(loss=torch.tensor(1.0), z=None), Pair((1, Frozen(1.5))), Encoding({"b": 1, "a": 2}, 3)
+
+    expected = step()
+    for local in two.local_results(two.run(step)):
+        assert [type(one) for one in local] == [Output, Pair, Encoding]
+        assert repr(local) == repr(expected)
+        assert local[1][1].double == 3
+        assert local[2].count == 3
+
+
+def test_classes_of_arguments(two: rd.MirroredStrategy) -> None:
+    x = rows(two, [[1.0], [2.0]])
+
+    def step(given: Any) -> Any:
+        return type(given).__name__, sum(given.values()).item()
+
+    for given in (Encoding({"x": x}, 1), Output(loss=x), ModelOutput(logits=x)):
+        names = [name for name, _ in two.local_results(two.run(step, args=(given,)))]
+        assert names == [type(given).__name__] * 2
+        assert [number for _, number in two.local_results(two.run(step, args=(given,)))] == [1, 2]

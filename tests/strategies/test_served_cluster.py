@@ -55,6 +55,7 @@ def cluster(
 ) -> ServedCluster:
     return ServedCluster(
         "test",
+        "the strategy",
         request or ServedRequest(),
         ServedTerms(prefetch_pulls=False),
         Timeouts(),

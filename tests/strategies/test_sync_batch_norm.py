@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Callable
@@ -71,6 +72,87 @@ def test_convert_keeps_parameters_and_everything_else() -> None:
     assert converted[1].momentum is None
     assert not converted[1].training
     assert {name: id(value) for name, value in converted.named_parameters()} == {k: id(v) for k, v in names.items()}
+
+
+class NormReLU(nn.BatchNorm1d):
+    """As `timm.layers.BatchNormAct2d`: it does more than normalise."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        running_var: Any = self.running_var
+        result: torch.Tensor = super().forward(x).relu() + 0.1 * running_var.mean()
+        return result
+
+
+class OwnStatistics(nn.BatchNorm1d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            running_mean: Any = self.running_mean
+            running_mean.lerp_(x.mean(0), 0.1)
+        return x - x.mean(0)
+
+
+def test_a_subclass_keeps_its_class_its_forward_and_its_hooks() -> None:
+    layer = NormReLU(2).double()
+    seen: list[torch.Size] = []
+    layer.register_forward_hook(lambda *told: seen.append(told[2].shape))
+    before, expected = list(layer.state_dict()), NormReLU(2).double()(torch.from_numpy(ROWS))
+    assert SyncBatchNorm.convert(SyncBatchNorm.convert(layer)) is layer
+    assert type(layer) is NormReLU
+    assert torch.equal(layer(torch.from_numpy(ROWS)), expected)
+    assert (seen, list(layer.state_dict())) == ([expected.shape], before)
+    with pytest.raises(ValueError, match="expected 2D or 3D"):
+        layer(torch.ones(3))
+    assert torch.equal(torch.nn.functional.batch_norm(torch.ones(2, 2), None, None, training=True), torch.zeros(2, 2))
+
+
+def test_what_torch_made_of_layers_keeps_hooks_parametrizations_and_flags() -> None:
+    layer = nn.BatchNorm1d(2, track_running_stats=False, dtype=torch.float64)
+    layer.weight.requires_grad_(False)
+    layer.register_forward_pre_hook(lambda *told: None)
+    converted = SyncBatchNorm.convert(nn.Sequential(nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3)), layer))
+    assert [type(each) for each in converted.children()] == [SyncBatchNorm, SyncBatchNorm]
+    assert (layer.weight.requires_grad, layer.weight.dtype, layer.running_mean) == (False, torch.float64, None)
+    assert len(layer._forward_pre_hooks) == 1
+    with pytest.raises(ValueError, match="LazyBatchNorm1d before its first call"):
+        SyncBatchNorm.convert(nn.LazyBatchNorm1d())
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", ["subclass", "torch", "torch's, copied"])
+def test_other_layers_train_like_one_replica(way: str, mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
+    strategy = mirrored(2)
+    made = nn.SyncBatchNorm(4).double()
+    with strategy.scope():
+        if way == "subclass":
+            model, _ = build(NormReLU)
+            SyncBatchNorm.convert(model)
+        else:
+            model, _ = build(nn.BatchNorm1d)
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            if way != "torch":
+                model[1] = copy.deepcopy(made)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = make_step(model, optimizer)
+    for batch in strategy.distribute_dataset(rd.Dataset.from_tensor_slices(ROWS).batch(4)):
+        strategy.run(step, args=(batch,))
+    reference, alone = build(NormReLU if way == "subclass" else nn.BatchNorm1d)
+    for start in (0, 4):
+        make_step(reference, alone)(torch.from_numpy(ROWS[start : start + 4]))
+    found = model.state_dict()
+    assert list(found) == list(reference.state_dict())
+    for name, expected in reference.state_dict().items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_a_forward_with_statistics_of_its_own_is_named(mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        layer = SyncBatchNorm.convert(OwnStatistics(2).double())
+    with pytest.raises(ValueError, match="that of OwnStatistics takes statistics of its own"):
+        strategy.local_results(strategy.run(layer, args=(torch.ones(4, 2, dtype=torch.float64),)))
 
 
 class OfRank:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import raydist as rd
 from raydist.summaries.destination import noting
 from raydist.summaries.order import SummaryOrder
 from raydist.summaries.step_recorder import StepRecorder
+from raydist.summaries.writer import pending_summaries
 from tests.summaries.reading import curves
 
 
@@ -115,6 +117,9 @@ class Steps:
     def finish(self) -> None:
         self.finished += 1
 
+    def until_now(self) -> Callable[[], None]:
+        return self.finish
+
 
 def test_steps_are_waited_for_before_the_file_is_closed(tmp_path: Path) -> None:
     steps = Steps()
@@ -124,3 +129,16 @@ def test_steps_are_waited_for_before_the_file_is_closed(tmp_path: Path) -> None:
     writer.close()
     writer.close()
     assert steps.finished == 2
+
+
+def test_pending_summaries_are_on_disk_before_the_writer_would_write_them(tmp_path: Path) -> None:
+    steps = Steps()
+    writer = rd.summary.create_file_writer(tmp_path, flush_millis=10**6)
+    writer.follow(steps)
+    with writer.as_default(step=1):
+        rd.summary.scalar("loss", 0.5)
+        flush = pending_summaries()
+        flush()
+    assert curves(tmp_path).scalars("loss") == [(1, 0.5)]
+    assert steps.finished == 1
+    writer.close()

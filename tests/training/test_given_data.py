@@ -11,13 +11,16 @@ import raydist as rd
 from raydist.training.given_data import GivenData, held_out_data
 from tests.training.toys import regression
 
-STRATEGY = rd.OneDeviceStrategy("cpu")
 X, Y = np.arange(70.0)[:, None], np.arange(70)
+
+
+def one_device() -> rd.OneDeviceStrategy:
+    return rd.OneDeviceStrategy("cpu")
 
 
 def rows_of(given: GivenData, *, shuffle: bool = False) -> list[list[int]]:
     """The targets of each batch; every x must still be beside its y."""
-    batches = list(given.distributed(STRATEGY, shuffle=shuffle))
+    batches = list(given.distributed(one_device(), shuffle=shuffle))
     assert all(torch.equal(x[:, 0].long(), y) for x, y in batches)
     return [y.tolist() for _, y in batches]
 
@@ -34,7 +37,7 @@ def test_tensors_are_arrays_whatever_they_require() -> None:
 def test_a_shuffle_is_new_in_every_epoch_and_follows_torchs_seed() -> None:
     def epochs() -> list[list[list[int]]]:
         torch.manual_seed(7)
-        data = GivenData(X, Y).distributed(STRATEGY, shuffle=True)
+        data = GivenData(X, Y).distributed(one_device(), shuffle=True)
         return [[y.tolist() for _, y in data] for _ in range(2)]
 
     first, second = epochs()
@@ -46,21 +49,21 @@ def test_a_shuffle_is_new_in_every_epoch_and_follows_torchs_seed() -> None:
 
 
 def test_several_inputs_are_a_nest() -> None:
-    data = GivenData({"a": X, "b": X[:, 0]}, (Y, Y)).distributed(STRATEGY)
+    data = GivenData({"a": X, "b": X[:, 0]}, (Y, Y)).distributed(one_device())
     x, y = next(iter(data))
     assert (x["a"].shape, x["b"].shape, len(y)) == ((32, 1), (32,), 2)
 
 
 def test_predict_needs_no_targets() -> None:
-    ((x,), *_) = GivenData(X, what="predict").distributed(STRATEGY)
+    ((x,), *_) = GivenData(X, what="predict").distributed(one_device())
     assert x.tolist() == X[:32].tolist()
 
 
 def test_a_dataset_is_taken_as_it_is_by_either_name() -> None:
-    data = STRATEGY.distribute_dataset(regression(5, 2))
-    assert GivenData(data).distributed(STRATEGY) is data
-    assert GivenData(None, dataset=data).distributed(STRATEGY, shuffle=True) is data
-    assert GivenData(regression(5, 2)).distributed(STRATEGY).cardinality() == 3
+    data = one_device().distribute_dataset(regression(5, 2))
+    assert GivenData(data).distributed(one_device()) is data
+    assert GivenData(None, dataset=data).distributed(one_device(), shuffle=True) is data
+    assert GivenData(regression(5, 2)).distributed(one_device()).cardinality() == 3
 
 
 def test_a_loader_is_taken_over() -> None:
@@ -90,7 +93,7 @@ def test_a_loader_is_taken_over() -> None:
 )
 def test_arguments_that_do_not_go_together_say_what_to_write(given: GivenData, message: str) -> None:
     with pytest.raises(rd.InvalidArgumentError, match=message):
-        given.distributed(STRATEGY)
+        given.distributed(one_device())
 
 
 @pytest.mark.parametrize("x", ["files", [1.0, 2.0], np.float64(1.0), {"a": X, "b": 3}])
@@ -98,11 +101,11 @@ def test_what_is_no_data_is_named(x: Any) -> None:
     with pytest.raises(
         rd.SpecError, match=r"x must be a raydist.Dataset of global batches, .* got (str|list|float64|int)"
     ):
-        GivenData(x, Y).distributed(STRATEGY)
+        GivenData(x, Y).distributed(one_device())
 
 
 def test_held_out_arrays_are_a_pair() -> None:
     assert rows_of(held_out_data((X, Y), 60)) == [[*range(60)], [*range(60, 70)]]
-    assert held_out_data(regression(5, 2), 60).distributed(STRATEGY).cardinality() == 3
+    assert held_out_data(regression(5, 2), 60).distributed(one_device()).cardinality() == 3
     with pytest.raises(rd.InvalidArgumentError, match="got a tuple of 3.*from_tensor_slices"):
         held_out_data((X, Y, Y), None)

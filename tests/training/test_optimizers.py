@@ -35,7 +35,31 @@ def test_a_name_is_a_class_of_torchs_over_all_parameters(name: str, kind: str) -
 def test_names_of_others_and_modules_without_parameters_are_refused() -> None:
     with pytest.raises(rd.InvalidArgumentError, match=r"got 'adan'\. Did you mean 'Adam'\? There are: ASGD, "):
         optimizer_by_name("adan", nn.Linear(2, 1))
-    with pytest.raises(rd.InvalidArgumentError, match="optimizer must be one of torch's"):
-        optimizer_by_name("lbfgs", nn.Linear(2, 1))  # fit has no closure for it
     with pytest.raises(rd.InvalidArgumentError, match="'adam' needs parameters to optimise, got a Tanh without any"):
         optimizer_by_name("adam", nn.Tanh())
+
+
+@pytest.mark.parametrize("name", sorted(name for name, kind in vars(torch.optim).items() if isinstance(kind, type)))
+def test_each_name_trains_an_ordinary_network_or_says_why_not(name: str) -> None:
+    if name == "Optimizer":
+        return
+    model = rd.Model(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
+    reasons = {
+        "Muon": r"Muon takes matrices, .*, got 2 others of 4: 0.bias \(4,\), 1.bias \(1,\)\. Use \"adamw\" for all",
+        "SparseAdam": "SparseAdam takes parameters with sparse gradients, .*, got 4 others of 4: 0.weight",
+        "LBFGS": "got LBFGS, which asks for the loss several times",
+    }
+    if name in reasons:
+        with pytest.raises(rd.InvalidArgumentError, match=reasons[name]):
+            model.compile(name, "mse")
+        return
+    model.compile(name, "mse")
+    model.fit(torch.randn(4, 3), torch.randn(4, 1), verbose=False)
+
+
+def test_optimizers_of_some_parameters_by_their_names() -> None:
+    assert type(optimizer_by_name("muon", nn.Linear(2, 3, bias=False))) is torch.optim.Muon
+    assert type(optimizer_by_name("sparse_adam", nn.Embedding(3, 2, sparse=True))) is torch.optim.SparseAdam
+    module = nn.Linear(2, 1)
+    with pytest.raises(rd.InvalidArgumentError, match="got LBFGS"):
+        require_optimizer(torch.optim.LBFGS(module.parameters()), module, nn.MSELoss())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 import raydist as rd
+from tests.returned_classes import Cache, ModelOutput
 from tests.training.toys import column, compiled, line, regression, small_net
 
 
@@ -35,6 +37,54 @@ def test_a_nest_of_outputs() -> None:
     prediction = rd.Model(Parts()).predict(data, verbose=False)
     assert prediction["twice"].flatten().tolist() == [2.0, 4.0, 6.0]
     assert prediction["both"][1].tolist() == [1.0, 2.0, 3.0]
+
+
+class Generative(nn.Module):
+    """As a causal model of transformers: what it keeps for later tokens is an object."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return ModelOutput(logits=2 * x, cache=(Cache(4), x, None, 3), text="hi")
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_what_is_no_tensor_becomes_none(num_replicas: int, mirrored: Callable[[int], rd.Strategy]) -> None:
+    strategy = rd.OneDeviceStrategy("cpu") if num_replicas == 1 else mirrored(num_replicas)
+    seen: list[Any] = []
+    callback = rd.LambdaCallback(on_predict_batch_end=lambda batch, logs: seen.append(logs["outputs"]))
+    with strategy.scope():
+        model = rd.Model(Generative())
+    prediction = model.predict(column([1, 2, 3, 4]), batch_size=3, callbacks=[callback], verbose=False)
+    for found, rows in ((prediction, [1, 2, 3, 4]), (seen[0], [1, 2, 3]), (seen[1], [4])):
+        assert type(found) is ModelOutput
+        assert found.logits is found["logits"]
+        assert found.logits.flatten().tolist() == [2.0 * row for row in rows]
+        assert found.cache[1].flatten().tolist() == rows
+        assert (found.cache[0], *found.cache[2:], found.text) == (None,) * 4
+
+
+class Unusable(nn.Module):
+    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.make(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda x: {"boxes": [x]}, "a list"),  # tensors must not vanish with it
+        (lambda x: {"y": x, "array": x.numpy()}, "a ndarray"),
+        (lambda x: x.sum(), r"shape \(\)"),
+        (lambda x: ModelOutput(text="hi"), "a ModelOutput without tensors"),
+        (lambda x: {}, "a dict without tensors"),
+    ],
+)
+def test_outputs_without_an_entry_a_row_are_refused(make: Callable[[torch.Tensor], Any], got: str) -> None:
+    with pytest.raises(rd.SpecError, match=f"one entry per input row .2. from the module, got {got}"):
+        rd.Model(Unusable(make)).predict(column([1, 2]), verbose=False)
 
 
 def test_evaluation_mode_inside_and_training_mode_afterwards() -> None:

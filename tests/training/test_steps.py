@@ -40,7 +40,8 @@ def test_a_list_of_outputs_becomes_a_tuple() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "got"), [(torch.ones(3), r"shape \(3,\)"), (torch.tensor(1.0), r"shape \(\)"), ("text", "str")]
+    ("value", "got"),
+    [(torch.ones(3), r"shape \(3,\)"), (torch.tensor(1.0), r"shape \(\)"), ("text", "a str without tensors")],
 )
 def test_an_output_must_have_one_entry_per_row(value: Any, got: str) -> None:
     with pytest.raises(rd.SpecError, match=rf"one entry per input row \(2\) from the module, got {got}"):

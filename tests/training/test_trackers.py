@@ -6,8 +6,7 @@ from torchmetrics import MeanSquaredError, MetricCollection
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
 import raydist as rd
-from raydist.metrics import Mean
-from raydist.training.trackers import RowCount, Trackers, named_metrics
+from raydist.training.trackers import LossTotal, RowCount, Trackers, named_metrics
 
 
 def test_metrics_are_named_by_their_class_and_numbered() -> None:
@@ -31,19 +30,26 @@ def test_other_metrics_are_refused() -> None:
 
 
 def test_counts_rows_and_weighted_loss_until_reset() -> None:
-    trackers = Trackers(Mean(), RowCount(), {"mse": MeanSquaredError()})
-    trackers.update(torch.tensor(1.0), 3, 3)
+    trackers = Trackers(LossTotal(), RowCount(), {"mse": MeanSquaredError()})
+    trackers.update(torch.tensor(3.0), 3, 3)
     trackers.update(torch.tensor(5.0), 1, 1)
     trackers.metrics["mse"].update(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     assert trackers.rows_and_logs() == (4, {"loss": 2.0, "mse": 2.0})
     trackers.reset()
-    trackers.update(torch.tensor(7.0), 2, 2)
+    trackers.update(torch.tensor(14.0), 2, 2)
     trackers.metrics["mse"].update(torch.tensor([1.0]), torch.tensor([1.0]))
     assert trackers.rows_and_logs() == (2, {"loss": 7.0, "mse": 0.0})
 
 
+def test_a_sum_is_divided_by_nothing() -> None:
+    trackers = Trackers(LossTotal(is_sum=True), RowCount(), {})
+    trackers.update(torch.tensor(3.0), 0, 3)
+    trackers.update(torch.tensor(5.0), 0, 1)
+    assert trackers.read() == {"loss": 8.0}
+
+
 def test_a_metric_of_several_numbers_is_logged_as_a_tensor() -> None:
-    trackers = Trackers(Mean(), RowCount(), {"per_class": MulticlassAccuracy(2, average=None)})
+    trackers = Trackers(LossTotal(), RowCount(), {"per_class": MulticlassAccuracy(2, average=None)})
     trackers.update(torch.tensor(0.0), 2, 2)
     trackers.metrics["per_class"].update(torch.tensor([0, 1]), torch.tensor([0, 0]))
     assert trackers.read()["per_class"].tolist() == [0.5, 0.0]

@@ -123,7 +123,8 @@ def test_schedulers_that_cannot_follow_are_refused() -> None:
     [
         ({"clip_norm": 0.0}, "clip_norm must be > 0 or None, got 0.0"),
         ({"accumulate_steps": 0}, "accumulate_steps must be >= 1, got 0"),
-        ({"precision": "fp16"}, "precision must be \"bf16\" or None, got 'fp16'"),
+        ({"precision": "fp8"}, 'precision must be "bf16", "fp16" or None, got \'fp8\''),
+        ({"loss_reduction": "rows"}, 'loss_reduction must be "mean", "sum" or None'),
     ],
 )
 def test_settings_are_checked_when_they_are_given(settings: dict[str, Any], message: str) -> None:

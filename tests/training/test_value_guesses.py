@@ -16,7 +16,7 @@ from torchmetrics.classification import (
 from torchmetrics.wrappers import ClasswiseWrapper
 
 from raydist.collectives.local import LocalGroup
-from raydist.collectives.nonfinite.policy import NonfinitePolicy
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.context.replica_context import ReplicaContext
 from raydist.mirroring.metric_states import hold_states, merge_states, restore_states
 from raydist.replicas.connected import Connected

@@ -24,7 +24,8 @@ from raydist.actors.passes.served_pass import Poll
 from raydist.actors.passes.shared import share_step
 from raydist.actors.passes.split_desk import SplitDesk
 from raydist.actors.portable_errors import pack_error
-from raydist.actors.workers.kept_pages import keep_pages
+from raydist.actors.supervision import end_on_sigterm
+from raydist.actors.workers.memory_limit import keep_freed_memory
 from raydist.actors.workers.pools_of_passes import PassPools, choose_num_workers
 from raydist.cluster import title_of_this_node
 from raydist.errors import CancelledError, RaydistError
@@ -84,9 +85,10 @@ class InputPipeline:
         self._where = ""
         self._metrics: InputMetrics | None = None
         if own_process:
+            end_on_sigterm()
             self._metrics = InputMetrics(name)
             threading.Thread(target=self._publish, args=(self._metrics,), name="raydist-metrics", daemon=True).start()
-            keep_pages(None)
+            keep_freed_memory()
             self._where = f" on {title_of_this_node()}"
 
     def __repr__(self) -> str:

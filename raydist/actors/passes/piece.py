@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import pickle
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from raydist.actors.passes.laid_parts import LaidParts
 from raydist.pipelines.elements.arrow import DTYPE_KEY, column_of_arrow, column_to_arrow, maps
+from raydist.pipelines.elements.object_leaves import Box, boxed, handed_out
 from raydist.pipelines.elements.recycled_memory import RecycledMemory
 from raydist.pipelines.elements.small_floats import dtype_named, tensor_of_array
 from raydist.pipelines.run.split import STAND_IN_ROWS
@@ -75,7 +76,7 @@ class GroupPiece:
     def __init__(
         self,
         names: Sequence[str],
-        columns: Sequence[_Array | LaidParts | ArrowColumn],
+        columns: Sequence[_Array | LaidParts | ArrowColumn | Box],
         ranges: tuple[tuple[int, int], ...],
         *,
         whole: bool = False,
@@ -98,15 +99,13 @@ class GroupPiece:
     @functools.cached_property  # asked for before every step of a replica
     def num_bytes(self) -> int:
         """Bytes of its columns."""
-        return sum(column.num_bytes if isinstance(column, LaidParts) else column[0].nbytes for column in self._columns)
+        return sum(map(_bytes_of, self._columns))
 
     @property
     def batch(self) -> pa.RecordBatch:
         """The columns as they lie there."""
         if self._batch is None:
-            packed = [
-                _pack_column(column.join()) if isinstance(column, LaidParts) else column for column in self._columns
-            ]
+            packed = [_packed(column) for column in self._columns]
             fields = [
                 pa.field(name or "value", array.type, metadata={DTYPE_KEY: dtype})
                 for name, (array, dtype) in zip(self._names, packed, strict=True)
@@ -122,6 +121,9 @@ class GroupPiece:
             place -= len(self._ranges)
             if self._stand_in is not None:
                 return self._stand_in.array(index)
+        column = self._columns[index]
+        if isinstance(column, Box):
+            return boxed(column)
         start, stop = self._ranges[place]
         found = self._rows(index, start, stop)
         return _only_entry(found) if self._whole else found
@@ -150,15 +152,20 @@ def few_rows(piece: Callable[[int], _Array], place: int) -> _Array:
     some, at = divmod(place, FIRST_ROWS)
     array = piece(at)
     num_rows = STAND_IN_ROWS if some == 1 else 0
+    if (box := _box_in(array)) is not None:
+        return boxed(box.first(num_rows))
     return array if array.ndim == 0 and num_rows else array.reshape(array.shape or 1)[:num_rows]
 
 
 def hand_out(array: _Array, *, zero_copy: bool) -> Any:
     """What a user gets of an array that lies in the store; see `GroupPiece.leaf`."""
-    if array.dtype == object:
+    box = _box_in(array)
+    if array.dtype == object and box is None:
         return array if array.ndim else array.item()
     import torch  # an input pipeline handles pieces too and has no use for torch
 
+    if box is not None:
+        return handed_out(box.value, torch.from_numpy)
     if not zero_copy:
         return tensor_of_array(_copies.copy(array), torch.from_numpy)
     with warnings.catch_warnings():
@@ -236,8 +243,25 @@ def pack_piece(
 
 
 def _pack_whole(piece: Columns, names: Sequence[str], zero_copy: bool, stand_in: GroupPiece | None) -> GroupPiece:
-    columns = [column[None] for column in piece]
+    columns = [_box_in(column) or column[None] for column in piece]
     return GroupPiece(names, columns, ((0, 1),), whole=True, zero_copy=zero_copy, stand_in=stand_in)
+
+
+def _box_in(column: _Array) -> Box | None:
+    entry = column.item() if column.dtype == object and not column.ndim else None
+    return entry if isinstance(entry, Box) else None
+
+
+def _bytes_of(column: LaidParts | ArrowColumn | Box) -> int:
+    if isinstance(column, Box):
+        return column.nbytes
+    return column.num_bytes if isinstance(column, LaidParts) else int(column[0].nbytes)
+
+
+def _packed(column: LaidParts | ArrowColumn | Box) -> ArrowColumn:
+    if isinstance(column, Box):
+        return _pickle_rows([column.value]), _PICKLED
+    return _pack_column(column.join()) if isinstance(column, LaidParts) else column
 
 
 def _in_order(parts: Sequence[_Array]) -> _Array | LaidParts:
@@ -249,7 +273,7 @@ def _in_order(parts: Sequence[_Array]) -> _Array | LaidParts:
 
 def _unpickle(
     names: tuple[str, ...],
-    columns: Sequence[_Array | ArrowColumn],
+    columns: Sequence[_Array | ArrowColumn | Box],
     ranges: tuple[tuple[int, int], ...],
     whole: bool,
     zero_copy: bool,
@@ -272,5 +296,5 @@ def _dtype_of(column: _Array) -> bytes:
     return str(first.dtype if isinstance(first, np.ndarray) else column.dtype).encode()
 
 
-def _pickle_rows(column: _Array) -> pa.Array:
+def _pickle_rows(column: Iterable[Any]) -> pa.Array:
     return pa.array([pickle.dumps(row, protocol=5) for row in column], pa.large_binary())

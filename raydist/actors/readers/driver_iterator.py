@@ -11,7 +11,7 @@ from raydist.actors.readers.batch_leaf import BatchLeaf
 from raydist.actors.readers.driver_pass import DriverPass
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.errors import CancelledError, FailedPreconditionError
-from raydist.foreign_errors import what_was_raised
+from raydist.foreign_errors import folded, what_was_raised
 from raydist.nest import unflatten
 from raydist.owning_process import OwningProcess
 from raydist.pipelines.elements.saved_state import require_state
@@ -90,6 +90,7 @@ class DistributedIterator(BatchIterator):
         """
         return self._find_spec()
 
+    @folded
     def __next__(self) -> Any:
         """The next batch. Waits up to `Timeouts.input_s`.
 

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raydist.actors.bundle_options import resource_options
+from raydist.actors.reservations import resource_options
 from raydist.actors.software import installed_packages
 from raydist.actors.supervision import first_line, kill_actors, wait_for
 from raydist.actors.workers.buffered_results import BufferedBlock, write_block

@@ -12,10 +12,9 @@ from raydist.actors.actor_titles import spoken_title
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.software import Software, installed_packages, require_same_software
 from raydist.actors.workers.buffered_results import BufferedBlock, BufferedResult, BufferWriter, write_result
-from raydist.actors.workers.kept_pages import keep_pages
 from raydist.actors.workers.last_words import leave_words
 from raydist.actors.workers.mapped_buffers import MappedBuffers
-from raydist.actors.workers.memory_limit import limit_memory
+from raydist.actors.workers.memory_limit import keep_freed_memory, limit_memory
 from raydist.errors import FailedPreconditionError, RaydistError
 from raydist.foreign_errors import LEAVING
 from raydist.owning_process import end_forked_child
@@ -77,7 +76,7 @@ class InputWorker:
         self._refusal = None if driver is None else _misfit(driver, self._name)
         self._owns_process = True
         self._memory_bytes = limit_memory(self._memory_bytes)
-        keep_pages(self._memory_bytes)
+        keep_freed_memory(self._memory_bytes)
         return os.getpid()
 
     def run(self, digest: bytes, spec: bytes | None, block: Block, starts: tuple[int, ...]) -> WorkerResult:

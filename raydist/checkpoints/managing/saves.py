@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, final
 
-from raydist.actors.save_metrics import SaveMetrics
+from raydist.actors.metric_counters import SaveMetrics
 from raydist.checkpoints.background import BackgroundWriter, SaveHandle
 from raydist.checkpoints.contents import CheckpointContents
 from raydist.checkpoints.retention import KeptCheckpoint

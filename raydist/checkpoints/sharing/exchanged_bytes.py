@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 
-from raydist.collectives.wires.flat_bytes import flat_bytes
+from raydist.collectives.flat_bytes import flat_bytes
 
 __all__ = ["WINDOW_BYTES", "ByteExchange"]
 

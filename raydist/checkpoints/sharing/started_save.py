@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, final
 
@@ -24,6 +24,7 @@ from raydist.checkpoints.tensor_file import TensorFile, write_index
 from raydist.context.step_counter import StepCounter
 from raydist.parameter_servers.rows.saved_rows import SavedRows
 from raydist.pipelines.stored.file_directory import DirectoryFiles
+from raydist.summaries.writer import pending_summaries
 
 __all__ = ["DispatchedShares", "ShareSaver", "StartedSave", "nodes_of", "start_save"]
 
@@ -61,6 +62,7 @@ class StartedSave:
         capture: What this process holds.
         new: Files in the directory, where replicas write there already.
         shares: What they write.
+        flush_summaries: Puts on disk what summary writers were given before the save.
     """
 
     directory: DirectoryFiles
@@ -68,6 +70,7 @@ class StartedSave:
     capture: Capture
     new: NewFiles | None = None
     shares: DispatchedShares | None = None
+    flush_summaries: Callable[[], None] = lambda: None
 
     def write(self) -> CheckpointManifest:
         """Write it, wait for the replicas, and let it be there. Nothing is there if this raises."""
@@ -77,6 +80,7 @@ class StartedSave:
             manifest = write_capture(self.capture, new, stems=stems)
             if self.shares is not None:
                 manifest = self._joined(manifest, self.shares.wait(), new, stems)
+            self.flush_summaries()
             commit(new, manifest)
         except BaseException:
             new.abandon()
@@ -114,19 +118,21 @@ def start_save(
         details: Of the manifest.
         staging: Takes copies, so that training may go on; None where the caller writes at once.
     """
+    summaries = pending_summaries()
     named = contents.named()
     saver, remote = (None, {}) if directory.only_here else _remote_objects(named)
     capture = contents.capture(copy=False, details=details, skip=remote)
     if staging is not None:
         capture = staging.copied(capture)
     if saver is None:
-        return StartedSave(directory, tuple(named), capture)
+        return StartedSave(directory, tuple(named), capture, flush_summaries=summaries)
     new = new_files(directory)
     stems = file_stems(named, new)
     whole = frozenset(name for name, obj in remote.items() if saver.how(obj) == "whole")
     request = ShareRequest(uuid.uuid4().hex, new, stems, whole, UNDIVIDED_BYTES)
     theirs = {name: obj for name, obj in named.items() if isinstance(obj, nn.Module) and _saver_of(obj) is saver}
-    return StartedSave(directory, tuple(named), capture, new, saver.begin(request, remote, theirs))
+    shares = saver.begin(request, remote, theirs)
+    return StartedSave(directory, tuple(named), capture, new, shares, summaries)
 
 
 def _remote_objects(named: Mapping[str, Any]) -> tuple[ShareSaver | None, dict[str, Any]]:

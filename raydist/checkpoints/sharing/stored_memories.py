@@ -1,4 +1,4 @@
-"""What optimizers are to remember, as a checkpoint has it: compared with what they do, and taken as torch takes it."""
+"""Optimizer states of a checkpoint: comparison with the present ones, and loading with the saved types."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from raydist.checkpoints.differences import Difference, tensor_differences
+from raydist.checkpoints.optimizer_names import keep_types
 from raydist.checkpoints.sharing.restore_orders import StoredMemory
 from raydist.checkpoints.tensor_file import FilePlace
 from raydist.errors import InvalidArgumentError
@@ -56,7 +57,7 @@ def _common(
 
 
 def taken_state(memory: StoredMemory, state: Any, kind: _Kind, dtype: torch.dtype) -> Mapping[str, Any]:
-    """What an optimizer remembers of a slice once it has loaded this: torch converts some of it.
+    """Return the state of a slice in an optimizer that has loaded `state`.
 
     Args:
         memory: What it is.
@@ -101,8 +102,10 @@ def taken_options(
 def _give(
     owner: str, optimizer: torch.optim.Optimizer, state: Mapping[int, Any], groups: Sequence[Mapping[str, Any]]
 ) -> None:
+    loaded = {"state": dict(state), "param_groups": list(groups)}
     try:
-        _load(optimizer, {"state": dict(state), "param_groups": list(groups)})
+        _load(optimizer, loaded)
+        keep_types(optimizer, loaded)
     except Exception as error:
         raise InvalidArgumentError(
             f"The saved state of {owner!r} must be one that a {type(optimizer).__name__} takes, but load_state_dict "

@@ -1,7 +1,7 @@
 """Find out within seconds that ranks wait for each other, instead of after the limit of a collective.
 
 A rank that waits asks all others, through the rendezvous store, where they stand. Each has a thread that looks twice a
-second (in a crowd once) whether somebody asks, so that a rank answers which is at work, or has nothing to do; one that
+second whether somebody asks, so that a rank answers which is at work, or has nothing to do; one that
 has come through a collective since its last look need not: all others were there. Of many that wait the lowest asks,
 and judges for all: else the answers read would be the square of the ranks. Nothing of this is on the way of a
 collective that goes well.
@@ -19,13 +19,11 @@ from raydist.collectives.deadlock.diagnosis import diagnose
 from raydist.collectives.deadlock.status import Progress, RankStatus
 from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.collectives.rendezvous.store import connect_store
-from raydist.crowds import is_crowd
 from raydist.errors import CollectiveMismatchError, RaydistError
 
 __all__ = ["DeadlockDetector"]
 
 _LOOK_S = 0.5
-_LOOK_IN_CROWD_S = 1.0  # of sixty-four on two cores, half a millisecond each
 _PATIENCE = 3  # looks without a question of a lower rank, after which a rank asks for itself
 _CONNECT_S = 30.0
 _QUESTION, _VERDICT = "deadlock/question", "deadlock/verdict"
@@ -79,9 +77,8 @@ class DeadlockDetector:
         return None
 
     def _work(self) -> None:
-        look_s = _LOOK_IN_CROWD_S if is_crowd(self._membership.world_size) else _LOOK_S
         with contextlib.suppress(RuntimeError, RaydistError):  # the store is gone, and with it the group's owner
-            while not self._stop.wait(look_s):
+            while not self._stop.wait(_LOOK_S):
                 self._look()
 
     def _look(self) -> None:

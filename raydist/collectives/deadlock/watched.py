@@ -8,11 +8,10 @@ from typing import TypeVar, final
 
 import torch
 
-from raydist.collectives.base import ALL_REDUCE, Communicator, Work
+from raydist.collectives.base import Communicator, Work
 from raydist.collectives.deadlock.status import Progress
 from raydist.collectives.delegating import DelegatingCommunicator
 from raydist.errors import CancelledError, CollectiveMismatchError
-from raydist.values import ReduceOp
 
 __all__ = ["WatchedCommunicator"]
 
@@ -42,45 +41,18 @@ class WatchedCommunicator(DelegatingCommunicator):
         self._about = what
         self._inner.announce(what)
 
+    def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
+        number = self._progress.call(self._name)
+        return self.watch(lambda: self._inner.exchange_on_host(data, what), number, what, None)
+
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         number = self._progress.call(self._name)
         return self.watch(lambda: self._inner.allocate(sizes), number, f"allocate({len(sizes)} tensors)", None)
 
-    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
+    def around(self, what: str, tensor: torch.Tensor | None, start: Callable[[], Work]) -> Work:
         number = self._progress.call(self._name)
         about, self._about = self._about, ""
-        shown = None if about else tensor
-        return _WatchedWork(self, number, about or ALL_REDUCE[op], shown, self._inner.all_reduce(tensor, op))
-
-    def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
-        number = self._progress.call(self._name)
-        about, self._about = self._about, ""
-        shown = None if about else tensor
-        return _WatchedWork(self, number, about or "all_gather", shown, self._inner.all_gather(outputs, tensor))
-
-    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
-        number = self._progress.call(self._name)
-        work = self._inner.all_gather_rows(outputs, tensor)
-        return _WatchedWork(self, number, "all_gather_rows", tensor, work)
-
-    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
-        number = self._progress.call(self._name)
-        work = self._inner.all_to_all(outputs, inputs)
-        return _WatchedWork(self, number, "all_to_all", inputs[0], work)
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
-        number = self._progress.call(self._name)
-        return _WatchedWork(self, number, f"broadcast(root={root})", tensor, self._inner.broadcast(tensor, root))
-
-    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
-        number = self._progress.call(self._name)
-        name = f"reduce({op.value}, root={root})"
-        return _WatchedWork(self, number, name, tensor, self._inner.reduce(tensor, root, op))
-
-    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
-        number = self._progress.call(self._name)
-        work = self._inner.reduce_scatter(output, inputs, op)
-        return _WatchedWork(self, number, f"reduce_scatter({op.value})", output, work)
+        return _WatchedWork(self, number, about or what, None if about else tensor, start())
 
     def barrier(self) -> None:
         self.watch(self._inner.barrier, self._progress.call(self._name), "barrier", None)
@@ -115,4 +87,3 @@ class _WatchedWork(Work):
     def wait(self, timeout_s: float | None = None) -> None:
         wait = self._work.wait if timeout_s is None else partial(self._work.wait, timeout_s)
         self._communicator.watch(wait, self._number, self._name, self._tensor)
-        self.noted = self._work.noted

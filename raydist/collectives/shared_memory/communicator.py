@@ -1,59 +1,97 @@
-"""A group whose ranks share a machine, and meet in memory."""
+"""Groups of CPU ranks that share one host's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import final
+import hashlib
+import logging
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Final, final
 
 import torch
 
-from raydist.collectives.base import Membership, Work
-from raydist.collectives.parts import check_parts, check_rows, check_swapped, describe_tensor, rows_name
+from raydist.collectives.backend import Backend, JoiningCommunicator
+from raydist.collectives.base import ALL_REDUCE, Membership, Work
+from raydist.collectives.parts import check_parts, check_rank, check_rows, check_swapped, rows_name
+from raydist.collectives.point_to_point import PointToPoint
 from raydist.collectives.reducing import reduce_parts
-from raydist.collectives.shared_memory.bays import SMALL_BYTES, CombiningTree
-from raydist.collectives.shared_memory.comparing import ComparingCommunicator
-from raydist.collectives.shared_memory.generation import SharedGeneration, TaskWork
-from raydist.collectives.shared_memory.in_place import (
-    SharedTensor,
-    SharedTensors,
-    allocation_bytes,
-    allocation_name,
-    offer_segment,
-    open_offered,
-)
-from raydist.collectives.shared_memory.joining import Meeting
-from raydist.collectives.shared_memory.large_tensors import gather_large, reduce_large, scatter_large, swap_large
-from raydist.collectives.shared_memory.layout import CALL_BYTES
-from raydist.collectives.shared_memory.segment import Segment
-from raydist.collectives.shared_memory.sequence import BayUse, Body, Brought
-from raydist.collectives.shared_memory.slots import flat_view, reduce_slots, slot_of
-from raydist.collectives.shared_memory.task import Steps
+from raydist.collectives.shared_memory.calls import CallTexts
+from raydist.collectives.shared_memory.control import Layout
+from raydist.collectives.shared_memory.generation import Generation
+from raydist.collectives.shared_memory.joining import Rendezvous
+from raydist.collectives.shared_memory.segment import TOKEN_BYTES, Segment
+from raydist.collectives.shared_memory.transfers import SharedTensor, Steps, reduce_in_place
+from raydist.collectives.translation import describe_operation, describe_ranks
 from raydist.collectives.wire import Staged, stage_bytes, stage_reduction
+from raydist.errors import FailedPreconditionError, RaydistError, UnavailableError
 from raydist.values import ReduceOp
 
-__all__ = ["SharedMemoryCommunicator"]
+__all__ = ["SharedMemoryBackend", "SharedMemoryCommunicator"]
+
+_log = logging.getLogger("raydist")
+_LINE, _PAGE = 64, 4096
+_OFFER_BYTES = 256
 
 
 @final
-class SharedMemoryCommunicator(ComparingCommunicator):
-    """Ranks of one machine. Not for use by several threads at once, `abort` aside.
+class SharedMemoryBackend(Backend):
+    """Memory that all ranks have mapped; declined where they cannot map it, or are known to be on several hosts."""
 
-    Nothing works in the background: a collective goes on while its rank is inside a call of this object, starting
-    another one included. So a rank that starts a large collective should wait for it before it does something long.
+    name = "shm"
+    devices = ("cpu",)
+
+    def declines(self, membership: Membership) -> str | None:
+        hosts = tuple(dict.fromkeys(membership.hosts))
+        return f"its ranks are on {len(hosts)} hosts ({', '.join(hosts[:3])}, ...)" if len(hosts) > 1 else None
+
+    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> SharedMemoryCommunicator:
+        return SharedMemoryCommunicator(membership, device, timeout_s)
+
+
+@final
+class SharedMemoryCommunicator(JoiningCommunicator):
+    """Ranks of one host. Not for use by several threads at once, `abort` aside.
+
+    No thread works in the background: a collective goes on while its rank is inside a call of this object, starting
+    another one included. A rank that starts a large collective should wait for it before it does something long.
 
     Args:
-        membership: This rank's place.
-        device: Of the CPU.
+        membership: This rank's place in the group.
+        device: The CPU.
         timeout_s: The limit of every wait.
+        members: The ranks that share the memory, where the group has ranks on other hosts, too: then roots and parts
+            are counted among these members, messages name ranks of the whole group, and failures travel between hosts.
     """
 
-    def __init__(self, membership: Membership, device: torch.device, timeout_s: float) -> None:
-        self._generation: SharedGeneration | None = None
-        super().__init__(membership, device, timeout_s)
+    checks_itself: Final = True
+
+    def __init__(
+        self, membership: Membership, device: torch.device, timeout_s: float, members: tuple[int, ...] | None = None
+    ) -> None:
+        self.membership = membership
+        self.device = device
+        self.timeout_s = timeout_s
+        self._across_hosts = members is not None
+        self._members = members or tuple(range(membership.world_size))
+        self._calls = CallTexts()
+        self._generation: Generation | None = None
+        self._prepare()
 
     def _prepare(self) -> None:
-        self._meeting = Meeting(self.membership, self.timeout_s)
-        self._shared = SharedTensors()
+        self._place = self._members.index(self.membership.rank)
+        self._layout = Layout.of(len(self._members))
+        self._rendezvous = Rendezvous(self.membership, self._members, self._layout.size, self.timeout_s)
+        self._messages = PointToPoint(self.membership, self.timeout_s, self._check_peer)
+        self._shared: dict[int, SharedTensor] = {}
+        self._num_shared = 0
+
+    @property
+    def rank(self) -> int:
+        return self._place
+
+    @property
+    def world_size(self) -> int:
+        return len(self._members)
 
     def start(self) -> None:
         """Meet the other members. Blocking: until all have come, at most `timeout_s`.
@@ -61,231 +99,276 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         Raises:
             Declined: Not all of them can open one segment; on every rank alike.
         """
-        self.enter(SharedGeneration(self.membership, self._meeting.join(), self.timeout_s))
+        segment, bulletin = self._rendezvous.join()
+        self._generation = Generation(
+            self.membership,
+            self._members,
+            segment,
+            self._layout,
+            self.timeout_s,
+            bulletin if self._across_hosts else None,
+        )
 
-    def enter(self, generation: SharedGeneration) -> None:
-        """Use a segment that its ranks have joined already."""
-        self._generation = generation
+    def announce(self, what: str) -> None:
+        self._calls.announce(what)
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
-        name = allocation_name(sizes)
-        size = allocation_bytes(sizes, self.world_size)
-        offer = torch.zeros(CALL_BYTES, dtype=torch.uint8)
+        offsets = [0]
+        for numel, dtype in sizes:
+            offsets.append(offsets[-1] + -(-numel * dtype.itemsize // _LINE) * _LINE)
+        stride = -(-offsets[-1] // _PAGE) * _PAGE
+        segment = self._allocate_segment(_allocation_name(sizes), _PAGE + self.world_size * stride)
+        if segment is None:
+            return super().allocate(sizes)
+        mine = []
+        for (numel, dtype), offset in zip(sizes, offsets, strict=False):
+            places = [_PAGE + rank * stride + offset for rank in range(self.world_size)]
+            tensor = segment.view(places[self.rank], numel, dtype)
+            mine.append(tensor)
+            self._num_shared += 1
+            if numel:
+                # Tensors of their own: views of the one that is given away would keep it alive.
+                copies = [segment.view(place, numel, dtype) for place in places]
+                self._shared[tensor.data_ptr()] = SharedTensor(self._num_shared, copies)
+                weakref.finalize(tensor, self._shared.pop, tensor.data_ptr(), None).atexit = False
+        return mine
+
+    def _allocate_segment(self, name: str, size: int) -> Segment | None:
+        """Return a new segment that all ranks have opened; None where one of them could not."""
+        offer = torch.zeros(_OFFER_BYTES, dtype=torch.uint8)
         segment: Segment | None = None
         try:
             if self.rank == 0:
-                segment = offer_segment(size, offer)
+                segment = _offer_segment(size, offer)
             self._broadcast(name, offer, 0).wait()
             if self.rank != 0:
-                segment = open_offered(size, offer)
+                segment = _open_offered(size, offer)
             agreed = torch.tensor([segment is not None], dtype=torch.uint8)
             self.all_reduce(agreed, ReduceOp.MIN).wait()
         finally:
             if segment is not None:
                 segment.close()
-                if self.rank == 0:
-                    segment.unlink()
-        if segment is None or not agreed.item():
-            return super().allocate(sizes)
-        return self._shared.add(segment, sizes, self.rank, self.world_size)
+        return segment if agreed.item() else None
 
-    def find(self, flat: torch.Tensor) -> SharedTensor | None:
-        """What is known of a tensor, if it is one of :meth:`allocate`."""
-        return self._shared.find(flat)
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
+        return self._reduce(ALL_REDUCE[op], tensor, op, wanted=True)
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
+        self._check_rank("root", root)
+        return self._reduce(f"reduce({op.value}, root={root})", tensor, op, wanted=self.rank == root)
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         check_parts("all_gather", outputs, tensor, self.world_size)
-        mine = stage_bytes(tensor)
-        staged = [stage_bytes(output) for output in outputs]
-        targets = {rank: one.carrier for rank, one in enumerate(staged)}
-        return self._gather("all_gather", tensor, mine.carrier, targets, staged)
+        return self._gather("all_gather", tensor, stage_bytes(tensor), outputs, tensor.nbytes)
 
     def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         check_rows(outputs, tensor, self.rank, self.world_size)
-        staged = [stage_bytes(output) for output in outputs]
-        targets = {rank: one.carrier for rank, one in enumerate(staged)}
         longest = max(output.nbytes for output in outputs)
-        mine = stage_bytes(tensor).carrier
-        return self._gather(rows_name(outputs), tensor[:0], mine, targets, staged, longest=longest)
-
-    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
-        check_swapped(outputs, inputs, self.world_size)
-        generation = self.opened("all_to_all")
-        staged = [stage_bytes(output) for output in outputs]
-        parts = [stage_bytes(value).carrier for value in inputs]
-        num_bytes = parts[0].numel()
-        small = num_bytes * self.world_size <= generation.board.layout.contribution_bytes
-
-        def body(number: int) -> Steps | None:
-            if not small:
-                return swap_large(generation, parts, staged)
-            for rank, output in enumerate(staged):
-                output.carrier.copy_(slot_of(generation, rank, number, output.carrier, self.rank * num_bytes))
-                output.deliver()
-            return None
-
-        brought = tuple((part.data_ptr(), part.nbytes) for part in parts) if small else ()
-        return self._start(generation, "all_to_all", inputs[0], body, brings_all=small, brought=brought)
+        return self._gather(rows_name(outputs), tensor[:0], stage_bytes(tensor), outputs, longest)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         self._check_rank("root", root)
         return self._broadcast(f"broadcast(root={root})", tensor, root)
 
-    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
-        check_parts("reduce_scatter", inputs, output, self.world_size)
-        staged = stage_reduction(output, op, 1)
-        parts = [stage_reduction(value, op, 1).values.view(-1) for value in inputs]
-        flat = flat_view(staged.values)
-        name = f"reduce_scatter({op.value})"
-        generation = self.opened(name)
-        small = flat.nbytes * self.world_size <= generation.board.layout.contribution_bytes
+    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
+        check_swapped(outputs, inputs, self.world_size)
+        generation, rank = self._opened("all_to_all"), self.rank
+        staged = [stage_bytes(output) for output in outputs]
+        parts = [stage_bytes(value).carrier for value in inputs]
+        length = parts[0].numel()
+        small = length * self.world_size <= self._layout.slot_bytes
 
         def body(number: int) -> Steps | None:
             if not small:
-                return scatter_large(generation, staged, parts, flat, op)
-            offset = self.rank * flat.nbytes
-            slots = [slot_of(generation, rank, number, flat, offset) for rank in range(self.world_size)]
-            reduce_parts(slots, flat, op)
+                return _then(generation.transfers.all_to_all([one.carrier for one in staged], parts), staged)
+            for source, output in enumerate(staged):
+                output.carrier.copy_(generation.slot(source, number, output.carrier, rank * length))
+                output.deliver()
+            return None
+
+        text = self._calls.next_call("all_to_all", inputs[0])
+        return generation.call("all_to_all", text, body, small=small, brought=parts if small else ())
+
+    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
+        check_parts("reduce_scatter", inputs, output, self.world_size)
+        name, rank = f"reduce_scatter({op.value})", self.rank
+        generation = self._opened(name)
+        staged = stage_reduction(output, op, 1)
+        parts = [stage_reduction(value, op, 1).values.view(-1) for value in inputs]
+        flat = staged.values.view(-1)
+        small = flat.nbytes * self.world_size <= self._layout.slot_bytes
+
+        def body(number: int) -> Steps | None:
+            if not small:
+                return _then(generation.transfers.reduce_scatter(parts, flat, op), [staged])
+            offset = rank * flat.nbytes
+            reduce_parts([generation.slot(one, number, flat, offset) for one in range(len(parts))], flat, op)
             staged.deliver()
             return None
 
-        brought = tuple((part.data_ptr(), part.nbytes) for part in parts) if small else ()
-        return self._start(generation, name, output, body, brings_all=small, brought=brought)
+        text = self._calls.next_call(name, output)
+        return generation.call(name, text, body, small=small, brought=parts if small else ())
+
+    def barrier(self) -> None:
+        text = self._calls.next_call("barrier", None)
+        self._opened("barrier").call("barrier", text, lambda number: None, small=True).wait()
 
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
         self._check_rank("destination", destination)
-        operation = f"send(to={destination})"
-        generation = self.opened(operation)
-        task = generation.mailboxes.send(operation, stage_bytes(tensor).carrier, describe_tensor(tensor), destination)
-        return TaskWork(generation, task)
+        self.check(f"send(to={destination})")
+        return self._messages.send(tensor, destination)
 
     def recv(self, tensor: torch.Tensor, source: int) -> Work:
         self._check_rank("source", source)
-        operation = f"recv(from={source})"
-        generation = self.opened(operation)
-        staged = stage_bytes(tensor)
-        task = generation.mailboxes.recv(operation, staged.carrier, describe_tensor(tensor), source, staged.deliver)
-        return TaskWork(generation, task)
+        self.check(f"recv(from={source})")
+        return self._messages.recv(tensor, source)
 
-    def barrier(self) -> None:
-        self._start(self.opened("barrier"), "barrier", None, lambda number: None, brings_all=True).wait()
+    def reconfigure(self, membership: Membership) -> None:
+        self.membership.check_successor(membership)
+        self.abort()
+        self.close()
+        self.membership = membership
+        self._members = tuple(range(membership.world_size))
+        self._prepare()
+        self.start()
 
     def abort(self) -> None:
-        self._meeting.abort()
+        self._rendezvous.abort()
         if self._generation is not None:
             self._generation.abort()
 
     def close(self) -> None:
+        self._messages.close()
         generation, self._generation = self._generation, None
         if generation is not None:
             generation.leave()
 
+    def check(self, name: str) -> None:
+        """Raise if the group has failed, or was left."""
+        self._opened(name).check(name)
+
+    def hear(self) -> None:
+        """Note what ranks of other hosts have said of a failure."""
+        if self._generation is not None:
+            self._generation.hear()
+
+    def fail(self, failure: RaydistError) -> None:
+        """Fail the group for every member, on other hosts too."""
+        if self._generation is not None:
+            self._generation.fail(failure)
+
     # --- how collectives are carried out ------------------------------------------------------------------------------
 
-    def _reduce(self, name: str, tensor: torch.Tensor, op: ReduceOp, *, everywhere: bool) -> Work:
+    def _reduce(self, name: str, tensor: torch.Tensor, op: ReduceOp, *, wanted: bool) -> Work:
         staged = stage_reduction(tensor, op, 1)
-        flat = flat_view(staged.values)
-        generation = self.opened(name)
-        layout = generation.board.layout
-        bay_bytes = layout.bay_bytes
-        small = flat.nbytes <= (SMALL_BYTES if bay_bytes else layout.contribution_bytes)
-        if not small and flat.nbytes <= bay_bytes:
-            return self._reduce_in_bays(generation, name, tensor, staged, flat, op, everywhere=everywhere)
-        memory = None if small else self._shared.find(flat)
+        flat = staged.values if staged.values.dim() == 1 else staged.values.view(-1)
+        generation, world_size = self._opened(name), len(self._members)
+        small = flat.nbytes <= self._layout.slot_bytes
+        shared = None if small else self._find(flat)
 
         def body(number: int) -> Steps | None:
             if not small:
-                return reduce_large(generation, number, staged, flat, op, everywhere=everywhere, memory=memory)
-            if everywhere:
-                reduce_slots(generation, number, flat, op)
+                if shared is not None and generation.control.all_share(number, shared.number):
+                    return reduce_in_place(generation.control, number, shared, op)
+                return _then(generation.transfers.all_reduce(flat, op, wanted=wanted), [staged])
+            if wanted:
+                reduce_parts([generation.slot(rank, number, flat) for rank in range(world_size)], flat, op)
                 staged.deliver()
             return None
 
-        brought = ((flat.data_ptr(), flat.nbytes),) if small else ()
-        place = 0 if memory is None else memory.number
-        return self._start(generation, name, tensor, body, brings_all=small, memory=place, brought=brought)
+        text, place = self._calls.next_call(name, tensor), 0 if shared is None else shared.number
+        return generation.call(name, text, body, small=small, shared=place, brought=(flat,) if small else ())
 
-    def _reduce_in_bays(
-        self,
-        generation: SharedGeneration,
-        name: str,
-        tensor: torch.Tensor,
-        staged: Staged,
-        flat: torch.Tensor,
-        op: ReduceOp,
-        *,
-        everywhere: bool,
+    def _find(self, flat: torch.Tensor) -> SharedTensor | None:
+        """Return what is known of a tensor if it is one of :meth:`allocate`, whole."""
+        known = self._shared.get(flat.data_ptr())
+        if known is None or known.copies[0].dtype != flat.dtype or known.copies[0].numel() != flat.numel():
+            return None
+        return known
+
+    def _gather(
+        self, name: str, shown: torch.Tensor, mine: Staged, outputs: Sequence[torch.Tensor], longest: int
     ) -> Work:
-        bay = generation.sequence.next_bay()
-        meeting = CombiningTree(generation, bay, flat, op)
-
-        def body(number: int) -> None:
-            if everywhere:
-                meeting.copy_total()
-                staged.deliver()
-
-        brought = ((flat.data_ptr(), flat.nbytes),)
-        use = BayUse(bay, meeting)
-        return self._start(generation, name, tensor, body, brings_all=True, brought=brought, bay=use)
+        staged = [stage_bytes(output) for output in outputs]
+        return self._show(name, shown, mine.carrier, dict(enumerate(staged)), longest)
 
     def _broadcast(self, name: str, tensor: torch.Tensor, root: int) -> Work:
         staged = stage_bytes(tensor)
-        source, targets = (staged.carrier, {}) if self.rank == root else (None, {root: staged.carrier})
-        return self._gather(name, tensor, source, targets, [staged])
+        source, targets = (staged.carrier, {}) if self.rank == root else (None, {root: staged})
+        return self._show(name, tensor, source, targets, tensor.nbytes)
 
-    def _gather(
-        self,
-        name: str,
-        tensor: torch.Tensor,
-        source: torch.Tensor | None,
-        targets: dict[int, torch.Tensor],
-        staged: list[Staged],
-        *,
-        longest: int | None = None,
+    def _show(
+        self, name: str, shown: torch.Tensor, source: torch.Tensor | None, targets: dict[int, Staged], longest: int
     ) -> Work:
-        generation = self.opened(name)
-        num_bytes = tensor.nbytes if longest is None else longest
-        small = num_bytes <= generation.board.layout.contribution_bytes
+        """Start a collective in which ranks show bytes to all others."""
+        generation = self._opened(name)
+        small = longest <= self._layout.slot_bytes
 
         def body(number: int) -> Steps | None:
+            carriers = {rank: target.carrier for rank, target in targets.items()}
             if not small:
-                return gather_large(generation, num_bytes, source, targets, deliver)
+                return _then(generation.transfers.gather(longest, source, carriers), targets.values())
             for rank, target in targets.items():
-                target.copy_(slot_of(generation, rank, number, target, 0))
-            deliver()
+                target.carrier.copy_(generation.slot(rank, number, target.carrier))
+                target.deliver()
             return None
 
-        def deliver() -> None:
-            for one in staged:
-                one.deliver()
+        text = self._calls.next_call(name, shown)
+        brought = (source,) if small and source is not None else ()
+        return generation.call(name, text, body, small=small, brought=brought)
 
-        brought = ((source.data_ptr(), source.nbytes),) if small and source is not None else ()
-        return self._start(generation, name, tensor, body, brings_all=small, brought=brought)
+    def _opened(self, name: str) -> Generation:
+        """Return the present generation; raise where the group was left."""
+        if self._generation is None:
+            raise FailedPreconditionError(
+                f"{describe_operation(self.membership, name)}: the group is closed. Open a new one."
+            )
+        return self._generation
 
-    def _start(
-        self,
-        generation: SharedGeneration,
-        name: str,
-        tensor: torch.Tensor | None,
-        body: Body,
-        *,
-        brings_all: bool,
-        memory: int = 0,
-        brought: Brought = (),
-        bay: BayUse | None = None,
-    ) -> Work:
-        call = self._calls.next_call(name, tensor)
-        task = generation.sequence.call(
-            name, call, body, brings_all=brings_all, memory=memory, brought=brought, bay=bay
-        )
-        if generation.sequence.num_begun > 1:
-            generation.advance()  # perhaps others have come far enough for what was started earlier
-        return TaskWork(generation, task)
+    def _check_rank(self, role: str, rank: int) -> None:
+        check_rank(role, rank, self.membership if not self._across_hosts else self._as_group())
 
-    def opened(self, operation: str) -> SharedGeneration:
-        """The present generation; raises where it has failed, or was left."""
-        generation = self._generation
-        if generation is None:
-            raise self._closed(operation)
-        generation.check(operation)
-        return generation
+    def _as_group(self) -> Membership:
+        return Membership(self.membership.group, self.membership.generation, self.rank, self.world_size)
+
+    def _check_peer(self, name: str, rank: int) -> None:
+        """Raise where a message to or from a rank will never arrive."""
+        generation = self._opened(name)
+        generation.check(name)
+        if not generation.is_alive(rank):
+            what = describe_operation(self.membership, name)
+            raise UnavailableError(f"{what} failed: {describe_ranks([rank])} is gone.")
+
+
+def _then(steps: Steps, staged: Iterable[Staged]) -> Steps:
+    """Take these steps, then deliver what was received."""
+    yield from steps
+    for one in staged:
+        one.deliver()
+
+
+def _allocation_name(sizes: Sequence[tuple[int, torch.dtype]]) -> str:
+    """Return the name of an allocation, which differs for different sizes."""
+    layout = hashlib.sha256(repr([(numel, dtype) for numel, dtype in sizes]).encode()).hexdigest()[:16]
+    return f"allocate({len(sizes)} tensors, layout {layout})"
+
+
+def _offer_segment(size: int, offer: torch.Tensor) -> Segment | None:
+    """Return a new segment, and write into `offer` how others open it; None, and no offer, where there is no room."""
+    try:
+        segment = Segment.create_nameless(size)
+    except OSError as error:
+        _log.warning("Tensors of %d bytes cannot be shared by ranks: %s. Reducing them takes longer.", size, error)
+        return None
+    text = segment.token + segment.name.encode()
+    offer[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return segment
+
+
+def _open_offered(size: int, offer: torch.Tensor) -> Segment | None:
+    """Return the segment that another rank offers; None where there is none, or it cannot be opened."""
+    text = bytes(offer.tolist()).rstrip(b"\0")
+    try:
+        return Segment.open(text[TOKEN_BYTES:].decode(), size, text[:TOKEN_BYTES]) if text else None
+    except OSError:
+        return None

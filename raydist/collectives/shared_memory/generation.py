@@ -1,280 +1,337 @@
-"""One generation of a group in shared memory: waits, failures and its end."""
+"""One generation of a group in shared memory: its collectives under way, waits, failures and end.
+
+No thread works in the background. A collective goes on while its rank is inside a call: one that waits, or one that
+starts another collective.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
 
 from raydist.collectives.base import Membership, Work
-from raydist.collectives.shared_memory.board import Board
-from raydist.collectives.shared_memory.layout import Layout
-from raydist.collectives.shared_memory.mailboxes import Mailboxes
-from raydist.collectives.shared_memory.outside import Outside
+from raydist.collectives.bulletin import Bulletin
+from raydist.collectives.shared_memory.calls import is_same_call, shown_call
+from raydist.collectives.shared_memory.control import CALL_BYTES, NUM_SLOTS, ControlBlock, Count, Layout
 from raydist.collectives.shared_memory.segment import Segment
-from raydist.collectives.shared_memory.sequence import CollectiveSequence
-from raydist.collectives.shared_memory.spare_time import use_spare_time
-from raydist.collectives.shared_memory.staging import Staging
-from raydist.collectives.shared_memory.task import Condition, Task
-from raydist.collectives.translation import describe_operation, describe_ranks
-from raydist.crowds import is_crowd
-from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
+from raydist.collectives.shared_memory.transfers import Steps, Transfers, Wait
+from raydist.collectives.translation import describe_operation, describe_ranks, mismatch_error
+from raydist.errors import (
+    CancelledError,
+    CollectiveMismatchError,
+    DeadlineExceededError,
+    RaydistError,
+    UnavailableError,
+)
 
-__all__ = ["SharedGeneration", "TaskWork"]
+__all__ = ["UNREACHABLE", "Body", "Generation", "Operation"]
 
-# How long the death of a peer may go unnoticed by a rank that waits. A look takes 70 calls: where 64 ranks share two
-# cores and one comes late, they would hold it up for longer with theirs.
-_SLICE_S = 0.05
-_SLICE_IN_A_CROWD_S = 0.25
-_MOST_VIEWS = 4096
+_SLICE_S = 0.05  # the death of a peer goes unnoticed by a waiting rank for at most so long
+_ROLL_CALL_S = 0.3
+# A rank begins collective k only after it has ended k - 8. So when all ranks have begun k, all have ended k - 8, and a
+# rank that has ended k may write into the slot of k + 8, which held k - 8.
+_MOST_UNDER_WAY = NUM_SLOTS // 2
 _KINDS: dict[str, type[RaydistError]] = {
-    kind.__name__: kind for kind in (CancelledError, DeadlineExceededError, UnavailableError)
+    kind.__name__: kind for kind in (CancelledError, CollectiveMismatchError, DeadlineExceededError, UnavailableError)
 }
+
+UNREACHABLE = "cannot reach the ranks of other hosts"
+"""What the leader of a host says of a failure between hosts, which does not tell who is gone."""
+
+Body = Callable[[int], Steps | None]
+"""The rest of collective number k once all ranks have called it; None where nothing has to be waited for."""
 
 
 @final
-class SharedGeneration:
-    """What a rank does in one segment. After its first failure every call fails the same way.
+@dataclass(slots=True, eq=False)
+class Operation(Work):
+    """One collective under way. Belongs to its generation, which changes it.
+
+    Attributes:
+        generation: The generation.
+        name: For messages.
+        number: Its place in the sequence of collectives.
+        text: Description that ranks compare.
+        shared: Number of the shared tensor that it is about; 0 for none.
+        brought: Flat tensors that the rank writes into its slot when the collective begins.
+        small: Other ranks wait for nothing more than what is brought.
+        steps: What is left to do.
+        awaited: What the next step waits for.
+        done: It is over, with or without an error.
+        error: Its error.
+    """
+
+    generation: Generation
+    name: str
+    number: int
+    text: bytes
+    shared: int
+    brought: Sequence[torch.Tensor]
+    small: bool
+    steps: Steps | None = None
+    awaited: Wait | None = None
+    done: bool = False
+    error: BaseException | None = None
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self.generation.wait(self, timeout_s)
+
+    def end(self, error: BaseException | None) -> None:
+        """Record the end, and let go of tensors."""
+        self.done, self.error, self.steps, self.awaited, self.brought = True, error, None, None, ()
+
+
+@final
+class Generation:
+    """A rank's part in one segment. After the first failure every call fails the same way.
 
     Args:
-        membership: This rank's place.
-        segment: The group's, which belongs to this object from now on.
-        timeout_s: The limit of a wait that has none of its own.
-        outside: The rest of the group, where the segment's ranks are not all of it.
-        layout: Of the segment; the usual one for so many ranks, unless given.
+        membership: The rank's place in the whole group.
+        members: The ranks that share the segment.
+        segment: Belongs to this object from now on.
+        layout: Offsets in the segment.
+        timeout_s: The limit of a wait without one of its own.
+        bulletin: Where ranks of other hosts hear of failures; None where the segment has all ranks of the group.
     """
 
     def __init__(
         self,
         membership: Membership,
+        members: tuple[int, ...],
         segment: Segment,
+        layout: Layout,
         timeout_s: float,
-        outside: Outside | None = None,
-        layout: Layout | None = None,
+        bulletin: Bulletin | None,
     ) -> None:
-        self._outside = outside or Outside(membership, range(membership.world_size))
-        self.membership = self._outside.membership
+        self.membership = membership
         self.segment = segment
-        self.board = Board(segment, layout or Layout.of(membership.world_size), membership.rank)
-        self.sequence = CollectiveSequence(segment, self.board)
-        self.mailboxes = Mailboxes(segment, self.board)
-        self.staging = Staging(segment, self.board)
+        self.control = ControlBlock(segment, layout, members.index(membership.rank))
+        self.transfers = Transfers(segment, self.control)
+        self._members = members
         self._timeout_s = timeout_s
-        self._slice_s = _SLICE_IN_A_CROWD_S if is_crowd(membership.world_size) else _SLICE_S
+        self._bulletin = bulletin
         self._lock = threading.Lock()
         self._failure: RaydistError | None = None
         self._absent: tuple[int, ...] | None = None
-        self._views: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
-        self._stacks: dict[tuple[int, int, int, int, torch.dtype], torch.Tensor] = {}
+        self._called: deque[Operation] = deque()
+        self._begun: deque[Operation] = deque()
+        self._num_called = self._num_ended = 0
 
-    def wait(self, task: Task, timeout_s: float | None) -> None:
-        """Wait for an operation. Only the group's own limit fails the group; after a shorter one, wait again."""
-        began = time.monotonic()
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        seen, task.left_at = task.left_at, None
-        if seen is not None and not task.done:
-            # Nothing is looked after meanwhile: of a crowd whose ranks come one by one, each look delays the next one.
-            use_spare_time()
-            self.board.sleep(seen, min(self._slice_s, limit_s))
-            self.advance()
-        if not task.done:
-            self._outside.attend()
-            try:
-                self._sleep_until_done(task, began, limit_s, fatal=timeout_s is None)
-            finally:
-                self._outside.leave()
-        if task.error is not None:
-            raise task.error
+    # --- collectives --------------------------------------------------------------------------------------------------
 
-    def bell_where_idle(self) -> int | None:
-        """How often this rank's bell has rung, where nothing of it is under way: see `Task.left_at`."""
-        if self.sequence.num_begun or self.mailboxes.num_under_way or self._outside.num_under_way:
-            return None
-        return self.board.bell.count()
+    def call(
+        self, name: str, text: bytes, body: Body, *, small: bool, shared: int = 0, brought: Sequence[torch.Tensor] = ()
+    ) -> Operation:
+        """Start a collective, and do what can be done now of all that are under way. See `Operation`."""
+        self.check(name)
+        operation = Operation(self, name, self._num_called, text.ljust(CALL_BYTES - 8), shared, brought, small)
+        operation.steps = self._steps(operation, body)
+        self._num_called += 1
+        self._called.append(operation)
+        self.advance()
+        return operation
 
-    def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor in the segment; the same object for the same place, as making one takes 2 us."""
-        key = (offset, numel, dtype)
-        known = self._views.get(key)
-        if known is None:
-            if len(self._views) >= _MOST_VIEWS:
-                self._views.clear()
-            known = self._views[key] = self.segment.view(offset, numel, dtype)
-        return known
-
-    def stacked(self, offset: int, stride: int, rows: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """What lies `stride` bytes apart, as the rows of one tensor; the same object for the same place."""
-        key = (offset, stride, rows, numel, dtype)
-        known = self._stacks.get(key)
-        if known is None:
-            if len(self._stacks) >= _MOST_VIEWS:
-                self._stacks.clear()
-            known = self.segment.stacked(offset, stride, rows, numel, dtype)
-            self._stacks[key] = known
-        return known
+    def slot(self, rank: int, number: int, like: torch.Tensor, offset: int = 0) -> torch.Tensor:
+        """Return what a rank has brought to a collective, from byte `offset` on."""
+        return self.transfers.view(self.control.layout.slot(rank, number) + offset, like.numel(), like.dtype)
 
     def advance(self) -> None:
-        """Do all that can be done now, of everything under way."""
+        """Take all steps that can be taken now."""
         try:
-            self.sequence.advance()
-            if self.mailboxes.num_under_way:
-                self.mailboxes.advance()
-            if self._outside.num_under_way:
-                self._outside.advance()
+            while self._begin() | self._take_steps():
+                pass
         except BaseException as error:
-            # What this rank has left out, its peers would wait for.
+            # Its peers would wait for what this rank leaves out.
             what = f"{type(error).__name__}: {error}"
-            self._record(UnavailableError(f"rank {self.membership.rank} failed inside a collective ({what})."))
+            self.fail(UnavailableError(f"rank {self.membership.rank} failed inside a collective ({what})."))
             raise
 
-    def check(self, operation: str) -> None:
-        """Raise if the group has failed."""
-        if self._failure is None and not self.board.any_failed():
+    def _begin(self) -> bool:
+        """Begin collectives for which there is a slot; return True if there were any."""
+        begins = False
+        while self._called and self._called[0].number - self._num_ended < _MOST_UNDER_WAY:
+            operation, begins = self._called.popleft(), True
+            place = self.segment.address + self.control.layout.slot(self.control.rank, operation.number)
+            for tensor in operation.brought:
+                ctypes.memmove(place, tensor.data_ptr(), tensor.nbytes)
+                place += tensor.nbytes
+            self.control.write_call(operation.number, operation.text, operation.shared)
+            self._begun.append(operation)
+            self.control.reach(Count.ENTERED, operation.number + 1)
+        return begins
+
+    def _take_steps(self) -> bool:
+        """Take collectives further, in their order; return True if one has ended that others may have waited for."""
+        for operation in self._begun:
+            self._step(operation)
+            if operation.awaited is not None and not operation.awaited.last:
+                break
+        ended = self._num_ended
+        while self._begun and self._begun[0].done:
+            self._begun.popleft()
+            self._num_ended += 1
+        return self._num_ended > ended and bool(self._called)
+
+    def _step(self, operation: Operation) -> None:
+        steps = operation.steps
+        if steps is None:
             return
-        failure = self._failure or self._heard()
+        try:
+            while operation.awaited is None or self.control.all_reached(
+                operation.awaited.counter, operation.awaited.value
+            ):
+                operation.awaited = next(steps)
+        except StopIteration:
+            operation.end(None)
+        except CollectiveMismatchError as error:  # for the rank that waits; the group goes on
+            operation.end(error)
+        except BaseException as error:
+            operation.end(error)
+            raise
+
+    def _steps(self, operation: Operation, body: Body) -> Steps:
+        number = operation.number
+        yield Wait(Count.ENTERED, number + 1, last=operation.small)
+        if not self.control.all_call(number, operation.text, operation.shared):
+            texts = self.control.calls_of(number)
+            if not all(is_same_call(operation.text, text) for text in texts):
+                raise mismatch_error([f"{shown_call(text)} as call {number}" for text in texts])
+        steps = body(number)
+        if steps is not None:
+            yield from steps
+
+    # --- waits --------------------------------------------------------------------------------------------------------
+
+    def wait(self, operation: Operation, timeout_s: float | None) -> None:
+        """Wait for a collective. Only the group's own limit fails the group; after a shorter one, wait again."""
+        if not operation.done:
+            self._sleep_until_done(operation, timeout_s)
+        if operation.error is not None:
+            raise operation.error
+
+    def _sleep_until_done(self, operation: Operation, timeout_s: float | None) -> None:
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        began = time.monotonic()
+        deadline, next_look = began + limit_s, began + _SLICE_S
+        while True:
+            seen = self.control.bell.count()  # read before looking, so that no ring is lost
+            self.advance()
+            if operation.done:
+                return
+            self.check(operation.name)
+            now = time.monotonic()
+            if now >= deadline:
+                raise self._late(operation, limit_s, fatal=timeout_s is None)
+            if now >= next_look:
+                self.hear()
+                self._look_for_the_dead(operation)
+                next_look = now + _SLICE_S
+            self.control.sleep(seen, min(_SLICE_S, deadline - now))
+
+    def _missing(self, operation: Operation) -> list[int]:
+        """Return the ranks for which a collective waits, or for which those before it do."""
+        missing: set[int] = set()
+        for one in self._begun:
+            if one.awaited is not None:
+                missing.update(self.control.missing(one.awaited.counter, one.awaited.value))
+            if one is operation:
+                break
+        return sorted(self._members[place] for place in missing - {self.control.rank})
+
+    def is_alive(self, rank: int) -> bool:
+        """Return True if a member has the segment open: the kernel drops its lock when the process ends."""
+        return self.segment.holds(rank)
+
+    def _look_for_the_dead(self, operation: Operation) -> None:
+        dead = [rank for rank in self._missing(operation) if not self.is_alive(rank)]
+        self.advance()  # they may have done their part before they left
+        dead = [rank for rank in self._missing(operation) if rank in dead]
+        if dead and not operation.done:
+            error = UnavailableError(
+                f"{describe_operation(self.membership, operation.name)} failed: {describe_ranks(dead)} "
+                f"{'are' if len(dead) > 1 else 'is'} gone."
+            )
+            self.fail(error)
+            raise error
+
+    # --- failures -----------------------------------------------------------------------------------------------------
+
+    def check(self, name: str) -> None:
+        """Raise if the group has failed."""
+        failure = self._failure
+        if failure is None and self.control.any_failed():
+            posted = self.control.posted()
+            if posted is not None:
+                kind, _, message = posted.decode(errors="replace").partition("\n")
+                failure = _KINDS[kind](message)
         if failure is not None:
             raise type(failure)(
-                f"{describe_operation(self.membership, operation)} was given up: {failure.message}"
+                f"{describe_operation(self.membership, name)} was given up: {failure.message}"
                 f"{self._who_is_absent(failure)} Reconfigure the group to go on."
             )
 
-    def abort(self) -> None:
-        """Fail the group for every member."""
-        rank, group = self.membership.rank, self.membership.group
-        self._record(CancelledError(f"rank {rank} aborted group {group!r}, generation {self.membership.generation}."))
-
-    def leave(self) -> None:
-        """Let go of the segment: for the others, this rank is gone."""
-        self.sequence.drop()
-        self.mailboxes.drop()
-        self._outside.drop()
-        self._views.clear()
-        self._stacks.clear()
-        self.segment.close()
-
-    def _sleep_until_done(self, task: Task, began: float, limit_s: float, *, fatal: bool) -> None:
-        deadline, next_look = began + limit_s, began + self._slice_s
-        bell = self.board.bell
-        while True:
-            seen = bell.count()
-            self.advance()
-            if task.done:
-                return
-            if self._failure is not None or self.board.any_failed():
-                self.check(task.operation)
-            now = time.monotonic()
-            if now >= deadline:
-                raise self._late(task, limit_s, fatal=fatal)
-            if now >= next_look:
-                self._listen()
-                self._look_for_the_dead(task)
-                next_look = now + self._slice_s
-            use_spare_time()
-            seconds = min(self._slice_s, deadline - now)
-            if self._outside.is_empty:
-                self.board.sleep(seen, seconds)
-            else:
-                self._sleep(task, seen, seconds)
-
-    def _sleep(self, task: Task, seen: int, seconds: float) -> None:
-        outside = self._outside
-        if outside.is_idle and self.sequence.waits_inside(task):
-            self.board.sleep(seen, seconds)
-            return
-        # A rank that passes messages on within its host listens to its bell.
-        if not self.mailboxes.num_under_way and outside.sleep(self._conditions(task), seconds):
-            return
-        outside.leave()
-        self.board.sleep(seen, seconds)
-        outside.attend()
-
-    def _listen(self) -> None:
-        heard = self._outside.failure()
-        if heard is not None:
-            self._record(heard, known=True)
-
-    def _look_for_the_dead(self, task: Task) -> None:
-        dead = self._dead(task)
-        self.advance()  # they may have done their part before they left
-        dead = tuple(rank for rank in dead if rank in self._dead(task))
-        if not task.done and dead:
-            message = (
-                f"{describe_operation(self.membership, task.operation)} failed: {describe_ranks(dead)} "
-                f"{'are' if len(dead) > 1 else 'is'} gone."
-            )
-            error = UnavailableError(message)
-            self._record(error)
-            raise error
-
-    def _conditions(self, task: Task) -> list[Condition]:
-        return [
-            *self.sequence.conditions(task),
-            *self.mailboxes.conditions(task),
-            *self._outside.conditions(task),
-        ]
-
-    def _dead(self, task: Task) -> tuple[int, ...]:
-        conditions = self._conditions(task)
-        lost = {rank for condition in conditions for rank in condition.lost()}
-        here = {place for condition in conditions for place in condition.missing()} - {self.board.rank}
-        lost.update(self._outside.ranks[place] for place in here if not self.segment.holds(place))
-        return tuple(sorted(lost))
-
-    def _missing(self, task: Task) -> tuple[int, ...]:
-        conditions = self._conditions(task)
-        missing = {rank for condition in conditions for rank in condition.outside()}
-        missing.update(self._outside.ranks[place] for condition in conditions for place in condition.missing())
-        return tuple(sorted(missing - {self.membership.rank}))
-
-    def _late(self, task: Task, limit_s: float, *, fatal: bool) -> RaydistError:
-        message = f"{describe_operation(self.membership, task.operation)} timed out after {limit_s} s."
-        if not fatal:
-            return DeadlineExceededError(f"{message} It goes on; wait again, or allow more time.")
-        missing = () if self._outside.calls_the_roll else self._missing(task)
-        advice = "Raise the limit (Timeouts.collective_s) if the others were only slow."
-        error = DeadlineExceededError(f"{message}{_no_sign(missing)} {advice}")
-        self._record(error)  # the others answer the roll when they know of it
-        return DeadlineExceededError(f"{error.message}{self._who_is_absent(error)}")
-
-    def _who_is_absent(self, failure: RaydistError) -> str:
-        """Who did not answer when the roll was called, where that tells more than the failure; called once."""
-        if not isinstance(failure, DeadlineExceededError) or not self._outside.calls_the_roll:
-            return ""
-        if self._absent is None:
-            self._absent = self._outside.absent()
-        return _no_sign(self._absent)
-
-    def _record(self, failure: RaydistError, *, known: bool = False) -> None:
+    def fail(self, failure: RaydistError, *, known: bool = False) -> None:
+        """Fail the group for every member, on other hosts too unless they know it already."""
         with self._lock:
             if self._failure is not None:
                 return
             self._failure = failure
-            self.board.post(f"{type(failure).__name__}\n{failure.message}".encode())
-        if not known:
-            self._outside.post(failure)
+            kind = type(failure).__name__ if type(failure).__name__ in _KINDS else UnavailableError.__name__
+            self.control.post(f"{kind}\n{failure.message}".encode())
+        if self._bulletin is not None and not known:
+            self._bulletin.post(failure)
 
-    def _heard(self) -> RaydistError | None:
-        posted = self.board.posted()
-        if posted is None:
-            return None
-        kind, _, message = posted.decode(errors="replace").partition("\n")
-        return _KINDS[kind](message)
+    def abort(self) -> None:
+        """Fail the group because a user asked for it."""
+        rank, group = self.membership.rank, self.membership.group
+        self.fail(CancelledError(f"rank {rank} aborted group {group!r}, generation {self.membership.generation}."))
 
+    def leave(self) -> None:
+        """Let go of tensors and the segment: for the others, this rank is gone."""
+        for operation in (*self._called, *self._begun):
+            operation.end(None)
+        self._called.clear()
+        self._begun.clear()
+        self.segment.close()
 
-def _no_sign(ranks: tuple[int, ...]) -> str:
-    return f" No sign of {describe_ranks(ranks)}." if ranks else ""
+    def hear(self) -> None:
+        """Note what ranks of other hosts have said of a failure."""
+        heard = self._bulletin.failure() if self._bulletin is not None else None
+        if heard is not None:
+            self.fail(heard, known=True)
 
+    def _late(self, operation: Operation, limit_s: float, *, fatal: bool) -> RaydistError:
+        message = f"{describe_operation(self.membership, operation.name)} timed out after {limit_s} s."
+        if not fatal:
+            return DeadlineExceededError(f"{message} It goes on; wait again, or allow more time.")
+        missing = self._missing(operation) if self._bulletin is None else []
+        absent = f" No sign of {describe_ranks(missing)}." if missing else ""
+        advice = "Raise the limit (Timeouts.collective_s) if the others were only slow."
+        error = DeadlineExceededError(f"{message}{absent} {self._who_calls_what()} {advice}")
+        self.fail(error)  # the others answer the roll when they know of it
+        return DeadlineExceededError(f"{error.message}{self._who_is_absent(error)}")
 
-@final
-class TaskWork(Work):
-    """An operation under way."""
+    def _who_calls_what(self) -> str:
+        """Return the latest call of every member, for messages."""
+        latest = []
+        for place, rank in enumerate(self._members):
+            number = self.control.count_of(place, Count.ENTERED) - 1
+            call = "nothing" if number < 0 else f"{shown_call(self.control.calls_of(number)[place])} as call {number}"
+            latest.append(f"rank {rank}: {call}")
+        return f"Latest calls: {'; '.join(latest)}."
 
-    def __init__(self, generation: SharedGeneration, task: Task) -> None:
-        self._generation = generation
-        self._task = task
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        self._generation.wait(self._task, timeout_s)
-        self.noted = self._task.noted
+    def _who_is_absent(self, failure: RaydistError) -> str:
+        """Return the ranks that do not answer a roll call over all hosts, for messages."""
+        names_no_rank = isinstance(failure, DeadlineExceededError) or UNREACHABLE in failure.message
+        if self._bulletin is None or not names_no_rank:
+            return ""
+        if self._absent is None:
+            self._absent = self._bulletin.roll_call(_ROLL_CALL_S)
+        return f" No sign of {describe_ranks(self._absent)}." if self._absent else ""

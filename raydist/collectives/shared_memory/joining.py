@@ -1,10 +1,11 @@
-"""How the members of a generation find out whether they share memory: all open rank 0's segment, or nobody uses it.
+"""The rendezvous of ranks that share memory: all open rank 0's segment, or no rank uses it.
 
-That they are on one host is not asked of anybody: who can open the file and reads the token in it is.
+Nobody is asked on which host a rank is: a rank that can open the segment and reads the token in it is on the same one.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import final
 
@@ -13,82 +14,84 @@ from raydist.collectives.base import Membership
 from raydist.collectives.bulletin import Bulletin
 from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.collectives.rendezvous.store import connect_store
-from raydist.collectives.shared_memory.awaited_members import AwaitedMembers
 from raydist.collectives.shared_memory.futex import why_unsupported
-from raydist.collectives.shared_memory.layout import Layout
-from raydist.collectives.shared_memory.segment import DIRECTORY, Segment, remove_leftovers
+from raydist.collectives.shared_memory.segment import Segment
+from raydist.collectives.translation import describe_operation, describe_ranks
+from raydist.errors import CancelledError, DeadlineExceededError
 
-__all__ = ["Meeting"]
+__all__ = ["Rendezvous"]
 
 _YES = "yes"
+_POLL_S = 0.002
 
 
 @final
-class Meeting:
-    """The members of one generation on their way into a segment.
+class Rendezvous:
+    """One rank on its way into a segment.
 
     Args:
-        membership: This rank's place.
+        membership: The rank's place.
+        members: The ranks that share the segment; the first of them creates it.
+        size: Bytes of the segment.
         timeout_s: The limit of :meth:`join`.
-        layout: Of the segment, the same on every rank; the usual one for so many ranks, unless given.
     """
 
-    def __init__(self, membership: Membership, timeout_s: float, layout: Layout | None = None) -> None:
-        self._size = (layout or Layout.of(membership.world_size)).size
+    def __init__(self, membership: Membership, members: tuple[int, ...], size: int, timeout_s: float) -> None:
         self._membership = membership
+        self._members = members
+        self._size = size
         self._timeout_s = timeout_s
-        self._awaited = AwaitedMembers(membership, timeout_s)
+        self._aborted = threading.Event()
 
-    def join(self) -> Segment:
-        """The segment, in which this rank is seen to live; its file has no name any more.
+    def join(self) -> tuple[Segment, Bulletin]:
+        """Return the segment, in which this rank is seen to live, and the group's bulletin.
 
-        Blocking: until all members have come and opened it, at most `timeout_s`.
+        Blocking: until all ranks of the group have arrived and all members have opened the segment, at most
+        `timeout_s`.
 
         Raises:
-            Declined: Somebody cannot open it; on every rank alike, with the reasons.
-            DeadlineExceededError: A member did not come; the message says which.
+            Declined: A member cannot open the segment: raised on every member, with the reasons.
+            DeadlineExceededError: A rank did not arrive; the message names it.
         """
-        membership = self._membership
         deadline = time.monotonic() + self._timeout_s
-        store = connect_store(membership, self._timeout_s)
-        self._awaited.arrive(Bulletin(store, membership))
+        store = connect_store(self._membership, self._timeout_s)
+        bulletin = Bulletin(store, self._membership)
+        missing = bulletin.arrive(self._timeout_s, self._check)
+        if missing:
+            raise self._late(missing)
         segment: Segment | None = None
         try:
-            segment, answer = self._create(store) if membership.rank == 0 else self._open(store, deadline)
-            store.set(f"segment/answer/{membership.rank}", answer)
-            refusals = self._refusals(store, deadline)
+            rank, root = self._membership.rank, self._members[0]
+            segment, answer = self._create(store) if rank == root else self._open(store, root, deadline)
+            store.set(f"segment/answer/{rank}", answer)
+            answers = {one: self._answer(store, f"segment/answer/{one}", one, deadline) for one in self._members}
+            refusals = [f"rank {one}: {said}" for one, said in answers.items() if said != _YES]
             if refusals or segment is None:
                 raise Declined("; ".join(refusals))
-            return segment
+            return segment, bulletin
         except BaseException:
             if segment is not None:
                 segment.close()
             raise
-        finally:
-            if segment is not None and membership.rank == 0:
-                segment.unlink()
 
     def abort(self) -> None:
-        """End :meth:`join` with an error. May come from another thread."""
-        self._awaited.abort()
+        """End :meth:`join` with an error. Another thread may call this."""
+        self._aborted.set()
 
     def _create(self, store: SignedStore) -> tuple[Segment | None, str]:
-        reason = why_unsupported()
-        offer = ""
-        segment: Segment | None = None
+        reason, offer, segment = why_unsupported(), "", None
         if reason is None:
             try:
-                remove_leftovers()
-                segment = Segment.create(self._size)
+                segment = Segment.create_nameless(self._size)
                 segment.hold(self._membership.rank)
                 offer = f"{segment.name} {segment.token.hex()}"
             except OSError as error:
                 reason = _describe(error)
-        store.set("segment/offer", offer)
+        store.set(f"segment/offer/{self._membership.rank}", offer)
         return segment, reason or _YES
 
-    def _open(self, store: SignedStore, deadline: float) -> tuple[Segment | None, str]:
-        offer = self._awaited.answer(store, "segment/offer", 0, deadline)
+    def _open(self, store: SignedStore, root: int, deadline: float) -> tuple[Segment | None, str]:
+        offer = self._answer(store, f"segment/offer/{root}", root, deadline)
         reason = why_unsupported()
         if not offer or reason is not None:
             return None, reason or _YES
@@ -100,11 +103,25 @@ class Meeting:
             return None, _describe(error)
         return segment, _YES
 
-    def _refusals(self, store: SignedStore, deadline: float) -> list[str]:
-        ranks = range(self._membership.world_size)
-        answers = [self._awaited.answer(store, f"segment/answer/{rank}", rank, deadline) for rank in ranks]
-        return [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if answer != _YES]
+    def _answer(self, store: SignedStore, key: str, rank: int, deadline: float) -> str:
+        """Return what a rank has written under a key of the store."""
+        while not store.check([key]):
+            self._check()
+            if time.monotonic() >= deadline:
+                raise self._late((rank,))
+            time.sleep(_POLL_S)
+        return store.get(key).decode()
+
+    def _check(self) -> None:
+        if self._aborted.is_set():
+            raise CancelledError(f"{describe_operation(self._membership, 'rendezvous')} was given up: it was aborted.")
+
+    def _late(self, missing: tuple[int, ...]) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            f"{describe_operation(self._membership, 'rendezvous')} timed out after {self._timeout_s} s: "
+            f"{describe_ranks(missing)} did not arrive. Raise the limit if they were only slow to start."
+        )
 
 
 def _describe(error: OSError) -> str:
-    return f"no shared memory in {DIRECTORY}: {error.strerror or error}"
+    return f"no shared memory: {error.strerror or error}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Self, final
 
-from raydist.crowds import is_crowd
-
 __all__ = ["Patience"]
 
 _WATCH_S = 200e-6
@@ -42,12 +40,8 @@ class Patience:
 
     @classmethod
     def among(cls, num_waiting: int) -> Self:
-        """For one of so many that wait for each other: in a crowd, who watches keeps from work who is waited for.
-
-        >>> Patience.among(10_000).watch_s()
-        0.0
-        """
-        return cls(watches=not is_crowd(num_waiting))
+        """Return the patience of one of `num_waiting` processes that wait for each other."""
+        return cls(watches=num_waiting > 0)
 
     def watch_s(self) -> float:
         """How many seconds to watch now."""

@@ -23,7 +23,6 @@ from typing import final
 
 import torch
 
-from raydist.collectives.shared_memory.huge_pages import join_pages, map_aligned
 from raydist.pipelines.engine.machine import free_memory
 
 __all__ = ["DIRECTORY", "TOKEN_BYTES", "Segment", "remove_leftovers"]
@@ -51,16 +50,20 @@ class Segment:
         self.name = name
         self.size = size
         path = DIRECTORY / name  # which is the name itself where that is absolute
-        # What is mapped stays open in the kernel. Locks have another one: they go when that is closed.
+        # The mapping needs no descriptor. Locks have one of their own: they go when it is closed.
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_size != size:
                 raise OSError(f"{path} has {os.fstat(descriptor).st_size} bytes and should have {size}")
-            self._map = map_aligned(descriptor, size)
+            try:
+                storage = torch.UntypedStorage.from_file(_path_of(descriptor), shared=True, nbytes=size)
+            except RuntimeError as error:
+                raise OSError(errno.ENOMEM, f"{size:,} bytes cannot be mapped: {error}") from error
         finally:
             os.close(descriptor)
-        self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
-        self.token = bytes(self._map[:TOKEN_BYTES])
+        self.memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # torch's stubs: any storage
+        self._buffer: memoryview = self.memory.numpy().data
+        self.token = bytes(self.bytes()[:TOKEN_BYTES])
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         _HELD.add(self)
 
@@ -123,22 +126,15 @@ class Segment:
 
     def bytes(self) -> memoryview:
         """All of its bytes."""
-        return memoryview(self._map).cast("B")
+        return self._buffer
 
     def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat tensor that lies in the segment, and keeps it mapped."""
         if numel == 0:
             return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(self._map, dtype=dtype, count=numel, offset=offset)
-
-    def stacked(self, offset: int, stride: int, rows: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Tensors that lie `stride` bytes apart, as the rows of one."""
-        whole = self.view(offset, (rows - 1) * stride // dtype.itemsize + numel, dtype)
-        return whole.as_strided((rows, numel), (stride // dtype.itemsize, 1))
-
-    def join_pages(self) -> None:
-        """Have as much of it as can be in pages of 2 MB, for large tensors; once, by one rank, see `huge_pages.py`."""
-        join_pages(self.address, self.size)
+        # No view of `memory`: autograd refuses some operations on views, and adding sparse tensors to one that begins
+        # inside a storage writes elsewhere (torch 2.13).
+        return torch.frombuffer(self._buffer, dtype=dtype, count=numel, offset=offset)
 
     def hold(self, rank: int) -> None:
         """Show that `rank` lives, until the segment is closed or the process ends."""

@@ -9,8 +9,8 @@ from typing import final
 
 import torch
 
+from raydist.collectives.flat_bytes import flat_bytes
 from raydist.collectives.rendezvous.signed_store import SignedStore
-from raydist.collectives.wires.flat_bytes import flat_bytes
 from raydist.errors import CollectiveMismatchError
 
 __all__ = ["Arrival", "Parcel"]

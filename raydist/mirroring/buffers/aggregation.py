@@ -64,7 +64,8 @@ def set_aggregation(
     """Say what a buffer is when each replica has a value of its own.
 
     Nothing said, floating-point buffers are read as the mean over replicas (running statistics), all others as the
-    first replica's. On one replica, and under `OneDeviceStrategy`, it changes nothing.
+    first replica's; replicas that find their values different warn once, except of torch's BatchNorm. On one replica,
+    and under `OneDeviceStrategy`, it changes nothing.
 
     | synchronization | aggregation | on the replicas | on the driver, in `state_dict()` |
     |---|---|---|---|

@@ -8,8 +8,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.collectives.parameter_hooks import ParameterHooks
-from raydist.large_products import note_weight
+from raydist.collectives.reducer.parameter_hooks import ParameterHooks
 from raydist.mirroring.buffers.replica_buffers import ReplicaBuffers
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.kinds import patch_object
@@ -34,6 +33,9 @@ class Arrivals:
         resolve: What a persistent id in a shipment stands for.
         share: A replica's share of the states of a metric that are the driver's and all replicas'.
         watch: Given each optimizer that is new.
+
+    Attributes:
+        num_gradients_set: Gradients that the driver has set or cleared so far.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Arrivals:
         self._share = share
         self._watch = watch
         self._loaded_states: set[int] = set()
+        self.num_gradients_set = 0
 
     def take(self, shipment: Shipment) -> None:
         """Forget what was released, take in what is new, and do what the driver has written."""
@@ -93,8 +96,6 @@ class Arrivals:
             self._table.add(handle, obj)
             if isinstance(obj, torch.optim.Optimizer):
                 self._watch(obj)
-            elif isinstance(obj, torch.Tensor):
-                note_weight(obj)
         for handle, _ in items:
             self._buffers.places.note(handle)
 
@@ -141,10 +142,12 @@ class Arrivals:
     def _write_gradients(self, writes: Writes) -> None:
         for handle in writes.cleared_gradients:
             self._table.object_of(handle).grad = None
+        self.num_gradients_set += len(writes.cleared_gradients)
         self.set_gradients(writes.gradients)
 
     def set_gradients(self, gradients: Mapping[int, torch.Tensor]) -> None:
         """Give parameters these gradients."""
+        self.num_gradients_set += len(gradients)
         for handle, gradient in gradients.items():
             parameter = self._table.object_of(handle)
             parameter.grad = gradient.clone().to(parameter.device)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from raydist.pickling.attribute_table import attributes, is_plain
-from raydist.pickling.by_value import is_library, is_users, referenced_globals
+from raydist.pickling.by_value import is_installed, referenced_globals
 
 __all__ = ["CaptureWatch", "Captures"]
 
@@ -91,7 +91,7 @@ class Captures:
 def _items(obj: Any) -> list[tuple[Hashable, Any]] | None:
     """What something that can be changed holds (of much a part); None for everything else."""
     if isinstance(obj, types.FunctionType):
-        return _variables(obj) if _is_of_users(obj.__module__) else None
+        return None if is_installed(obj.__module__) else _variables(obj)
     if isinstance(obj, types.MethodType):
         return [("self", obj.__self__), ("", obj.__func__)]
     if isinstance(obj, functools.partial):
@@ -101,7 +101,7 @@ def _items(obj: Any) -> list[tuple[Hashable, Any]] | None:
     if isinstance(obj, dict | list | tuple | deque):
         items = obj.items() if isinstance(obj, dict) else enumerate(obj)
         return [(_Size.SIZE, len(obj)), *itertools.islice(items, _MOST_ITEMS)]
-    is_users_object = not isinstance(obj, type | types.ModuleType) and _is_of_users(type(obj).__module__)
+    is_users_object = not isinstance(obj, type | types.ModuleType) and not is_installed(type(obj).__module__)
     return _attributes(obj) if is_users_object else None
 
 
@@ -110,11 +110,6 @@ def _attributes(obj: Any) -> list[tuple[Hashable, Any]] | None:
         return list(attributes(obj).items())
     slots = [name for cls in type(obj).__mro__ for name in vars(cls).get("__slots__", ())]
     return [(name, getattr(obj, name)) for name in slots if hasattr(obj, name)] or None
-
-
-def _is_of_users(name: str) -> bool:
-    module = sys.modules.get(name)
-    return not is_library(name) and (name == "__main__" or module is None or is_users(module))
 
 
 def _variables(function: types.FunctionType) -> list[tuple[Hashable, Any]]:

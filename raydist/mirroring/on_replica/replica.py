@@ -11,7 +11,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.collectives.parameter_hooks import ParameterHooks
+from raydist.collectives.reducer.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.buffers.replica_buffers import ReplicaBuffers
 from raydist.mirroring.calls import MirrorCalls
@@ -50,6 +50,7 @@ class MirrorReplica(MirrorCalls):
         device: Where mirrored tensors live.
         externals: What functions may reach that every replica has by itself, by name.
         carry_out: How steps of optimizers are carried out; see `note_steps`.
+        on_cleared: Called with an optimizer after its `zero_grad`.
 
     Attributes:
         externals: The same, for functions that are sent from now on.
@@ -64,10 +65,12 @@ class MirrorReplica(MirrorCalls):
         device: str = "cpu",
         externals: Mapping[str, Any] | None = None,
         carry_out: Callable[..., Any] | None = None,
+        on_cleared: Callable[[torch.optim.Optimizer], None] = lambda _: None,
     ) -> None:
         self.rank = rank
         self._world_size = world_size
         self._carry_out = carry_out
+        self._on_cleared = on_cleared
         self._device = device
         self.externals = Externals(externals or {})
         self._parts: Sequence[Any] = ()
@@ -90,7 +93,7 @@ class MirrorReplica(MirrorCalls):
             self._control,
             resolve=self._resolve,
             share=lambda metric, states: share_of_states(metric, states, self.rank, self._world_size),
-            watch=lambda optimizer: note_steps(optimizer, self.updates.note, self._carry_out),
+            watch=lambda optimizer: note_steps(optimizer, self.updates.note, self._carry_out, self._on_cleared),
         )
 
     def apply(self, shipment: Shipment, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -145,6 +148,11 @@ class MirrorReplica(MirrorCalls):
     def items(self) -> list[tuple[int, Any]]:
         """Handles and objects of everything that is mirrored, in an order that is the same on all replicas."""
         return self._table.items()
+
+    @property
+    def num_gradients_set(self) -> int:
+        """Gradients that the driver has set or cleared so far."""
+        return self._arrivals.num_gradients_set
 
     @property
     def changes(self) -> int:

@@ -42,7 +42,8 @@ class ParameterGuard:
         """Let torch ask it from now on. May be called again."""
         if not self._is_hooked:
             self._is_hooked = True
-            _hook_into_torch(self)
+            _guards.add(weakref.ref(self, _guards.discard))
+            _hook_into_torch()
 
     def check(self, module: torch.nn.Module, name: str, value: Any) -> None:
         """Raise where this value must not be registered in the module under this name."""
@@ -70,50 +71,47 @@ class ParameterGuard:
             )
 
 
-_guards: weakref.WeakSet[ParameterGuard] = weakref.WeakSet()
+_guards: set[weakref.ref[ParameterGuard]] = set()
+
+
+def _living_guards() -> list[ParameterGuard]:
+    return [guard for known in tuple(_guards) if (guard := known()) is not None]
 
 
 @functools.cache
-def _watch_moves() -> None:
-    """Have all guards asked before a module is moved or cast, in this process for good: torch has no hook for that."""
-    plain: Any = torch.nn.Module._apply
+def _hook_into_torch() -> None:
+    """Have all guards asked before a module takes a parameter or a submodule, or is moved or cast.
+
+    For good: torch iterates over its hooks, which must not change while another thread builds a module.
+    """
+
+    def check(module: torch.nn.Module, name: str, value: Any) -> None:
+        for guard in _living_guards():
+            guard.check(module, name, value)
+
+    torch_module.register_module_parameter_registration_hook(check)
+    torch_module.register_module_module_registration_hook(check)
+    plain: Any = torch.nn.Module._apply  # torch has no hook for moves
 
     @functools.wraps(plain)
     def ask_and_apply(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        for guard in tuple(_guards):
+        for guard in _living_guards():
             guard.check_move(module, fn)
         return plain(module, fn, recurse)
 
     torch.nn.Module._apply = ask_and_apply  # type: ignore[method-assign]
 
 
-def _hook_into_torch(guard: ParameterGuard) -> None:
-    """For as long as the guard lives."""
-    known = weakref.ref(guard)
-    _guards.add(guard)
-    _watch_moves()
-
-    def check(module: torch.nn.Module, name: str, value: Any) -> None:
-        alive = known()
-        if alive is not None:
-            alive.check(module, name, value)
-
-    for register in (
-        torch_module.register_module_parameter_registration_hook,
-        torch_module.register_module_module_registration_hook,
-    ):
-        weakref.finalize(guard, register(check).remove)
-
-
 def note_steps(
     optimizer: torch.optim.Optimizer,
     on_step: Callable[[], None],
     carry_out: Callable[..., Any] | None = None,
+    on_cleared: Callable[[torch.optim.Optimizer], None] = lambda _: None,
 ) -> None:
     """Let `optimizer` call `on_step` when it steps, and note it as every scheduler arranges for on construction.
 
     `carry_out(optimizer, step, *args, **kwargs)` then does the step, and returns what the program gets; None: `step`
-    does.
+    does. `on_cleared(optimizer)` is called after each `zero_grad`.
 
     A scheduler warns when it steps before its optimizer. Its constructor ran on the driver, the optimizer steps here;
     the note (`_opt_called`) travels back with the control state.
@@ -142,15 +140,18 @@ def note_steps(
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = step  # type: ignore[method-assign]
     if type(optimizer).zero_grad is torch.optim.Optimizer.zero_grad and "zero_grad" not in vars(optimizer):
-        optimizer.zero_grad = _clearing(reference)  # type: ignore[method-assign]
+        optimizer.zero_grad = _clearing(reference, on_cleared)  # type: ignore[method-assign]
 
 
-def _clearing(reference: weakref.ref[torch.optim.Optimizer]) -> Callable[..., None]:
+def _clearing(
+    reference: weakref.ref[torch.optim.Optimizer], on_cleared: Callable[[torch.optim.Optimizer], None]
+) -> Callable[..., None]:
     @functools.wraps(torch.optim.Optimizer.zero_grad)
     def zero_grad(set_to_none: bool = True) -> None:
         owner = reference()
         if owner is not None:  # else nobody could use what is cleared
             clear_gradients(owner, set_to_none)
+            on_cleared(owner)
 
     zero_grad.stays_here = True  # type: ignore[attr-defined]  # where the optimizer is sent, it gets another
     return zero_grad

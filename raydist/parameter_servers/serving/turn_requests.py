@@ -76,20 +76,16 @@ class TurnRequests:
         match request:
             case BeginClosure():
                 self._turns.begin(sender, request.closure)
-                return self.once(sender, lambda: self._turns.may_read(sender), self._begun)
+                return ServerAnswer(self._values.version, "done", self._turns.open_step), []
             case EndClosure():
                 self._turns.end(sender)
                 return self.answer(), []
             case Arrive():
                 return self._arrive(request)
 
-    def _begun(self) -> Answered:
-        return ServerAnswer(self._values.version, "done", self._turns.open_step), []
-
     def may_read(self, pull: Pull) -> bool:
-        """Whether what is pulled now is new enough for who pulls it."""
-        allowed = pull.sender is None or self._turns.may_read(pull.sender)
-        return allowed and self._changes.step >= pull.at_least_step
+        """Return True once the step that the pull waits for has been applied."""
+        return self._changes.step >= pull.at_least_step
 
     def once(self, sender: Sender | None, ready: Callable[[], bool], answer: Callable[[], Answered]) -> Reply:
         """Answer as soon as something holds, or the sender counts as dead."""

@@ -1,4 +1,7 @@
-"""Who may go on: the part of a consistency rule that server 0 decides for all. Single-threaded."""
+"""SyncWithBackups as server 0 decides it for all servers: who holds a closure, whose gradients make up a step.
+
+Single-threaded.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from raydist.parameter_servers.consistency import BoundedStaleness, Consistency, SyncWithBackups
+from raydist.parameter_servers.consistency import Consistency, SyncWithBackups
 from raydist.parameter_servers.requests import PushKey, Sender
-from raydist.parameter_servers.serving.clocks import Clocks
 from raydist.parameter_servers.serving.quorum import Accepted, Quorum
 
 __all__ = ["ArrivedGradient", "Turns"]
@@ -39,7 +41,6 @@ class Turns:
     """
 
     def __init__(self, consistency: Consistency) -> None:
-        self._clocks = Clocks(consistency.max_clocks) if isinstance(consistency, BoundedStaleness) else None
         self._quorum = Quorum(consistency.num_backups) if isinstance(consistency, SyncWithBackups) else None
         self._present: dict[int, tuple[int, int]] = {}  # generation and closure of each worker
         self._arrivals: dict[int, ArrivedGradient] = {}  # the last of each worker
@@ -61,8 +62,6 @@ class Turns:
         if self._present.get(sender.worker) == (sender.generation, closure):
             return
         self._present[sender.worker] = sender.generation, closure
-        if self._clocks is not None:
-            self._clocks.begin(sender.worker)
         if self._quorum is not None:
             self._quorum.begin(sender.worker)
 
@@ -106,13 +105,7 @@ class Turns:
         """Let what has arrived be the present step; None where nothing has."""
         return None if self._quorum is None else self._quorum.decide()
 
-    def may_read(self, sender: Sender) -> bool:
-        """Whether what this worker reads now is new enough."""
-        return self._clocks is None or self._clocks.may_read(sender.worker)
-
     def _leave(self, sender: Sender, leave: Callable[[Quorum], None]) -> None:
         self._present.pop(sender.worker, None)
-        if self._clocks is not None:
-            self._clocks.end(sender.worker)
         if self._quorum is not None:
             leave(self._quorum)

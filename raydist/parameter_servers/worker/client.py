@@ -15,8 +15,6 @@ from raydist.parameter_servers.requests import Pull, Sender, ServerAnswer, Serve
 
 __all__ = ["Ask", "ServerClient"]
 
-_FIRST = 0  # the server that keeps the rules of consistency
-
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,14 +102,6 @@ class ServerClient:
             if into
         }
         return {server: answer for server, (answer, _) in self.exchange(asks).items()}
-
-    def read_bounded(self, wanted: Mapping[int, Into]) -> dict[int, ServerAnswer]:
-        """As `read`, once bounded staleness lets this sender read: the first server knows."""
-        into = wanted.get(_FIRST, {})
-        gate = Ask(Pull(tuple(into), self.sender), into=into)
-        first = self.exchange({_FIRST: gate})[_FIRST][0]
-        # What the others have now, they had when the first server let us in, or it is newer.
-        return {**self.read({server: into for server, into in wanted.items() if server != _FIRST}), _FIRST: first}
 
     def read_step(self, wanted: Mapping[int, Into], at_least: int) -> dict[int, ServerAnswer]:
         """As `read`, but values of one synchronous step, the same on all servers.

@@ -6,6 +6,7 @@
 | tensors of numbers               | fixed_shape_tensor                     | none   |
 | bools                            | bool; tensors of them as uint8         | one    |
 | bfloat16, float8                 | their memory, as uint16 and uint8      | none   |
+| dates, times                     | their memory, as int64                 | none   |
 | complex numbers                  | fixed_shape_tensor of (real, imaginary)| none   |
 | bytes, str                       | large_binary, large_string             | one    |
 | tensors of bytes or str          | nested fixed_size_list                 | one    |
@@ -25,7 +26,7 @@ from raydist.nest import Structure
 from raydist.pipelines.elements.batch_rows import rows_of_batch
 from raydist.pipelines.elements.blocks import Block, Column, object_column
 from raydist.pipelines.elements.rows import stack_leaves
-from raydist.pipelines.elements.small_floats import as_bits, dtype_named, is_small_float
+from raydist.pipelines.elements.small_floats import as_bits, bits_dtype, dtype_named, has_bits
 from raydist.pipelines.elements.spec import TensorSpec
 
 __all__ = [
@@ -156,8 +157,8 @@ def column_of_arrow(array: pa.Array, dtype: np.dtype[Any]) -> Column:
     """The column of `dtype` that :func:`column_to_arrow` made `array` of; read-only where it maps the array."""
     if pa.types.is_struct(array.type):
         return _of_ragged(array, dtype)
-    if is_small_float(dtype):
-        return column_of_arrow(array, np.dtype(f"u{dtype.itemsize}")).view(dtype)
+    if has_bits(dtype):
+        return column_of_arrow(array, bits_dtype(dtype)).view(dtype)
     if isinstance(array.type, pa.FixedShapeTensorType):
         return _of_tensors(array, dtype)
     if pa.types.is_fixed_size_list(array.type):
@@ -173,8 +174,7 @@ def maps(array: pa.Array, dtype: np.dtype[Any]) -> bool:
     """Whether :func:`column_of_arrow` gives the memory of `array` itself, whatever its length."""
     if isinstance(array.type, pa.FixedShapeTensorType):
         return True
-    plain = np.dtype(f"u{dtype.itemsize}") if is_small_float(dtype) else dtype
-    return _is_plain(array, plain)
+    return _is_plain(array, bits_dtype(dtype))
 
 
 def _is_plain(array: pa.Array, dtype: np.dtype[Any]) -> bool:

@@ -17,14 +17,24 @@ import numpy as np
 
 from raydist.errors import SpecError
 from raydist.nest import Structure, unflatten
+from raydist.pipelines.elements.object_leaves import ObjectLeaf
 from raydist.pipelines.elements.recycled_memory import RecycledMemory
-from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec, most_specific_common, refused_datasets
+from raydist.pipelines.elements.spec import (
+    CollatedSpec,
+    DatasetSpec,
+    ObjectSpec,
+    RaggedSpec,
+    ReplicatedSpec,
+    TensorSpec,
+    most_specific_common,
+)
 
-__all__ = ["Block", "Column", "common_specs", "concat_blocks", "copied", "object_column", "private_column"]
+__all__ = ["Block", "Column", "common_specs", "concat_blocks", "copied", "object_column", "private_column", "same_kind"]
 
 Column = np.ndarray[Any, np.dtype[Any]]
 
 _MAX_SIGNATURE = 400
+_OBJECTS = frozenset([CollatedSpec, DatasetSpec, RaggedSpec, ReplicatedSpec])
 _taken = RecycledMemory(most_idle_bytes=8 << 20)  # of blocks that a shuffle makes
 
 
@@ -64,10 +74,15 @@ class Block:
         """Whether a leaf is a dataset."""
         return DatasetSpec in map(type, self.specs)  # asked for every large result
 
+    @property
+    def holds_objects(self) -> bool:
+        """Return True if a leaf is a dataset, a list of tensors or another object: no column of tensors or text."""
+        return not _OBJECTS.isdisjoint(map(type, self.specs))
+
     def of_tensors(self, operation: str) -> Block:
-        """This block, for an operation that takes no datasets: SpecError where it holds some."""
-        if self.holds_datasets:
-            raise refused_datasets(operation)
+        """This block, for an operation that needs tensors: SpecError where a leaf is a dataset or another object."""
+        if self.holds_objects:
+            raise next(spec for spec in self.specs if isinstance(spec, ObjectSpec)).refused(operation)
         return self
 
     @property
@@ -108,6 +123,18 @@ def _signature(structure: Structure, dtypes: tuple[np.dtype[Any], ...]) -> str:
     return f"{text[:_MAX_SIGNATURE]}... ({len(names)} leaves, {digest})"
 
 
+def same_kind(first: str, second: str) -> bool:
+    """Return True if elements with these signatures may follow each other.
+
+    An element with None in the place of a leaf tells nothing of that leaf, and goes with all others: an operation that
+    joins elements, such as `batch`, finds out whether they differ.
+
+    >>> same_kind("('*', None) of int64", "('*', '*') of int64, float32"), same_kind("* of int64", "* of float32")
+    (True, False)
+    """
+    return first == second or "None" in first or "None" in second
+
+
 def _object_bytes(column: Column) -> int:
     if column.size == 0:
         return 0
@@ -130,6 +157,8 @@ def private_column(column: Column) -> Column:
     """`column`, or a copy where something else reads it too: rows may then be written in place."""
     if column.dtype != object or column.ndim > 1:
         return column if column.flags.writeable else column.copy()
+    if len(column) and isinstance(column[0], ObjectLeaf):
+        return object_column([row.for_functions() for row in column])
     if any(isinstance(row, np.ndarray) and not row.flags.writeable for row in column):
         return object_column([row.copy() if isinstance(row, np.ndarray) else row for row in column])
     return column
@@ -166,7 +195,11 @@ def concat_blocks(blocks: Sequence[Block], memory: RecycledMemory | None = None)
 def common_specs(first: Block, specs: tuple[TensorSpec, ...], other: Block) -> tuple[TensorSpec, ...]:
     """Specs that the elements of both blocks have, `specs` being those of `first`; a SpecError shows what differs."""
     if other.structure != first.structure:
-        raise SpecError(f"All elements must have one structure, got {first.structure} and then {other.structure}.")
+        some_none = "None" in f"{first.structure}{other.structure}"
+        raise SpecError(
+            f"All elements must have one structure, got {first.structure} and then {other.structure}."
+            f"{' Put a value in the place of None in a map before.' if some_none else ''}"
+        )
     common = []
     for path, mine, theirs in zip(first.structure.paths(), specs, other.specs, strict=True):
         merged = most_specific_common(mine, theirs)

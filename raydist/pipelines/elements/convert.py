@@ -12,31 +12,44 @@ import numpy as np
 
 from raydist.pipelines.elements.blocks import Block, Column, private_column
 from raydist.pipelines.elements.functions import element_rows
-from raydist.pipelines.elements.small_floats import is_small_float, tensor_of_array
+from raydist.pipelines.elements.object_leaves import FromNumpy, ObjectLeaf
+from raydist.pipelines.elements.small_floats import has_bits, tensor_of_array
 
 __all__ = ["numpy_rows", "torch_rows"]
 
 
 def numpy_rows(block: Block) -> list[Any]:
     """Elements as nests of numpy arrays, numpy scalars, bytes and str."""
+    columns = [_objects(column, None) or private_column(column) for column in block.columns]
     if block.structure.kind is None:
-        return list(private_column(block.columns[0]))
-    return list(element_rows(block.structure, [private_column(column) for column in block.columns]))
+        return list(columns[0])
+    return list(element_rows(block.structure, columns))
 
 
 def torch_rows(block: Block, from_numpy: Callable[[Any], Any]) -> list[Any]:
     """Elements as nests of torch tensors; bytes and str stay Python objects, arrays of them object arrays.
 
+    Dates and times are int64: numbers of their unit, which `element_spec` tells.
+
     `from_numpy` is torch's: this layer does without importing it.
     """
-    columns = [_tensor_rows(private_column(column), from_numpy) for column in block.columns]
+    columns = [
+        _objects(column, from_numpy) or _tensor_rows(private_column(column), from_numpy) for column in block.columns
+    ]
     if block.structure.kind is None:
         return columns[0]
     return list(element_rows(block.structure, columns))
 
 
+def _objects(column: Column, from_numpy: FromNumpy) -> list[Any]:
+    """The rows of a column of objects such as lists of tensors; none of any other column."""
+    if column.dtype != object or column.ndim > 1 or not len(column) or not isinstance(column[0], ObjectLeaf):
+        return []
+    return [row.for_users(from_numpy) for row in column]
+
+
 def _tensor_rows(column: Column, from_numpy: Callable[[Any], Any]) -> list[Any]:
-    if is_small_float(column.dtype):
+    if has_bits(column.dtype):
         return [tensor_of_array(column[index, ...], from_numpy) for index in range(len(column))]
     if column.dtype != object:
         # A 0-d view, not a scalar: from_numpy takes arrays. A tensor of a view pickles that view's bytes alone.

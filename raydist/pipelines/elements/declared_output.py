@@ -11,7 +11,7 @@ from raydist.nest import Structure, unflatten
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.items import ElementError, Item, count_items
-from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
+from raydist.pipelines.elements.spec import ObjectSpec, TensorSpec, spec_of_value
 
 __all__ = ["DeclaredOutput"]
 
@@ -49,7 +49,9 @@ class DeclaredOutput:
 
     def _check(self, block: Block, start: int) -> list[Item]:
         if block.structure == self.structure and all(map(TensorSpec.accepts, self.specs, block.specs)):
-            return [Block(self.structure, self.specs, block.columns, block.num_rows)]
+            specs = zip(self.specs, block.specs, strict=True)
+            kept = tuple(found if isinstance(found, ObjectSpec) else spec for spec, found in specs)
+            return [Block(self.structure, kept, block.columns, block.num_rows)]
         if block.num_rows > 1:  # rows of differing shapes: each by itself
             rows = [block.slice(row, row + 1) for row in range(block.num_rows)]
             return [item for row, one in enumerate(rows) for item in self._check(_narrow(one), start + row)]
@@ -60,7 +62,9 @@ class DeclaredOutput:
 def _narrow(row: Block) -> Block:
     """A block of one row with that row's own specs."""
     specs = [
-        spec if spec.is_fixed else TensorSpec(spec_of_value(column[0]).shape, spec.dtype)
+        spec
+        if spec.is_fixed or isinstance(spec, ObjectSpec)
+        else TensorSpec(spec_of_value(column[0]).shape, spec.dtype)
         for spec, column in zip(row.specs, row.columns, strict=True)
     ]
     return Block(row.structure, tuple(specs), row.columns, 1)

@@ -17,7 +17,7 @@ def flatten_element(element: Any) -> tuple[list[Any], Structure]:
     >>> leaves, str(structure)
     ([1], "('*', None)")
     """
-    return flatten(element, none=NOTHING)
+    return flatten(element, none=NOTHING, classes=False)
 
 
 def map_element(fn: Callable[..., Any], element: Any) -> Any:
@@ -26,4 +26,4 @@ def map_element(fn: Callable[..., Any], element: Any) -> Any:
     >>> map_element(abs, {"x": -1, "y": None})
     {'x': 1, 'y': None}
     """
-    return map_structure(fn, element, none=NOTHING)
+    return map_structure(fn, element, none=NOTHING, classes=False)

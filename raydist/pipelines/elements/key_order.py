@@ -34,19 +34,31 @@ class KeyOrder:
     def of(self, block: Block) -> Block:
         """`block`, with the keys of its dicts in the order of the first block's."""
         if self._first is None:
-            self._first = block.structure if self._outline is None else _in_order(block.structure, self._outline)
+            self._first = self._restored(block.structure)
             self._known = _short(_outline(self._first))
+            if self._first.is_sorted and _has_keys(self._first):
+                self._known = True
         if block.structure is self._first or block.structure != self._first:
             return block
         return Block(self._first, block.specs, block.columns, block.num_rows)
 
+    def _restored(self, structure: Structure) -> Structure:
+        if self._outline is None:
+            return structure
+        return structure.by_key() if self._outline is True else _in_order(structure, self._outline)
+
     def outline(self) -> Any:
-        """The order as JSON, None where keys are sorted, or where it is not known or would be long."""
+        """Return the order as JSON: True if sorted; None without keys, before the first element, or if too long."""
         return self._known
 
     def restore(self, outline: Any) -> None:
         """Go on with an `outline`; None begins anew."""
         self._first, self._outline, self._known = None, outline, outline
+
+
+def _has_keys(structure: Structure) -> bool:
+    is_dict = structure.kind is dict and len(structure.children) > 1
+    return is_dict or any(map(_has_keys, structure.children))
 
 
 def _outline(structure: Structure) -> Any:

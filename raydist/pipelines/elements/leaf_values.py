@@ -121,7 +121,8 @@ def _foreign(value: Any) -> Any:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise SpecError(
         f"A leaf must be a number, a numpy array, a torch tensor, bytes or str, got {value!r:.100} of type {kind}. "
-        "Tuples, dicts, namedtuples and dataclasses may hold several leaves."
+        "Tuples, dicts, namedtuples and dataclasses may hold several leaves. Give any other object as a dict of its "
+        "tensors; batch(n, collate=fn) can make objects of them again."
     )
 
 

@@ -25,10 +25,31 @@ class RowBuffer:
         self._structure = Structure()
         self._specs: tuple[TensorSpec, ...] = ()
         self._columns: list[Column] = []
+        self._singles: list[Block] | None = None  # one row each, where structures differ (None in the place of a leaf)
+
+    @property
+    def holds_one_structure(self) -> bool:
+        """Return True if elements can be taken several at a time."""
+        return self._singles is None
+
+    def holds_one_structure_with(self, block: Block) -> bool:
+        """Return True if elements can be exchanged several at a time with those of `block`."""
+        if self._singles is None and self._differ(block):
+            blocks = self._filling or [Block(self._structure, self._specs, tuple(self._columns), self.count)]
+            self._singles = [each.slice(row, row + 1) for each in blocks for row in range(each.num_rows)]
+        return self._singles is None
+
+    def _differ(self, block: Block) -> bool:
+        return any(each.structure != block.structure for each in self._filling) or (
+            bool(self._columns) and block.structure != self._structure
+        )
 
     def append(self, block: Block) -> None:
         """Put elements into the next free slots."""
-        self._filling.append(block)
+        if self.holds_one_structure_with(block):
+            self._filling.append(block)
+        elif self._singles is not None:
+            self._singles += [block.slice(row, row + 1) for row in range(block.num_rows)]
         self.count += block.num_rows
 
     def _settle(self) -> None:
@@ -42,12 +63,21 @@ class RowBuffer:
         self._columns = [column if owned else column.copy() for column in joined.columns]
 
     def take(self, slots: _Indices) -> Block:
-        """The elements in these slots."""
+        """The elements in these slots; only one, where structures differ."""
+        if self._singles is not None:
+            return self._singles[int(slots[0])]
         self._settle()
         return Block(self._structure, self._specs, tuple(column[slots] for column in self._columns), len(slots))
 
     def exchange(self, fresh: Block, drawn: _Indices, previous: _Indices, last: _Indices) -> Block:
-        """Hand out what leaves the slots `drawn` while `fresh` goes in; see `shuffle.sources_of_outputs`."""
+        """Hand out what leaves the slots `drawn` while `fresh` goes in; see `shuffle.sources_of_outputs`.
+
+        Where structures differ, one element at a time.
+        """
+        if self._singles is not None:
+            slot = int(drawn[0])
+            left, self._singles[slot] = self._singles[slot], fresh
+            return left
         self._settle()
         held = Block(self._structure, self._specs, tuple(self._columns), self.count)
         self._specs = common_specs(held, self._specs, fresh)

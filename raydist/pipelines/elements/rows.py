@@ -16,8 +16,10 @@ from raydist.nest import LEAF, NOTHING, Structure, flatten, is_nested
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaf_values import PYTHON_DTYPES, as_leaf, is_dataset
+from raydist.pipelines.elements.object_leaves import ListLeaf, TensorList, WholeLeaf
 from raydist.pipelines.elements.small_floats import is_number
-from raydist.pipelines.elements.spec import BYTES, STR, DatasetSpec, TensorSpec, spec_of_value
+from raydist.pipelines.elements.spec import BYTES, STR, DatasetSpec, TensorSpec, most_specific_common, spec_of_value
+from raydist.values import Replicated
 
 __all__ = ["block_of_rows", "items_of_rows", "stack_leaves"]
 
@@ -143,7 +145,29 @@ def stack_leaves(values: Sequence[Any], kinds: set[type]) -> tuple[Column, Tenso
             return column, TensorSpec((), column.dtype)
     if all(map(is_dataset, kinds)):
         return object_column(values), DatasetSpec()
+    if Replicated in kinds or TensorList in kinds:
+        return _object_leaves(values, kinds)
     return _stack_any([as_leaf(value) for value in values])
+
+
+def _object_leaves(values: Sequence[Any], kinds: set[type]) -> tuple[Column, TensorSpec]:
+    if len(kinds) > 1:
+        raise _MixedError
+    if kinds == {Replicated}:
+        whole = [WholeLeaf.of(value) for value in values]
+        return object_column(whole), _covering([leaf.spec for leaf in whole])
+    lists = [ListLeaf.of(value) for value in values]
+    return object_column(lists), _covering([leaf.batch_spec for leaf in lists])
+
+
+def _covering(specs: Sequence[TensorSpec]) -> TensorSpec:
+    covering = specs[0]
+    for spec in specs[1:]:
+        common = most_specific_common(covering, spec)
+        if common is None:
+            raise _MixedError
+        covering = common
+    return covering
 
 
 def _python_column(values: Sequence[Any], dtype: np.dtype[Any]) -> tuple[Column, TensorSpec]:

@@ -1,6 +1,7 @@
-"""Floats of 8 and 16 bits that numpy has from `ml_dtypes` alone: bfloat16 and the float8 types, as torch has them.
+"""Numbers that other libraries do not take from numpy: bfloat16, the float8 types, dates and times.
 
-Arrow, buffers and torch know nothing of numpy's: to them goes the memory, as whole numbers of the same size.
+Numpy has bfloat16 and the float8 types from `ml_dtypes` alone. Arrow, buffers and torch get the memory of all of these
+as whole numbers of the same size. Torch has the small floats too; dates and times stay int64 there, in their unit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ __all__ = [
     "SMALL_FLOATS",
     "array_of_tensor",
     "as_bits",
+    "bits_dtype",
     "dtype_named",
+    "has_bits",
     "is_number",
     "is_numpys",
     "is_small_float",
@@ -42,13 +45,18 @@ def is_small_float(dtype: np.dtype[Any]) -> bool:
     return not is_numpys(dtype) and dtype.name in SMALL_FLOATS
 
 
+def has_bits(dtype: np.dtype[Any]) -> bool:
+    """Whether others get its memory as whole numbers: small floats, dates and times."""
+    return dtype.kind in "mM" or is_small_float(dtype)
+
+
 def is_number(dtype: np.dtype[Any]) -> bool:
-    """Whether leaves may hold it: bools, and numbers of any kind."""
-    return (dtype.kind in "biufc" and is_numpys(dtype)) or is_small_float(dtype)
+    """Whether leaves may hold it: bools, dates, times, and numbers of any kind."""
+    return (dtype.kind in "biufcmM" and is_numpys(dtype)) or is_small_float(dtype)
 
 
 def dtype_kind(dtype: np.dtype[Any]) -> str:
-    """Numpy's letter for what a dtype is; "f" for these types, for most of which numpy has no letter."""
+    """Numpy's letter for what a dtype is; "f" for small floats, for most of which numpy has no letter."""
     return "f" if is_small_float(dtype) else dtype.kind
 
 
@@ -69,15 +77,22 @@ def dtype_named(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
+def bits_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The whole numbers that others get the memory of a dtype as; any other dtype as it is."""
+    if dtype.kind in "mM":
+        return np.dtype(np.int64)
+    return np.dtype(f"u{dtype.itemsize}") if is_small_float(dtype) else dtype
+
+
 def as_bits(array: _Array) -> _Array:
     """The memory of an array of these types as whole numbers; any other array as it is."""
-    return array.view(f"u{array.dtype.itemsize}") if is_small_float(array.dtype) else array
+    return array.view(bits_dtype(array.dtype)) if has_bits(array.dtype) else array
 
 
 def tensor_of_array(array: _Array, from_numpy: Callable[[Any], Any]) -> Any:
     """The torch tensor over the memory of `array`. `from_numpy` is torch's: pipelines do without importing it."""
     if not is_small_float(array.dtype):
-        return from_numpy(array)
+        return from_numpy(as_bits(array))
     import torch  # it is there: see above
 
     return from_numpy(as_bits(array)).view(getattr(torch, array.dtype.name))

@@ -16,11 +16,15 @@ from raydist.pipelines.elements.small_floats import SMALL_FLOATS, dtype_named, i
 __all__ = [
     "BYTES",
     "STR",
+    "CollatedSpec",
     "DatasetSpec",
+    "ObjectSpec",
+    "RaggedSpec",
+    "ReplicatedSpec",
     "TensorSpec",
     "as_dtype",
     "most_specific_common",
-    "refused_datasets",
+    "refused_collated",
     "spec_of_value",
 ]
 
@@ -92,7 +96,7 @@ class TensorSpec:
 
     def __repr__(self) -> str:
         name = {"S": "bytes", "U": "str"}.get(self.dtype.kind, self.dtype.name)
-        return f"TensorSpec(shape={self.shape}, dtype={name})"
+        return f"{type(self).__name__}(shape={self.shape}, dtype={name})"
 
     @property
     def is_fixed(self) -> bool:
@@ -138,9 +142,70 @@ class TensorSpec:
         return TensorSpec(None if self.shape is None else (size, *self.shape), self.dtype)
 
 
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class ObjectSpec(TensorSpec):
+    """A leaf that blocks hold as a Python object; operations that need arrays of numbers or text refuse it."""
+
+    def refused(self, operation: str) -> SpecError:
+        """Return the error of an operation that needs tensors.
+
+        Args:
+            operation: Its name.
+        """
+        return SpecError(
+            f"The elements of {operation} must be tensors, got {self}. Take that leaf out in a map before."
+        )
+
+    def batched(self, size: int | None) -> TensorSpec:
+        raise self.refused("batch")
+
+
+@final
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class ReplicatedSpec(ObjectSpec):
+    """A leaf of a batch that goes whole to every replica: `rd.Replicated`. Shape and dtype are those of the value."""
+
+
+@final
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class RaggedSpec(ObjectSpec):
+    """A leaf of a batch that is a list of tensors (`ragged_batch`): (entries, dimensions of each entry)."""
+
+    @property
+    def is_fixed(self) -> bool:
+        return False
+
+    def refused(self, operation: str) -> SpecError:
+        return SpecError(
+            f"The elements of {operation} must be tensors, got a list of tensors, {self}. Do this before ragged_batch, "
+            "or call unbatch() first."
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class CollatedSpec(ObjectSpec):
+    """A batch that a `collate` function makes when the batch is handed out, or a leaf of it that is no tensor."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "shape", None)
+        object.__setattr__(self, "dtype", np.dtype(object))
+
+    def refused(self, operation: str) -> SpecError:
+        return refused_collated(operation)
+
+
+def refused_collated(operation: str) -> SpecError:
+    """The error of an operation that looks into what `collate` returns."""
+    return SpecError(
+        f"What batch(collate=) makes must be the last look into elements, as replicas collate their own parts, got "
+        f"{operation} after it. Do that in the collate function, or before the batch."
+    )
+
+
 @final
 @dataclass(frozen=True, slots=True, init=False)
-class DatasetSpec(TensorSpec):
+class DatasetSpec(ObjectSpec):
     """A leaf that is itself a dataset (tf.data.DatasetSpec), such as a window.
 
     Args:
@@ -160,16 +225,11 @@ class DatasetSpec(TensorSpec):
         object.__setattr__(self, "dtype", np.dtype(object))
         object.__setattr__(self, "element_spec", element_spec)
 
-    def batched(self, size: int | None) -> TensorSpec:
-        raise refused_datasets("batch")
-
-
-def refused_datasets(operation: str) -> SpecError:
-    """The error of an operation whose elements must not be datasets."""
-    return SpecError(
-        f"The elements of {operation} must be tensors, got datasets (windows, or what a function of map returned). "
-        "Take them apart first: flat_map(lambda ds: ds.batch(n))."
-    )
+    def refused(self, operation: str) -> SpecError:
+        return SpecError(
+            f"The elements of {operation} must be tensors, got datasets (windows, or what a function of map returned). "
+            "Take them apart first: flat_map(lambda ds: ds.batch(n))."
+        )
 
 
 def most_specific_common(first: TensorSpec, second: TensorSpec) -> TensorSpec | None:
@@ -178,12 +238,12 @@ def most_specific_common(first: TensorSpec, second: TensorSpec) -> TensorSpec | 
         return first
     if isinstance(first, DatasetSpec) and isinstance(second, DatasetSpec):
         return _common_dataset(first.element_spec, second.element_spec)
-    if first.dtype != second.dtype:
+    if first.dtype != second.dtype or type(first) is not type(second):
         return None
     if first.shape is None or second.shape is None or len(first.shape) != len(second.shape):
-        return first if first.shape == second.shape else TensorSpec(None, first.dtype)
+        return first if first.shape == second.shape else type(first)(None, first.dtype)
     dims = tuple(a if a == b else None for a, b in zip(first.shape, second.shape, strict=True))
-    return TensorSpec(dims, first.dtype)
+    return type(first)(dims, first.dtype)
 
 
 def _common_dataset(first: Any, second: Any) -> DatasetSpec | None:

@@ -15,7 +15,7 @@ from typing import ClassVar, final
 
 from raydist.errors import SpecError
 from raydist.foreign_errors import LEAVING, as_exception
-from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.blocks import Block, same_kind
 from raydist.pipelines.elements.column_memory import MakeColumn, columns_made_by
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 
@@ -121,7 +121,7 @@ def reject_others(items: Sequence[Item], signature: str, label: str) -> Sequence
     for item in items:
         if isinstance(item, ElementError):
             kept.append(item)
-        elif (last is not None and _are_alike(item, last)) or item.signature == signature:
+        elif (last is not None and _are_alike(item, last)) or same_kind(signature, item.signature):
             kept.append(item)
             last = item
         else:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, final
 
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import Groups
+from raydist.pipelines.elements.items import Groups, IteratorState
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.engine.arrival_order import ArrivalOrders
 from raydist.pipelines.engine.budget import Budgets
@@ -72,6 +72,8 @@ class DatasetOp(ABC):
     """Whether elements come out in the order in which they came in."""
     content_blind: ClassVar[bool] = False
     """Whether it only picks and orders elements, so that it may work on their indices instead."""
+    passes_elements: ClassVar[bool] = False
+    """Whether its elements are elements of its inputs, unchanged or put together: rows stay rows."""
     pure: ClassVar[bool] = False
     """Whether `is_pure` is true whatever the settings."""
     state_is_recent: ClassVar[bool] = False
@@ -104,6 +106,15 @@ class DatasetOp(ABC):
             ctx: What the pass is run with; inputs are made with `ctx.build(input)`.
         """
 
+    def at_epoch(self, epoch: int, saved: IteratorState | None) -> DatasetOp:
+        """The operation for an epoch that begins now, in the program's process: for sources that keep a state.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            saved: For an epoch that another iterator began, what that one's state says of this operation.
+        """
+        return self
+
     def with_columns(self, names: Collection[str]) -> DatasetOp | None:
         """This source with fewer columns, where that saves reading them.
 
@@ -123,6 +134,19 @@ class DatasetOp(ABC):
     def order_settings(self) -> str:
         """Settings that decide which of its elements comes when: a state fits only where they are the same."""
         return ""
+
+    @property
+    def gives_rows(self) -> bool:
+        """Return True if no element can be a batch: rows of a source that no operation makes batches of.
+
+        Where a user's function, or another operation that may make batches, lies in between, nobody can tell: False.
+        """
+        return (self.passes_elements or self.content_blind) and any(source.gives_rows for source in self.inputs)
+
+    @property
+    def has_declared_shapes(self) -> bool:
+        """Return True if `element_spec` is a promise; False if a function's first results were looked at."""
+        return all(source.has_declared_shapes for source in self.inputs)
 
     @property
     def own_seed(self) -> int | None:

@@ -45,7 +45,7 @@ class VectorisedKernel(Kernel):
         return False
 
     def run(self, block: Block, start: int) -> Sequence[Item]:
-        if not self._refused and block.num_rows > 1 and not block.holds_datasets:
+        if not self._refused and block.num_rows > 1 and not block.holds_objects:
             try:
                 return self._run_whole(block, start)
             except Exception as error:  # whatever vmap has against the function: calling it for each element tells
@@ -92,5 +92,5 @@ def _require_same(made: Sequence[Item], row: int, expected: Sequence[Item]) -> N
     if (whole.structure, whole.specs) != (one.structure, one.specs):
         raise SpecError(f"it gives {whole.signature} {whole.specs} instead of {one.signature} {one.specs}")
     for mine, theirs in zip(whole.columns, one.columns, strict=True):
-        if not np.array_equal(mine[row], theirs[0], equal_nan=dtype_kind(mine.dtype) in "fc"):
+        if not np.array_equal(mine[row], theirs[0], equal_nan=dtype_kind(mine.dtype) in "fcmM"):
             raise SpecError(f"it gives other values, {mine[row]!r:.50} instead of {theirs[0]!r:.50}")

@@ -13,7 +13,7 @@ from typing import NamedTuple, final
 
 from raydist.pipelines.formats.files import ReadableFile
 
-__all__ = ["ArrowSizes", "MessageSize"]
+__all__ = ["ArrowSizes", "MessageSize", "is_compressed"]
 
 _END = struct.Struct("<i6s")  # length of the footer, magic
 _DICTIONARIES, _RECORD_BATCHES = 2, 3  # fields of a footer
@@ -25,6 +25,16 @@ _BLOCK = struct.Struct("<qi4xq")  # offset, bytes of metadata, bytes of body
 _BUFFER = struct.Struct("<qq")  # offset, length
 _SIZE = struct.Struct("<q")
 _CONTINUED = b"\xff\xff\xff\xff"
+
+
+def is_compressed(metadata: bytes) -> bool:
+    """Whether a message holds a compressed record batch. `metadata` is its flatbuffer."""
+    message = _Table.root(metadata)
+    header = message.table(_HEADER)
+    if header is not None and message.byte(_HEADER_TYPE) == _DICTIONARY_BATCH:
+        header = header.table(_DATA)
+    is_batch = message.byte(_HEADER_TYPE) in (_DICTIONARY_BATCH, _RECORD_BATCH)
+    return is_batch and header is not None and header.table(_COMPRESSION) is not None
 
 
 class MessageSize(NamedTuple):

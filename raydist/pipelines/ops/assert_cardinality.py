@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState, keep_items
@@ -21,6 +21,8 @@ __all__ = ["AssertCardinalityOp"]
 @dataclass(frozen=True, eq=False)
 class AssertCardinalityOp(UnaryOp):
     """`input`, said to have `count` elements (or INFINITE_CARDINALITY)."""
+
+    passes_elements: ClassVar[bool] = True
 
     count: int
 

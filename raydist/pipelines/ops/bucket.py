@@ -18,9 +18,9 @@ from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.group_by_window import GroupByWindowOp
+from raydist.pipelines.ops.grouped import GroupedBatchOp
 from raydist.pipelines.ops.keyed_windows import KeyedWindowsOp
 from raydist.pipelines.ops.nested import graph_of
-from raydist.pipelines.ops.padded_batch import PaddedBatchOp
 from raydist.pipelines.ops.padding import Padding
 
 __all__ = ["Buckets", "bucket_op"]
@@ -121,7 +121,7 @@ class _Batches:
         if self.padding is None:
             return self.make_dataset(BatchOp(op, size, self.drop_remainder))
         padding = self._bounded_padding(op, int(bucket)) if self.buckets.bounded else self.padding
-        return self.make_dataset(PaddedBatchOp(op, size, padding, self.drop_remainder))
+        return self.make_dataset(GroupedBatchOp(op, size, padding, self.drop_remainder, "padded_batch"))
 
     def element_spec(self) -> Any:
         """Nest of TensorSpec of the batches of all buckets."""
@@ -142,7 +142,7 @@ class _Batches:
     @cached_property
     def _padded_specs(self) -> tuple[list[TensorSpec], Structure]:
         specs, structure = flatten(self.source.element_spec())
-        return (self.padding or Padding()).specs(structure, specs), structure
+        return (self.padding or Padding()).padded_specs(structure, specs), structure
 
     def _check_declared(self, window: DatasetOp) -> None:
         """An element_spec that was found on a first element takes its length for that of all."""

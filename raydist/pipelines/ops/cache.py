@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item
@@ -44,6 +44,8 @@ class Kept:
 @dataclass(frozen=True, eq=False)
 class CacheOp(UnaryOp):
     """The elements of epoch 0 of `input`, read once."""
+
+    passes_elements: ClassVar[bool] = True
 
     kept: Kept = field(default_factory=Kept, metadata=NOT_IN_FINGERPRINT)
 

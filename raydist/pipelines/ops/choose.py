@@ -38,6 +38,10 @@ class ChooseOp(DatasetOp):
         return (*self.datasets, self.choices)
 
     @property
+    def gives_rows(self) -> bool:
+        return any(dataset.gives_rows for dataset in self.datasets)
+
+    @property
     def name(self) -> str:
         return self.made_by
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from raydist.errors import FailedPreconditionError, SpecError
 from raydist.nest import unflatten
@@ -23,6 +23,8 @@ __all__ = ["ConcatenateOp", "common_spec"]
 @dataclass(frozen=True, eq=False)
 class ConcatenateOp(DatasetOp):
     """The elements of `first`, then those of `second`."""
+
+    passes_elements: ClassVar[bool] = True
 
     first: DatasetOp
     second: DatasetOp

@@ -26,6 +26,8 @@ _NUMBER = TensorSpec((), np.int64)
 class EnumerateOp(UnaryOp, ElementwiseOp):
     """(number, element) pairs, counted from `start`; an error takes a number too."""
 
+    passes_elements: ClassVar[bool] = True
+
     pure: ClassVar[bool] = True
 
     start: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import final
+from typing import ClassVar, final
 
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
@@ -20,6 +20,8 @@ __all__ = ["FileCacheOp"]
 @dataclass(frozen=True, eq=False)
 class FileCacheOp(UnaryOp):
     """The elements of epoch 0 of `input`, read once and kept in the directory `path`."""
+
+    passes_elements: ClassVar[bool] = True
 
     path: str
 

@@ -26,6 +26,8 @@ __all__ = ["FilterOp", "ask_rows"]
 class FilterOp(UnaryOp, ElementwiseOp):
     """The elements of `input` for which `predicate` returns True."""
 
+    passes_elements: ClassVar[bool] = True
+
     pure: ClassVar[bool] = True
 
     predicate: Callable[..., Any]

@@ -48,6 +48,14 @@ class GatherOp(UnaryOp, ElementwiseOp):
         # What lies in this process's memory is read here: its pickle would travel to every worker, in every epoch.
         return None if self._access().portable else 1
 
+    @property
+    def gives_rows(self) -> bool:
+        return self.source.gives_rows
+
+    @property
+    def has_declared_shapes(self) -> bool:
+        return self.source.has_declared_shapes
+
     def element_spec(self) -> Any:
         return self.source.element_spec()
 

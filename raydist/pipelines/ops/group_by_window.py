@@ -55,6 +55,10 @@ class GroupByWindowOp(DatasetOp):
     def label(self) -> str:
         return f"{self.made_by}({function_label(self.reduce_func)})"
 
+    @property
+    def has_declared_shapes(self) -> bool:
+        return False
+
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 

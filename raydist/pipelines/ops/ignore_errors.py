@@ -25,6 +25,8 @@ _LOG = logging.getLogger(__name__)
 class IgnoreErrorsOp(UnaryOp):
     """The elements of `input`; errors are left out, and logged as warnings if `log_warning`."""
 
+    passes_elements: ClassVar[bool] = True
+
     state_is_recent: ClassVar[bool] = True
 
     log_warning: bool = False

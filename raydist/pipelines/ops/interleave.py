@@ -100,6 +100,10 @@ class InterleaveOp(UnaryOp):
     def order_settings(self) -> str:
         return f"cycle_length={self.cycle_length}, block_length={self.block_length}"
 
+    @property
+    def has_declared_shapes(self) -> bool:
+        return False
+
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 

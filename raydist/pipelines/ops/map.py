@@ -70,6 +70,10 @@ class MapOp(UnaryOp, ElementwiseOp):
     def is_pure(self) -> bool:
         return self.parallelism != 1 and not wants_rng(self.fn)  # a function called in order may count its calls
 
+    @property
+    def has_declared_shapes(self) -> bool:
+        return self.output is not None
+
     def element_spec(self) -> Any:
         return self._spec
 

@@ -9,12 +9,14 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import DataLossError, InvalidArgumentError, SpecError
-from raydist.nest import Structure
+from raydist.nest import Structure, unflatten
 from raydist.pipelines.elements.arguments import parts_like
-from raydist.pipelines.elements.blocks import Block, Column
+from raydist.pipelines.elements.blocks import Block, Column, concat_blocks
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.small_floats import dtype_kind
-from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec, refused_datasets, spec_of_value
+from raydist.pipelines.elements.spec import ObjectSpec, TensorSpec, spec_of_value
+from raydist.pipelines.engine.op import DatasetOp
 
 __all__ = ["Padding"]
 
@@ -36,22 +38,33 @@ class Padding:
     shapes: Any = None
     values: Any = None
 
-    def specs(self, structure: Structure, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    @property
+    def label(self) -> str:
+        """Nothing: the shapes and values would be long."""
+        return ""
+
+    def spec(self, source: DatasetOp, size: int | None) -> Any:
+        """Nest of specs of a batch of `size` elements of `source`."""
+        specs, structure = flatten_element(source.element_spec())
+        return unflatten(structure, [spec.batched(size) for spec in self.padded_specs(structure, specs)])
+
+    def padded_specs(self, structure: Structure, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
         """Specs of the padded leaves."""
-        if any(isinstance(spec, DatasetSpec) for spec in specs):
-            raise refused_datasets("padded_batch")
+        for spec in specs:
+            if isinstance(spec, ObjectSpec):
+                raise spec.refused("padded_batch")
         shapes = parts_like(structure, self.shapes, "padded_shapes")
         return [TensorSpec(_target(spec, shape), spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
 
-    def batch(self, rows: Block) -> Block:
-        """All `rows` as one batch.
+    def batch(self, blocks: Sequence[Block], source: DatasetOp | None = None) -> Block:
+        """All elements of `blocks` as one batch.
 
         Raises:
             DataLossError: A row is longer than the shape it is to be padded to.
             InvalidArgumentError: Shapes or values do not fit the element.
             SpecError: A padding value is of another type than its leaf.
         """
-        rows = rows.of_tensors("padded_batch")
+        rows = concat_blocks(blocks).of_tensors("padded_batch")
         shapes = parts_like(rows.structure, self.shapes, "padded_shapes")
         values = parts_like(rows.structure, self.values, "padding_values")
         paths = rows.structure.paths()

@@ -20,6 +20,8 @@ __all__ = ["PrefetchOp"]
 class PrefetchOp(UnaryOp):
     """`input`, up to `buffer_size` elements ahead; as many as help, if any, for None and AUTOTUNE."""
 
+    passes_elements: ClassVar[bool] = True
+
     state_is_recent: ClassVar[bool] = True
 
     buffer_size: int | None = None

@@ -18,6 +18,8 @@ __all__ = ["PrefetchWhereItPaysOp"]
 class PrefetchWhereItPaysOp(UnaryOp):
     """`input`, made by the consumer's thread or by another one, as the autotuner finds out."""
 
+    passes_elements: ClassVar[bool] = True
+
     state_is_recent: ClassVar[bool] = True
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -42,6 +42,8 @@ _MAX_COUNTS = 256  # classes whose counts may be in a state: with more, resuming
 @dataclass(frozen=True, eq=False)
 class RejectionResampleOp(UnaryOp):
     """Pairs (class, element) of the elements of `input` that a random choice keeps."""
+
+    passes_elements: ClassVar[bool] = True
 
     class_func: Callable[..., Any]
     balance: ClassBalance

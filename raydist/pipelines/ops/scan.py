@@ -44,6 +44,10 @@ class ScanOp(UnaryOp):
     def label(self) -> str:
         return f"scan({function_label(self.fn)})"
 
+    @property
+    def has_declared_shapes(self) -> bool:
+        return False
+
     def element_spec(self) -> Any:
         return self._spec
 

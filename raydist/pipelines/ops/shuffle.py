@@ -128,6 +128,7 @@ class _ShuffleIterator(OpIterator):
         self._rest: np.ndarray[Any, Any] | None = None  # slots in the order in which the last elements leave
         self._rest_at = 0
         self._restore_to = 0
+        self._waiting: Block | None = None  # inputs that go in one by one, where structures differ
 
     def next_block(self, limit: int) -> Block:
         while self._position < self._restore_to:
@@ -145,6 +146,9 @@ class _ShuffleIterator(OpIterator):
 
     def _read(self, limit: int) -> Block | None:
         """The next inputs; None at the end, which also fixes the order of the rest."""
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            return waiting
         while True:
             try:
                 return self._source.next_block(limit)
@@ -160,6 +164,9 @@ class _ShuffleIterator(OpIterator):
                 self._known_errors -= 1
 
     def _exchange(self, fresh: Block) -> Block:
+        if not self._slots.holds_one_structure_with(fresh) and fresh.num_rows > 1:
+            self._waiting = fresh.slice(1, fresh.num_rows)
+            fresh = fresh.slice(0, 1)
         drawn = self._key.integers(self._position, fresh.num_rows, self._size)
         previous, last = sources_of_outputs(drawn)
         outputs = self._slots.exchange(fresh, drawn, previous, last)
@@ -170,6 +177,7 @@ class _ShuffleIterator(OpIterator):
         rest = self._rest
         if rest is None or self._rest_at >= len(rest):
             raise StopIteration
+        limit = limit if self._slots.holds_one_structure else 1
         outputs = self._slots.take(rest[self._rest_at : self._rest_at + limit])
         self._rest_at += outputs.num_rows
         self._position += outputs.num_rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -24,6 +24,8 @@ __all__ = ["ShuffledPassesOp"]
 @dataclass(frozen=True, eq=False)
 class ShuffledPassesOp(UnaryOp):
     """`input`, which can be read by index, as `shuffle` and `repeat` one after the other would give it."""
+
+    passes_elements: ClassVar[bool] = True
 
     shuffle: ShuffleOp
     repeat: RepeatOp

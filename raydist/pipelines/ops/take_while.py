@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.foreign_errors import annotate
@@ -27,6 +27,8 @@ _ROWS = 256  # elements asked about at a time: some behind the end may be read i
 @dataclass(frozen=True, eq=False)
 class TakeWhileOp(UnaryOp):
     """The elements of `input` before the first for which `predicate` returns False."""
+
+    passes_elements: ClassVar[bool] = True
 
     predicate: Callable[..., Any]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
-from raydist.errors import InvalidArgumentError
+from raydist.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.batch_rows import row_spec, rows_of_batch
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.element_nests import map_element
@@ -14,6 +14,7 @@ from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
+from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["UnbatchOp"]
@@ -26,6 +27,9 @@ class UnbatchOp(UnaryOp, ElementwiseOp):
 
     pure: ClassVar[bool] = True
 
+    takes_lists: bool = field(default=True, metadata=NOT_IN_FINGERPRINT)
+    """False where the rows are to be stacked again (`rebatch`), which those of a list of tensors cannot be."""
+
     def cardinality(self) -> int:
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
@@ -33,7 +37,7 @@ class UnbatchOp(UnaryOp, ElementwiseOp):
         return map_element(row_spec, self.input.element_spec())
 
     def kernel(self, ctx: IterContext) -> Kernel:
-        return _UnbatchKernel(ctx.operation_names[id(self)])
+        return _UnbatchKernel(ctx.operation_names[id(self)], self.takes_lists)
 
 
 @final
@@ -41,6 +45,7 @@ class UnbatchOp(UnaryOp, ElementwiseOp):
 class _UnbatchKernel(Kernel):
     preserves_count: ClassVar[bool] = False
     label: str
+    takes_lists: bool
 
     @property
     def uses_index(self) -> bool:
@@ -54,7 +59,9 @@ class _UnbatchKernel(Kernel):
         items: list[Item] = []
         for row in range(block.num_rows):
             try:
+                if not self.takes_lists:
+                    block.of_tensors("rebatch")
                 items.append(rows_of_batch(block.slice(row, row + 1)))
-            except InvalidArgumentError as error:
+            except (InvalidArgumentError, SpecError) as error:
                 items.append(ElementError(error, start + row))
         return items

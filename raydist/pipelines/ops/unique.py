@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -25,6 +25,8 @@ __all__ = ["UniqueOp"]
 @dataclass(frozen=True, eq=False)
 class UniqueOp(UnaryOp):
     """The elements of `input` that did not come before; scalars of integers, bytes or str."""
+
+    passes_elements: ClassVar[bool] = True
 
     def cardinality(self) -> int:
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY

@@ -33,6 +33,8 @@ class ZipOp(DatasetOp):
     Leaf i of the nest comes from the dataset number `places[i]`; by default, each has its own.
     """
 
+    passes_elements: ClassVar[bool] = True
+
     pure: ClassVar[bool] = True
 
     datasets: tuple[DatasetOp, ...]

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from raydist.options import Options
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.engine.build import Plan, name_operations, start
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.optimize import optimize
+from raydist.pipelines.optimize.graph import rewrite_each
 
-__all__ = ["make_nested_plan", "make_plan", "open_iterator"]
+__all__ = ["begin_epoch", "make_nested_plan", "make_plan", "open_iterator"]
+
+
+def begin_epoch(op: DatasetOp, epoch: int, position: IteratorState | None = None) -> DatasetOp:
+    """The graph to run for an epoch that begins now. Called once for each, by the program's own process.
+
+    Args:
+        op: The pipeline as written.
+        epoch: Number of the epoch, from 0.
+        position: The state of an iterator with which the epoch goes on; None for a new epoch.
+    """
+    names = name_operations(op)
+
+    def begun(node: DatasetOp) -> DatasetOp:
+        return node.at_epoch(epoch, None if position is None else _saved_of(names[id(node)], position))
+
+    return rewrite_each(op, names, begun)
+
+
+def _saved_of(name: str, state: Any) -> IteratorState:
+    """The part of a state that the operation `name` marked as its own, with "of"; empty without one."""
+    if isinstance(state, dict) and state.get("of") == name:
+        return state
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    return next((found for part in parts if (found := _saved_of(name, part))), {})
 
 
 def make_plan(op: DatasetOp, options: Options) -> Plan:

@@ -5,16 +5,31 @@ Both rules keep the rows in order: the pieces of a step, one after the other, ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, final
+from typing import Any, Literal, NoReturn, final
 
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
+from raydist.nest import LEAF, NOTHING, Structure, flatten, unflatten
+from raydist.pipelines.elements.collated import CollatedLeaf, pieces_of_results
+from raydist.pipelines.elements.object_leaves import ObjectLeaf, boxed
 
-__all__ = ["STAND_IN_ROWS", "Cut", "SplitRule", "balanced", "cut_batch", "deal", "no_rows_error", "per_batch"]
+__all__ = [
+    "STAND_IN_ROWS",
+    "Cut",
+    "SplitRule",
+    "balanced",
+    "common_rows",
+    "cut_batch",
+    "deal",
+    "dealt_rows",
+    "per_batch",
+    "piece_sizes",
+    "rows_behind",
+]
 
 SplitRule = Literal["per_batch", "balanced"]
 Columns = tuple[np.ndarray[Any, np.dtype[Any]], ...]
@@ -43,14 +58,20 @@ def balanced(num_rows: int, num_replicas: int, step: int) -> tuple[int, ...]:
     return tuple(quotient + ((replica - step * rest) % num_replicas < rest) for replica in range(num_replicas))
 
 
+def piece_sizes(num_rows: int, num_replicas: int, rule: SplitRule, step: int) -> tuple[int, ...]:
+    """Rows of each replica by `rule`."""
+    return per_batch(num_rows, num_replicas) if rule == "per_batch" else balanced(num_rows, num_replicas, step)
+
+
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
     """One replica's share of a step.
 
     Attributes:
-        columns: One array per leaf; views of the global batch. A leaf's first axis may have no entries.
-        num_rows: Rows of the first leaf.
+        columns: One array per leaf: views of the global batch, or a `Box` in an array without dimensions. A leaf's
+            first axis may have no entries.
+        num_rows: Rows of the leaves, or elements of lists of tensors and of what `collate` made.
         stand_in: Where there are no rows: the first two rows (or the one there is) of the same global batch.
     """
 
@@ -59,86 +80,163 @@ class Cut:
     stand_in: Columns | None = None
 
 
-def cut_batch(
-    columns: Sequence[Any], *, num_replicas: int, rule: SplitRule, step: int, paths: Sequence[str] = ()
-) -> tuple[Cut, ...]:
-    """The pieces of one global batch, without copies.
+def common_rows(leaves: Sequence[Any], paths: Sequence[str]) -> int:
+    """The number of rows that all leaves of a batch share; 0 where there is no leaf.
 
-    Each leaf is cut on its own where leading dimensions differ (`zip` of two batch sizes); the first leaf's count
-    is the piece's number of rows.
+    Leaves that go whole to every replica have no rows.
+
+    Raises:
+        InvalidArgumentError: A leaf is a scalar, leaves have different first dimensions, or no leaf has rows.
+    """
+    lengths: dict[str, int] = {}
+    for index, leaf in enumerate(leaves):
+        path = paths[index] if index < len(paths) else str(index)
+        if isinstance(leaf, ObjectLeaf):
+            if leaf.num_rows is not None:
+                lengths[path] = leaf.num_rows
+        elif np.ndim(leaf) == 0:
+            raise _no_rows_error(getattr(leaf, "dtype", type(leaf).__name__), path)
+        else:
+            lengths[path] = len(leaf)
+    return _the_one(lengths) if lengths or not leaves else _raise_only_whole(paths)
+
+
+def _the_one(lengths: Mapping[str, int]) -> int:
+    if len(set(lengths.values())) <= 1:
+        return next(iter(lengths.values()), 0)
+    shown = ", ".join(f"{path!r}: {length}" for path, length in list(lengths.items())[:8])
+    raise InvalidArgumentError(
+        f"All leaves of a batch must have equally many rows (one first dimension), got {shown}. Mark a leaf that goes "
+        "whole to every replica with rd.Replicated(value); make batches of graphs or lists with batch(n, collate=fn) "
+        "or ragged_batch(n), which are split by element."
+    )
+
+
+def _raise_only_whole(paths: Sequence[str]) -> NoReturn:
+    raise InvalidArgumentError(
+        f"A batch must have a leaf with rows beside those marked with rd.Replicated, got only {list(paths)}. Add the "
+        "rows that the replicas are to share."
+    )
+
+
+def dealt_rows(leaves: Sequence[Any], paths: Sequence[str]) -> int:
+    """Rows of an element that goes whole to one replica: 1 where no leaf has a first dimension, else `common_rows`.
+
+    Raises:
+        InvalidArgumentError: Some leaves are scalars and others are not, or first dimensions differ: nothing tells
+            what a row is.
+    """
+    cut = [leaf for leaf in leaves if not isinstance(leaf, ObjectLeaf)]
+    if cut and len(cut) == len(leaves) and all(np.ndim(leaf) == 0 for leaf in cut):
+        return 1
+    return common_rows(leaves, paths)
+
+
+def cut_batch(
+    leaves: Sequence[Any], *, num_replicas: int, rule: SplitRule, step: int, structure: Structure = LEAF
+) -> tuple[tuple[Cut, ...], Structure]:
+    """The pieces of one global batch, without copies, and their nest.
 
     Args:
-        columns: The leaves of the batch, each with rows along its first axis.
+        leaves: The leaves of the batch: arrays with rows along the first axis, or objects that know how they are cut.
         num_replicas: Number of pieces, >= 1.
         rule: "per_batch" or "balanced".
         step: Index of the batch in the epoch (only "balanced" looks at it).
-        paths: Names of the leaves, for the message.
+        structure: The nest of the leaves. What a `collate` function returns takes the place of its leaf.
 
     Raises:
-        InvalidArgumentError: A leaf has no rows to cut (it is a scalar): the dataset is not batched.
+        InvalidArgumentError: The leaves do not have equally many rows, or a leaf is a scalar: the dataset is not
+            batched.
+        Exception: What a `collate` function raised.
     """
-    cuts = [_cut_leaf(np.asarray(leaf), num_replicas, rule, step) for leaf in _require_rows(columns, paths)]
-    return tuple(_share([leaf[replica] for leaf in cuts], columns) for replica in range(num_replicas))
+    num_rows = common_rows(leaves, structure.paths())
+    sizes = piece_sizes(num_rows, num_replicas, rule, step)
+    stops = list(accumulate(sizes))
+    pieces = [_between(leaves, stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+    first = _between(leaves, 0, STAND_IN_ROWS) if num_rows else None
+    return _settled(pieces, sizes, first, structure)
 
 
-def _require_rows(columns: Sequence[Any], paths: Sequence[str]) -> Sequence[Any]:
-    for index, leaf in enumerate(columns):
-        if np.ndim(leaf) == 0:
-            raise no_rows_error(type(leaf).__name__, paths[index] if len(paths) > index else "")
-    return columns
-
-
-def no_rows_error(kind: str, path: str) -> InvalidArgumentError:
+def _no_rows_error(kind: Any, path: str) -> InvalidArgumentError:
     """The error for a leaf of a distributed dataset that is a scalar of type `kind`."""
     name = f" {path!r}" if path else ""
     return InvalidArgumentError(
         f"Every leaf of a distributed dataset must have rows to split over the replicas, got a scalar{name} of type "
-        f"{kind}. Call the `batch` method on the dataset, with the global batch size, before distributing it."
+        f"{kind}. Call the `batch` method on the dataset, with the global batch size, before distributing it, or mark "
+        "what goes whole to every replica with rd.Replicated(value)."
     )
 
 
-def _cut_leaf(leaf: np.ndarray[Any, np.dtype[Any]], num_replicas: int, rule: SplitRule, step: int) -> list[Any]:
-    rows = len(leaf)
-    sizes = per_batch(rows, num_replicas) if rule == "per_batch" else balanced(rows, num_replicas, step)
-    stops = list(accumulate(sizes))
-    return [leaf[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]
+def rows_behind(leaves: Sequence[Any], num_rows: int) -> list[Any]:
+    """The leaves without their first rows."""
+    return _between(leaves, num_rows, None)
 
 
-def _share(columns: Sequence[np.ndarray[Any, np.dtype[Any]]], whole: Sequence[Any]) -> Cut:
-    num_rows = len(columns[0]) if columns else 0
-    return Cut(tuple(columns), num_rows, None if num_rows else _first_rows(whole))
+def _between(leaves: Sequence[Any], start: int, stop: int | None) -> list[Any]:
+    return [
+        leaf.cut(start, (leaf.num_rows or 0) if stop is None else stop)
+        if isinstance(leaf, ObjectLeaf)
+        else np.asarray(leaf)[start:stop]
+        for leaf in leaves
+    ]
 
 
-def _first_rows(whole: Sequence[Any]) -> Columns | None:
-    if not whole or len(whole[0]) == 0:
-        return None
-    return tuple(np.asarray(leaf)[:STAND_IN_ROWS] for leaf in whole)
-
-
-def deal(elements: Sequence[Sequence[Any] | None]) -> tuple[Cut, ...]:
-    """One whole element per replica, as `distribute_datasets_from_function` hands them out.
+def deal(elements: Sequence[Sequence[Any] | None], structure: Structure = LEAF) -> tuple[tuple[Cut, ...], Structure]:
+    """One whole element per replica, as `distribute_datasets_from_function` hands them out, and their nest.
 
     A replica without an element gets no rows: arrays of length 0 along the first axis (for scalars: of shape (0,)),
     with the first rows of the first element as its stand-in.
 
     Args:
         elements: The leaves of each replica's element, or None where it has none; not all None.
+        structure: The nest of the leaves.
+
+    Raises:
+        InvalidArgumentError: Nothing tells how many rows an element has; see `dealt_rows`.
     """
-    arrays = [None if element is None else tuple(_as_array(leaf) for leaf in element) for element in elements]
-    first = next(columns for columns in arrays if columns is not None)
-    stand_in = tuple(leaf[:STAND_IN_ROWS] if leaf.ndim else leaf for leaf in first)
-    no_rows = tuple(leaf[:0] if leaf.ndim else leaf.reshape(1)[:0] for leaf in first)
-    return tuple(_dealt(no_rows if columns is None else columns, stand_in) for columns in arrays)
+    paths = structure.paths()
+    leaves = [None if element is None else [_as_leaf(leaf) for leaf in element] for element in elements]
+    sizes = [0 if element is None else dealt_rows(element, paths) for element in leaves]
+    first = next(element for element in leaves if element is not None)
+    none = [_no_rows(leaf) for leaf in first]
+    return _settled([none if element is None else element for element in leaves], sizes, _first_rows(first), structure)
 
 
-def _dealt(columns: Columns, stand_in: Columns) -> Cut:
-    num_rows = 0 if not columns else 1 if columns[0].ndim == 0 else len(columns[0])
-    return Cut(columns, num_rows, None if num_rows else stand_in)
+def _no_rows(leaf: Any) -> Any:
+    return leaf.cut(0, 0) if isinstance(leaf, ObjectLeaf) else leaf[:0] if leaf.ndim else leaf.reshape(1)[:0]
 
 
-def _as_array(leaf: Any) -> np.ndarray[Any, np.dtype[Any]]:
+def _first_rows(leaves: Sequence[Any]) -> list[Any]:
+    of_scalars = all(not isinstance(leaf, ObjectLeaf) and leaf.ndim == 0 for leaf in leaves)
+    return list(leaves) if of_scalars else _between(leaves, 0, STAND_IN_ROWS)
+
+
+def _as_leaf(leaf: Any) -> Any:
     if isinstance(leaf, bytes | str):  # numpy's own text types cut trailing zeros off
-        boxed = np.empty((), dtype=object)
-        boxed[()] = leaf
-        return boxed
-    return np.asarray(leaf)
+        return boxed(leaf)
+    return leaf if isinstance(leaf, ObjectLeaf) else np.asarray(leaf)
+
+
+def _settled(
+    pieces: Sequence[Sequence[Any]], sizes: Sequence[int], first: Sequence[Any] | None, structure: Structure
+) -> tuple[tuple[Cut, ...], Structure]:
+    """The pieces of a step as arrays; `first` stands in for replicas without rows."""
+    first = None if all(sizes) else first
+    if any(isinstance(leaf, ObjectLeaf) for leaf in pieces[0]):
+        rows, structure = _in_boxes([*pieces, *([] if first is None else [first])], structure)
+        pieces, first = rows[: len(sizes)], None if first is None else rows[-1]
+    stand_in = None if first is None else tuple(first)
+    cuts = zip(pieces, sizes, strict=True)
+    return tuple(Cut(tuple(piece), size, None if size else stand_in) for piece, size in cuts), structure
+
+
+def _in_boxes(rows: Sequence[Sequence[Any]], structure: Structure) -> tuple[list[list[Any]], Structure]:
+    """Pieces with boxes in the place of objects; what `collate` functions return becomes a part of the nest."""
+    columns = [
+        pieces_of_results(column)
+        if isinstance(column[0], CollatedLeaf)
+        else [boxed(leaf.in_pieces()) if isinstance(leaf, ObjectLeaf) else leaf for leaf in column]
+        for column in zip(*rows, strict=True)
+    ]
+    nests = [flatten(unflatten(structure, row), NOTHING) for row in zip(*columns, strict=True)]
+    return [leaves for leaves, _ in nests], nests[0][1]

@@ -30,7 +30,8 @@ Element = tuple[Sequence[Any], Structure]
 
 def element_views(block: Block) -> list[Element]:
     """The elements of a block as they lie there: nothing is copied (a `DatasetIterator`'s conversion)."""
-    block = block.of_tensors("a distributed dataset")
+    if block.holds_datasets:
+        block.of_tensors("a distributed dataset")
     # A 0-d view, not a numpy scalar: what is cut and stored later are arrays.
     columns = [column if column.dtype == object else _views(column) for column in block.columns]
     return [([column[row] for column in columns], block.structure) for row in range(block.num_rows)]
@@ -117,10 +118,11 @@ class GlobalBatches(StepSource):
         self._rule = rule
 
     def _make_step(self, step: int) -> tuple[Cut, ...]:
-        leaves, self.structure = next(self._iterators[0])
-        return cut_batch(
-            leaves, num_replicas=self._num_replicas, rule=self._rule, step=step, paths=self.structure.paths()
+        leaves, structure = next(self._iterators[0])
+        cuts, self.structure = cut_batch(
+            leaves, num_replicas=self._num_replicas, rule=self._rule, step=step, structure=structure
         )
+        return cuts
 
 
 @final
@@ -132,10 +134,11 @@ class DealtElements(StepSource):
 
     def _make_step(self, step: int) -> tuple[Cut, ...]:
         dealt: list[Sequence[Any] | None] = []
+        structure = self.structure
         failure: BaseException | None = None
         for replica in range(self._num_replicas):
             try:
-                leaves, self.structure = next(self._iterators[replica % len(self._iterators)])
+                leaves, structure = next(self._iterators[replica % len(self._iterators)])
                 dealt.append(leaves)
             except StopIteration:
                 dealt.append(None)
@@ -147,4 +150,5 @@ class DealtElements(StepSource):
             raise failure
         if not any(leaves is not None for leaves in dealt):
             raise StopIteration
-        return deal(dealt)
+        cuts, self.structure = deal(dealt, structure)
+        return cuts

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, final
 
+from raydist.nest import Structure
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.saved_state import counts_in
 from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.pipelines.run.split import Cut, SplitRule, cut_batch
+from raydist.pipelines.run.split import Cut, SplitRule, common_rows, cut_batch, piece_sizes, rows_behind
 from raydist.pipelines.run.steps import Element, StepSource
 
 __all__ = ["WorkerBatches"]
@@ -57,19 +58,21 @@ class WorkerBatches(StepSource):
         (iterator,) = self._iterators
         self._in_front = {**iterator.state_dict(), "batch": self._batch}
         self._batch += 1
-        leaves, self.structure = next(iterator)
+        leaves, structure = next(iterator)
         dealt, self._resumed, self._dealt = self._resumed, [], []
         while dealt and not (len(dealt) == 1 and dealt[0][1] == self._num_pieces):
             done, of = dealt.pop(0)
             self._dealt.append([done, of])
-            leaves = _behind(leaves, self._cut(leaves, of)[:done])
-        if self._dealt and not any(map(len, leaves)):
+            leaves = rows_behind(leaves, sum(self._sizes(leaves, structure, of)[:done]))
+        if self._dealt and not common_rows(leaves, structure.paths()):
             return ()
-        return self._cut(leaves, self._num_pieces)[dealt[0][0] if dealt else 0 :]
+        cuts, self.structure = cut_batch(
+            leaves, num_replicas=self._num_pieces, rule=self._rule, step=self._batch - 1, structure=structure
+        )
+        return cuts[dealt[0][0] if dealt else 0 :]
 
-    def _cut(self, leaves: Sequence[Any], num_pieces: int) -> tuple[Cut, ...]:
-        paths = self.structure.paths()
-        return cut_batch(leaves, num_replicas=num_pieces, rule=self._rule, step=self._batch - 1, paths=paths)
+    def _sizes(self, leaves: Sequence[Any], structure: Structure, num_pieces: int) -> tuple[int, ...]:
+        return piece_sizes(common_rows(leaves, structure.paths()), num_pieces, self._rule, self._batch - 1)
 
     def _position(self) -> IteratorState:
         if self._pieces:
@@ -91,8 +94,3 @@ def _checked(entry: Any) -> _Dealt:
     if not 0 <= done <= of or not 0 < of <= _MOST_PIECES:
         raise ValueError(f"so many of so many pieces of a batch must have been dealt, got {entry!r:.100}")
     return [done, of]
-
-
-def _behind(leaves: Sequence[Any], pieces: Sequence[Cut]) -> list[Any]:
-    """The rows of each leaf behind the first pieces of it."""
-    return [leaf[sum(len(piece.columns[index]) for piece in pieces) :] for index, leaf in enumerate(leaves)]

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, final
 import pyarrow as pa
 
 from raydist.errors import DataLossError, InvalidArgumentError, SpecError
+from raydist.pipelines.elements.arrow_fields import Conversion, null_error
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.engine.op import DatasetOp
@@ -33,15 +34,15 @@ def is_paths(source: Any) -> bool:
     return all(isinstance(one, str | bytes | os.PathLike) for one in several)
 
 
-def arrow_files_op(paths: Any, max_batch_bytes: int | None = None) -> DatasetOp:
+def arrow_files_op(paths: Any, conversion: Conversion, max_batch_bytes: int | None = None) -> DatasetOp:
     """The rows of the files at `paths`. Reads the footers of all files."""
     if max_batch_bytes is not None and max_batch_bytes < 1:
         raise InvalidArgumentError(f"max_batch_bytes must be >= 1 or None, got {max_batch_bytes!r}.")
     names = table_paths(paths, "from_arrow")
     first = ArrowFile(names[0])
     first.close()
-    table_format = ArrowFormat(first.schema, max_batch_bytes)
-    _ = table_format.rows  # finds out whether every column can be a leaf
+    table_format = ArrowFormat(first.schema, conversion, max_batch_bytes)
+    conversion.check(first.schema)
     splits = FileSplitsOp(tuple(split for name in names for split in _splits(name, table_format)))
     return SplitFilesOp(splits, table_format, UNKNOWN_CARDINALITY, shown_paths(names), names)
 
@@ -63,6 +64,7 @@ class ArrowFormat(SplitFormat):
 
     name: ClassVar[str] = "from_arrow"
     schema: pa.Schema
+    conversion: Conversion = Conversion()
     max_batch_bytes: int | None = field(default=None, metadata={"fingerprint": False})
 
     @property
@@ -76,7 +78,7 @@ class ArrowFormat(SplitFormat):
     @cached_property
     def rows(self) -> RowSchema:
         """Makes blocks of record batches."""
-        return RowSchema(self.schema)
+        return RowSchema(self.schema, self.conversion)
 
     def open_checked(self, path: str) -> ArrowFile:
         """Open a file that must have the columns of the format."""
@@ -86,6 +88,7 @@ class ArrowFormat(SplitFormat):
         file.close()
         raise SpecError(
             f"All files must have the columns {_fields(self.schema)}, but {path!r} has {_fields(file.schema)}."
+            " Give each kind of file a dataset: map what differs, and concatenate them."
         )
 
     def read_split(self, split: FileSplit) -> list[Item]:
@@ -109,13 +112,12 @@ class ArrowFormat(SplitFormat):
         except DataLossError as loss:
             return [ElementError(loss)]
 
-        def null_error(row: int, column: str) -> SpecError:
-            return SpecError(
-                f"Elements must not have nulls, but column {column!r} has one (file {file.path!r}, record batch "
-                f"{number}, row {row}). Write the file without them."
+        def error(row: int, column: str) -> SpecError:
+            return null_error(
+                column, f"row {row} of record batch {number} of file {file.path!r}", "use ignore_errors()"
             )
 
-        return self.rows.items(batch, null_error)
+        return self.rows.items(batch, error)
 
 
 def _fields(schema: pa.Schema) -> str:

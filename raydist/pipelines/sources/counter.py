@@ -34,6 +34,10 @@ class CounterOp(SourceOp):
     def label(self) -> str:
         return f"counter({self.start}, {self.step})"
 
+    @property
+    def gives_rows(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         return INFINITE_CARDINALITY
 

@@ -13,7 +13,7 @@ from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import as_dtype, spec_of_value
 from raydist.pipelines.formats.byte_streams import check_compression
 from raydist.pipelines.formats.csv_lines import CsvParser, header_names, infer_csv_types
-from raydist.pipelines.sources.row_lines import PARSE_ERRORS, RowLinesFormat, first_lines
+from raydist.pipelines.sources.row_lines import PARSE_ERRORS, RowLinesFormat, first_lines, first_rows
 from raydist.pipelines.sources.table_files import TableFilesOp, table_paths
 from raydist.values import UNKNOWN_CARDINALITY
 
@@ -39,7 +39,7 @@ def csv_op(
         names = _names(files[0], lines, column_names, delimiter)
         selected = _selected(files[0], names, columns, column_types or {})
         types, defaults = _types_and_defaults(selected, column_types or {}, column_defaults)
-        rows = lines if column_names is not None else lines[1:]
+        _, rows = first_rows(files, compression, max_line_bytes, 1 if column_names is None else 0)
         schema = _schema(rows, names, selected, types, delimiter)
     except PARSE_ERRORS as error:
         if isinstance(error, RaydistError):

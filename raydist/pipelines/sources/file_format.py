@@ -82,6 +82,10 @@ class RecordFormat(FileFormat):
     def spec(self) -> TensorSpec:
         return _RECORD
 
+    def compression_of(self, path: str) -> str | None:
+        """That of one file."""
+        return self.compression_type
+
     @abstractmethod
     def reader(self, stream: ByteStream, offset: int, index: int) -> RecordReader:
         """A reader of `stream` that begins at `offset`, the start of record `index`."""
@@ -89,7 +93,7 @@ class RecordFormat(FileFormat):
     @final
     def open(self, path: str, offset: int, index: int) -> RecordReader:
         """A reader of the file at `path`; see :meth:`reader`."""
-        stream = open_stream(path, self.compression_type)
+        stream = open_stream(path, self.compression_of(path))
         try:
             return self.reader(stream, offset, index)
         except BaseException:

@@ -24,7 +24,13 @@ class IndexedIterator(OpIterator):
         stop = min(self._next + limit, len(self._access))
         if stop <= self._next:
             raise StopIteration
-        block = self._access.read(self._next, stop)
+        try:
+            block = self._access.read(self._next, stop)
+        except Exception:
+            if stop - self._next > 1:  # find the element whose error it is
+                return self.next_block((stop - self._next) // 2)
+            self._next = stop
+            raise
         self._next = stop
         return block
 

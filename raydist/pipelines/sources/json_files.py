@@ -8,13 +8,16 @@ from typing import Any
 import pyarrow as pa
 
 from raydist.errors import DataLossError, InvalidArgumentError
+from raydist.pipelines.elements.arrow_fields import Conversion
 from raydist.pipelines.formats.byte_streams import check_compression
 from raydist.pipelines.formats.json_lines import JsonParser, infer_json_types
-from raydist.pipelines.sources.row_lines import PARSE_ERRORS, RowLinesFormat, first_lines
+from raydist.pipelines.sources.row_lines import PARSE_ERRORS, RowLinesFormat, first_rows
 from raydist.pipelines.sources.table_files import TableFilesOp, table_paths
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["json_op"]
+
+_AS_IT_IS = Conversion()
 
 
 def json_op(
@@ -22,21 +25,23 @@ def json_op(
     columns: Sequence[str] | None = None,
     compression_type: str | None = None,
     max_line_bytes: int | None = None,
+    conversion: Conversion = _AS_IT_IS,
 ) -> TableFilesOp:
-    """From the arguments of `from_json`. Reads the beginning of the first file."""
+    """From the arguments of `from_json`. Reads the beginning of the first file that has a line."""
     files, compression = table_paths(paths, "from_json"), check_compression(compression_type)
-    lines = first_lines(files[0], compression, max_line_bytes)
+    path, lines = first_rows(files, compression, max_line_bytes, 0)
     if not lines:
-        raise InvalidArgumentError(f"The first file must have a line to tell the fields, but {files[0]!r} is empty.")
+        raise InvalidArgumentError(f"A file must have a line to tell the fields, but {path!r} and others are empty.")
     try:
         inferred = infer_json_types(lines)
     except PARSE_ERRORS as error:
         raise DataLossError(
-            f"The first lines of {files[0]!r} must be JSON objects of one kind, but they cannot be parsed: {error}.",
-            path=files[0],
+            f"The first lines of {path!r} must be JSON objects of one kind, but they cannot be parsed: {error}.",
+            path=path,
         ) from error
-    parser = JsonParser(_selected(files[0], inferred, columns), columns is not None)
-    table_format = RowLinesFormat("from_json", parser, compression, max_line_bytes)
+    parser = JsonParser(_selected(path, inferred, columns), columns is not None)
+    conversion.check(parser.schema)
+    table_format = RowLinesFormat("from_json", parser, compression, max_line_bytes, conversion)
     _ = table_format.rows  # finds out whether every field can be a leaf
     return TableFilesOp(files, table_format, UNKNOWN_CARDINALITY)
 

@@ -55,6 +55,10 @@ class MemoryOp(SourceOp):
     def name(self) -> str:
         return self.made_by
 
+    @property
+    def gives_rows(self) -> bool:
+        return self.made_by == "from_tensor_slices"
+
     def cardinality(self) -> int:
         return self.block.num_rows
 

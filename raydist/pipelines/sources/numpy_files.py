@@ -82,6 +82,10 @@ class NumpyFileOp(SourceOp):
     def label(self) -> str:
         return f"from_numpy({self.arrays[0].path!r})"
 
+    @property
+    def gives_rows(self) -> bool:
+        return all(len(array.shape) <= 2 for array in self.arrays)  # of larger arrays each entry may be a batch
+
     def cardinality(self) -> int:
         return self.arrays[0].shape[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any, ClassVar, final
 import pyarrow as pa
 
 from raydist.errors import DataLossError, InvalidArgumentError, SpecError
+from raydist.pipelines.elements.arrow_fields import Conversion, null_error
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.engine.op import DatasetOp
@@ -27,7 +29,7 @@ _MAX_SPLIT_BYTES = 1 << 26  # of wanted columns: a larger row group is read in b
 _WHOLE = 1 << 62
 
 
-def parquet_op(paths: Any, columns: Sequence[str] | None, filters: Any) -> DatasetOp:
+def parquet_op(paths: Any, columns: Sequence[str] | None, filters: Any, conversion: Conversion) -> DatasetOp:
     """From the arguments of `from_parquet`. Reads the footers of all files.
 
     Pieces of files (row groups) are read several at a time; files with huge row groups one after the other, in batches.
@@ -36,7 +38,7 @@ def parquet_op(paths: Any, columns: Sequence[str] | None, filters: Any) -> Datas
     row_filter = _expression(filters)
     first = ParquetFile(names[0])
     try:
-        table_format = ParquetFormat(_selected(first, columns), row_filter)
+        table_format = ParquetFormat(_selected(first, columns), row_filter, conversion=conversion)
         _check_filter(first, table_format)
     finally:
         first.close()
@@ -98,6 +100,7 @@ class ParquetFormat(TableFormat, SplitFormat):
     schema: pa.Schema
     row_filter: Any = None
     null_free: frozenset[str] = frozenset()
+    conversion: Conversion = Conversion()
 
     @property
     def label(self) -> str:
@@ -110,7 +113,7 @@ class ParquetFormat(TableFormat, SplitFormat):
     @cached_property
     def rows(self) -> RowSchema:
         """Makes blocks of record batches."""
-        return RowSchema(self.schema)
+        return RowSchema(self.schema, self.conversion)
 
     def with_columns(self, names: Collection[str]) -> ParquetFormat | None:
         kept = [field for field in self.schema if field.name in names]
@@ -157,6 +160,7 @@ def open_checked(path: str, table_format: ParquetFormat) -> ParquetFile:
     file.close()
     raise SpecError(
         f"All files must have the columns {_fields(table_format.schema)}, but {path!r} has {_fields(file.schema)}."
+        " Give columns= that all have alike, or a dataset to each kind of file: map what differs, and concatenate them."
     )
 
 
@@ -174,6 +178,7 @@ class ParquetReader(TableReader):
         self._to_pass = num_batches  # batches of the row group that a state lies behind
         self._num_batches = num_batches
         self._batches: Iterator[pa.RecordBatch] | None = None
+        self._first_row = self._rows_read = 0  # of the row group: of the last batch, and behind it
 
     def position(self) -> list[int]:
         return [self._row_group, self._num_batches]
@@ -199,12 +204,12 @@ class ParquetReader(TableReader):
     def _next_batch(self) -> pa.RecordBatch | None:
         if self._batches is None:
             self._batches = self._file.batches(self._row_group, self._format.schema.names, self._format.row_filter)
-            for _ in range(self._to_pass):
-                next(self._batches, None)
+            self._rows_read = sum(passed.num_rows for passed in itertools.islice(self._batches, self._to_pass))
         batch = next(self._batches, None)
         if batch is not None:
             batch.validate(full=True)  # 13.7 ms per 65 MB; what was read from a file may have any offsets
             self._num_batches += 1
+            self._first_row, self._rows_read = self._rows_read, self._rows_read + batch.num_rows
         return batch
 
     def _next_row_group(self) -> None:
@@ -214,10 +219,10 @@ class ParquetReader(TableReader):
         self.ended = self._row_group >= self._file.num_row_groups
 
     def _null_error(self, row: int, column: str) -> SpecError:
-        return SpecError(
-            f"Elements must not have nulls, but column {column!r} has one (file {self._file.path!r}, row group "
-            f"{self._row_group}). Leave the rows out with filters=, or the column with columns=."
-        )
+        place = f"row {self._first_row + row} of row group {self._row_group} of file {self._file.path!r}"
+        if self._format.row_filter is not None:
+            place += " (counting the rows that pass the filters)"
+        return null_error(column, place, "leave the rows out with filters= or ignore_errors()")
 
     def close(self) -> None:
         self._batches = None
@@ -253,7 +258,7 @@ def _selected(file: ParquetFile, columns: Sequence[str] | None) -> pa.Schema:
 
 
 def _check_filter(file: ParquetFile, table_format: ParquetFormat) -> None:
-    _ = table_format.rows  # finds out whether every column can be a leaf
+    table_format.conversion.check(table_format.schema)
     try:
         file.check(table_format.schema.names, table_format.row_filter)
     except (pa.ArrowException, ValueError) as error:

@@ -35,6 +35,10 @@ class RandomOp(SourceOp):
     def label(self) -> str:
         return f"random({'' if self.seed is None else f'seed={self.seed}'})"
 
+    @property
+    def gives_rows(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         return INFINITE_CARDINALITY
 

@@ -48,6 +48,10 @@ class RangeOp(SourceOp):
         start, stop, step = (int(bound) for bound in (*bounds, 1)[:3])
         return cls(start, stop, step, dtype)
 
+    @property
+    def gives_rows(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         return len(range(self.start, self.stop, self.step))
 

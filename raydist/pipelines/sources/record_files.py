@@ -67,6 +67,10 @@ class RecordFilesOp(DatasetOp):
     def label(self) -> str:
         return f"{self.name}({self.format.label}, files in turn: {self.cycle_length})"
 
+    @property
+    def gives_rows(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 

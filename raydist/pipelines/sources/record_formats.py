@@ -1,4 +1,4 @@
-"""How files are cut into records: TFRecordDataset, TextLineDataset and FixedLengthRecordDataset."""
+"""How files are cut into records: TFRecordDataset, TextLineDataset, FixedLengthRecordDataset and from_tar."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from raydist.errors import InvalidArgumentError
 from raydist.pipelines.formats.byte_streams import ByteStream
 from raydist.pipelines.formats.fixed_records import FixedRecordReader
 from raydist.pipelines.formats.lines import LineReader, require_line_limit
+from raydist.pipelines.formats.tar_samples import TarSampleReader
 from raydist.pipelines.formats.tfrecord import TFRecordReader
 from raydist.pipelines.sources.file_format import RecordFormat
 
-__all__ = ["FixedLengthFormat", "TFRecordFormat", "TextLineFormat"]
+__all__ = ["FixedLengthFormat", "TFRecordFormat", "TarFormat", "TextLineFormat"]
 
 
 @final
@@ -90,3 +91,27 @@ class FixedLengthFormat(RecordFormat):
     def reader(self, stream: ByteStream, offset: int, index: int) -> FixedRecordReader:
         sizes = (self.record_bytes, self.header_bytes, self.footer_bytes)
         return FixedRecordReader(stream, *sizes, offset=offset, index=index)
+
+
+@final
+@dataclass(frozen=True)
+class TarFormat(RecordFormat):
+    """Samples of tar files, as `tar_samples.py` packs them.
+
+    Attributes:
+        max_sample_bytes: A larger sample is damage; None: see :meth:`ByteStream.piece_limit`.
+    """
+
+    name: ClassVar[str] = "from_tar"
+    compression_type: str | None = field(default=None, init=False)  # each file's name tells
+    max_sample_bytes: int | None = field(default=None, metadata={"fingerprint": False})
+
+    def __post_init__(self) -> None:
+        if self.max_sample_bytes is not None and self.max_sample_bytes < 1:
+            raise InvalidArgumentError(f"max_sample_bytes must be >= 1 or None, got {self.max_sample_bytes!r}.")
+
+    def compression_of(self, path: str) -> str | None:
+        return "GZIP" if path.lower().endswith((".gz", ".tgz")) else None
+
+    def reader(self, stream: ByteStream, offset: int, index: int) -> TarSampleReader:
+        return TarSampleReader(stream, offset=offset, index=index, max_sample_bytes=self.max_sample_bytes)

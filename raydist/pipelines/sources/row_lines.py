@@ -10,6 +10,7 @@ from typing import Any, final
 import pyarrow as pa
 
 from raydist.errors import SpecError
+from raydist.pipelines.elements.arrow_fields import Conversion
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.formats.byte_streams import open_stream
@@ -39,6 +40,20 @@ def first_lines(path: str, compression_type: str | None, max_line_bytes: int | N
     return [line for line in lines if line.strip(_BLANK)]
 
 
+def first_rows(
+    paths: Sequence[str], compression_type: str | None, max_line_bytes: int | None, header_lines: int
+) -> tuple[str, list[bytes]]:
+    """The first file that has more than a header, and its lines behind that, to learn types from.
+
+    Where none has, the last file and no lines.
+    """
+    for path in paths:
+        lines = first_lines(path, compression_type, max_line_bytes)[header_lines:]
+        if lines:
+            break
+    return path, lines
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class RowLinesFormat(TableFormat):
@@ -49,12 +64,14 @@ class RowLinesFormat(TableFormat):
         parser: Of the lines.
         compression_type: None, "GZIP" or "ZLIB".
         max_line_bytes: A longer line is damage; None: see :meth:`ByteStream.piece_limit`.
+        conversion: Choices about nulls.
     """
 
     made_by: str
     parser: LineParser
     compression_type: str | None = None
     max_line_bytes: int | None = field(default=None, metadata={"fingerprint": False})
+    conversion: Conversion = field(default=Conversion(), metadata={"fingerprint": "if given"})
 
     @property
     def name(self) -> str:  # type: ignore[override]  # one class serves several methods
@@ -71,7 +88,7 @@ class RowLinesFormat(TableFormat):
     @cached_property
     def rows(self) -> RowSchema:
         """Makes blocks of record batches."""
-        return RowSchema(self.parser.schema)
+        return RowSchema(self.parser.schema, self.conversion)
 
     def open(self, path: str, position: Sequence[int]) -> TableReader:
         stream = open_stream(path, self.compression_type)
@@ -141,9 +158,11 @@ class RowLinesReader(TableReader):
         return data_loss(self._lines.path, line.offset, problem)
 
     def _missing(self, line: _Line, column: str) -> SpecError:
+        filled = "fill_null" if self._format.made_by == "from_json" else "column_defaults"
         return SpecError(
             f"Elements must not have nulls, but column {column!r} has no value in line {line.number + 1} of "
-            f"{self._lines.path!r} (byte {line.offset}). Give a default for it, or leave the column out."
+            f"{self._lines.path!r} (byte {line.offset}). Give a default for it, {filled}={{{column!r}: value}}, or "
+            "leave the column out."
         )
 
     def close(self) -> None:

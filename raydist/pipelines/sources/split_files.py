@@ -115,6 +115,10 @@ class SplitFilesOp(ElementwiseOp):
     def label(self) -> str:
         return f"{self.name}({', '.join(filter(None, (self.shown, self.format.label)))})"
 
+    @property
+    def gives_rows(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         return self.num_rows
 

@@ -63,6 +63,10 @@ class TableFilesOp(SourceOp):
     def label(self) -> str:
         return f"{self.name}({', '.join(filter(None, (shown_paths(self.paths), self.format.label)))})"
 
+    @property
+    def gives_rows(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         return self.num_rows
 

@@ -1,18 +1,20 @@
-"""Dataset.from_torch: the samples of a torch.utils.data.Dataset, recognised by what it can do."""
+"""Dataset.from_torch: the samples of a torch Dataset, recognised by what it can do, and the batches of a DataLoader."""
 
 from __future__ import annotations
 
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, SpecError
 from raydist.pipelines.elements.blocks import Block, common_specs
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.rows import block_of_rows
-from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.elements.spec import BYTES, TensorSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import SourceOp
@@ -20,7 +22,15 @@ from raydist.pipelines.sources.generator import GeneratorIterator, GeneratorOp
 from raydist.pipelines.sources.signature import Signature
 from raydist.values import UNKNOWN_CARDINALITY
 
-__all__ = ["IterableSamplesOp", "is_sample_reader", "iterable_samples_op", "read_sample"]
+__all__ = [
+    "IterableSamplesOp",
+    "LoaderOp",
+    "LoaderOrder",
+    "is_sample_reader",
+    "is_torch_loader",
+    "iterable_samples_op",
+    "read_sample",
+]
 
 _SAMPLES = 3  # looked at to learn what samples are
 _QUICK_S = 0.2
@@ -53,9 +63,18 @@ def iterable_samples_op(dataset: Any, output_signature: Any) -> DatasetOp:
     return IterableSamplesOp(dataset, signature)
 
 
+def is_torch_loader(value: Any) -> bool:
+    """Return True for a torch DataLoader, without importing torch."""
+    return _is_torchs(value, "DataLoader")
+
+
 def _is_iterable_style(dataset: Any) -> bool:
     """Torch's IterableDataset inherits a `__getitem__` that only raises: its name tells more."""
-    return any(kind.__name__ == "IterableDataset" and "torch" in kind.__module__ for kind in type(dataset).__mro__)
+    return _is_torchs(dataset, "IterableDataset")
+
+
+def _is_torchs(value: Any, name: str) -> bool:
+    return any(kind.__name__ == name and "torch" in kind.__module__ for kind in type(value).__mro__)
 
 
 @final
@@ -97,6 +116,10 @@ class IterableSamplesOp(SourceOp):
     def label(self) -> str:
         return f"from_torch({type(self.dataset).__name__})"
 
+    @property
+    def has_declared_shapes(self) -> bool:
+        return self.declared is not None
+
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 
@@ -130,3 +153,97 @@ class IterableSamplesOp(SourceOp):
         # Later samples may have other shapes than the first ones, unless it was declared that they have not.
         signature = self.declared or self._learned.of_any_shape()
         return GeneratorIterator(GeneratorOp(_Samples(self.dataset), signature))
+
+
+class LoaderOrder(ABC):
+    """The order of a DataLoader: of its batches, as bytes that say how to make each."""
+
+    @abstractmethod
+    def begin(self, epoch: int, saved: IteratorState | None) -> LoaderOrder:
+        """The order of the epoch that begins now. The loader's generators move on, as if it was iterated once.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            saved: For an epoch that another iterator began: the state of the generators then, {} if that is not known.
+        """
+
+    @abstractmethod
+    def open(self, epoch: tuple[int, ...], state: IteratorState | None) -> tuple[IteratorState, Callable[..., Any]]:
+        """One pass.
+
+        Args:
+            epoch: See `IterContext`.
+            state: Of the generators when the pass began; None for those of that epoch.
+
+        Returns:
+            That state, and a function that returns the same batches with every call.
+        """
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LoaderOp(SourceOp):
+    """The batches of a DataLoader, as bytes that the next operation makes batches of.
+
+    Attributes:
+        order: The order of the batches.
+        count: Number of batches, or UNKNOWN_CARDINALITY.
+        loader: The loader's name.
+    """
+
+    order: LoaderOrder
+    count: int
+    loader: str
+
+    @property
+    def name(self) -> str:
+        return "from_torch"
+
+    @property
+    def label(self) -> str:
+        return f"from_torch({self.loader})"
+
+    def cardinality(self) -> int:
+        return self.count
+
+    def element_spec(self) -> Any:
+        return TensorSpec((), BYTES)
+
+    def at_epoch(self, epoch: int, saved: IteratorState | None) -> DatasetOp:
+        return replace(self, order=self.order.begin(epoch, None if saved is None else saved.get("begin", {})))
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return _LoaderIterator(self, ctx.operation_names[id(self)], ctx.epoch)
+
+
+@final
+class _LoaderIterator(OpIterator):
+    """One pass. Its state: that of the generators when the pass began, and the number of batches handed out."""
+
+    def __init__(self, op: LoaderOp, name: str, epoch: tuple[int, ...]) -> None:
+        self._op = op
+        self._name = name
+        self._epoch = epoch
+        self._begin: IteratorState | None = None
+        self._batches: GeneratorIterator | None = None
+
+    def _opened(self) -> GeneratorIterator:
+        if self._batches is None:
+            self._begin, make = self._op.order.open(self._epoch, self._begin)
+            self._batches = GeneratorIterator(GeneratorOp(make, Signature.parse(self._op.element_spec())))
+        return self._batches
+
+    def next_block(self, limit: int) -> Block:
+        return self._opened().next_block(limit)
+
+    def state_dict(self) -> IteratorState:
+        batches = self._opened()
+        return {"of": self._name, "begin": self._begin, "batches": batches.state_dict()}
+
+    def load_state_dict(self, state: IteratorState) -> None:
+        self._begin, self._batches = state["begin"], None  # its state may have been asked for before
+        self._opened().load_state_dict(state["batches"])
+
+    def close(self) -> None:
+        if self._batches is not None:
+            self._batches.close()

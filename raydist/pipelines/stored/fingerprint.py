@@ -117,7 +117,7 @@ class _Fingerprint:
         return sorted(self.of(key) + self.of(value) for key, value in values.items())
 
     def _dataclass(self, value: Any) -> list[Any]:
-        counted = [field.name for field in dataclasses.fields(value) if field.metadata.get("fingerprint", True)]
+        counted = [field.name for field in dataclasses.fields(value) if _counts(field, value)]
         return [part for name in counted for part in (name.encode(), self.of(getattr(value, name)))]
 
     def _partial(self, value: functools.partial[Any]) -> list[Any]:
@@ -178,6 +178,12 @@ def _name(value: Any) -> list[Any]:
     if str(module).startswith("raydist."):
         module = _FORMER_MODULE_OF.get(name, module)
     return [f"{module}.{name}".encode()]
+
+
+def _counts(field: dataclasses.Field[Any], value: Any) -> bool:
+    """Return whether a field counts. Those that an earlier version did not have count "if given"."""
+    counted = field.metadata.get("fingerprint", True)
+    return counted is True or (counted == "if given" and getattr(value, field.name) != field.default)
 
 
 def _module_name(fingerprint: _Fingerprint, value: types.ModuleType) -> list[Any]:

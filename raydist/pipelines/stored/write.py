@@ -105,6 +105,7 @@ class SavedWriter:
             SpecError: Their structure is not that of the spec; a shard is no whole number.
             Exception: The error of the shard function.
         """
+        block.of_tensors("save")
         if block.structure != self._structure:
             raise SpecError(f"All elements must have the structure {self._structure}, got {block.structure}.")
         if self._shard_func is None:

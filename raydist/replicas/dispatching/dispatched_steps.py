@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.actors.replica import ReplicaActors
-from raydist.actors.step_channel import Answer
 from raydist.errors import FailedPreconditionError, Preempted
 from raydist.foreign_errors import what_was_raised
 from raydist.owning_process import OwningProcess
 from raydist.preemption.boundaries import leave
-from raydist.replicas.dispatching.dispatcher import DispatchedStep, Dispatcher, SentGroup
+from raydist.replicas.dispatching.dispatcher import DispatchedStep, Dispatcher, Failure, SentGroup
 from raydist.replicas.dispatching.pace import Pace
-from raydist.replicas.kept_objects import SentObjects
-from raydist.replicas.messages.step_message import GroupResult, PlannedStep, address_steps
 from raydist.replicas.replica_calls import ReplicaCalls
-from raydist.replicas.results import StepOutcome, StepResult, require_nest
+from raydist.replicas.results import StepOutcome, StepResult
+from raydist.replicas.step_message import GroupResult, PlannedStep, SentObjects, address_steps
 from raydist.values import Part
 
 __all__ = ["DispatchedSteps"]
@@ -53,6 +51,8 @@ class DispatchedSteps:
         self._pace = Pace(num_replicas)
         self._dispatcher = Dispatcher(self._send, lambda ref, within_s: actors.are_ready([ref], within_s), self._pace)
         self._untold: Exception | None = None
+        self._failure: Failure | None = None  # the first of this generation
+        self._last = -1  # step that was dispatched
         self.on_results: list[Callable[[Sequence[StepResult]], None]] = []
         """Told of each step that has ended, in their order: every replica's result. Must not raise, or wait."""
 
@@ -60,11 +60,6 @@ class DispatchedSteps:
     def num_under_way(self) -> int:
         """Steps that nobody has waited for."""
         return self._dispatcher.num_steps
-
-    def begin(self) -> None:
-        """The replicas have started: how messages travel to them is known."""
-        if not self._actors.shares_memory:
-            self._pace.go_by_ray()
 
     def dispatch(self, step: PlannedStep) -> StepOutcome:
         """Send one step to every replica, now or soon.
@@ -77,11 +72,13 @@ class DispatchedSteps:
                 self._finish_oldest()
                 self.tell()
             step.carries_values  # noqa: B018  # results among its arguments may be waited for: not in the dispatcher
+            self._last = step.header.step
             return _Outcome(self, self._dispatcher.add(step))
 
     def _send(self, steps: Sequence[PlannedStep]) -> list[Any]:
         try:
-            return self._actors.send_steps(address_steps(steps, self._sent))
+            messages = address_steps(steps, self._sent)
+            return [self._actors.send(rank, *message) for rank, message in enumerate(messages)]
         except BaseException:  # KeyboardInterrupt: who was sent the steps would wait for who was not
             self._calls.give_up()
             raise
@@ -93,10 +90,23 @@ class DispatchedSteps:
             while self._finish_oldest():
                 self.tell()
 
+    def until_now(self) -> Callable[[], None]:
+        """Return what waits, in any thread, for the steps dispatched so far. Their errors are told by later calls."""
+        last = self._last
+
+        def wait() -> None:
+            with self._turn:
+                while (group := self._dispatcher.oldest()) is not None and group.first_step <= last:
+                    self._finish_oldest()
+
+        return wait
+
     def give_up(self) -> None:
         """Forget steps that nobody will wait for: they follow one that failed, and were refused."""
         for group in self._dispatcher.give_up():
+            group.cause = self._failure
             self._actors.discard(group.refs)
+        self._failure = None
         for sent in self._sent:
             sent.forget()
 
@@ -105,7 +115,7 @@ class DispatchedSteps:
         self._process.require("used")
         error, self._untold = self._untold, None
         if error is not None:
-            raise _to_raise(error)
+            raise _to_raise(error).with_traceback(None)
 
     def _finish_oldest(self) -> bool:
         """Wait for the oldest group; False if there is none. An error is told later."""
@@ -113,11 +123,13 @@ class DispatchedSteps:
         if group is None:
             return False
         consequence = self._calls.failed  # of what was told already
+        group.cause = self._failure
         try:
             self._finish(group)
         finally:
             self._dispatcher.finished(group)
-        self._untold = self._untold if consequence else group.error
+        self._failure = group.failure
+        self._untold = self._untold if consequence else group.error or group.surprise
         return True
 
     def _finish(self, group: SentGroup, *, present: bool = True) -> None:
@@ -176,18 +188,8 @@ class DispatchedSteps:
         return step.group
 
     def part_of(self, step: DispatchedStep, rank: int, leaf_index: int, nest: str) -> Part:
-        """Where a leaf of one replica's result of a step will be; the leaf itself where only the driver has it.
-
-        Blocks until the step is done, where its result comes through the step channel.
-        """
-        known_by = self._group_of(step).refs[rank]
-        if not isinstance(known_by, Answer):  # not here: the replica sees what it is
-            return Part(ref=known_by, leaf_index=leaf_index, place=step.place, nest=nest)
-        result = self.results_of(step)[rank]
-        require_nest(result.structure, nest)
-        if known_by.ref is not None:
-            return Part(ref=known_by.ref, leaf_index=leaf_index, place=step.place)
-        return Part(value=result.leaf(leaf_index))
+        """Return the place of a leaf of one replica's result: who reads it there checks that it has this nest."""
+        return Part(ref=self._group_of(step).refs[rank], leaf_index=leaf_index, place=step.place, nest=nest)
 
     def close(self) -> None:
         """Send nothing any more."""

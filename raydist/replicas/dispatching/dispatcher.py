@@ -6,15 +6,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
-from raydist.errors import CancelledError
+from raydist.errors import CancelledError, InvalidArgumentError
 from raydist.foreign_errors import describe, what_was_raised
 from raydist.replicas.dispatching.pace import Pace
-from raydist.replicas.messages.step_message import GroupResult, PlannedStep
 from raydist.replicas.results import StepResult
+from raydist.replicas.step_message import GroupResult, PlannedStep
 
-__all__ = ["DispatchedStep", "Dispatcher", "SentGroup"]
+__all__ = ["DispatchedStep", "Dispatcher", "Failure", "SentGroup"]
 
 _BUSY = 2  # groups under way: one that the replicas work on, and one that they find when they are done with it
 _SLICE_S = 5.0  # how long the thread may sleep beyond the end of the dispatcher
@@ -39,6 +40,29 @@ class DispatchedStep:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A step that failed, for which the replicas refuse all that follow.
+
+    Attributes:
+        step: Its number.
+        error: What it raised.
+    """
+
+    step: int
+    error: Exception
+
+    def consequence(self, step: int) -> CancelledError:
+        """Return the error of a later step."""
+        error = CancelledError(
+            f"Step {step} was given up, because step {self.step} failed ({describe(self.error)}). The first error is "
+            "the cause of this one: mend that."
+        )
+        error.__cause__ = what_was_raised(self.error)
+        return error
+
+
+@final
 class SentGroup:
     """Steps that were sent in one message to each replica, and what is known of how they ended.
 
@@ -46,13 +70,24 @@ class SentGroup:
         first_step: Number of the first one.
         keys: Of each step's function.
         refs: Of what each replica will answer.
+        none_given: For each step, that `run` returned None before it was done.
+
+    Attributes:
+        surprise: A step returned a value where `run` had returned None; None as long as none is known to have.
+        error: What a step of it raised; None as long as none is known to have failed.
+        cause: An earlier step that failed, for which the replicas refuse these; None where there is none.
     """
 
-    def __init__(self, first_step: int, keys: Sequence[bytes], refs: Sequence[Any]) -> None:
+    def __init__(
+        self, first_step: int, keys: Sequence[bytes], refs: Sequence[Any], none_given: Sequence[bool] = ()
+    ) -> None:
         self.first_step = first_step
         self.keys = tuple(keys)
         self.refs = tuple(refs)
+        self.none_given = tuple(none_given)
+        self.surprise: Exception | None = None
         self.error: Exception | None = None
+        self.cause: Failure | None = None
         self._answers: Sequence[GroupResult] | None = None
         self._failed_at = 0
 
@@ -90,12 +125,28 @@ class SentGroup:
     def succeed(self, answers: Sequence[GroupResult]) -> None:
         """Every replica has done every step."""
         self._answers = answers
+        for place, none_given in enumerate(self.none_given):
+            if none_given and not all(result.is_none or result.absent for result in self.results_at(place)):
+                self.surprise = self.surprise or InvalidArgumentError(
+                    f"A step function that returned None must do so in every call, but step {self.first_step + place} "
+                    "returned a value, and `run` had returned None by then. Return a value always, or another function."
+                )
 
     def fail(self, error: Exception, answers: Sequence[GroupResult]) -> None:
         """A step failed on some replica; `answers` hold what each replica did before."""
-        self.error, self._answers = error, answers
+        self._answers = answers
         done = min((len(answer.results) for answer in answers), default=0)
         self._failed_at = min(done, self.num_steps - 1)
+        self.error = error
+        if self.cause is not None and isinstance(error, CancelledError):
+            self.error = self.cause.consequence(self.first_step + self._failed_at)
+
+    @property
+    def failure(self) -> Failure | None:
+        """The step that failed first, here or before; None as long as none has."""
+        if self.error is None or self.cause is not None:
+            return self.cause
+        return Failure(self.first_step + self._failed_at, self.error)
 
     def drop_summaries(self) -> None:
         """They have been written: results may live for long."""
@@ -104,12 +155,9 @@ class SentGroup:
     def results_at(self, place: int) -> list[StepResult]:
         """Every replica's result of one step; raises its error."""
         if self.error is not None and place == self._failed_at:
-            raise what_was_raised(self.error)
-        if self.error is not None and place > self._failed_at:
-            raise CancelledError(
-                f"Step {self.first_step + place} was given up, because step {self.first_step + self._failed_at} failed "
-                f"({describe(self.error)})."
-            ) from self.error
+            raise what_was_raised(self.error).with_traceback(None)
+        if self.failure is not None and self.error is not None and place > self._failed_at:
+            raise self.failure.consequence(self.first_step + place)
         return [answer.results[place] for answer in self._answers or ()]
 
 
@@ -194,7 +242,8 @@ class Dispatcher:
             keys, steps = self._keys(), self._gathered
             self._gathered = []
             refs = self._send([planned for _, planned in steps])
-            group = SentGroup(steps[0][0].step, keys, refs)
+            none_given = [planned.returns_none for _, planned in steps]
+            group = SentGroup(steps[0][0].step, keys, refs, none_given)
             for place, (step, _) in enumerate(steps):
                 step.group, step.place = group, place
             self._running.append(group)

@@ -10,12 +10,9 @@ from typing import final
 __all__ = ["Pace"]
 
 _GROUP_S = 0.1  # a group is over so soon that an error, or a result, of its first step is hardly told later
-# What a message costs for each replica that has no core to itself, on the common machine of two, and the driver: 12 ms
-# where 4 nodes have 8 of them. Of longer steps, one for several is sent where it would take more than this share.
-# Through memory a message costs two replicas next to nothing; by Ray each of them that much: 8 steps of 45 ms that
-# share one take 7 % less than one or two do, and the driver 1.7 ms of CPU a step, not 4.2 (two nodes of one replica).
+# What an actor call costs a replica and the driver: 8 steps of 45 ms that share one take 7 % less than one or two do
+# (two nodes of one replica). Of longer steps, one message for several is sent where it would take more than this share.
 _MESSAGE_S = 2e-3
-_NO_CROWD = 2
 _MESSAGE_SHARE = 0.01
 _LONGEST_GROUP_S = 1.4  # about: of steps of 0.2 s and a bit, six
 # Of groups that are as long as this, the next one is gathered while the last one that was sent begins.
@@ -65,15 +62,9 @@ class Pace:
     """
 
     def __init__(self, num_replicas: int = 1) -> None:
-        self._num_replicas = num_replicas
-        self._messages_s = max(0, num_replicas - _NO_CROWD) * _MESSAGE_S
+        self._messages_s = num_replicas * _MESSAGE_S
         self._costs: dict[bytes, _Cost] = {}
         self._advice: dict[frozenset[bytes], _Advice] = {}  # 4 us to work out, and asked for often
-
-    def go_by_ray(self) -> None:
-        """Messages do not travel through memory."""
-        self._messages_s = self._num_replicas * _MESSAGE_S
-        self._advice.clear()
 
     def learn(self, key: bytes, *, seconds: float, num_bytes: int) -> None:
         """Take note of a step.

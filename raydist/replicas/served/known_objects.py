@@ -7,7 +7,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.replicas.variables_view import VariablesView
+from raydist.replicas.replica_view import VariablesView
 
 __all__ = ["KnownObjects"]
 

@@ -15,12 +15,12 @@ from raydist.parameter_servers.slices import ServedSlice, VariableSpec
 from raydist.parameter_servers.worker.client import ServerClient
 from raydist.parameter_servers.worker.held_slices import HeldSlices
 from raydist.parameter_servers.worker.served_rows import ServedRows
+from raydist.replicas.replica_view import VariablesView
 from raydist.replicas.served.known_objects import KnownObjects
 from raydist.replicas.served.servable import names_of_variables, require_servable
 from raydist.replicas.served.served_optimizers import ServedOptimizers
 from raydist.replicas.served.states_in_steps import StatesInSteps
 from raydist.replicas.served.worker_slices import WorkerSlices
-from raydist.replicas.variables_view import VariablesView
 
 __all__ = ["ServedModel", "Settled"]
 

@@ -19,15 +19,15 @@ from raydist.checkpoints.sharing.served_share import ServedShares
 from raydist.errors import InvalidArgumentError
 from raydist.optimizer_hooks import is_unobserved
 from raydist.parameter_servers.closure_requests import Arrive, BeginClosure, EndClosure
-from raydist.parameter_servers.consistency import BoundedStaleness, Consistency, SyncWithBackups
+from raydist.parameter_servers.consistency import Consistency, SyncWithBackups
 from raydist.parameter_servers.link import ServerDoor
 from raydist.parameter_servers.requests import PushKey, Sender
 from raydist.parameter_servers.rows.access import reading_rows
 from raydist.parameter_servers.slices import ServedSlice
 from raydist.parameter_servers.worker.client import ServerClient
+from raydist.replicas.replica_view import VariablesView
 from raydist.replicas.served.model import ServedModel, Settled
 from raydist.replicas.served.worker_rules import ClosureLabel, WorkerRules
-from raydist.replicas.variables_view import VariablesView
 
 __all__ = ["ServedVariables"]
 
@@ -64,7 +64,6 @@ class ServedVariables(WorkerRules):
         self._sender = Sender(worker, generation)
         self._client = ServerClient(doors, self._sender, timeout_s=timeout_s)
         self._model = ServedModel(self._client)
-        self._bounded = isinstance(consistency, BoundedStaleness)
         self._in_steps = isinstance(consistency, SyncWithBackups)
         self._prefetch = prefetch_pulls and consistency == "async"
         self._closure = _NO_CLOSURE
@@ -86,13 +85,9 @@ class ServedVariables(WorkerRules):
         self._run.enter_context(reading_rows(self._model.rows))
         self._closure, self._num_steps = closure, 0
         self._model.look(variables)
-        first_step = 0
-        if self._bounded or self._in_steps:
+        if self._in_steps:
             first_step = self._client.ask(0, BeginClosure(self._sender, closure.number)).step
             self._counts = True
-        if self._bounded:
-            self._model.slices.read_bounded()
-        elif self._in_steps:
             self._step = self._model.slices.read_step(first_step)
         else:
             self._model.slices.read_older(closure.seen if self._prefetch else None)

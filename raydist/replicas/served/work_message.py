@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, final
+from typing import Any, final
 
 from raydist.actors.portable_errors import PortableError
 from raydist.mirroring.shipment import Shipment
-from raydist.replicas.kept_objects import SentObjects
-from raydist.replicas.messages.step_message import packed_plainly
 from raydist.replicas.results import StepResult
 from raydist.replicas.served.worker_rules import ClosureLabel
 from raydist.replicas.step import PartSource, StepHeader, address_parts
+from raydist.replicas.step_message import SentObjects
 from raydist.values import PerReplica
 
 __all__ = ["ClosureResult", "LogEntry", "PlannedWork", "WorkItem", "WorkMessage", "WorkResult", "address_work"]
@@ -114,17 +113,6 @@ class WorkMessage:
     objects: tuple[int, ...] = ()
     used: Mapping[str, int] = field(default_factory=dict)
 
-    def packed(self) -> bytes | None:
-        """Its bytes; None where it holds objects of the program's own, which only Ray takes to another process."""
-        sources = (source for item in self.items for source in item.sources)
-        return packed_plainly(self, (source.value for source in sources if source.object_index is None))
-
-    @classmethod
-    def unpacked(cls, data: bytes) -> Self:
-        """The message of which these are the bytes."""
-        message: Self = pickle.loads(data)
-        return message
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -162,14 +150,6 @@ class WorkResult:
     seconds: float = 0.0
     error: None = None
     drawn: Mapping[str, int] = field(default_factory=dict)
-
-    def packed(self) -> bytes | None:
-        """Its bytes; None where it holds objects of the program's own."""
-        return packed_plainly(self, self._leaves())
-
-    def _leaves(self) -> Iterator[Any]:
-        found = (each.result for each in self.results if each.result is not None)
-        return (leaf for result in found for leaf in result.plain_leaves())
 
 
 def address_work(

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from raydist.replicas.replica_view import VariablesView
 from raydist.replicas.rules import ReplicaRules
-from raydist.replicas.variables_view import VariablesView
 
 __all__ = ["ClosureLabel", "WorkerRules"]
 

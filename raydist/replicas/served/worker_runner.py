@@ -21,11 +21,11 @@ from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.errors import FailedPreconditionError, OutOfRangeError
 from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.shipment import Shipment
-from raydist.replicas.kept_objects import KeptObjects
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.served.work_message import ClosureResult, LogEntry, WorkItem, WorkMessage, WorkResult
 from raydist.replicas.served.worker_rules import ClosureLabel, WorkerRules
 from raydist.replicas.step import ReplicaSetup, StepHeader
+from raydist.replicas.step_message import KeptObjects
 from raydist.values import InputContext, Leaves
 
 __all__ = ["WorkerRunner"]
@@ -71,27 +71,19 @@ class WorkerRunner:
         self._generation += 1
         self._runner.join(Membership(self._setup.name, self._generation, rank=0, world_size=1))
 
-    def read_ahead(self, message: bytes) -> None:
-        """Nothing: workers do not wait for one another."""
-
-    def run_message(self, message: bytes, said: None, more_wait: Callable[[], bool]) -> WorkResult:
-        """Run the closures of a message that came as bytes; see `steps`."""
-        return self.steps(WorkMessage.unpacked(message), (), more=more_wait())
-
-    def steps(self, message: WorkMessage, objects: Sequence[Leaves], *, more: bool = False) -> WorkResult:
+    def steps(self, message: WorkMessage, objects: Sequence[Leaves]) -> WorkResult:
         """Run some closures.
 
         Args:
             message: They.
             objects: Those of the store that came along.
-            more: Others wait already.
         """
         began = time.perf_counter()
         held = self._objects.receive(message.objects, objects)
         for name, used in message.used.items():
             if name in self._iterators:
                 self._iterators[name].confirm(used - self._drawn.get(name, 0))
-        last = -1 if more else len(message.items) - 1
+        last = len(message.items) - 1
         results = tuple(self._closure(item, held, last=place == last) for place, item in enumerate(message.items))
         remarks = self._runner.mirrored.take_remarks()
         seconds = time.perf_counter() - began

@@ -103,12 +103,6 @@ class WorkerSlices:
             self._copies.ready()
             self._note(wanted, self._client.read(wanted, unless))
 
-    def read_bounded(self) -> None:
-        """Read everything, once bounded staleness allows that."""
-        self._copies.ready()
-        wanted = dict(enumerate(self.targets))
-        self._note(wanted, self._client.read_bounded(wanted))
-
     def read_step(self, at_least: int) -> int:
         """Read everything, of one synchronous step; which that is."""
         self._copies.ready()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raydist.collectives.wires.flat_bytes import flat_bytes
+from raydist.collectives.flat_bytes import flat_bytes
 from raydist.errors import SpecError
 
 __all__ = ["state_digest"]

@@ -42,7 +42,7 @@ class TrainedModel(Protocol):
     def metrics(self) -> Mapping[str, Metric]:
         """The metrics of `compile` by their names in logs."""
 
-    def checkpoint_objects(self) -> dict[str, Any]:
+    def checkpoint_objects(self, metrics: bool = False) -> dict[str, Any]:
         """What a checkpoint of the model holds, by name."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -54,13 +54,14 @@ class TrainedModel(Protocol):
     def compile(
         self,
         optimizer: torch.optim.Optimizer | str,
-        loss: Callable[[Any, Any], torch.Tensor] | str,
+        loss: Callable[[Any, Any], Any] | str,
         metrics: Any = (),
         steps_per_execution: int = 1,
         scheduler: LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
         clip_norm: float | None = None,
         accumulate_steps: int = 1,
-        precision: Literal["bf16"] | None = None,
+        precision: Literal["bf16", "fp16"] | None = None,
+        loss_reduction: Literal["mean", "sum"] | None = None,
     ) -> None:
         """Say how to train."""
 

@@ -11,12 +11,13 @@ from raydist.actors.passes.batch_group import MadeStep, OpenGroup, StepBatch
 from raydist.actors.passes.piece import GroupPiece
 from raydist.actors.passes.shared import SharedPieces
 from raydist.nest import LEAF, flatten
+from raydist.pipelines.elements.object_leaves import WholeLeaf
 from raydist.pipelines.run.split import cut_batch, deal
 
 
 def made(step: int, *leaves: Any, replicas: int = 1, structure: Any = None) -> MadeStep:
-    cuts = cut_batch(leaves, num_replicas=replicas, rule="per_batch", step=step)
     nest = LEAF if len(leaves) == 1 else flatten(leaves)[1]
+    cuts, _ = cut_batch(leaves, num_replicas=replicas, rule="per_batch", step=step, structure=nest)
     return MadeStep(step, cuts, structure or nest, {"after": step + 1})
 
 
@@ -76,9 +77,9 @@ def test_only_like_steps_go_together() -> None:
 
 def test_a_step_with_other_leaves_than_rows_goes_alone() -> None:
     for odd in (
-        made(0, np.zeros((4, 3)), np.zeros(3)),
-        MadeStep(0, deal([[np.float32(1)], [np.float32(2)]]), LEAF, {}),
-        MadeStep(0, deal([[np.zeros((2, 3))], [np.zeros((2, 4))]]), LEAF, {}),
+        made(0, np.zeros((4, 3)), WholeLeaf(np.zeros(3))),
+        MadeStep(0, deal([[np.float32(1)], [np.float32(2)]])[0], LEAF, {}),
+        MadeStep(0, deal([[np.zeros((2, 3))], [np.zeros((2, 4))]])[0], LEAF, {}),
     ):
         group = filled(odd)
         assert group.is_full

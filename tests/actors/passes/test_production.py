@@ -242,7 +242,7 @@ class Script:
             raise ValueError(f"step {step}")
         rows, width = place
         batch = np.full((rows, width), step, np.int32)
-        return cut_batch([batch], num_replicas=self._replicas, rule="per_batch", step=step)
+        return cut_batch([batch], num_replicas=self._replicas, rule="per_batch", step=step)[0]
 
     def state_dict(self) -> dict[str, Any]:
         return {"after": self.step}

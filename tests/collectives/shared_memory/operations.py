@@ -14,11 +14,11 @@ from unittest import mock
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.shared_memory.comparing import ComparingCommunicator
+from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
 from raydist.values import ReduceOp
 
 SMALL = 3
-LARGE = 300_000
+LARGE = 1_000_000
 """Elements of a tensor that passes window by window."""
 
 
@@ -142,7 +142,7 @@ class _HalfwayError(Exception):
 
 def allocated_halfway(communicator: Communicator, about: int, numel: int) -> None:
     """Memory is offered by rank 0; whether all have it is not known."""
-    halfway = mock.patch.object(ComparingCommunicator, "all_reduce", side_effect=_HalfwayError)
+    halfway = mock.patch.object(SharedMemoryCommunicator, "all_reduce", side_effect=_HalfwayError)
     with halfway, contextlib.suppress(_HalfwayError):
         communicator.allocate([(numel, torch.float32)])
 
@@ -156,24 +156,10 @@ def sent(communicator: Communicator, about: int, numel: int) -> Begun:
     return Begun(communicator.send(own(communicator, numel), about).wait)
 
 
-def sent_to_all(communicator: Communicator, about: int, numel: int) -> None:
-    """What fits a mailbox of it."""
-    for rank in range(communicator.world_size):
-        if rank != about:
-            communicator.send(own(communicator, numel), rank)
-
-
-def received_of_all(communicator: Communicator, about: int, numel: int) -> None:
-    """What is in the mailboxes by now."""
-    for rank in range(communicator.world_size):
-        if rank != about:
-            communicator.recv(torch.zeros(numel), rank)
-
-
 COLLECTIVES: dict[str, Operation] = {
     "all_reduce small": Operation(summed),
     "all_reduce": Operation(summed, LARGE, summed),
-    "all_reduce in place": Operation(summed_in_place, LARGE, summed_in_place),
+    "all_reduce in place": Operation(summed_in_place, LARGE),
     "reduce": Operation(reduced, LARGE, reduced),
     "reduce_scatter small": Operation(scattered),
     "reduce_scatter": Operation(scattered, LARGE, scattered),
@@ -189,11 +175,8 @@ COLLECTIVES: dict[str, Operation] = {
 }
 OPERATIONS: dict[str, Operation] = {
     **COLLECTIVES,
-    "recv small": Operation(received),
-    "recv": Operation(received, LARGE, sent_to_all),
-    "send": Operation(sent, LARGE, received_of_all),
+    "recv": Operation(received, LARGE),
+    "send": Operation(sent, LARGE),
 }
 """Messages go between all others and the rank that they are about."""
-MESSAGES = OPERATIONS.keys() - COLLECTIVES.keys()
-"""The one they are about must be through with its part before others begin: whose mailbox is emptied sends on."""
 WITH_A_MIDDLE = [name for name, operation in OPERATIONS.items() if operation.entering is not None]

@@ -1,21 +1,33 @@
+"""How ranks find out whether they share memory, and what is left when one dies on the way: nothing."""
+
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import platform
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raydist.collectives.backend import Declined
+from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.rendezvous.store import RendezvousStore
-from raydist.collectives.shared_memory.joining import Meeting
-from raydist.collectives.shared_memory.segment import DIRECTORY, Segment
+from raydist.collectives.shared_memory.joining import Rendezvous
+from raydist.collectives.shared_memory.segment import Segment
 from raydist.errors import CancelledError, DeadlineExceededError
+from tests.collectives.processes import START_S, ProcessTeam
+from tests.collectives.shared_memory.ranks import run_sharing
+from tests.collectives.shared_memory.test_late_ranks import EVERYTHING, Rounds
 from tests.collectives.threads import begin_threads
+from tests.fork_server import fork_server
+
+pytestmark = pytest.mark.timeout(180)
+SIZE = 1 << 16
 
 
 @pytest.fixture
@@ -24,12 +36,13 @@ def store() -> Iterator[RendezvousStore]:
         yield opened
 
 
-def meet(store: RendezvousStore, size: int, timeout_s: float = 10.0, generation: int = 0) -> dict[int, Any]:
-    meetings = [
-        Meeting(store.membership("g", generation=generation, rank=rank, world_size=size), timeout_s)
-        for rank in range(size)
-    ]
-    return begin_threads({rank: meeting.join for rank, meeting in enumerate(meetings)})()
+def rendezvous(store: RendezvousStore, rank: int, size: int, timeout_s: float = 10.0) -> Rendezvous:
+    membership = store.membership("g", generation=0, rank=rank, world_size=size)
+    return Rendezvous(membership, tuple(range(size)), SIZE, timeout_s)
+
+
+def meet(store: RendezvousStore, size: int, timeout_s: float = 10.0) -> dict[int, Any]:
+    return begin_threads({rank: rendezvous(store, rank, size, timeout_s).join for rank in range(size)})()
 
 
 def declined(outcomes: dict[int, Any]) -> list[str]:
@@ -37,13 +50,11 @@ def declined(outcomes: dict[int, Any]) -> list[str]:
     return [str(outcome) for outcome in outcomes.values()]
 
 
-def test_all_hold_one_segment_that_nobody_else_can_open(store: RendezvousStore) -> None:
-    segments: dict[int, Segment] = meet(store, 3)
+def test_all_hold_one_segment(store: RendezvousStore) -> None:
+    segments: dict[int, Segment] = {rank: joined[0] for rank, joined in meet(store, 3).items()}
     assert len({segment.token for segment in segments.values()}) == 1
     for segment in segments.values():
-        assert not (DIRECTORY / segment.name).exists()
-        others = [rank for rank in range(3) if segments[rank] is not segment]
-        assert all(segment.holds(rank) for rank in others)
+        assert all(segment.holds(rank) for rank in range(3) if segments[rank] is not segment)
     for segment in segments.values():
         segment.close()
 
@@ -53,16 +64,15 @@ def test_no_room_at_rank_0(store: RendezvousStore, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", no_room)
-    reasons = declined(meet(store, 3))
-    assert reasons == ["rank 0: no shared memory in /dev/shm: No space left on device"] * 3
+    assert declined(meet(store, 3)) == ["rank 0: no shared memory: No space left on device"] * 3
 
 
-def test_a_rank_that_sees_another_dev_shm(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_cannot_open_the_segment(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def elsewhere(name: str, size: int, token: bytes) -> Segment:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
     monkeypatch.setattr(Segment, "open", staticmethod(elsewhere))
-    reason = "no shared memory in /dev/shm: No such file or directory"
+    reason = "no shared memory: No such file or directory"
     assert declined(meet(store, 3)) == [f"rank 1: {reason}; rank 2: {reason}"] * 3
 
 
@@ -74,16 +84,15 @@ def test_a_machine_that_cannot(store: RendezvousStore, monkeypatch: pytest.Monke
 
 
 def test_a_member_that_does_not_come(store: RendezvousStore) -> None:
-    meeting = Meeting(store.membership("g", generation=0, rank=1, world_size=2), 0.2)
     with pytest.raises(DeadlineExceededError, match=r"timed out after 0\.2 s: rank 0 did not arrive"):
-        meeting.join()
+        rendezvous(store, 1, 2, 0.2).join()
 
 
-def test_a_member_that_dies_on_the_way(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def die(self: Meeting, *args: object) -> None:
+def test_a_member_that_fails_on_the_way(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Rendezvous, *args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Meeting, "_open", die)
+    monkeypatch.setattr(Rendezvous, "_open", fail)
     outcomes = meet(store, 2, timeout_s=0.5)
     assert isinstance(outcomes[1], KeyboardInterrupt)
     assert isinstance(outcomes[0], DeadlineExceededError)
@@ -91,11 +100,61 @@ def test_a_member_that_dies_on_the_way(store: RendezvousStore, monkeypatch: pyte
 
 
 def test_abort_ends_the_wait(store: RendezvousStore) -> None:
-    meeting = Meeting(store.membership("g", generation=0, rank=0, world_size=2), 30.0)
-    timer = threading.Timer(0.1, meeting.abort)
+    waiting = rendezvous(store, 0, 2, 30.0)
+    timer = threading.Timer(0.1, waiting.abort)
     timer.start()
     start = time.monotonic()
     with pytest.raises(CancelledError, match="rendezvous by rank 0 of 2"):
-        meeting.join()
+        waiting.join()
     timer.join()
     assert time.monotonic() - start < 10.0
+
+
+# --- what is left behind ----------------------------------------------------------------------------------------------
+
+
+def what_is_held() -> set[str]:
+    """Return the segments of which this process has a descriptor or a mapping."""
+    gc.collect()
+    descriptors = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    mappings = Path("/proc/self/maps").read_text().split()
+    return {name for name in (*descriptors, *mappings) if "raydist-shm" in name}
+
+
+def test_close_leaves_nothing() -> None:
+    before = what_is_held()
+    assert run_sharing(3, Rounds(0, by_s=0.0)) == [EVERYTHING] * 3
+    assert what_is_held() <= before
+
+
+def number_held(communicator: Communicator) -> int:
+    return len(what_is_held())
+
+
+def test_a_new_generation_leaves_nothing_of_the_last(shm_team: ProcessTeam) -> None:
+    shm_team.reform()
+    shm_team.run(Rounds(0, by_s=0.0))
+    first = shm_team.run(number_held)
+    for _ in range(3):
+        shm_team.reform()
+        shm_team.run(Rounds(0, by_s=0.0))
+    assert shm_team.run(number_held) == first
+
+
+def join(membership: Membership) -> None:
+    Rendezvous(membership, (0, 1), SIZE, START_S).join()
+
+
+def test_a_rank_that_is_killed_while_joining_leaves_no_file(store: RendezvousStore) -> None:
+    """The segment is a memfd: no file has a name that anybody would have to remove."""
+    before = {path.name for path in Path("/dev/shm").glob("raydist-shm-*")}  # looked at only
+    first = store.membership("g", generation=0, rank=0, world_size=2)
+    process = fork_server().Process(target=join, args=(first,), daemon=True)
+    process.start()
+    second = rendezvous(store, 1, 2, 60.0)
+    thread = threading.Thread(target=lambda: begin_threads({1: second.join})(), daemon=True)
+    thread.start()
+    thread.join(START_S)
+    process.kill()
+    process.join(START_S)
+    assert {path.name for path in Path("/dev/shm").glob("raydist-shm-*")} <= before  # looked at only

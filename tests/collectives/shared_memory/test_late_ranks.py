@@ -72,10 +72,12 @@ def test_waiting_takes_no_cpu(shm_team: ProcessTeam) -> None:
 
 def number_of_threads(communicator: Communicator) -> tuple[int, int]:
     before = threading.active_count()
-    Rounds(0, by_s=0.0)(communicator)
+    for operation in COLLECTIVES.values():
+        assert operation.start(communicator, 0).wait()
     return before, threading.active_count()
 
 
 def test_nothing_runs_in_the_background(shm_team: ProcessTeam) -> None:
     shm_team.reform()
-    assert all(before == after for before, after in shm_team.run(number_of_threads))
+    # Threads of earlier messages end once they have been idle for a second.
+    assert all(after <= before for before, after in shm_team.run(number_of_threads))

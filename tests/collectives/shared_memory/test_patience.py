@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-
 from raydist.collectives.shared_memory.patience import Patience
 
 
@@ -45,9 +43,3 @@ def test_short_sleeps_bring_it_back_sooner() -> None:
         patience.slept(50e-6)
     assert patience.watch_s() > 0
     assert other.watch_s() == 0
-
-
-def test_in_a_crowd_nobody_watches() -> None:
-    cores = len(os.sched_getaffinity(0))
-    assert play(Patience.among(cores), 1) == 1
-    assert play(Patience.among(1 + 2 * cores), 1000) == 0

@@ -148,15 +148,6 @@ def test_the_directory_is_there() -> None:
     assert Path("/dev/shm") == DIRECTORY
 
 
-def test_what_lies_apart_is_seen_as_rows(segment: Segment) -> None:
-    for row in range(3):
-        segment.view(4096 + row * 512, 2, torch.int16).fill_(row)
-    rows = segment.stacked(4096, 512, 3, 2, torch.int16)
-    assert rows.tolist() == [[0, 0], [1, 1], [2, 2]]
-    rows[1] = 7
-    assert segment.view(4096 + 512, 2, torch.int16).tolist() == [7, 7]
-
-
 @pytest.fixture
 def nameless() -> Iterator[Segment]:
     made = Segment.create_nameless(SIZE)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.gradients import GradientReducer
+from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.errors import CollectiveMismatchError
 from raydist.values import ReduceOp
 from tests.xla_world import XlaTeam

@@ -36,32 +36,14 @@ def with_parameter(server: ParameterServer) -> None:
     BareWorker([server], parameters, torch.optim.SGD(parameters, lr=1.0))
 
 
-def test_who_is_too_far_ahead_waits_for_the_slowest() -> None:
-    with servers(1, rd.BoundedStaleness(1)) as [server]:
-        with_parameter(server)
-        slow, fast, _ = WORKERS
-        answer(server, BeginClosure(slow, 0))
-        answer(server, BeginClosure(fast, 1))
-        answer(server, BeginClosure(fast, 2))
-        begin = later(server, BeginClosure(fast, 3))
-        pull = later(server, Pull((0,), fast))
-        assert len(ask(server, Pull((0,)))[1]) == 1  # the driver's
-        assert due(server) == {}
-        answer(server, BeginClosure(slow, 4))
-        assert set(due(server)) == {begin, pull}
-        fourth = later(server, BeginClosure(fast, 5))
-        answer(server, EndClosure(slow, 4))
-        assert set(due(server)) == {fourth}
-
-
 def test_the_dead_wait_no_more() -> None:
-    with servers(1, rd.BoundedStaleness(0)) as [server]:
+    with servers(1, rd.SyncWithBackups(0)) as [server]:
         slow, fast, _ = WORKERS
         answer(server, BeginClosure(slow, 0))
         answer(server, BeginClosure(fast, 1))
-        begin = later(server, BeginClosure(fast, 2))
+        arrived = later(server, Arrive(fast, PushKey(1, 0), 0))
         answer(server, FenceWorker(fast))
-        assert due(server)[begin].verdict == "fenced"
+        assert due(server)[arrived].verdict == "fenced"
         for request in (BeginClosure(fast, 3), EndClosure(fast, 3)):
             assert answer(server, request).verdict == "fenced"
         assert server.num_waiting == 0

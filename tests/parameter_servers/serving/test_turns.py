@@ -19,21 +19,8 @@ def test_nobody_waits_without_a_rule() -> None:
     turns = Turns("async")
     for closure in range(5):
         turns.begin(ONE, closure)
-        assert turns.may_read(ONE)
     assert (turns.in_steps, turns.decide(), turns.arrive(ONE, PushKey(0, 0), 0)) == (False, None, None)
     assert turns.fence(ONE) is None
-
-
-def test_a_closure_that_is_told_twice_counts_once() -> None:
-    turns = Turns(rd.BoundedStaleness(1))
-    turns.begin(OTHER, 0)
-    for closure in (1, 2, 2, 2):
-        turns.begin(ONE, closure)
-    assert turns.may_read(ONE)
-    turns.begin(ONE, 3)
-    assert not turns.may_read(ONE)
-    turns.fence(OTHER)
-    assert turns.may_read(ONE)
 
 
 def test_an_arrival_that_is_told_twice_counts_once() -> None:

@@ -55,17 +55,6 @@ def test_an_error_of_one_comes_when_all_have_answered() -> None:
         assert servers[1].step == 1
 
 
-def test_who_may_read_is_the_first_servers_word() -> None:
-    with client() as (made, servers):
-        into = targets()
-        answers = made.read_bounded(into)
-        assert {server: answer.version for server, answer in answers.items()} == {0: 1, 1: 1}
-        assert [into[number][number].tolist() for number in range(2)] == [[0, 0], [1, 1]]
-        before = servers[0].counts["Pull"]
-        made.read_bounded({1: targets()[1]})
-        assert servers[0].counts["Pull"] == before + 1, "also where nothing is read of it"
-
-
 def test_a_step_is_read_from_all() -> None:
     with client() as (made, servers):
         for _ in range(2):

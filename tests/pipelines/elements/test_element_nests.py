@@ -95,13 +95,21 @@ def test_saved_and_cached_in_files(tmp_path: Path) -> None:
     assert [list(cached.as_numpy_iterator()) for _ in range(2)] == [list(ds.as_numpy_iterator())] * 2
 
 
-def test_elements_keep_one_structure() -> None:
+def test_none_may_stand_for_a_leaf_until_elements_are_joined() -> None:
     mixed = Dataset.range(3).map(lambda x: (x, None if x != 1 else x))
-    iterator = iter(mixed)
-    assert next(iterator)[1] is None
-    with pytest.raises(SpecError, match=r"one structure and dtype.*\('\*', None\)"):
+    assert [label for _, label in mixed] == [None, 1, None]
+    with pytest.raises(SpecError, match=r"None\) and then \('\*', '\*'\)\. Put a value in the place of None"):
+        list(mixed.batch(3))
+    filled = mixed.map(lambda x, label: (x, 0 if label is None else label))
+    assert [batch[1].tolist() for batch in filled.batch(3)] == [[0, 1, 0]]
+
+
+def test_elements_keep_one_structure() -> None:
+    iterator = iter(Dataset.range(3).map(lambda x: (x, x) if x == 1 else x))
+    assert next(iterator) == 0
+    with pytest.raises(SpecError, match="one structure and dtype"):
         next(iterator)
-    assert next(iterator)[1] is None
+    assert next(iterator) == 2
     with pytest.raises(SpecError, match="at least one leaf, got None"):
         next(iter(Dataset.range(1).map(lambda x: None)))
     with pytest.raises(InvalidArgumentError, match="at least one tensor"):

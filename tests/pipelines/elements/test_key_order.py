@@ -128,3 +128,10 @@ def test_restored_orders_are_those_that_were_noted() -> None:
     assert list(found[0]) == ["b", "a"]
     assert list(found[0]["a"]) == ["d", "c"]
     assert flatten(found)[0] == [1, 2, 3]
+
+
+def test_sorted_keys_stay_sorted_after_a_restore() -> None:
+    order, later = KeyOrder(), KeyOrder()
+    order.of(block_of_rows([{"a": 1, "b": 2}]))
+    later.restore(order.outline())
+    assert list(later.of(block_of_rows([{"b": 1, "a": 2}])).row(0)) == ["a", "b"]

@@ -86,7 +86,7 @@ def test_another_structure_or_dtype_is_an_error_in_its_place() -> None:
     assert mixed[1][0] == "SpecError"
 
 
-@pytest.mark.parametrize("value", [threading.Lock(), {1, 2}, object, np.array([object()]), np.datetime64("2020")])
+@pytest.mark.parametrize("value", [threading.Lock(), {1, 2}, object, np.array([object()])])
 def test_a_value_that_no_tensor_can_hold_is_an_error(value: Any) -> None:
     iterator = iterate(Dataset.range(2).map(lambda x: {"bad": value}))
     with pytest.raises(SpecError, match="A leaf must"):

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.errors import InvalidArgumentError
+from raydist.nest import flatten
+from raydist.pipelines.elements.collated import CollatedLeaf
+from raydist.pipelines.elements.object_leaves import ListLeaf, WholeLeaf
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.run.split import Cut, SplitRule, balanced, cut_batch, deal, per_batch
 
+PAIR = flatten((0, 1))[1]
 rows_counts = st.integers(0, 40)
 replica_counts = st.integers(1, 7)
 rules: st.SearchStrategy[SplitRule] = st.sampled_from(["per_batch", "balanced"])
@@ -46,7 +55,7 @@ def test_balanced_gives_every_replica_the_same_over_a_round(rows: int, replicas:
 @given(rows=rows_counts, replicas=replica_counts, rule=rules, step=st.integers(0, 9))
 def test_pieces_put_together_are_the_batch(rows: int, replicas: int, rule: SplitRule, step: int) -> None:
     batch = [np.arange(rows * 3).reshape(rows, 3), np.array([b"x"] * rows, dtype=object)]
-    cuts = cut_batch(batch, num_replicas=replicas, rule=rule, step=step)
+    cuts, _ = cut_batch(batch, num_replicas=replicas, rule=rule, step=step, structure=PAIR)
     assert len(cuts) == replicas
     for index, leaf in enumerate(batch):
         joined = np.concatenate([cut.columns[index] for cut in cuts])
@@ -58,7 +67,7 @@ def test_pieces_put_together_are_the_batch(rows: int, replicas: int, rule: Split
 @given(rows=st.integers(1, 40), replicas=replica_counts, rule=rules)
 def test_a_replica_without_rows_has_up_to_two_rows_to_stand_in(rows: int, replicas: int, rule: SplitRule) -> None:
     batch = np.arange(rows, dtype=np.float32)
-    for cut in cut_batch([batch], num_replicas=replicas, rule=rule, step=0):
+    for cut in cut_batch([batch], num_replicas=replicas, rule=rule, step=0)[0]:
         if cut.num_rows:
             assert cut.stand_in is None
         else:
@@ -68,26 +77,43 @@ def test_a_replica_without_rows_has_up_to_two_rows_to_stand_in(rows: int, replic
 
 def test_pieces_are_views() -> None:
     batch = np.arange(8)
-    assert all(
-        np.shares_memory(cut.columns[0], batch) for cut in cut_batch([batch], num_replicas=2, rule="per_batch", step=0)
-    )
+    cuts, _ = cut_batch([batch], num_replicas=2, rule="per_batch", step=0)
+    assert all(np.shares_memory(cut.columns[0], batch) for cut in cuts)
 
 
 def test_an_empty_batch_has_nothing_to_stand_in() -> None:
-    cuts = cut_batch([np.empty((0, 3), np.float32)], num_replicas=2, rule="per_batch", step=0)
+    cuts, _ = cut_batch([np.empty((0, 3), np.float32)], num_replicas=2, rule="per_batch", step=0)
     assert [cut.stand_in for cut in cuts] == [None, None]
     assert [cut.columns[0].shape for cut in cuts] == [(0, 3), (0, 3)]
 
 
-def test_leaves_of_other_lengths_are_cut_on_their_own() -> None:
-    cuts = cut_batch([np.arange(4), np.arange(6)], num_replicas=2, rule="per_batch", step=0)
-    assert [[column.tolist() for column in cut.columns] for cut in cuts] == [[[0, 1], [0, 1, 2]], [[2, 3], [3, 4, 5]]]
+def test_leaves_of_different_lengths_are_named_with_what_to_do() -> None:
+    batch = [np.arange(4), np.arange(6)]
+    with pytest.raises(InvalidArgumentError, match=r"equally many rows.*'0': 4, '1': 6.*rd\.Replicated.*collate"):
+        cut_batch(batch, num_replicas=2, rule="per_batch", step=0, structure=PAIR)
+    with pytest.raises(InvalidArgumentError, match="equally many rows"):
+        deal([batch], PAIR)
+
+
+def test_a_batch_needs_a_leaf_with_rows() -> None:
+    with pytest.raises(InvalidArgumentError, match="beside those marked with rd.Replicated"):
+        cut_batch([WholeLeaf(np.arange(4))], num_replicas=2, rule="per_batch", step=0)
+
+
+def test_what_is_replicated_goes_whole_to_every_replica() -> None:
+    batch = [np.arange(3), WholeLeaf(np.arange(4))]
+    cuts, _ = cut_batch(batch, num_replicas=4, rule="per_batch", step=0, structure=PAIR)
+    assert [cut.num_rows for cut in cuts] == [1, 1, 1, 0]
+    assert all(cut.columns[1].item().value.tolist() == [0, 1, 2, 3] for cut in cuts)
+    assert cuts[3].stand_in is not None
+    assert cuts[3].stand_in[0].tolist() == [0, 1]
+    assert cuts[3].stand_in[1].item().value.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("leaf", [np.int64(3), b"text", "text", np.array(1.0)])
 def test_an_unbatched_element_says_to_call_batch(leaf: object) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"'y'.*Call the `batch` method"):
-        cut_batch([np.arange(3), leaf], num_replicas=2, rule="per_batch", step=0, paths=["x", "y"])
+    with pytest.raises(InvalidArgumentError, match=r"'1'.*Call the `batch` method"):
+        cut_batch([np.arange(3), leaf], num_replicas=2, rule="per_batch", step=0, structure=PAIR)
 
 
 def lists(cuts: tuple[Cut, ...]) -> list[list[object]]:
@@ -95,13 +121,13 @@ def lists(cuts: tuple[Cut, ...]) -> list[list[object]]:
 
 
 def test_deal_gives_each_replica_one_element() -> None:
-    cuts = deal([[np.arange(2)], [np.arange(3)]])
+    cuts, _ = deal([[np.arange(2)], [np.arange(3)]])
     assert lists(cuts) == [[0, 1], [0, 1, 2]]
     assert [cut.num_rows for cut in cuts] == [2, 3]
 
 
 def test_deal_gives_no_rows_to_replicas_without_an_element() -> None:
-    cuts = deal([None, [np.ones((3, 2), np.float32)], None])
+    cuts, _ = deal([None, [np.ones((3, 2), np.float32)], None])
     assert [cut.num_rows for cut in cuts] == [0, 3, 0]
     assert [cut.columns[0].shape for cut in cuts] == [(0, 2), (3, 2), (0, 2)]
     assert cuts[2].columns[0].dtype == np.float32
@@ -110,7 +136,47 @@ def test_deal_gives_no_rows_to_replicas_without_an_element() -> None:
 
 
 def test_deal_takes_scalars() -> None:
-    cuts = deal([[np.int64(7), b"a\0"], None])
+    cuts, _ = deal([[np.int64(7), b"a\0"], None], PAIR)
     assert [cut.num_rows for cut in cuts] == [1, 0]
     assert cuts[0].columns[1][()] == b"a\0"
     assert [column.shape for column in cuts[1].columns] == [(0,), (0,)]
+
+
+def test_a_dealt_element_of_scalars_and_rows_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="got a scalar '1'"):
+        deal([[np.arange(3), np.int64(7)], None], PAIR)
+
+
+def boxes(cut: Cut) -> list[Any]:
+    return [column.item().value for column in cut.columns]
+
+
+@given(rows=st.integers(1, 20), replicas=replica_counts, rule=rules, step=st.integers(0, 9))
+def test_lists_and_collated_batches_are_cut_by_element(rows: int, replicas: int, rule: SplitRule, step: int) -> None:
+    arrays = [np.full(number % 3, number) for number in range(rows)]
+    lists = ListLeaf(arrays, TensorSpec((None,), np.int64))
+    elements = block_of_rows([{"x": array} for array in arrays])
+    collated = CollatedLeaf(
+        (elements,), lambda them: {"values": torch.cat([each["x"] for each in them]), "n": len(them)}
+    )
+    cuts, structure = cut_batch([lists, collated], num_replicas=replicas, rule=rule, step=step, structure=PAIR)
+    assert structure.paths() == ["0", "1.n", "1.values"]
+    pieces = [boxes(cut) for cut in cuts]
+    assert [len(piece[0]) for piece in pieces] == [cut.num_rows for cut in cuts]
+    assert [array.tolist() for piece in pieces for array in piece[0]] == [array.tolist() for array in arrays]
+    assert [piece[1] for piece in pieces if piece[0]] == [cut.num_rows for cut in cuts if cut.num_rows]
+    assert np.concatenate([piece[2] for piece in pieces]).tolist() == np.concatenate(arrays).tolist()
+    for cut in cuts:
+        if cut.num_rows == 0:
+            assert cut.stand_in is not None
+            assert len(cut.stand_in[0].item().value) == cut.stand_in[1].item().value == min(rows, 2)
+
+
+def test_what_a_collate_function_returns_is_a_nest_as_far_as_replicas_agree() -> None:
+    elements = block_of_rows([(number, str(number)) for number in range(3)])
+    leaf = CollatedLeaf((elements,), lambda them: tuple(zip(*them, strict=True)))
+    cuts, structure = cut_batch([leaf], num_replicas=2, rule="per_batch", step=0)
+    assert str(structure) == "('*', '*')"
+    assert boxes(cuts[1]) == [(2,), ("2",)]
+    whole = CollatedLeaf((elements,), tuple)
+    assert str(cut_batch([whole], num_replicas=2, rule="per_batch", step=0)[1]) == "*"

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 import raydist as rd
-from raydist.pipelines.sources.arrow_table import ArrowTableOp
+from raydist.pipelines.elements.arrow_fields import Conversion
+from raydist.pipelines.sources.arrow_table import ArrowTableOp, TableRows
 from tests.contracts.op import check_op
 
 
@@ -60,10 +61,27 @@ def test_whatever_can_be_read_into_a_table(table: pa.Table, convert: Any) -> Non
 
 
 def test_any_rows_in_any_order(table: pa.Table) -> None:
-    access = ArrowTableOp.of(table).random_access()
+    access = ArrowTableOp.of(table, Conversion()).random_access()
     for indices in ([], [9], [3, 0, 0], [2, 3, 4]):
         block = access.gather(np.array(indices, dtype=np.int64))
         assert [row["n"] for row in block.rows()] == indices
+
+
+@pytest.mark.parametrize("batch_rows", [1, 3, 40])
+def test_rows_of_many_batches(batch_rows: int) -> None:
+    views = pa.array([f"text {i}" for i in range(40)], pa.string_view())  # Arrow cannot take rows of them
+    for content in (
+        pa.table({"x": range(40), "s": [f"{i}" for i in range(40)]}),
+        pa.table({"x": range(40), "v": views}),
+    ):
+        batches = content.to_batches(max_chunksize=batch_rows)
+        checked: list[int] = []
+        rows = TableRows(content.schema, [*batches, *content.slice(0, 0).to_batches()], checked.append)
+        for indices in ([], [7], [3, 4, 5], np.random.default_rng(1).integers(0, 40, 60).tolist()):
+            found = rows.gather(np.array(indices, np.int64)).to_pylist()
+            assert found == [content.to_pylist()[index] for index in indices]
+        assert sorted(checked) == sorted({*checked})
+        assert set(range(len(batches))) - {*checked} <= {index for index in range(len(batches)) if batch_rows < 40}
 
 
 def test_properties(table: pa.Table) -> None:
@@ -90,12 +108,30 @@ def test_reads_what_arrow_batches_gives() -> None:
 
 def test_nulls_are_found_at_once(table: pa.Table) -> None:
     with_null = pa.concat_tables([table.select(["n"]), pa.table({"n": pa.array([1, None], pa.uint8())})])
-    with pytest.raises(rd.InvalidArgumentError, match=r"column 'n' has one in row 11\. Fill them"):
+    with pytest.raises(rd.SpecError, match=r"column 'n' has one in row 11\. Give fill_null=.*null_masks=True"):
         rd.Dataset.from_arrow(with_null)
+    check_op(lambda: rd.Dataset.from_arrow(with_null, fill_null=9), [{"n": np.uint8(n)} for n in [*range(10), 1, 9]])
 
 
 def test_no_table() -> None:
     with pytest.raises(rd.SpecError, match=r"needs a pyarrow Table.*got \[1, 2\] \(list\)"):
         rd.Dataset.from_arrow([1, 2])
     with pytest.raises(rd.SpecError, match="Column 'when' must hold numbers"):
-        rd.Dataset.from_arrow(pa.table({"when": pa.array([0], pa.timestamp("us"))}))
+        rd.Dataset.from_arrow(pa.table({"when": pa.array([(1, 2, 3)], pa.month_day_nano_interval())}))
+
+
+def test_dates_are_whole_numbers_in_torch() -> None:
+    table = pa.table(
+        {"d": pa.array([1, 2, 3], pa.date32()), "t": pa.array([[4], [5, 6], []], pa.list_(pa.time64("us")))}
+    )
+    dataset = rd.Dataset.from_arrow(table)
+    assert dataset.element_spec["d"] == rd.TensorSpec((), "datetime64[D]")
+    assert [row["d"].dtype for row in dataset.as_numpy_iterator()] == [np.dtype("datetime64[D]")] * 3
+    batch = next(iter(dataset.padded_batch(2)))
+    assert (batch["d"].tolist(), batch["t"].tolist()) == ([1, 2], [[4, 0], [5, 6]])
+    later = dataset.map(lambda row: {"d": row["d"] + np.timedelta64(1, "D"), "weekday": row["d"].astype(int) % 7})
+    check_op(lambda: later.shuffle(3, seed=1).batch(2))
+    (rows,) = later.batch(3).as_numpy_iterator()
+    assert rows["d"].tolist() == np.array([2, 3, 4], "datetime64[D]").tolist()
+    (arrow,) = later.batch(3).arrow_batches()
+    assert arrow.column("d").to_pylist() == [2, 3, 4]

@@ -30,12 +30,13 @@ from raydist.pipelines.sources.arrow_files import ArrowFormat
 from raydist.pipelines.sources.file_format import FileFormat
 from raydist.pipelines.sources.numpy_files import NumpyFileOp
 from raydist.pipelines.sources.parquet_files import ParquetFormat
-from raydist.pipelines.sources.record_formats import FixedLengthFormat, TextLineFormat, TFRecordFormat
+from raydist.pipelines.sources.record_formats import FixedLengthFormat, TarFormat, TextLineFormat, TFRecordFormat
 from raydist.pipelines.sources.row_lines import RowLinesFormat
 from raydist.pipelines.stored import write as stored_write
 from raydist.pipelines.stored.read import SavedFormat
 from tests.contracts.file_format import FileFormatCase, check_file_format
 from tests.pipelines.formats.record_files import COMPRESS
+from tests.pipelines.formats.test_tar_samples import write_tar
 
 RECORDS = [b"record %d" % number for number in range(9)]
 ROWS = [{"x": np.int64(number), "s": f"text {number}"} for number in range(9)]
@@ -91,6 +92,15 @@ def write_fixed(path: Path, records: Sequence[Any]) -> None:
 FIXED = FileFormatCase(
     write_fixed, partial(rd.FixedLengthRecordDataset, record_bytes=8, header_bytes=2, footer_bytes=1), RECORDS
 )
+
+
+def tar(suffix: str) -> FileFormatCase:
+    def write(path: Path, rows: Sequence[Any]) -> None:
+        write_tar(path, [(f"{row['__key__']}.{name}", row[name]) for row in rows for name in ("txt", "cls")])
+
+    rows = [{"__key__": f"d/{number}", "txt": record, "cls": b"%d" % number} for number, record in enumerate(RECORDS)]
+    read_ahead = (partial(rd.Dataset.from_tar, num_parallel_reads=rd.AUTOTUNE),)
+    return FileFormatCase(write, partial(rd.Dataset.from_tar, members=["txt", "cls"]), rows, read_ahead, suffix)
 
 
 def write_csv(path: Path, rows: Sequence[Any], open_text: Callable[..., Any] = open) -> None:
@@ -156,6 +166,7 @@ FORMATS: dict[type, dict[str, FileFormatCase]] = {
     TFRecordFormat: {"plain": tfrecord(None), "gzip": tfrecord("GZIP"), "zlib": tfrecord("ZLIB")},
     TextLineFormat: {"plain": text_lines(None), "gzip": text_lines("GZIP")},
     FixedLengthFormat: {"plain": FIXED},
+    TarFormat: {"plain": tar(".tar"), "gzip": tar(".tar.gz")},
     CsvParser: {"plain": CSV},
     RowLinesFormat: {"gzip": PACKED_CSV},
     JsonParser: {"plain": FileFormatCase(write_json, rd.Dataset.from_json, ROWS, empty_error="InvalidArgumentError")},

@@ -76,7 +76,6 @@ def test_bad_arguments(tmp_path: Path) -> None:
         "empty": b"\n",
         "text": b"hello\n",
         "mixed": b'{"x": 1}\n{"x": "a"}\n',
-        "deep": b'{"x": [[1]]}\n',
         "nothing": b'{"x": null}\n',
     }
     for name, content in contents.items():
@@ -87,8 +86,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
         ("empty", {}, rd.InvalidArgumentError, "must have a line to tell the fields"),
         ("text", {}, rd.DataLossError, "must be JSON objects of one kind"),
         ("mixed", {}, rd.DataLossError, "must be JSON objects of one kind"),
-        ("deep", {}, rd.SpecError, "A list in column 'x' must hold values of one shape"),
-        ("nothing", {}, rd.SpecError, "Column 'x' must hold numbers.* got null"),
+        ("nothing", {}, rd.SpecError, "Column 'x' must hold values, got nulls only"),
         ("good", {"columns": ["y"]}, rd.InvalidArgumentError, r"fields of the objects in '.*' \(x\), got \['y'\]"),
         ("good", {"columns": []}, rd.InvalidArgumentError, r"got \[\]"),
         ("good", {"compression_type": "ZLIB"}, rd.DataLossError, "written with compression_type='ZLIB'"),

@@ -106,8 +106,14 @@ def test_a_null_is_the_error_of_its_row(tmp_path: Path) -> None:
     path = write(tmp_path / "x", content, 3)
     found = collect(rd.Dataset.from_parquet(path, columns=["x"]).as_numpy_iterator())
     assert [item[0] if is_error(item) else int(item["x"]) for item in found] == [0, "SpecError", 2, 3, "SpecError"]
-    assert "column 'x' has one" in found[4][1]
-    assert "row group 1" in found[4][1]
+    assert f"column 'x' has one in row 1 of row group 1 of file {path!r}. Give fill_null=value" in found[4][1]
+    assert "null_masks=True" in found[4][1]
+    assert len(list(rd.Dataset.from_parquet(path).ignore_errors())) == 3
+    filled = rd.Dataset.from_parquet(path, fill_null={"x": -1}).as_numpy_iterator()
+    assert [int(row["x"]) for row in filled] == [0, -1, 2, 3, -1]
+    masked = rd.Dataset.from_parquet(path, columns=["x"], null_masks=True).as_numpy_iterator()
+    assert [bool(row["x_is_null"]) for row in masked] == [False, True, False, False, True]
+    check_op(lambda: rd.Dataset.from_parquet(path, null_masks=["x"]).map(lambda row: row["x"]))
     assert len(list(rd.Dataset.from_parquet(path, filters=pc.field("x").is_valid()))) == 3
     check_op(lambda: rd.Dataset.from_parquet(path))
 
@@ -178,7 +184,7 @@ def test_files_that_changed_since(paths: list[str]) -> None:
 
 def test_bad_arguments(tmp_path: Path, paths: list[str]) -> None:
     other = write(tmp_path / "other", pa.table({"x": [1.0]}))
-    dates = write(tmp_path / "dates", pa.table({"d": pa.array([0], pa.date32())}))
+    nothing = write(tmp_path / "nothing", pa.table({"d": pa.nulls(1)}))
     cases: list[tuple[tuple[Any, ...], type[Exception], str]] = [
         ((str(tmp_path / "missing"),), rd.NotFoundError, "must exist"),
         ((str(tmp_path),), rd.InvalidArgumentError, "is a directory"),
@@ -190,7 +196,7 @@ def test_bad_arguments(tmp_path: Path, paths: list[str]) -> None:
         ((paths, None, [("z", ">", 1)]), rd.InvalidArgumentError, "filters must be conditions on columns"),
         ((paths, None, "x > 1"), rd.InvalidArgumentError, "filters must be a pyarrow.compute.Expression"),
         (([paths[0], other],), rd.SpecError, "All files must have the columns x: int64"),
-        ((dates,), rd.SpecError, "Column 'd' must hold numbers"),
+        ((nothing,), rd.SpecError, "Column 'd' must hold values, got nulls only"),
     ]
     for arguments, kind, message in cases:
         with pytest.raises(kind, match=message):

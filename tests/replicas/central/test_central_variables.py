@@ -10,7 +10,7 @@ import torch
 
 import raydist as rd
 from raydist.replicas.central.central_variables import CentralVariables
-from raydist.replicas.variables_view import VariablesView
+from raydist.replicas.replica_view import VariablesView
 from tests.replicas.rank_variables import on_ranks
 
 MAPPED = pytest.mark.parametrize("map_parameters", [True, False])

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from raydist.errors import SpecError
+from raydist.errors import InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
 from raydist.replicas.dispatching.dispatched_steps import DispatchedSteps
-from raydist.replicas.dispatching.pace import Pace
 from raydist.replicas.replica_calls import ReplicaCalls
 from tests.replicas.answering_actors import Actors, actors, planned, values
 
@@ -88,37 +87,7 @@ def test_a_result_is_a_part_of_what_its_group_returns(steps: DispatchedSteps, ac
     assert part.ref.leaf(0, part.place) == 5
 
 
-def test_a_result_that_only_the_driver_has_is_a_part_by_value(steps: DispatchedSteps, actors: Actors) -> None:
-    actors.by_channel = True
-    part = steps.dispatch(planned(7)).part(1, 0, "('*', '*')")
-    assert (part.ref, part.value) == (None, 7)
-
-
 def test_a_result_of_another_nest_than_before_is_no_part(steps: DispatchedSteps, actors: Actors) -> None:
-    actors.ready = False
-    assert steps.dispatch(planned(6)).part(1, 0, "{'a': '*'}").nest == "{'a': '*'}"  # the replica will see
-    actors.ready = actors.by_channel = True
-    with pytest.raises(SpecError, match=r"got \{'a': '\*'\} before and \('\*', '\*'\) now\. Return the same keys"):
-        steps.dispatch(planned(7)).part(1, 0, "{'a': '*'}")
-
-
-def test_a_result_that_ray_has_is_a_part_by_reference_also_where_it_came_by_the_channel(
-    steps: DispatchedSteps, actors: Actors
-) -> None:
-    actors.by_channel = True
-    outcome = steps.dispatch(planned(7))
-    for answer in outcome.step.group.refs:  # type: ignore[attr-defined]  # what the group knows of it
-        answer.ref = "in the store"
-    assert outcome.part(1, 0, "('*', '*')").ref == "in the store"
-
-
-def test_messages_that_go_by_ray_are_made_few(
-    steps: DispatchedSteps, actors: Actors, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Pace] = []
-    monkeypatch.setattr(Pace, "go_by_ray", lambda pace: asked.append(pace))
-    steps.begin()
-    assert asked == []
-    actors.shares_memory = False
-    steps.begin()
-    assert len(asked) == 1
+    part = steps.dispatch(planned(6)).part(1, 0, "{'a': '*'}")
+    with pytest.raises(InvalidArgumentError, match=r"got \{'a': '\*'\} before and \('\*', '\*'\) now\. Return"):
+        part.ref.require(part.nest, part.place)  # as the replica that uses it does

@@ -16,9 +16,9 @@ from raydist.errors import CancelledError
 from raydist.mirroring.shipment import Shipment
 from raydist.replicas.dispatching.dispatcher import Dispatcher, SentGroup
 from raydist.replicas.dispatching.pace import Pace
-from raydist.replicas.messages.step_message import GroupResult, PlannedStep
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import StepHeader
+from raydist.replicas.step_message import GroupResult, PlannedStep
 from raydist.values import Part, PerReplica
 
 
@@ -52,7 +52,7 @@ def replicas() -> Replicas:
 @pytest.fixture
 def dispatcher(replicas: Replicas) -> Iterator[Dispatcher]:
     pace = Pace()
-    pace.learn(b"known", seconds=0.02, num_bytes=8)  # groups of 5
+    pace.learn(b"known", seconds=0.04, num_bytes=8)  # groups of 5
     dispatcher = Dispatcher(replicas.send, replicas.await_done, pace)
     yield dispatcher
     for event in replicas.done:
@@ -71,7 +71,7 @@ def test_steps_go_alone_until_the_replicas_are_busy_and_then_in_groups(
 
 def lingering(replicas: Replicas) -> Dispatcher:
     """Of eight replicas whose steps take so long that six travel together."""
-    pace = Pace(8)
+    pace = Pace(6)
     pace.learn(b"known", seconds=0.2, num_bytes=8)
     return Dispatcher(replicas.send, replicas.await_done, pace)
 
@@ -176,7 +176,7 @@ def test_a_result_is_sent_before_the_step_that_uses_it(dispatcher: Dispatcher, r
 @given(st.lists(st.sampled_from(["add", "slow", "flush", "finish", "done"]), max_size=60))
 def test_every_step_is_sent_once_and_in_order(events: list[str]) -> None:
     replicas, pace = Replicas(), Pace()
-    pace.learn(b"known", seconds=0.02, num_bytes=8)
+    pace.learn(b"known", seconds=0.04, num_bytes=8)
     dispatcher = Dispatcher(replicas.send, replicas.await_done, pace)
     number = 0
     finished: list[int] = []

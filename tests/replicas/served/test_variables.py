@@ -513,34 +513,6 @@ def in_threads(*bodies: Callable[[], Any]) -> None:
 
 @WAYS
 @pytest.mark.parametrize("count", [1, 2])
-def test_nobody_gets_further_ahead_than_the_bound(count: int, lanes: bool) -> None:
-    bound, closures = 2, 15
-    begun = [0, 0]
-
-    with servers(count, BoundedStaleness(bound), lanes=lanes) as made:
-        workers = [made.worker(make) for _ in range(2)]
-        first = threading.Barrier(2)
-
-        def body(rank: int) -> None:
-            for number in range(closures):
-
-                def step(model: Any, optimizer: Any, number: int = number) -> None:
-                    if number == 0:
-                        first.wait(20)
-                    begun[rank] = number
-                    # The other one may have begun another one, and not be here yet.
-                    assert number - begun[1 - rank] <= bound + 1 or begun[1 - rank] == closures - 1
-                    if rank == 1:
-                        threading.Event().wait(0.01)
-                    train(model, optimizer, number=number)
-
-                workers[rank].run(step, last=number == closures - 1)
-
-        in_threads(lambda: body(0), lambda: body(1))
-
-
-@WAYS
-@pytest.mark.parametrize("count", [1, 2])
 def test_steps_apply_the_mean_of_all_gradients(count: int, lanes: bool) -> None:
     steps = 5
     bare = make()

@@ -11,12 +11,12 @@ import torch
 
 import raydist as rd
 from raydist.mirroring.shipment import Shipment
-from raydist.replicas.kept_objects import SentObjects
+from raydist.replicas.replica_view import VariablesView
 from raydist.replicas.served.work_message import LogEntry, PlannedWork, WorkResult, address_work
 from raydist.replicas.served.worker_rules import ClosureLabel, WorkerRules
 from raydist.replicas.served.worker_runner import WorkerRunner
 from raydist.replicas.step import ReplicaSetup, StepHeader
-from raydist.replicas.variables_view import VariablesView
+from raydist.replicas.step_message import SentObjects
 
 
 class Notes(WorkerRules):
@@ -64,10 +64,10 @@ def work(number: int, fn: Any, *, epoch: int = 0) -> PlannedWork:
     return PlannedWork(number, pickle.dumps(StepHeader(number, 0, shipment, stand_in=False)), epoch=epoch)
 
 
-def run(runner: WorkerRunner, *works: PlannedWork, entries: tuple[bytes, ...] = (), more: bool = False) -> WorkResult:
+def run(runner: WorkerRunner, *works: PlannedWork, entries: tuple[bytes, ...] = ()) -> WorkResult:
     items = [(each, entries if place == 0 else ()) for place, each in enumerate(works)]
     message, _ = address_work(items, SentObjects(), finished_below=0)
-    return runner.run_message(pickle.dumps(message), None, lambda: more)
+    return runner.steps(pickle.loads(pickle.dumps(message)), ())
 
 
 def fail() -> None:
@@ -84,12 +84,6 @@ def test_rules_are_told_of_each_part_of_a_closure() -> None:
         *(("before", 3), "after", ("end", False)),
         *(("before", 4), "after", ("end", True)),
     ]
-
-
-def test_a_worker_that_has_more_to_do_holds_on_to_its_clock() -> None:
-    runner, notes = worker()
-    run(runner, work(0, lambda: 1), more=True)
-    assert notes.calls[-1] == ("end", False)
 
 
 def test_what_follows_a_failure_is_given_up_until_the_program_knows() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from raydist.pipelines.elements.blocks import same_kind
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 from raydist.pipelines.engine.kernel import StageSpec, other_kind_error
 
@@ -44,6 +45,6 @@ def _moved(item: Item, distance: int) -> Item:
 
 def _checked(spec: StageSpec, row: StageResult, signatures: Sequence[str]) -> Sequence[Item]:
     for kernel, wanted, got in zip(spec.kernels, signatures, row.signatures, strict=True):
-        if wanted and got and wanted != got:
+        if wanted and got and not same_kind(wanted, got):
             return [ElementError(other_kind_error(kernel.label, wanted, got))]
     return row.items

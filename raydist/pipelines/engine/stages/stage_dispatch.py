@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.foreign_errors import annotate
-from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.blocks import Block, same_kind
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
@@ -111,7 +111,7 @@ class StageDispatch:
         if result.signatures == self.signatures:
             return result
         pairs = zip(self.signatures, result.signatures, strict=True)
-        if any(mine and theirs and mine != theirs for mine, theirs in pairs):
+        if any(mine and theirs and not same_kind(mine, theirs) for mine, theirs in pairs):
             result = run_stage(self._spec, sent.block, sent.starts, self.signatures)
         pairs = zip(self.signatures, result.signatures, strict=True)
         self.signatures = tuple(mine or theirs for mine, theirs in pairs)

@@ -1,0 +1,77 @@
+"""Actors in their places of a reservation, which is given back when the actor or task that made it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, final
+
+import ray
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raydist.actors.supervision import kill_actors
+
+__all__ = ["ReservationGuard", "bundle_options", "guard_reservation", "resource_options"]
+
+
+_NAMED = ("CPU", "GPU", "memory")  # resources that Ray's options have names of their own for
+
+
+def resource_options(wanted: Mapping[str, float]) -> dict[str, Any]:
+    """What an actor takes, as `options` of Ray.
+
+    >>> resource_options({"CPU": 1.0, "disk": 2.0})
+    {'num_cpus': 1.0, 'num_gpus': 0, 'resources': {'disk': 2.0}}
+    """
+    others = {key: amount for key, amount in wanted.items() if key not in _NAMED}
+    return {"num_cpus": wanted.get("CPU", 0), "num_gpus": wanted.get("GPU", 0), "resources": others}
+
+
+def bundle_options(group: PlacementGroup, bundle: int, wanted: Mapping[str, float], name: str) -> dict[str, Any]:
+    """Options of an actor of this name in a bundle, of which it takes what is wanted. Ray never starts it again."""
+    return {
+        "name": name,
+        **resource_options(wanted),
+        "memory": wanted.get("memory", 0),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle),
+        "max_restarts": 0,
+        "max_task_retries": 0,
+    }
+
+
+_LOOK_S = 2.0  # between two looks: a strategy is gone 10 s after what made it
+
+
+def guard_reservation(group: PlacementGroup) -> Any:
+    """An actor that outlives this process, to be killed by who gives the reservation back; None in a driver."""
+    if ray._private.worker.global_worker.mode != ray.WORKER_MODE:
+        return None
+    owner = ray.get_runtime_context().get_worker_id()
+    options = {"name": f"raydist-guard-{uuid.uuid4().hex}", "lifetime": "detached", "num_cpus": 0, "max_restarts": 0}
+    return ray.remote(ReservationGuard).options(**options).remote(owner, group)
+
+
+@final
+class ReservationGuard:
+    """Runs inside a detached actor, which ends itself when it has nothing more to guard.
+
+    Args:
+        owner: Ray's id of the process that made the reservation.
+        group: The reservation.
+    """
+
+    def __init__(self, owner: str, group: PlacementGroup) -> None:
+        self._owner = owner
+        self._group = group
+        threading.Thread(target=self._watch, name="raydist-guard", daemon=True).start()
+
+    def _watch(self) -> None:
+        while self._owner in ray._private.state.workers():
+            time.sleep(_LOOK_S)
+        with contextlib.suppress(Exception):  # the job has ended as well, and Ray was quicker
+            remove_placement_group(self._group)
+        kill_actors([ray.get_runtime_context().current_actor])

@@ -1,0 +1,271 @@
+"""Groups of CPU ranks on several hosts: shared memory inside a host, gloo between one rank of each host, its leader.
+
+Every collective is a plain sequence of steps: inside the hosts, between leaders, and inside the hosts again. A
+background thread of each rank runs these steps, so that a collective goes on while the rank computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import final
+
+import torch
+
+from raydist.collectives.backend import Backend, JoiningCommunicator
+from raydist.collectives.background_queue import BackgroundQueue
+from raydist.collectives.base import ALL_REDUCE, Communicator, Membership, Work
+from raydist.collectives.gloo import GlooBackend
+from raydist.collectives.parts import check_parts, check_rank, check_rows, check_swapped
+from raydist.collectives.point_to_point import PointToPoint
+from raydist.collectives.reducing import HALVES
+from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
+from raydist.collectives.shared_memory.generation import UNREACHABLE
+from raydist.collectives.translation import describe_operation
+from raydist.collectives.wire import check_reducible, stage_bytes
+from raydist.errors import DeadlineExceededError, FailedPreconditionError, RaydistError, UnavailableError
+from raydist.values import ReduceOp
+
+__all__ = ["HierarchicalBackend", "HierarchicalCommunicator"]
+
+_MARGIN_S = 1.0
+_SLICE_S = 0.05  # a failure on another host goes unnoticed for at most so long
+
+
+@final
+class HierarchicalBackend(Backend):
+    """Shared memory inside hosts, gloo between them; on a single host, shared memory."""
+
+    name = "hierarchical"
+    devices = ("cpu",)
+
+    def declines(self, membership: Membership) -> str | None:
+        return None if membership.hosts else "nobody has said which of its ranks are on one host"
+
+    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> JoiningCommunicator:
+        kind = HierarchicalCommunicator if len(set(membership.hosts)) > 1 else SharedMemoryCommunicator
+        return kind(membership, device, timeout_s)
+
+
+@final
+class HierarchicalCommunicator(JoiningCommunicator):
+    """Ranks of several hosts. Not for use by several threads at once, `abort` aside.
+
+    Args:
+        membership: This rank's place; it says which rank is on which host, and there are at least two hosts.
+        device: The CPU.
+        timeout_s: The limit of every wait.
+    """
+
+    def __init__(self, membership: Membership, device: torch.device, timeout_s: float) -> None:
+        self.membership = membership
+        self.device = device
+        self.timeout_s = timeout_s
+        self._prepare()
+
+    def _prepare(self) -> None:
+        membership, names = self.membership, self.membership.hosts
+        self._hosts = [tuple(rank for rank, name in enumerate(names) if name == host) for host in dict.fromkeys(names)]
+        self._host = next(number for number, ranks in enumerate(self._hosts) if membership.rank in ranks)
+        members = self._hosts[self._host]
+        self._home = SharedMemoryCommunicator(membership, self.device, self.timeout_s, members)
+        self._leaders: JoiningCommunicator | None = None
+        if members[0] == membership.rank:
+            place = replace(membership, group=f"{membership.group}/leaders", rank=self._host, hosts=())
+            place = replace(place, world_size=len(self._hosts))
+            self._leaders = GlooBackend().communicator(place, self.device, self.timeout_s)
+        self._messages = PointToPoint(membership, self.timeout_s, lambda name, peer: self._home.check(name))
+        self._queue: BackgroundQueue | None = None
+
+    def start(self) -> None:
+        self._home.start()
+        if self._leaders is not None:
+            self._leaders.start()
+        self._queue = BackgroundQueue(f"raydist-collectives-{self.rank}", self.abort)
+
+    def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
+        tensors: list[torch.Tensor] = []
+        self._submit("allocate", lambda: tensors.extend(self._home.allocate(sizes))).wait()
+        return tensors
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
+        check_reducible(tensor.dtype, op)
+        return self._submit(ALL_REDUCE[op], lambda: self._reduce(tensor.detach(), op))
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
+        check_rank("root", root, self.membership)
+        check_reducible(tensor.dtype, op)
+        return self._submit(f"reduce({op.value}, root={root})", lambda: self._reduce(tensor.detach(), op))
+
+    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
+        check_parts("reduce_scatter", inputs, output, self.world_size)
+        check_reducible(output.dtype, op)
+
+        def run() -> None:
+            parts = torch.stack([value.detach() for value in inputs])
+            self._reduce(parts, op)
+            output.detach().copy_(parts[self.rank])
+
+        return self._submit(f"reduce_scatter({op.value})", run)
+
+    def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        check_parts("all_gather", outputs, tensor, self.world_size)
+        return self._submit("all_gather", lambda: self._gather(outputs, tensor))
+
+    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        check_rows(outputs, tensor, self.rank, self.world_size)
+        return self._submit("all_gather_rows", lambda: self._gather(outputs, tensor))
+
+    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
+        check_swapped(outputs, inputs, self.world_size)
+
+        def run() -> None:
+            sent = torch.stack([value.detach() for value in inputs])
+            received = [torch.empty_like(sent) for _ in range(self.world_size)]
+            self._gather(received, sent)
+            for output, parts in zip(outputs, received, strict=True):
+                output.detach().copy_(parts[self.rank])
+
+        return self._submit("all_to_all", run)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
+        check_rank("root", root, self.membership)
+        host = next(number for number, ranks in enumerate(self._hosts) if root in ranks)
+
+        def run() -> None:
+            if host == self._host:
+                self._home.broadcast(tensor, self._hosts[host].index(root)).wait()
+            self._between(lambda leaders: leaders.broadcast(tensor, host))
+            if host != self._host:
+                self._home.broadcast(tensor, 0).wait()
+
+        return self._submit(f"broadcast(root={root})", run)
+
+    def barrier(self) -> None:
+        def run() -> None:
+            self._home.barrier()
+            self._between(lambda leaders: leaders.all_reduce(torch.zeros(1), ReduceOp.SUM))
+            self._home.barrier()
+
+        self._submit("barrier", run).wait()
+
+    def send(self, tensor: torch.Tensor, destination: int) -> Work:
+        check_rank("destination", destination, self.membership)
+        self._home.check(f"send(to={destination})")
+        return self._messages.send(tensor, destination)
+
+    def recv(self, tensor: torch.Tensor, source: int) -> Work:
+        check_rank("source", source, self.membership)
+        self._home.check(f"recv(from={source})")
+        return self._messages.recv(tensor, source)
+
+    def reconfigure(self, membership: Membership) -> None:
+        self.membership.check_successor(membership)
+        self.abort()
+        self.close()
+        self.membership = membership
+        self._prepare()
+        self.start()
+
+    def abort(self) -> None:
+        self._home.abort()
+        if self._leaders is not None:
+            self._leaders.abort()
+
+    def close(self) -> None:
+        self._queue = None
+        self._messages.close()
+        leaders, self._leaders = self._leaders, None  # gloo closes its sockets with the last of its objects
+        if leaders is not None:
+            leaders.close()
+        self._home.close()
+
+    # --- how collectives are carried out ------------------------------------------------------------------------------
+
+    def _reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
+        """Replace a tensor by the reduction; a mean, and sums of 16 bits, are rounded once."""
+        within = ReduceOp.SUM if op is ReduceOp.MEAN else op
+        values = tensor.float() if tensor.dtype in HALVES else tensor
+        self._home.reduce(values, 0, within).wait()
+        self._between(lambda leaders: leaders.all_reduce(values, within))
+        if op is ReduceOp.MEAN and self._leaders is not None:
+            values.div_(self.world_size)
+        self._home.broadcast(values, 0).wait()
+        if values is not tensor:
+            tensor.copy_(values)
+
+    def _gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
+        """Fill `outputs` with every rank's tensor: within hosts, then between leaders, then to all ranks of a host."""
+        members, mine = self._hosts[self._host], stage_bytes(tensor).carrier.view(-1, 1)
+        received = [torch.empty(output.nbytes, 1, dtype=torch.uint8) for output in outputs]
+        self._home.all_gather_rows([received[rank] for rank in members], mine).wait()
+        whole = [torch.cat([received[rank] for rank in ranks]) for ranks in self._hosts]
+        self._between(lambda leaders: leaders.all_gather_rows(whole, whole[self._host].clone()))
+        everything = torch.cat(whole)
+        self._home.broadcast(everything, 0).wait()
+        order = [rank for ranks in self._hosts for rank in ranks]
+        for rank, part in zip(order, everything.split([outputs[rank].nbytes for rank in order]), strict=True):
+            staged = stage_bytes(outputs[rank])
+            staged.carrier.copy_(part.view(-1))
+            staged.deliver()
+
+    def _between(self, call: Callable[[Communicator], Work]) -> None:
+        """Call a collective of the leaders, on a leader; look now and then for a failure of any rank."""
+        if self._leaders is None:
+            return
+        work, deadline = call(self._leaders), time.monotonic() + self.timeout_s
+        while True:
+            try:
+                work.wait(_SLICE_S)
+                return
+            except RaydistError as error:
+                self._home.hear()
+                self._home.check("the exchange between hosts")
+                if not isinstance(error, DeadlineExceededError) or time.monotonic() >= deadline:
+                    # The message of this error counts hosts, where this group counts ranks.
+                    raise type(error)(f"rank {self.rank} {UNREACHABLE}.") from error
+
+    def _submit(self, name: str, function: Callable[[], object]) -> Work:
+        if self._queue is None:
+            what = describe_operation(self.membership, name)
+            raise FailedPreconditionError(f"{what}: the group is closed. Open a new one.")
+        self._home.check(name)
+
+        return _HierarchicalWork(
+            self._home, name, self._queue.submit(lambda: self._run(name, function)), self.timeout_s
+        )
+
+    def _run(self, name: str, function: Callable[[], object]) -> None:
+        """Run a collective; its failure is one of the whole group, on every host."""
+        try:
+            function()
+        except BaseException as error:
+            unknown = UnavailableError(f"rank {self.rank} failed inside a collective ({error!r}).")
+            self._home.fail(error if isinstance(error, RaydistError) else unknown)
+            self._home.check(name)
+            raise
+
+
+@final
+class _HierarchicalWork(Work):
+    """A collective that the background thread runs."""
+
+    def __init__(self, home: SharedMemoryCommunicator, name: str, future: Future[None], limit_s: float) -> None:
+        self._home = home
+        self._name = name
+        self._future = future
+        self._limit_s = limit_s
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        # Each step of a collective has the group's limit; it fails the group before the margin is over.
+        limit_s = self._limit_s + _MARGIN_S if timeout_s is None else timeout_s
+        if not futures.wait([self._future], limit_s).done:
+            what = describe_operation(self._home.membership, self._name)
+            if timeout_s is not None:
+                raise DeadlineExceededError(f"{what} timed out after {limit_s} s. It goes on; wait again.")
+            self._home.fail(DeadlineExceededError(f"{what} timed out after {self._limit_s} s."))
+            self._home.check(self._name)
+        self._future.result()

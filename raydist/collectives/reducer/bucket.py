@@ -1,0 +1,175 @@
+"""The memory of one bucket: gradients are copied in, reduced in place, and handed out as views of it.
+
+`.grad` holds views of this memory after a backward pass. The memory is written again only when no tensor refers to it
+any more. Where gradients travel in another dtype, they have memory of their own beside that which travels: they are
+converted once before, when they have their weights, and once afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, final
+
+import torch
+
+from raydist.collectives.reducer.layout import Bucket, ParameterSpec
+from raydist.collectives.reducer.nonfinite import is_finite
+from raydist.compat.torch_internals import StorageWeakRef, views_like, without_view_tracking
+
+__all__ = ["BucketMemory", "LazyBucketMemory", "PlainBucketMemory", "memory_of"]
+
+# Below, copying all in one call and scaling all in another takes less time than doing both one by one (10 us against 23
+# for 258 KB, 75 against 57 for 2 MB).
+_SMALL_NUMEL = 1 << 17
+
+
+class BucketMemory(Protocol):
+    """The memory of one bucket.
+
+    Attributes:
+        bucket: The parameters in it.
+        flat: The tensor that is reduced: gradients, and behind them the trailer where it is the last bucket.
+    """
+
+    bucket: Bucket
+    flat: torch.Tensor
+
+    def fill(self, gradients: list[torch.Tensor], scale: float) -> None:
+        """Copy in a dense gradient for every slot, times `scale`."""
+
+    def fill_some(self, gradients: Sequence[torch.Tensor | None], scale: float) -> None:
+        """Copy in gradients of which some are missing, which then count as zero, or are sparse."""
+
+    def add(self, position: int, gradient: torch.Tensor) -> None:
+        """Add to the gradient of one slot."""
+
+    def pack(self) -> None:
+        """Convert the gradients to the dtype in which they travel."""
+
+    def unpack(self) -> None:
+        """Convert the reduced gradients to their own dtype."""
+
+    def is_finite(self) -> bool:
+        """Return True if the reduced gradients have neither NaN nor infinities. Waits for the device."""
+
+    def gradients(self) -> Sequence[torch.Tensor]:
+        """Return the reduced gradients, by slot."""
+
+    def is_free(self) -> bool:
+        """Return True if no gradient that was handed out refers to the memory any more."""
+
+
+def memory_of(bucket: Bucket, flat: torch.Tensor) -> BucketMemory:
+    """Return the memory of a bucket in a flat tensor, which may be longer than its gradients."""
+    return LazyBucketMemory(bucket, flat) if flat.device.type == "xla" else PlainBucketMemory(bucket, flat)
+
+
+@final
+class PlainBucketMemory(BucketMemory):
+    """The memory of one bucket on a CPU or a GPU."""
+
+    def __init__(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        self.bucket = bucket
+        self.flat = flat
+        self._wire = flat[: bucket.numel]
+        own = bucket.wire is not bucket.dtype
+        self._body = torch.empty(bucket.numel, dtype=bucket.dtype, device=flat.device) if own else self._wire
+        self._places = [_place(self._body, slot.spec, slot.offset) for slot in bucket.slots]
+        self._side_by_side = all(slot.spec.stride is None and slot.spec.numel for slot in bucket.slots)
+        self._handed_out: StorageWeakRef | None = None
+        known = flat.device.type == "cpu" and bucket.dtype in (torch.float32, torch.float64, torch.float16)
+        self._array = self._body.numpy() if known else None  # of which a new storage is made in 2 us, by dlpack in 10
+
+    def fill(self, gradients: list[torch.Tensor], scale: float) -> None:
+        if self.bucket.numel <= _SMALL_NUMEL or self.flat.device.type != "cpu":
+            torch._foreach_copy_(self._places, gradients)
+            if scale != 1.0:
+                self._body.mul_(scale)
+            return
+        for place, gradient in zip(self._places, gradients, strict=True):
+            torch.mul(gradient, scale, out=place)
+
+    def fill_some(self, gradients: Sequence[torch.Tensor | None], scale: float) -> None:
+        for place, gradient in zip(self._places, gradients, strict=True):
+            if gradient is None:
+                place.zero_()
+            else:
+                torch.mul(_dense(gradient), scale, out=place)
+
+    def add(self, position: int, gradient: torch.Tensor) -> None:
+        self._places[position].add_(_dense(gradient))
+
+    def pack(self) -> None:
+        if self._wire is not self._body:
+            self._wire.copy_(self._body)
+
+    def unpack(self) -> None:
+        if self._wire is not self._body:
+            self._body.copy_(self._wire)
+
+    def is_finite(self) -> bool:
+        return is_finite(self._body)
+
+    def gradients(self) -> Sequence[torch.Tensor]:
+        # A storage of its own for each pass: it lives as long as any tensor that was made of the gradients.
+        array = self._array
+        lent = torch.utils.dlpack.from_dlpack(self._body) if array is None else torch.from_numpy(array)
+        self._handed_out = StorageWeakRef(lent.untyped_storage())
+        with without_view_tracking():
+            if self._side_by_side:
+                return views_like(lent, self._places)
+            return [_place(lent, slot.spec, slot.offset) for slot in self.bucket.slots]
+
+    def is_free(self) -> bool:
+        return self._handed_out is None or self._handed_out.expired()
+
+
+@final
+class LazyBucketMemory(BucketMemory):
+    """The memory of one bucket on an XLA device, whose tensors are values to come: it hands out copies."""
+
+    def __init__(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        self.bucket = bucket
+        self.flat = flat
+        self._body = torch.zeros(bucket.numel, dtype=bucket.dtype, device=flat.device)
+
+    def fill(self, gradients: Sequence[torch.Tensor], scale: float) -> None:
+        self.fill_some(gradients, scale)
+
+    def fill_some(self, gradients: Sequence[torch.Tensor | None], scale: float) -> None:
+        parts = [
+            self._body.new_zeros(slot.spec.numel) if gradient is None else _dense(gradient).reshape(-1)
+            for slot, gradient in zip(self.bucket.slots, gradients, strict=True)
+        ]
+        if parts:
+            self._body = torch.cat(parts) * scale
+
+    def add(self, position: int, gradient: torch.Tensor) -> None:
+        slot = self.bucket.slots[position]
+        self._body[slot.offset : slot.offset + slot.spec.numel].add_(_dense(gradient).reshape(-1))
+
+    def pack(self) -> None:
+        self.flat[: self.bucket.numel].copy_(self._body)
+
+    def unpack(self) -> None:
+        self._body = self.flat[: self.bucket.numel].to(self.bucket.dtype, copy=True)
+
+    def is_finite(self) -> bool:
+        return bool(torch.isfinite(self._body).all())
+
+    def gradients(self) -> Sequence[torch.Tensor]:
+        slots = self.bucket.slots
+        return [self._body[slot.offset : slot.offset + slot.spec.numel].clone().view(slot.spec.shape) for slot in slots]
+
+    def is_free(self) -> bool:
+        return True
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _place(memory: torch.Tensor, spec: ParameterSpec, offset: int) -> torch.Tensor:
+    if spec.stride is None:
+        return memory[offset : offset + spec.numel].view(spec.shape)
+    return memory.as_strided(spec.shape, spec.stride, memory.storage_offset() + offset)

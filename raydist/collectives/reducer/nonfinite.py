@@ -1,0 +1,142 @@
+"""What NaN and infinities in gradients do: nothing, an error, or nothing else than these.
+
+The decision is taken from reduced gradients, which are the same bits on every replica: so all of them take the same
+one, and nothing travels for it. Who brought the NaN is asked only once there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, final
+
+import torch
+
+from raydist.collectives.reducer.skipped_updates import SkippedUpdates
+from raydist.errors import FailedPreconditionError
+
+__all__ = ["NonfinitePolicy", "OnNonfinite", "fault_of", "is_finite"]
+
+OnNonfinite = Literal["pass", "raise", "skip"]
+Accused = Sequence[Mapping[int, int]]
+"""For each replica: number of a parameter -> what is wrong with that replica's own gradient, see `fault_of`."""
+
+_FAULTS = {1: "infinite", 2: "NaN", 3: "NaN and infinite"}
+_SHOWN = 4
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether there is neither NaN nor infinity in a tensor: one pass over it, as long as there is none.
+
+    >>> is_finite(torch.tensor([3e38, 3e38])), is_finite(torch.tensor([1.0, float("nan")]))
+    (True, False)
+    """
+    values = tensor.coalesce().values() if tensor.is_sparse else tensor
+    # Both stay in any sum that they are in. A sum may also grow beyond all numbers by itself.
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+
+
+def fault_of(gradient: torch.Tensor) -> int:
+    """0 for a finite gradient; 1 where it has infinities, 2 where it has NaN, 3 for both."""
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return int(torch.isinf(values).any()) + 2 * int(torch.isnan(values).any())
+
+
+@final
+class NonfinitePolicy:
+    """What one replica does about them.
+
+    Args:
+        names: Of parameters, for messages.
+        first_replica: Number of the first of those whose gradients meet: others' are not known here.
+
+    Attributes:
+        choice: What holds in the run that is open.
+        num_found: Backward passes that brought some, as far as they were looked for.
+    """
+
+    def __init__(
+        self, names: Callable[[Iterable[torch.nn.Parameter]], Sequence[str]], *, first_replica: int = 0
+    ) -> None:
+        self._first_replica = first_replica
+        self.choice: OnNonfinite = "pass"
+        self.num_found = 0
+        self._names = names
+        self._last_was_bad = False
+        self._spoilt: dict[int, weakref.ref[torch.nn.Parameter]] = {}
+        self._skipped = SkippedUpdates(self._must_skip)
+
+    @property
+    def num_skipped(self) -> int:
+        """Calls of `optimizer.step()` that changed nothing."""
+        return self._skipped.count
+
+    @property
+    def looks(self) -> bool:
+        """Whether gradients must be looked at."""
+        return self.choice != "pass"
+
+    @contextlib.contextmanager
+    def run(self, choice: OnNonfinite) -> Iterator[None]:
+        """Around one run of a step function, on the thread that calls optimizers."""
+        self.choice = choice
+        with self._skipped.watch() if choice == "skip" else contextlib.nullcontext():
+            try:
+                yield
+            finally:
+                self.choice = "pass"
+
+    def refuses(self, parameters: Iterable[torch.nn.Parameter], *, new_are_finite: bool) -> bool:
+        """A backward pass has ended on all replicas: whether it must end in an `error`.
+
+        Args:
+            parameters: Those that it brought gradients.
+            new_are_finite: What it brought, added up over replicas.
+        """
+        refused = self.choice == "raise" and not new_are_finite
+        self.num_found += not new_are_finite
+        self._last_was_bad = not (new_are_finite or refused)
+        if self._last_was_bad:
+            self._spoilt.update((id(parameter), weakref.ref(parameter)) for parameter in parameters)
+        return refused
+
+    def _must_skip(self, optimizer: torch.optim.Optimizer) -> bool:
+        """All do until the next pass; afterwards those whose gradients still hold what a bad one brought."""
+        if self._last_was_bad or not self._spoilt:
+            return self._last_was_bad
+        return any(self._is_spoilt(parameter) for group in optimizer.param_groups for parameter in group["params"])
+
+    def _is_spoilt(self, parameter: torch.nn.Parameter) -> bool:
+        noted = self._spoilt.get(id(parameter))
+        if noted is None:
+            return False
+        if noted() is parameter and parameter.grad is not None and not is_finite(parameter.grad):
+            return True
+        del self._spoilt[id(parameter)]
+        return False
+
+    def error(
+        self, place: str, accused: Accused, parameters: Mapping[int, torch.nn.Parameter]
+    ) -> FailedPreconditionError:
+        """What says who brought it.
+
+        Args:
+            place: Which backward pass it was.
+            accused: What each replica says of its own gradients.
+            parameters: By number.
+        """
+        culprits = {rank: faults for rank, faults in enumerate(accused, self._first_replica) if faults}
+        found = "; ".join(f"replica {rank}: {self._listed(faults, parameters)}" for rank, faults in culprits.items())
+        said = found or "no replica's own, but their sum has infinities: they are too large for their dtype"
+        return FailedPreconditionError(
+            f'Gradients must be finite under RunOptions(on_nonfinite="raise"), got NaN or infinity in {place} from '
+            f"{said}. Look at loss and rows of that batch there (a logarithm of 0, a division by 0, a loss scale too "
+            'large for float16), or let on_nonfinite="skip" pass over such batches.'
+        )
+
+    def _listed(self, faults: Mapping[int, int], parameters: Mapping[int, torch.nn.Parameter]) -> str:
+        shown = dict(list(faults.items())[:_SHOWN])
+        names = self._names([parameters[index] for index in shown])
+        listed = [f"{name} ({_FAULTS[fault]})" for name, fault in zip(names, shown.values(), strict=True)]
+        return ", ".join(listed) + (f" and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else "")

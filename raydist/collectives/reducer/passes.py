@@ -1,0 +1,451 @@
+"""Backward passes of one replica whose gradients are global when they return: one after another.
+
+The gradients of before are set aside, each new gradient goes to an `Exchange`, and at the true end of the pass the
+reduced gradients are added to what was set aside. So only new gradients are weighted and sent, however often a step
+calls `backward()`.
+
+Hooks that the program has on parameters must see global gradients, so they are held back meanwhile. Then a second,
+short pass of the autograd engine hands each hooked parameter its global gradient: torch itself calls the hooks, adds to
+`.grad` and looks at what they return. (So a parameter that several segments of a reentrant checkpoint use has its hooks
+called once, with the sum; without replicas torch calls them once a segment.)
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from raydist.collectives.base import Communicator
+from raydist.collectives.reducer.accumulation import LocalAccumulation, accumulate
+from raydist.collectives.reducer.buckets import Buckets
+from raydist.collectives.reducer.exchange import Exchange, StepWeight
+from raydist.collectives.reducer.known_gradients import ChangedGradients, Checksums, KnownGradients, combined, compare
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy, fault_of
+from raydist.collectives.reducer.parameter_hooks import HeldBack
+from raydist.collectives.reducer.trailer import PassStamp, ReceivedTrailer, Updates
+from raydist.collectives.reducer.trained_parameters import TrainedParameters
+from raydist.errors import CollectiveMismatchError
+from raydist.values import ReduceOp
+
+__all__ = ["EngineCall", "SynchronisedPasses"]
+
+# Where `torch.autograd.backward` takes it.
+_CREATE_GRAPH = 3
+
+
+@final
+@dataclass(slots=True, eq=False)  # not frozen: one is made for every pass, and that takes a microsecond more
+class EngineCall:
+    """A call of `torch.autograd.backward`, to be made. Nobody changes it.
+
+    Attributes:
+        original: Torch's function.
+        args: What it is given.
+        kwargs: And by name.
+    """
+
+    original: Callable[..., None]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self) -> None:
+        """Make it."""
+        self.original(*self.args, **self.kwargs)
+
+    @property
+    def create_graph(self) -> bool:
+        """Whether the gradients are to be differentiable."""
+        args = self.args
+        return bool(args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else self.kwargs.get("create_graph", False))
+
+
+@final
+class SynchronisedPasses:
+    """The passes of one replica's steps.
+
+    Args:
+        communicator: Carries what follows the buckets.
+        buckets: The buckets.
+        parameters: Whose gradients.
+        updates: What this rank has done with earlier gradients.
+        calls: A digest of the user collectives that it has called.
+        policy: What NaN and infinities do; None for nothing.
+        names: Of parameters, for messages.
+
+    Attributes:
+        in_hooks: Whether the program's hooks on parameters are being called.
+        known: Which gradients are global.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        buckets: Buckets,
+        parameters: TrainedParameters,
+        updates: Callable[[], Updates],
+        calls: Callable[[], int],
+        policy: NonfinitePolicy | None,
+        names: Callable[[Iterable[torch.nn.Parameter]], Sequence[str]],
+    ) -> None:
+        self.in_hooks = False
+        self.known = KnownGradients()
+        self._changed = ChangedGradients()
+        self._names = names
+        self._communicator = communicator
+        self._buckets = buckets
+        self._parameters = parameters
+        self._updates = updates
+        self._calls = calls
+        self._policy = policy
+        self._accumulation = LocalAccumulation()
+        self._repeated: set[int] = set()
+        self._weight = StepWeight(1.0, counts=True)
+        self._adds_up = False
+        self._step = 0
+        self._num_passes = 0
+        self._twice_differentiable = False
+        self._exchange: Exchange | None = None
+        self._unchecked: tuple[Callable[[], ReceivedTrailer], list[Checksums]] | None = None
+
+    def begin_step(self, step: int, weight: StepWeight, *, adds_up: bool) -> None:
+        """Begin a step: the passes that follow belong to it."""
+        self._step = step
+        self._weight = weight
+        self._adds_up = adds_up
+        self._num_passes = 0
+        self._twice_differentiable = False
+
+    def begin_segment(self) -> None:
+        """Note that a backward pass begins inside of the one at hand: a segment of a reentrant checkpoint.
+
+        Gradients may come again, so that no bucket leaves any more before the end.
+        """
+        if self._exchange is not None:
+            self._exchange.hold()
+
+    def run(self, call: EngineCall, *, local: bool) -> None:
+        """Run a pass whose gradients are global at its end, or kept for one that is; one that fails changes none.
+
+        Blocking: until all ranks have ended their pass, at most the communicator's limit. Where the host runs ahead of
+        the device it blocks only if this rank lacks a gradient, or gradients are looked at.
+        """
+        self._parameters.look()
+        before = [parameter.grad for parameter in self._parameters.trained]
+        earlier = {
+            index: gradient
+            for index, gradient in zip(self._parameters.indices, before, strict=True)
+            if gradient is not None
+        }
+        hooks = HeldBack(self._parameters.hooked())
+        try:
+            made = self._count_made(earlier) if earlier else {}
+            for index in earlier:
+                self._parameters.all[index].grad = None
+            if local:
+                call.run()
+                self._keep_local(earlier)
+            else:
+                self._synchronise(call, earlier, hooks)
+            if made and not local:
+                self.known.note([self._parameters.all[index] for index in made], by_hand=True)
+        except BaseException:
+            for parameter, gradient in zip(self._parameters.trained, before, strict=True):
+                parameter.grad = gradient
+            raise
+        finally:
+            hooks.give_back()
+            self.in_hooks = False
+            self._exchange = None
+            self._parameters.door.shut()
+
+    def _synchronise(self, call: EngineCall, earlier: dict[int, torch.Tensor], hooks: HeldBack) -> None:
+        parts = {index: self._accumulation.parts_of(index, gradient) for index, gradient in earlier.items()}
+        self._num_passes += 1
+        noted = self._changed.take()
+        exchange = self._exchange = self._open(combined(noted))
+        for index, (_, contribution) in parts.items():
+            if contribution is not None:
+                exchange.preload(index, contribution)
+        self._put_gradients(call, exchange)
+        exchange.finish()
+        new = self._reduced(call, exchange, noted)
+        if self._policy is not None and self._policy.looks:
+            self._look(self._policy, exchange, new)
+        brought = [self._parameters.all[index] for index in new]
+        for_hooks = {index: new.pop(index) for index in tuple(new) if index in hooks.indices} if hooks.indices else {}
+        self._show({index: base for index, (base, _) in parts.items()}, new)
+        self._accumulation.forget(self._parameters.indices)
+        if for_hooks:
+            hooks.give_back()
+            self.in_hooks = True
+            # Torch brings each its gradient, in the same order on every rank, and calls the hooks on the way.
+            parameters = tuple(self._parameters.all[index] for index in for_hooks)
+            call.original(parameters, tuple(for_hooks.values()), create_graph=call.create_graph)
+        self.known.note(brought, by_hand=call.original is _assign)
+
+    def _reduced(self, call: EngineCall, exchange: Exchange, noted: list[Checksums]) -> dict[int, torch.Tensor]:
+        """After `finish`: parameter index -> new global gradient, for those that some replica has one for."""
+        create_graph = call.create_graph
+        trailer = exchange.read_trailer()
+        ahead = self._communicator.host_runs_ahead and not self._buckets.is_first_pass
+        unchecked, self._unchecked = self._unchecked, None
+        if unchecked is not None:
+            self._check(unchecked[0](), unchecked[1])
+        found, became_sparse = exchange.gradients(), frozenset[int]()
+        if trailer is not None and ahead and exchange.is_whole and not create_graph:
+            self._unchecked = trailer, noted
+        elif trailer is not None:
+            received = trailer()
+            if ahead:  # at the same place on all ranks
+                self._unchecked = (lambda: received), noted
+            else:
+                self._check(received, noted)
+            if not received.complete:
+                found, became_sparse = self._of_some(exchange, received, found, as_sparse=not ahead)
+        if create_graph:
+            found = {index: self._connected(exchange, index, value) for index, value in found.items()}
+        self._repeated |= exchange.repeated
+        self._twice_differentiable |= create_graph
+        self._buckets.done(became_sparse)
+        if rows := exchange.in_rows():
+            found |= rows
+            return {index: found[index] for index in sorted(found)}
+        return found
+
+    def _check(self, received: ReceivedTrailer, noted: list[Checksums]) -> None:
+        """Raise on all replicas where they were in different passes, or have changed gradients differently before."""
+        received.check()
+        if received.checksums_differ:
+            compare(self._communicator, noted, lambda index: self._names([self._parameters.all[index]])[0])
+
+    def _of_some(
+        self, exchange: Exchange, received: ReceivedTrailer, values: dict[int, torch.Tensor], *, as_sparse: bool
+    ) -> tuple[dict[int, torch.Tensor], frozenset[int]]:
+        """Return the gradients that some replica has, and the parameters for which one had a sparse gradient."""
+        present, sparse = received.flags()
+        places = [slot.spec.index for bucket in exchange.layout.buckets for slot in bucket.slots]
+        found = {index: values[index] for index, there in zip(places, present, strict=True) if there}
+        in_rows = frozenset(index for index, rows in zip(places, sparse, strict=True) if rows) if as_sparse else ()
+        own = exchange.own_gradients() if in_rows else {}
+        for index in in_rows:
+            found[index] = self._as_sparse(values[index], own[index])
+        return {index: found[index] for index in sorted(found)}, frozenset(in_rows)
+
+    def _as_sparse(self, value: torch.Tensor, own: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the touched rows of `value`: those that any replica's sparse gradient names, zero ones included."""
+        touched = torch.zeros(value.shape[0], dtype=torch.uint8, device=value.device)
+        for gradient in own:
+            if gradient.is_sparse:
+                touched[gradient.coalesce().indices()[0]] = 1
+            else:
+                touched.fill_(1)
+        self._communicator.all_reduce(touched, ReduceOp.MAX).wait()
+        rows = touched.nonzero().view(1, -1)
+        return torch.sparse_coo_tensor(rows, value[rows[0]], value.shape, is_coalesced=True, check_invariants=False)
+
+    def _connected(self, exchange: Exchange, index: int, value: torch.Tensor) -> torch.Tensor:
+        """Return a differentiable gradient, as `backward(create_graph=True)` leaves it."""
+        if value.is_sparse or index not in exchange.layout.places:
+            return value
+        number, position = exchange.layout.places[index]
+        local = exchange.local[number][position]
+        start = torch.zeros_like(value, requires_grad=True) if local is None else local
+        apply: Any = _Connected.apply  # torch leaves it untyped
+        connected: torch.Tensor = apply(start, value.clone(), self._communicator, self._weight)
+        return connected
+
+    def exchange_made_by_hand(
+        self, parameters: Collection[torch.nn.Parameter], *, used: bool, filled_anew: bool
+    ) -> bool:
+        """Make the gradients of these parameters global that no backward pass has.
+
+        Args:
+            parameters: Those of an optimizer.
+            used: The optimizer uses the gradients now, so that what `.grad` holds afterwards is new.
+            filled_anew: A tensor that was written since an optimizer has used it holds a new gradient.
+
+        Returns:
+            True if something was exchanged.
+
+        Blocking: then, until all ranks are here or in a backward pass.
+        """
+        made = self._made_by_hand(parameters, filled_anew=filled_anew)
+        # What no_sync() keeps at the end of a batch waits for a later backward pass, not for an optimizer.
+        if made or (filled_anew and self._accumulation and any(map(self._is_local, parameters))):
+            frozen = [self._parameters.all[index] for index in made if not self._parameters.all[index].requires_grad]
+            try:
+                for parameter in frozen:  # else nothing is laid out for its gradient
+                    parameter.requires_grad_(True)
+                self._run_by_hand(made)
+            finally:
+                for parameter in frozen:
+                    parameter.requires_grad_(False)
+        if used:
+            self.known.note_used(parameters)
+        return bool(made)
+
+    def _run_by_hand(self, made: dict[int, torch.Tensor]) -> None:
+        """Run a pass that brings nothing but gradients made by hand, and write the result into their tensors."""
+        stale = [self._parameters.all[index] for index in self._parameters.all.keys() - made.keys()]
+        stale = [parameter for parameter in stale if self.known.is_stale(parameter)]
+        for index, gradient in made.items():
+            self._parameters.all[index].grad = self._as_local(index, gradient)
+        self.run(EngineCall(_assign, (), {}), local=False)
+        for parameter in stale:
+            if not self.known.is_stale(parameter):  # others had a new gradient
+                raise CollectiveMismatchError(
+                    "All replicas must make the same gradients by hand before optimizer.step(), but others have a new "
+                    f"one for {self._names([parameter])[0]} while this one holds that of an earlier step. Let all "
+                    "replicas fill .grad, or set it to None everywhere."
+                )
+        parameters = [self._parameters.all[index] for index in made]
+        for parameter, gradient in zip(parameters, made.values(), strict=True):
+            parameter.grad = _written(gradient, parameter.grad)
+        self.known.note(parameters, by_hand=True)  # what holds them now is another tensor
+
+    def _count_made(self, earlier: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Count those of `earlier` that were made by hand as gradients of a local pass, and return them."""
+        made = self._made_by_hand([self._parameters.all[index] for index in earlier], filled_anew=False)
+        for index, gradient in made.items():
+            shown = self._as_local(index, gradient)
+            if shown is None:
+                del earlier[index]
+                self._parameters.all[index].grad = None
+            else:
+                earlier[index] = shown
+        return made
+
+    def _is_local(self, parameter: torch.nn.Parameter) -> bool:
+        index = self._parameters.number_of(parameter)
+        return index is not None and parameter.grad is not None and self._accumulation.holds(index, parameter.grad)
+
+    def _made_by_hand(self, parameters: Iterable[torch.nn.Parameter], *, filled_anew: bool) -> dict[int, torch.Tensor]:
+        """Return the gradients that this replica has made by hand, by number; note those that were changed."""
+        made: dict[int, torch.Tensor] = {}
+        changed: dict[int, torch.Tensor] = {}
+        for parameter in self.known.unknown(parameters):
+            index, gradient = self._parameters.number_of(parameter), parameter.grad
+            if index is None or gradient is None or self._accumulation.holds(index, gradient):
+                continue
+            by_hand = self.known.is_made_by_hand(parameter, adds_up=self._adds_up, filled_anew=filled_anew)
+            (made if by_hand else changed)[index] = gradient
+        if changed:
+            self._changed.add(changed)
+            self.known.note_changed(self._parameters.all[index] for index in changed)
+        return made
+
+    def _as_local(self, index: int, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Count what is new of a gradient made by hand as that of a local pass of the batch at hand.
+
+        Returns what `.grad` is then; None where the replica counts nothing, and nothing was there before.
+        """
+        base = self.known.base_of(self._parameters.all[index])
+        if not self._weight.counts:
+            return base
+        new = gradient if base is None else gradient.detach() - base
+        self._accumulation.forget((index,))
+        return self._accumulation.add(index, base, new, self._weight.scale, by_hand=True)
+
+    def _open(self, checksum: torch.Tensor | None) -> Exchange:
+        trained = self._parameters.indices
+        stamp = PassStamp(
+            self._step, self._num_passes, adds_up=self._adds_up, updates=self._updates(), calls=self._calls()
+        )
+        # Collectives inside a second derivative run at places of their own: then no bucket may leave before the end.
+        hold_with = trained if self._twice_differentiable else self._repeated
+        return self._buckets.open(trained, self._parameters.all, stamp, checksum, self._weight, hold_with=hold_with)
+
+    def _put_gradients(self, call: EngineCall, exchange: Exchange) -> None:
+        """Run the pass: each gradient goes into the exchange as it appears, or all at the end if none leaves before."""
+        door = self._parameters.door
+        if exchange.leaves_at_end:
+            door.gathering = True
+            call.run()
+            exchange.put_all(self._parameters.take())
+        else:
+            door.receiver = self._buckets.receiver(exchange)
+            call.run()
+        door.shut()
+
+    def _look(self, policy: NonfinitePolicy, exchange: Exchange, new: dict[int, torch.Tensor]) -> None:
+        """Look at the gradients of a pass before anybody sees them, hooks that step an optimizer included."""
+        brought = (self._parameters.all[index] for index in new)
+        if policy.refuses(brought, new_are_finite=exchange.is_finite()):
+            place = f"backward pass {self._num_passes} of batch {self._step}"
+            raise policy.error(place, self._accuse(exchange), self._parameters.all)
+
+    def _accuse(self, exchange: Exchange) -> list[dict[int, int]]:
+        """Return the faults of each replica's own gradients, see `fault_of`. Blocking: until all replicas call it."""
+        mine = {
+            index: fault
+            for index, gradients in exchange.own_gradients().items()
+            if (fault := functools.reduce(operator.or_, map(fault_of, gradients), 0))
+        }
+        said = self._communicator.exchange_on_host(json.dumps(mine).encode(), "gradients that are not finite")
+        return [{int(index): fault for index, fault in sorted(json.loads(row).items())} for row in said]
+
+    def _show(self, earlier: dict[int, torch.Tensor | None], new: dict[int, torch.Tensor]) -> None:
+        """Let `.grad` hold what was global before, and what is new."""
+        parameters = self._parameters.all
+        for index, gradient in new.items():
+            base = earlier.get(index)
+            parameters[index].grad = gradient if base is None else accumulate(base, gradient)
+        for index in earlier.keys() - new.keys():
+            parameters[index].grad = earlier[index]
+
+    def _keep_local(self, earlier: dict[int, torch.Tensor]) -> None:
+        for index, parameter in zip(self._parameters.indices, self._parameters.trained, strict=True):
+            gradient, new = earlier.get(index), parameter.grad
+            if new is None or not self._weight.counts:
+                parameter.grad = gradient
+            else:
+                parameter.grad = self._accumulation.add(index, gradient, new, self._weight.scale)
+
+
+def _assign(
+    parameters: Sequence[torch.nn.Parameter] = (), gradients: Sequence[torch.Tensor] = (), *, create_graph: bool = False
+) -> None:
+    """Stand for the autograd engine in a pass that brings nothing of its own; no hook sees a gradient made by hand."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+
+def _written(made: torch.Tensor, reduced: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the program's own tensor with the values of `reduced`: it may be a view that the program fills again."""
+    if reduced is None or made.requires_grad or made.layout is not reduced.layout or made.is_sparse:
+        return reduced
+    try:
+        with torch.no_grad():
+            return made.copy_(reduced)
+    except RuntimeError:  # an expanded tensor, one of inference mode
+        return reduced
+
+
+class _Connected(torch.autograd.Function):
+    """A global gradient with the derivative of the global objective to this replica's own gradient.
+
+    G = sum of w_i g_i, and the objective is the sum of w_j L_j(G). The gradient of it to g_i is w_i sum of w_j dL_j/dG;
+    the factor w_i is left out, since the pass that uses the result multiplies by it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, local: torch.Tensor, value: torch.Tensor, communicator: Communicator, weight: StepWeight
+    ) -> torch.Tensor:
+        ctx.communicator = communicator
+        ctx.weight = weight
+        return value.view_as(value)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        weight: StepWeight = ctx.weight
+        total = upstream * weight.scale if weight.counts else torch.zeros_like(upstream)
+        ctx.communicator.all_reduce(total, ReduceOp.SUM).wait()
+        return total, None, None, None

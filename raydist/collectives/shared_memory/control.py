@@ -1,0 +1,232 @@
+"""The part of a shared segment in which ranks tell each other how far they are, what they call and why they failed.
+
+Every rank writes only its own counters, which only grow. The rank that completes a count wakes the others, so that a
+rank that waits for three others is woken once.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import time
+from dataclasses import dataclass
+from typing import final
+
+from raydist.collectives.shared_memory.futex import Bell, Fence
+from raydist.collectives.shared_memory.segment import Segment
+from raydist.pipelines.engine.machine import num_cores
+
+__all__ = ["CALL_BYTES", "NUM_BUFFERS", "NUM_SLOTS", "ControlBlock", "Count", "Layout"]
+
+NUM_SLOTS = 16
+"""Collectives whose calls and small tensors the segment holds at once."""
+NUM_BUFFERS = 4
+"""Staging buffers of each rank; `Transfers` says why four are needed."""
+CALL_BYTES = 256
+"""Bytes of the description of one call: the number of a shared tensor, and text."""
+
+_PAGE = 4096
+_LINE = 64
+_RANK_BYTES = 2 * _LINE  # counters on one cache line, the futex that sleepers read on another
+_BELL_BYTE = _LINE
+_ANY_FAILED_WORD = 9  # of rank 0: one look tells that no rank has failed
+_FAILURE_BYTES = 2048
+_MOST_STAGING = 16 << 20
+_MOST_CHUNK = 256 << 10
+_FEW_RANKS = 4
+_SPIN_S = 100e-6  # the kernel wakes a sleeper 30 to 200 us late; two ranks per core may spin without harm
+
+
+@final
+class Count(enum.IntEnum):
+    """The counters of a rank."""
+
+    ENTERED = 0
+    """Collectives that the rank has begun: its description and its small tensor can be read."""
+    REDUCED = 1
+    """The number of the latest collective whose slice the rank has reduced in shared tensors, plus one."""
+    LOADED = 2
+    """Windows that the rank has written into its staging buffers."""
+    SERVED = 3
+    """Windows of which the rank has computed its part."""
+    FAILED = 4
+    """1 once the rank has written why the group failed."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Offsets in a segment: a page with the token, counters, failures, calls, small tensors, staging buffers.
+
+    Attributes:
+        world_size: Number of ranks.
+        slot_bytes: Tensors of at most so many bytes are written whole by each rank and reduced by all.
+        chunk_bytes: Bytes of one rank's slice in a staging buffer; a buffer has a chunk for every rank.
+        failures: Offset of the first rank's failure.
+        calls: Offset of the first call.
+        slots: Offset of the first slot.
+        staging: Offset of the first staging buffer.
+        size: Bytes of the segment.
+    """
+
+    world_size: int
+    slot_bytes: int
+    chunk_bytes: int
+    failures: int
+    calls: int
+    slots: int
+    staging: int
+    size: int
+
+    @staticmethod
+    def of(world_size: int) -> Layout:
+        """Return the layout for so many ranks.
+
+        >>> [Layout.of(world_size).size >> 20 for world_size in (1, 2, 4, 8, 64)]
+        [2, 6, 20, 18, 80]
+        """
+        chunk = max(_PAGE, min(_MOST_CHUNK, _MOST_STAGING // (NUM_BUFFERS * world_size**2) // _PAGE * _PAGE))
+        slot = (64 << 10) if world_size <= _FEW_RANKS else (16 << 10)
+        failures = _PAGE + _pages(world_size * _RANK_BYTES)
+        calls = failures + _pages(world_size * _FAILURE_BYTES)
+        slots = calls + _pages(world_size * NUM_SLOTS * CALL_BYTES)
+        staging = slots + world_size * NUM_SLOTS * slot
+        size = staging + NUM_BUFFERS * world_size**2 * chunk
+        return Layout(world_size, slot, chunk, failures, calls, slots, staging, size)
+
+    def call(self, rank: int, number: int) -> int:
+        """Return the offset of a rank's description of collective `number`; those of all ranks lie side by side."""
+        return self.calls + (number % NUM_SLOTS * self.world_size + rank) * CALL_BYTES
+
+    def slot(self, rank: int, number: int) -> int:
+        """Return the offset of the small tensor that a rank brings to collective `number`."""
+        return self.slots + (rank * NUM_SLOTS + number % NUM_SLOTS) * self.slot_bytes
+
+    def chunk(self, rank: int, window: int, place: int) -> int:
+        """Return the offset of the chunk for rank `place` in the buffer of `rank` for a window."""
+        return self.staging + ((rank * NUM_BUFFERS + window % NUM_BUFFERS) * self.world_size + place) * self.chunk_bytes
+
+
+@final
+class ControlBlock:
+    """One rank's view of the counters, calls and failures of all ranks.
+
+    Args:
+        segment: The shared memory.
+        layout: Offsets in the segment.
+        rank: The rank whose counters may be written.
+    """
+
+    def __init__(self, segment: Segment, layout: Layout, rank: int) -> None:
+        self.layout = layout
+        self.rank = rank
+        self._bytes = segment.bytes()
+        self._words = self._bytes.cast("Q")
+        self._fence = Fence()
+        ranks = range(layout.world_size)
+        self._others = [other for other in ranks if other != rank]
+        lines = [_PAGE + other * _RANK_BYTES for other in ranks]
+        self._places = [[line // 8 + count for line in lines] for count in Count]
+        self._any_failed = lines[0] // 8 + _ANY_FAILED_WORD
+        self._bells = [Bell(segment.address + line + _BELL_BYTE) for line in lines]
+        self.bell = self._bells[rank]
+        self._spins = layout.world_size <= 2 * num_cores()
+
+    # --- counters -----------------------------------------------------------------------------------------------------
+
+    def reach(self, count: Count, value: int) -> None:
+        """Raise this rank's counter, and wake the others if all ranks have come as far."""
+        self._words[self._places[count][self.rank]] = value
+        self._fence()
+        if self.all_reached(count, value):
+            self.wake_others()
+
+    def all_reached(self, count: Count, value: int) -> bool:
+        """Return True if the counters of all ranks are at least `value`."""
+        words = self._words
+        for place in self._places[count]:  # noqa: SIM110  # a generator takes three times as long
+            if words[place] < value:
+                return False
+        return True
+
+    def count_of(self, rank: int, count: Count) -> int:
+        """Return a counter of one rank."""
+        return self._words[self._places[count][rank]]
+
+    def missing(self, count: Count, value: int) -> list[int]:
+        """Return the ranks whose counter is less than `value`."""
+        return [rank for rank, place in enumerate(self._places[count]) if self._words[place] < value]
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def write_call(self, number: int, text: bytes, shared: int) -> None:
+        """Describe this rank's collective `number`: `CALL_BYTES - 8` bytes of text, the number of its shared tensor."""
+        start = self.layout.call(self.rank, number)
+        self._words[start // 8] = shared
+        self._bytes[start + 8 : start + CALL_BYTES] = text
+
+    def all_call(self, number: int, text: bytes, shared: int) -> bool:
+        """Return True if every rank has written the same description of collective `number`."""
+        start, size = self.layout.call(0, number), self.layout.world_size
+        said = shared.to_bytes(8, sys.byteorder) + text
+        return bytes(self._bytes[start : start + size * CALL_BYTES]) == said * size
+
+    def calls_of(self, number: int) -> list[bytes]:
+        """Return every rank's text for collective `number`."""
+        starts = [self.layout.call(rank, number) for rank in range(self.layout.world_size)]
+        return [bytes(self._bytes[start + 8 : start + CALL_BYTES]) for start in starts]
+
+    def all_share(self, number: int, shared: int) -> bool:
+        """Return True if collective `number` is about the same shared tensor on every rank."""
+        ranks = range(self.layout.world_size)
+        return all(self._words[self.layout.call(rank, number) // 8] == shared for rank in ranks)
+
+    # --- failures -----------------------------------------------------------------------------------------------------
+
+    def post(self, failure: bytes) -> None:
+        """Tell all ranks why the group failed. Call at most once."""
+        data = failure[: _FAILURE_BYTES - 8]
+        start = self.layout.failures + self.rank * _FAILURE_BYTES
+        self._words[start // 8] = len(data)
+        self._bytes[start + 8 : start + 8 + len(data)] = data
+        self._words[self._places[Count.FAILED][self.rank]] = 1
+        self._words[self._any_failed] = 1
+        self._fence()
+        for bell in self._bells:
+            bell.ring()
+
+    def any_failed(self) -> bool:
+        """Return True if a rank has posted a failure."""
+        return bool(self._words[self._any_failed])
+
+    def posted(self) -> bytes | None:
+        """Return the failure that the first rank, in rank order, has posted."""
+        for rank, place in enumerate(self._places[Count.FAILED]):
+            if self._words[place]:
+                start = self.layout.failures + rank * _FAILURE_BYTES
+                return bytes(self._bytes[start + 8 : start + 8 + self._words[start // 8]])
+        return None
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def sleep(self, seen: int, seconds: float) -> None:
+        """Spin, then sleep, until another rank has rung since the bell's count was `seen`, or for `seconds`."""
+        bell = self.bell
+        if self._spins:
+            end = time.perf_counter() + min(_SPIN_S, seconds)
+            while bell.count() == seen:
+                if time.perf_counter() >= end:
+                    break
+                bell.yield_core()
+            else:
+                return
+        bell.sleep(seen, seconds)
+
+    def wake_others(self) -> None:
+        """Wake all other ranks."""
+        for rank in self._others:
+            self._bells[rank].ring()
+
+
+def _pages(num_bytes: int) -> int:
+    return -(-num_bytes // _PAGE) * _PAGE

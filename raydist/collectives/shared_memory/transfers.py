@@ -1,0 +1,271 @@
+"""Collectives on tensors that are too large for a slot: they pass through the staging buffers window by window.
+
+Each function is a generator that does one rank's part and yields what it waits for. A rank writes window w into buffer
+w % 4, which held window w - 4. By then the rank has seen all ranks load w - 2, and a rank loads w - 2 only when it is
+done with w - 4, so nobody needs the old content any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+
+from raydist.collectives.reducing import reduce_parts
+from raydist.collectives.shared_memory.control import ControlBlock, Count
+from raydist.collectives.shared_memory.segment import Segment
+from raydist.values import ReduceOp
+
+__all__ = ["SharedTensor", "Steps", "Transfers", "Wait", "reduce_in_place"]
+
+_LINE = 64
+_BLOCK_BYTES = 128 << 10  # of each rank's shared tensor: the blocks of all ranks stay in a core's cache while added up
+_MOST_VIEWS = 4096
+
+
+class Wait(NamedTuple):
+    """A point that all ranks must reach before an operation goes on.
+
+    Attributes:
+        counter: The counter.
+        value: Least value.
+        last: Nobody waits for this rank any more, so that its next collective may go on.
+    """
+
+    counter: Count
+    value: int
+    last: bool = False
+
+
+Steps = Iterator[Wait]
+
+
+class _Window(NamedTuple):
+    """Elements `start` to `stop` of a tensor, cut into slices of `step` elements, one a rank."""
+
+    start: int
+    stop: int
+    step: int
+
+    def slice_of(self, rank: int) -> tuple[int, int]:
+        """Return the first element and the number of elements of a rank's slice; the last ranks may have none."""
+        begin = min(self.start + rank * self.step, self.stop)
+        return begin, min(begin + self.step, self.stop) - begin
+
+
+def _cut(numel: int, itemsize: int, chunk_bytes: int, num_slices: int) -> list[_Window]:
+    """Cut a tensor into windows of about equal size whose slices fit a chunk.
+
+    >>> [window.slice_of(1) for window in _cut(100, 4, 128, 2)]
+    [(32, 18), (82, 18)]
+    """
+    most = chunk_bytes // itemsize * num_slices
+    count = -(-numel // most) if numel else 0
+    width = -(-numel // count) if count else 0
+    line = max(_LINE // itemsize, 1)
+    num_lines = -(-width // (num_slices * line))
+    step = min(num_lines * line, chunk_bytes // itemsize)
+    return [_Window(start, min(start + width, numel), step) for start in range(0, numel, width or 1)]
+
+
+_Part = Callable[[_Window, int], None]
+
+
+@final
+class Transfers:
+    """One rank's large transfers. One at a time, in the same order on every rank."""
+
+    def __init__(self, segment: Segment, control: ControlBlock) -> None:
+        self._segment = segment
+        self._control = control
+        self._layout = control.layout
+        self._rank = control.rank
+        self._others = [rank for rank in range(control.layout.world_size) if rank != control.rank]
+        self._num_windows = 0
+        self._views: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+
+    def all_reduce(self, flat: torch.Tensor, op: ReduceOp, *, wanted: bool) -> Steps:
+        """Replace `flat` by the reduction where it is wanted. Two ranks give each other all they have; more, slices."""
+        if len(self._others) == 1:
+            return self._reduce_pair(flat, op)
+        return self._reduce_slices(flat, op, wanted=wanted)
+
+    def _reduce_pair(self, flat: torch.Tensor, op: ReduceOp) -> Steps:
+        size, other = flat.element_size(), self._others[0]
+
+        def load(window: _Window, number: int) -> None:
+            source = flat.data_ptr() + window.start * size
+            ctypes.memmove(self._address(self._rank, number), source, (window.stop - window.start) * size)
+
+        def serve(window: _Window, number: int) -> None:
+            mine = flat[window.start : window.stop]
+            theirs = self._view(other, number, 0, mine.numel(), mine.dtype)
+            reduce_parts([theirs, mine] if self._rank else [mine, theirs], mine, op)
+
+        return self._exchange(_cut(flat.numel(), size, 2 * self._layout.chunk_bytes, 1), load, serve)
+
+    def _reduce_slices(self, flat: torch.Tensor, op: ReduceOp, *, wanted: bool) -> Steps:
+        size, mine = flat.element_size(), self._rank
+
+        def load(window: _Window, number: int) -> None:
+            for rank in self._others:
+                start, count = window.slice_of(rank)
+                ctypes.memmove(self._address(mine, number, rank), flat.data_ptr() + start * size, count * size)
+
+        def serve(window: _Window, number: int) -> None:
+            start, count = window.slice_of(mine)
+            if count:
+                parts = [self._view(rank, number, mine, count, flat.dtype) for rank in range(self._layout.world_size)]
+                result = parts[mine]
+                parts[mine] = flat[start : start + count]
+                reduce_parts(parts, result, op)
+                ctypes.memmove(flat.data_ptr() + start * size, result.data_ptr(), result.nbytes)
+
+        def unload(window: _Window, number: int) -> None:
+            for rank in self._others if wanted else ():
+                start, count = window.slice_of(rank)
+                ctypes.memmove(flat.data_ptr() + start * size, self._address(rank, number, rank), count * size)
+
+        windows = _cut(flat.numel(), size, self._layout.chunk_bytes, self._layout.world_size)
+        return self._transfer(windows, load, serve, unload)
+
+    def reduce_scatter(self, parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> Steps:
+        """Make `out` the reduction of what all ranks bring for this rank; `parts` are flat, one a rank."""
+        size, mine = out.element_size(), self._rank
+
+        def load(window: _Window, number: int) -> None:
+            for rank in self._others:
+                source = parts[rank].data_ptr() + window.start * size
+                ctypes.memmove(self._address(mine, number, rank), source, (window.stop - window.start) * size)
+
+        def serve(window: _Window, number: int) -> None:
+            count = window.stop - window.start
+            rows = [self._view(rank, number, mine, count, out.dtype) for rank in range(len(parts))]
+            result = rows[mine]
+            rows[mine] = parts[mine][window.start : window.stop]
+            reduce_parts(rows, result, op)
+            out[window.start : window.stop].copy_(result)
+
+        return self._exchange(_cut(out.numel(), size, self._layout.chunk_bytes, 1), load, serve)
+
+    def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Steps:
+        """Give each rank its part, as flat bytes of equal lengths."""
+        mine = self._rank
+
+        def load(window: _Window, number: int) -> None:
+            if window.start == 0:
+                outputs[mine].copy_(inputs[mine])
+            for rank in self._others:
+                source = inputs[rank].data_ptr() + window.start
+                ctypes.memmove(self._address(mine, number, rank), source, window.stop - window.start)
+
+        def serve(window: _Window, number: int) -> None:
+            for rank in self._others:
+                target = outputs[rank].data_ptr() + window.start
+                ctypes.memmove(target, self._address(rank, number, mine), window.stop - window.start)
+
+        return self._exchange(_cut(inputs[0].numel(), 1, self._layout.chunk_bytes, 1), load, serve)
+
+    def gather(self, num_bytes: int, source: torch.Tensor | None, targets: dict[int, torch.Tensor]) -> Steps:
+        """Show `source` to all ranks and fill each target from its rank; flat bytes, at most `num_bytes` of each."""
+
+        def load(window: _Window, number: int) -> None:
+            if source is not None:
+                length = min(window.stop, source.numel()) - window.start
+                ctypes.memmove(self._address(self._rank, number), source.data_ptr() + window.start, max(length, 0))
+
+        def serve(window: _Window, number: int) -> None:
+            for rank, target in targets.items():
+                length = min(window.stop, target.numel()) - window.start
+                ctypes.memmove(target.data_ptr() + window.start, self._address(rank, number), max(length, 0))
+
+        return self._exchange(_cut(num_bytes, 1, self._layout.chunk_bytes * self._layout.world_size, 1), load, serve)
+
+    def _exchange(self, windows: Sequence[_Window], load: _Part, serve: _Part) -> Steps:
+        """Pass windows of which each rank reads what the others have loaded.
+
+        A rank loads the next window before it waits for the others, so that it waits less often.
+        """
+        first, end = self._claim(windows)
+        for number in range(first, end + 1):
+            if number < end:
+                load(windows[number - first], number)
+                self._control.reach(Count.LOADED, number + 1)
+            if number > first:
+                yield Wait(Count.LOADED, number)
+                serve(windows[number - first - 1], number - 1)
+
+    def _transfer(self, windows: Sequence[_Window], load: _Part, serve: _Part, unload: _Part) -> Steps:
+        """Pass windows of which each rank computes a part, and reads the others' parts when all have served."""
+        first, end = self._claim(windows)
+        for number in range(first, end + 1):
+            if number < end:
+                load(windows[number - first], number)
+                self._control.reach(Count.LOADED, number + 1)
+            if number > first:
+                yield Wait(Count.SERVED, number)
+                unload(windows[number - first - 1], number - 1)
+            if number < end:
+                yield Wait(Count.LOADED, number + 1)
+                serve(windows[number - first], number)
+                self._control.reach(Count.SERVED, number + 1)
+
+    def _claim(self, windows: Sequence[_Window]) -> tuple[int, int]:
+        """Return the numbers of the first of these windows and of the next one after them."""
+        first = self._num_windows
+        self._num_windows += len(windows)
+        return first, self._num_windows
+
+    def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a flat tensor in the segment; the same object for the same place, since making one takes 2 us."""
+        key = (offset, numel, dtype)
+        known = self._views.get(key)
+        if known is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            known = self._views[key] = self._segment.view(offset, numel, dtype)
+        return known
+
+    def _view(self, rank: int, number: int, place: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return self.view(self._layout.chunk(rank, number, place), numel, dtype)
+
+    def _address(self, rank: int, number: int, place: int = 0) -> int:
+        return self._segment.address + self._layout.chunk(rank, number, place)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SharedTensor:
+    """A flat tensor of which every rank has a copy in shared memory.
+
+    Attributes:
+        number: The same on every rank, from 1 on.
+        copies: The copies of all ranks.
+    """
+
+    number: int
+    copies: Sequence[torch.Tensor]
+
+
+def reduce_in_place(control: ControlBlock, number: int, shared: SharedTensor, op: ReduceOp) -> Steps:
+    """Replace all copies by their reduction: this rank does its slice, block by block, and the others do theirs."""
+    copies, rank = shared.copies, control.rank
+    itemsize = copies[0].element_size()
+    (whole,) = _cut(copies[0].numel(), itemsize, 1 << 62, len(copies))
+    first, count = whole.slice_of(rank)
+    length = _BLOCK_BYTES // itemsize
+    # `reduce_parts` may write into one of the first two parts only.
+    own = torch.empty(min(length, count), dtype=copies[0].dtype) if rank >= 2 else None
+    for start in range(first, first + count, length):
+        stop = min(start + length, first + count)
+        parts = [copy[start:stop] for copy in copies]
+        result = parts[rank] if own is None else own[: stop - start]
+        reduce_parts(parts, result, op)
+        for part in parts:
+            if part is not result:
+                ctypes.memmove(part.data_ptr(), result.data_ptr(), result.nbytes)
+    control.reach(Count.REDUCED, number + 1)
+    yield Wait(Count.REDUCED, number + 1, last=True)

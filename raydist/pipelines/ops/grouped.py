@@ -1,0 +1,227 @@
+"""Batches that are made one by one: padded, ragged, and those of a `collate` function."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Protocol, final
+
+import numpy as np
+
+from raydist.errors import FailedPreconditionError, InvalidArgumentError, RaydistError
+from raydist.foreign_errors import annotate
+from raydist.nest import LEAF
+from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
+from raydist.pipelines.elements.collated import CollatedLeaf, pieces_of_results
+from raydist.pipelines.elements.element_nests import flatten_element, map_element
+from raydist.pipelines.elements.functions import function_label
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_items, drop_items, keep_items
+from raydist.pipelines.elements.object_leaves import ListLeaf
+from raydist.pipelines.elements.spec import CollatedSpec, ObjectSpec, RaggedSpec, TensorSpec
+from raydist.pipelines.engine.op import DatasetOp, IterContext
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
+from raydist.pipelines.engine.probe import PROBED_ELEMENTS, QUICK_S, open_probe
+from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
+from raydist.pipelines.engine.resume import read_items
+
+__all__ = ["BatchMaker", "Collate", "GroupedBatchOp", "Ragged"]
+
+_MAX_BATCHES = 64  # made at a time
+
+
+class BatchMaker(Protocol):
+    """Makes one batch of some elements."""
+
+    @property
+    def label(self) -> str:
+        """Arguments worth showing, with a comma in front."""
+
+    def spec(self, source: DatasetOp, size: int | None) -> Any:
+        """Nest of specs of a batch of `size` elements of `source`."""
+
+    def batch(self, blocks: Sequence[Block], source: DatasetOp) -> Block:
+        """The elements of `blocks`, which are elements of `source`, as one batch: a block of one row."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GroupedBatchOp(UnaryOp):
+    """Batches of `batch_size` elements of `input`, each made by `maker`."""
+
+    state_is_recent: ClassVar[bool] = True
+
+    batch_size: int
+    maker: BatchMaker
+    drop_remainder: bool = False
+    made_by: str = "batch"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise InvalidArgumentError(f"batch_size must be >= 1, got {self.batch_size}.")
+
+    @property
+    def name(self) -> str:
+        return self.made_by
+
+    @property
+    def label(self) -> str:
+        dropping = ", drop_remainder" if self.drop_remainder else ""
+        return f"{self.made_by}({self.batch_size}{dropping}{self.maker.label})"
+
+    def cardinality(self) -> int:
+        count = self.input.cardinality()
+        if count < 0:
+            return count
+        return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
+
+    def element_spec(self) -> Any:
+        return self._spec
+
+    @cached_property
+    def _spec(self) -> Any:
+        return self.maker.spec(self.input, self.batch_size if self.drop_remainder else None)
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return BorderIterator(_Batches(self, ctx.build(self.input), ctx.operation_names[id(self)]))
+
+
+@final
+class _Batches(ClosesInput, ResumableProducer):
+    def __init__(self, op: GroupedBatchOp, source: OpIterator, name: str) -> None:
+        self._op = op
+        self._source = source
+        self._name = name
+
+    def make(self, limit: int) -> Sequence[Item]:
+        size = self._op.batch_size
+        wanted = min(limit, _MAX_BATCHES) * size
+        items: Sequence[Item] = read_items(self._source, wanted)
+        batches: list[Item] = []
+        ended = count_items(items) < wanted
+        while count_items(items) >= (size if self._op.drop_remainder else 1):
+            batches.append(self._batch(keep_items(items, size)))
+            items = drop_items(items, size)
+        if ended and not batches:
+            raise StopIteration
+        return batches
+
+    def _batch(self, items: Sequence[Item]) -> Item:
+        """One batch; a bad element spoils it."""
+        blocks: list[Block] = []
+        for item in items:
+            if isinstance(item, ElementError):
+                return item
+            blocks.append(item)
+        try:
+            return self._op.maker.batch(blocks, self._op.input)
+        except RaydistError as error:
+            annotate(error, f"In {self._name}.")
+            return ElementError(error)
+
+    def border(self) -> IteratorState:
+        return self._source.state_dict()
+
+    def restore(self, border: IteratorState) -> None:
+        self._source.load_state_dict(border)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Leaves whose shape is not declared to be fixed become lists of tensors, the others are stacked.
+
+    What is declared decides, not the values: a leaf is a list in every batch or in none.
+    """
+
+    label: ClassVar[str] = ""
+
+    def spec(self, source: DatasetOp, size: int | None) -> Any:
+        declared = source.has_declared_shapes
+
+        def batched(spec: TensorSpec) -> TensorSpec:
+            if isinstance(spec, ObjectSpec):
+                raise spec.refused("ragged_batch")
+            if _is_stacked(spec, declared):
+                return spec.batched(size)
+            return RaggedSpec(None if spec.shape is None else (size, *spec.shape), spec.dtype)
+
+        return map_element(batched, source.element_spec())
+
+    def batch(self, blocks: Sequence[Block], source: DatasetOp) -> Block:
+        rows = concat_blocks(blocks).of_tensors("ragged_batch")
+        promised = flatten_element(source.element_spec())[0] if source.has_declared_shapes else rows.specs
+        columns, specs = [], []
+        for column, spec, promise in zip(rows.columns, rows.specs, promised, strict=True):
+            if _is_stacked(promise, source.has_declared_shapes):
+                columns.append(column[None])
+                specs.append(spec.batched(rows.num_rows))
+            else:
+                leaf = ListLeaf(_entries(column), spec)
+                columns.append(object_column([leaf]))
+                specs.append(leaf.batch_spec)
+        return Block(rows.structure, tuple(specs), tuple(columns), 1)
+
+
+def _is_stacked(spec: TensorSpec, declared: bool) -> bool:
+    return spec.shape == () or (declared and spec.is_fixed)
+
+
+def _entries(column: Column) -> list[Any]:
+    """The rows of a column: arrays, bytes or str."""
+    return [column[row, ...] for row in range(len(column))] if column.ndim > 1 else list(column)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Collate:
+    """Batches made by the user's function of a list of elements, when a batch or a replica's part is handed out."""
+
+    fn: Callable[[list[Any]], Any]
+    size: int
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise InvalidArgumentError(f"collate must be a function of a list of elements, got {self.fn!r:.100}.")
+
+    @property
+    def label(self) -> str:
+        return f", collate={function_label(self.fn)}"
+
+    def spec(self, source: DatasetOp, size: int | None) -> Any:
+        """The function is called with the first elements, at most three. Only dtypes and ranks are known."""
+        leaf = CollatedLeaf(tuple(_first_elements(source, min(self.size, PROBED_ELEMENTS))), self.fn)
+        (nest,) = pieces_of_results([leaf])
+        return map_element(_spec_of_box, nest)
+
+    def batch(self, blocks: Sequence[Block], source: DatasetOp) -> Block:
+        # Shared, because the function may be called several times: it gets copies.
+        leaf = CollatedLeaf(tuple(block.of_tensors("batch").shared() for block in blocks), self.fn)
+        return Block(LEAF, (CollatedSpec(),), (object_column([leaf]),), 1)
+
+
+def _first_elements(source: DatasetOp, count: int) -> list[Block]:
+    """The first elements of `source`: at least one, and more while that is quick."""
+    blocks: list[Block] = []
+    deadline = time.monotonic() + QUICK_S
+    iterator = open_probe(source)
+    try:
+        while not blocks or (len(blocks) < count and time.monotonic() <= deadline):
+            blocks.append(iterator.next_block(1).of_tensors("batch").shared())
+    except StopIteration:
+        if not blocks:
+            raise FailedPreconditionError(
+                "The element_spec of batch(collate=) is found by collating first elements, and the dataset is empty. "
+                "Give it elements, or do without the spec."
+            ) from None
+    finally:
+        iterator.close()
+    return blocks
+
+
+def _spec_of_box(array: Any) -> TensorSpec:
+    value = array.item().value
+    is_array = isinstance(value, np.ndarray) and value.dtype != object
+    return TensorSpec((None,) * value.ndim, value.dtype) if is_array else CollatedSpec()

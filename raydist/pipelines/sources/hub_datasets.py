@@ -1,0 +1,381 @@
+"""Dataset.from_huggingface: the rows of a `datasets.Dataset`, or of a directory that its `save_to_disk` wrote.
+
+The objects are known by the names of their classes, and directories are read without the package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, final
+
+import numpy as np
+import pyarrow as pa
+
+from raydist.errors import InvalidArgumentError, NotFoundError, SpecError
+from raydist.pipelines.elements.arrow_fields import Conversion, null_error
+from raydist.pipelines.elements.arrow_rows import RowSchema
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.spec import as_dtype
+from raydist.pipelines.engine.op import IterContext
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import SourceOp
+from raydist.pipelines.engine.random_access import RandomAccess
+from raydist.pipelines.formats.arrow_stream import map_stream
+from raydist.pipelines.formats.files import data_loss, local_path, path_text
+from raydist.pipelines.formats.whole_file import read_file
+from raydist.pipelines.sources.arrow_table import TableRows
+from raydist.pipelines.sources.indexed import IndexedIterator
+
+__all__ = ["HubDatasetOp", "hub_op"]
+
+_TENSOR_FORMATS = ("torch", "numpy", "tensorflow", "jax")
+_ENCODED = ("Image", "Audio", "Video", "Pdf", "Nifti")  # structs of bytes and path, of which one is missing
+_SMALL_ROWS = 1 << 13  # an index mapping that may travel to every worker
+
+
+def hub_op(source: Any, conversion: Conversion) -> HubDatasetOp:
+    """From the argument of `from_huggingface`."""
+    if isinstance(source, str | bytes | os.PathLike):
+        local = local_path(path_text(source))
+        if local is None:
+            raise InvalidArgumentError(
+                f"from_huggingface maps files into memory and needs a local directory, got {source!r}. Copy it."
+            )
+        stored, features, form = _of_directory(os.path.abspath(local))
+        return _made(stored, None, features, form, conversion)
+    kinds = {kind.__name__ for kind in type(source).__mro__ if kind.__module__.partition(".")[0] == "datasets"}
+    if kinds & {"DatasetDict", "IterableDatasetDict"}:
+        raise SpecError(
+            f"from_huggingface needs one split, got a {type(source).__name__} of {', '.join(map(repr, source))}. Give "
+            f"dataset[{next(iter(source), 'train')!r}]."
+        )
+    if "IterableDataset" in kinds:
+        raise SpecError(
+            "from_huggingface reads rows by their index, which a datasets.IterableDataset has not. Use "
+            "rd.Dataset.from_torch(dataset), which iterates it."
+        )
+    if "Dataset" not in kinds:
+        raise SpecError(
+            "from_huggingface needs a datasets.Dataset or the path of a directory that its save_to_disk wrote, got "
+            f"{source!r:.100} ({type(source).__name__})."
+        )
+    mapping = None if source._indices is None else _StoredTable.of(source._indices)
+    return _made(_StoredTable.of(source.data), mapping, source.features.to_dict(), source.format, conversion)
+
+
+class _Stored(Protocol):
+    """A table that lies in memory or on disk. Picklable."""
+
+    @property
+    def portable(self) -> bool:
+        """Whether its pickle is small."""
+
+    def load(self) -> TableRows:
+        """The rows."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _StoredFiles:
+    """A table in files of a saved directory, mapped by every process that reads rows."""
+
+    paths: tuple[str, ...]
+    portable: bool = True
+
+    def load(self) -> TableRows:
+        files = [map_stream(path) for path in self.paths]
+        schema = files[0].table.schema
+        for file in files:
+            if not file.table.schema.equals(schema):
+                raise SpecError(
+                    f"All files of a dataset must have the columns {schema.to_string():.500}, but {file.path!r} has "
+                    f"{file.table.schema.to_string():.500}."
+                )
+        checks = [(file.batch, number) for file in files for number in range(len(file.table.to_batches()))]
+        batches = [batch for file in files for batch in file.table.to_batches()]
+        return TableRows(schema, batches, lambda number: checks[number][0](checks[number][1]))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _StoredTable:
+    """A table of a `datasets.Dataset`.
+
+    Attributes:
+        table: Of `datasets`, if it is mapped: its pickle names the files. Else an Arrow table.
+        portable: Whether it is mapped, or small.
+    """
+
+    table: Any
+    portable: bool
+
+    @classmethod
+    def of(cls, table: Any) -> _StoredTable:
+        """From a table of `datasets`."""
+        if _is_mapped(table):
+            return cls(table, portable=True)
+        plain: pa.Table = table.table
+        return cls(plain, portable=plain.num_columns == 1 and plain.num_rows < _SMALL_ROWS)
+
+    def load(self) -> TableRows:
+        plain = self.table if isinstance(self.table, pa.Table) else self.table.table
+        return TableRows(plain.schema, plain.to_batches())
+
+
+def _is_mapped(table: Any) -> bool:
+    """Whether a table of `datasets` lies in files as a whole."""
+    blocks = getattr(table, "blocks", None)
+    if blocks is None:
+        return type(table).__name__ == "MemoryMappedTable"
+    return all(_is_mapped(block) for row in blocks for block in row)
+
+
+def _of_directory(path: str) -> tuple[_StoredFiles, Mapping[str, Any], Mapping[str, Any]]:
+    """The files, features and format of a saved dataset."""
+    if os.path.exists(os.path.join(path, "dataset_dict.json")):
+        splits = _json(os.path.join(path, "dataset_dict.json")).get("splits", [])
+        raise InvalidArgumentError(
+            f"from_huggingface needs the directory of one split, but {path!r} holds {', '.join(map(repr, splits))}. "
+            f"Give {os.path.join(path, str(next(iter(splits), 'train')))!r}."
+        )
+    state_path = os.path.join(path, "state.json")
+    state, info = _json(state_path), _json(os.path.join(path, "dataset_info.json"))
+    try:
+        names = [str(file["filename"]) for file in state["_data_files"]]
+        form = {
+            "type": state.get("_format_type"),
+            "columns": state.get("_format_columns"),
+            "format_kwargs": state.get("_format_kwargs") or {},
+            "output_all_columns": bool(state.get("_output_all_columns")),
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise data_loss(state_path, 0, f"The file must name the files of a dataset, got {state!r:.200}") from error
+    if state.get("_indices_files") or state.get("_indices_data_files"):
+        raise InvalidArgumentError(
+            f"A saved dataset must hold its rows in order, but {path!r} has an index mapping of an early version of "
+            "datasets. Load it and save it again."
+        )
+    for name in names:
+        if os.path.basename(name) != name or name in ("", ".", ".."):
+            raise InvalidArgumentError(
+                f"The files of a saved dataset must lie in it, but {state_path!r} names {name!r}."
+            )
+    if not names:
+        raise data_loss(state_path, 0, "A saved dataset must have files, but none is named")
+    features = info.get("features")
+    return _StoredFiles(tuple(os.path.join(path, name) for name in names)), features or {}, form
+
+
+def _json(path: str) -> dict[str, Any]:
+    try:
+        found = json.loads(read_file(path))
+    except NotFoundError as error:
+        error.add_note(
+            "A directory that datasets.Dataset.save_to_disk wrote has state.json, dataset_info.json and *.arrow."
+        )
+        raise
+    except (ValueError, RecursionError) as error:
+        raise data_loss(path, 0, f"The file must be JSON, but reading it fails: {error}") from error
+    if not isinstance(found, dict):
+        raise data_loss(path, 0, f"The file must hold an object, got {found!r:.100}")
+    return found
+
+
+def _made(
+    stored: _StoredFiles | _StoredTable,
+    mapping: _StoredTable | None,
+    features: Mapping[str, Any],
+    form: Mapping[str, Any],
+    conversion: Conversion,
+) -> HubDatasetOp:
+    kind = form.get("type")
+    if kind == "custom":
+        raise InvalidArgumentError(
+            "from_huggingface does not call the function of set_transform or with_transform, and this dataset has one. "
+            "Give dataset.with_format(None), and write the function as .map(...)."
+        )
+    schema = stored.load().schema
+    columns = None if form.get("output_all_columns") else form.get("columns")
+    names = schema.names if columns is None else [name for name in schema.names if name in columns]
+    number = _number_type(kind, form.get("format_kwargs") or {})
+    kept = [schema.field(name) for name in names]
+    typed = [field.with_type(_typed(field.type, features.get(field.name), number)) for field in kept]
+    encoded = {name: {"bytes": b"", "path": ""} for name in names if _is_encoded(features.get(name))}
+    op = HubDatasetOp(stored, mapping, pa.schema(typed), replace(conversion, by_default=encoded))
+    op.conversion.check(op.schema)
+    return op
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class HubDatasetOp(SourceOp):
+    """The rows of a dataset.
+
+    Attributes:
+        stored: Where they lie.
+        mapping: A table of the numbers of the rows, in their order; None: all of them.
+        schema: What the columns are read as.
+        conversion: What they become.
+    """
+
+    stored: _StoredFiles | _StoredTable
+    mapping: _StoredTable | None
+    schema: pa.Schema
+    conversion: Conversion
+
+    @property
+    def name(self) -> str:
+        return "from_huggingface"
+
+    @property
+    def label(self) -> str:
+        return f"from_huggingface({', '.join(self.schema.names):.60})"
+
+    @property
+    def gives_rows(self) -> bool:
+        return True
+
+    def cardinality(self) -> int:
+        return len(self._access)
+
+    def element_spec(self) -> Any:
+        return RowSchema(self.schema, self.conversion).spec
+
+    def random_access(self) -> RandomAccess:
+        return self._access
+
+    @cached_property
+    def _access(self) -> _HubAccess:
+        return _HubAccess(self.stored, self.mapping, self.schema, self.conversion)  # one for all passes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_access"}
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return IndexedIterator(self.random_access())
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _HubAccess(RandomAccess):
+    stored: _StoredFiles | _StoredTable
+    mapping: _StoredTable | None
+    schema: pa.Schema
+    conversion: Conversion
+
+    @property
+    def portable(self) -> bool:  # type: ignore[override]  # others know it by their class
+        return self.stored.portable and (self.mapping is None or self.mapping.portable)
+
+    def __len__(self) -> int:
+        return self._rows.num_rows if self._order is None else len(self._order)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("stored", "mapping", "schema", "conversion")}
+
+    @cached_property
+    def _rows(self) -> TableRows:
+        return self.stored.load()
+
+    @cached_property
+    def _order(self) -> Any:
+        if self.mapping is None:
+            return None
+        table = pa.Table.from_batches(self.mapping.load().batches)
+        return table.column(0).to_numpy().astype(np.int64)
+
+    @cached_property
+    def _schema(self) -> RowSchema:
+        return RowSchema(self.schema, self.conversion)
+
+    def gather(self, indices: Any) -> Block:
+        batch = self._rows.gather(np.asarray(indices) if self._order is None else self._order[indices])
+        block, nulls = self._schema.block(_cast(batch, self.schema))
+        if nulls:
+            row, column = min(nulls.items())
+            raise null_error(column, f"row {indices[row]}", "leave the rows out with ignore_errors()")
+        return block
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [_cast_array(batch.column(field.name), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if array.type == kind:
+        return array
+    return (array.storage if isinstance(array, pa.ExtensionArray) else array).cast(kind)
+
+
+_Number = Callable[[pa.DataType], pa.DataType]
+
+
+def _number_type(form: str | None, arguments: Mapping[str, Any]) -> _Number:
+    """The types that a format gives numbers: those of tensors are int64 and float32, or what its dtype says."""
+    if form not in _TENSOR_FORMATS:
+        return lambda kind: kind
+    if arguments.get("dtype") is not None:
+        chosen = pa.from_numpy_dtype(as_dtype(arguments["dtype"]))
+        return lambda kind: chosen
+    return lambda kind: pa.float32() if pa.types.is_floating(kind) else pa.int64()
+
+
+def _typed(kind: Any, feature: Any, number: _Number) -> Any:
+    """The type that a column of a feature is read as: arrays have their shape, numbers the type of the format."""
+    if isinstance(kind, pa.BaseExtensionType) and type(kind).__module__.partition(".")[0] == "datasets":
+        kind = kind.storage_type
+    if isinstance(feature, Mapping) and str(feature.get("_type", "")).startswith("Array") and "shape" in feature:
+        return _array_type(kind, feature["shape"], number)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return number(kind)
+    inner = _feature_of_items(feature)
+    if pa.types.is_struct(kind):
+        found = [kind.field(place) for place in range(kind.num_fields)]
+        return pa.struct(
+            [one.with_type(_typed(one.type, _feature_of_field(feature, one.name), number)) for one in found]
+        )
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_typed(kind.value_type, inner, number)), kind.list_size)
+    for is_kind, make in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
+        if is_kind(kind):
+            return make(kind.value_field.with_type(_typed(kind.value_type, inner, number)))
+    return kind
+
+
+def _feature_of_items(feature: Any) -> Any:
+    if isinstance(feature, Sequence) and not isinstance(feature, str):
+        return feature[0] if feature else None
+    return feature.get("feature") if isinstance(feature, Mapping) else None
+
+
+def _feature_of_field(feature: Any, name: str) -> Any:
+    """The feature of a field. A sequence of structs is stored as a struct of lists."""
+    if not isinstance(feature, Mapping):
+        return None
+    inner = feature.get("feature") if "_type" in feature else None
+    if isinstance(inner, Mapping):
+        return {"_type": "List", "feature": inner.get(name)}
+    return feature.get(name)
+
+
+def _array_type(kind: Any, shape: Sequence[int | None], number: _Number) -> pa.DataType:
+    """Nested lists of a shape, of which the first dimension may be unknown."""
+    while hasattr(kind, "value_type"):
+        kind = kind.value_type
+    found = number(kind) if pa.types.is_integer(kind) or pa.types.is_floating(kind) else kind
+    for size in reversed(shape):
+        found = pa.list_(found) if size is None else pa.list_(found, size)
+    return found
+
+
+def _is_encoded(feature: Any) -> bool:
+    """Whether a feature is a struct of bytes and a path, or lists of these."""
+    if isinstance(feature, Mapping) and feature.get("_type") in _ENCODED:
+        return True
+    inner = _feature_of_items(feature)
+    return inner is not None and _is_encoded(inner)

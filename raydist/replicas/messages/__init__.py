@@ -1,1 +1,0 @@
-"""How steps and what they return travel between the driver and replicas."""

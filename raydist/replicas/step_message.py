@@ -1,0 +1,185 @@
+"""Consecutive steps that travel together: one message a replica, and one message back. Pure."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from raydist.errors import FailedPreconditionError
+from raydist.pickling.by_fields import by_fields
+from raydist.replicas.results import StepResult, require_nest
+from raydist.replicas.step import PartSource, StepHeader, address_parts
+from raydist.values import PerReplica
+
+__all__ = ["GroupResult", "KeptObjects", "PlannedStep", "SentObjects", "StepMessage", "address_steps"]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedStep:
+    """A step as the driver holds it until it is sent.
+
+    Attributes:
+        header: What every replica is told.
+        parts: Its PerReplica arguments.
+        returns_none: `run` returned None before the step was done, because the function did so in its last call.
+    """
+
+    header: StepHeader
+    parts: tuple[PerReplica, ...] = ()
+    returns_none: bool = False
+
+    @property
+    def carries_values(self) -> bool:
+        """Whether parts of it lie in the driver, where the program may change them once `run` has returned.
+
+        Asks for all of them: results of steps that were not sent are sent, or waited for, here and not while this is.
+        """
+        return None in [value.part_on(0).ref for value in self.parts]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepMessage:
+    """What one replica is sent for some steps. Objects of the store travel beside it, those that it does not keep.
+
+    Attributes:
+        headers: A pickle of the list of headers, made once for all replicas.
+        sources: Where this replica finds its parts, for each step.
+        objects: Numbers of the objects that `sources` count, see `KeptObjects`.
+    """
+
+    headers: bytes
+    sources: tuple[tuple[PartSource, ...], ...]
+    objects: tuple[int, ...] = ()
+
+    __reduce__ = by_fields
+
+    def steps(self) -> list[StepHeader]:
+        """The headers of this replica's steps, in order."""
+        headers = zip(pickle.loads(self.headers), self.sources, strict=True)
+        return [header.addressed(sources) if sources else header for header, sources in headers]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupResult:
+    """What one replica's steps of a group returned (implements `values.Leaves`).
+
+    Attributes:
+        results: In the order of the steps; those before the one that failed, where one did.
+        seconds: What the steps took together.
+        error: Why the others have no result.
+        remarks: What the program should be warned of.
+    """
+
+    results: tuple[StepResult, ...]
+    seconds: float = 0.0
+    error: BaseException | None = None
+    remarks: tuple[str, ...] = ()
+
+    __reduce__ = by_fields
+
+    def without_summaries(self) -> GroupResult:
+        """See `StepResult.without_summaries`."""
+        if not any(result.summaries for result in self.results):
+            return self
+        return replace(self, results=tuple(result.without_summaries() for result in self.results))
+
+    @property
+    def absent(self) -> bool:
+        """Each step's result says it for itself."""
+        return False
+
+    def leaf(self, index: int, place: int = 0) -> Any:
+        """See `values.Leaves.leaf`."""
+        return self.results[place].leaf(index)
+
+    def require(self, nest: str, place: int) -> None:
+        """See `results.require_nest`."""
+        require_nest(self.results[place].structure, nest)
+
+
+def address_steps(steps: Sequence[PlannedStep], sent: Sequence[SentObjects]) -> list[tuple[StepMessage, list[Any]]]:
+    """For each replica the message, and the object refs to send along.
+
+    Args:
+        steps: To be sent together.
+        sent: What each replica was sent before.
+    """
+    headers = pickle.dumps([step.header for step in steps], pickle.HIGHEST_PROTOCOL)
+    messages = []
+    for rank, known in enumerate(sent):
+        refs: dict[Any, int] = {}
+        sources = tuple(
+            address_parts(step.parts, rank, stand_in=step.header.stands_in(rank), refs=refs) for step in steps
+        )
+        numbers, travelling = known.send(refs)
+        messages.append((StepMessage(headers, sources, numbers), travelling))
+    return messages
+
+
+_KEPT = 2  # one that is in use, and the one before it, for whoever holds a batch back
+
+
+@final
+class SentObjects:
+    """The objects of the store that the driver has sent to one replica, by reference.
+
+    An object holds the rows of several steps: to map it again for each of them took a replica 1.5 ms. Both sides number
+    the objects as they are sent and keep the last ones, so they need not tell each other.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._next = 0
+
+    def send(self, refs: Iterable[Any]) -> tuple[tuple[int, ...], list[Any]]:
+        """The numbers of the objects of `refs`, and those refs that must travel, in the order of their numbers."""
+        numbers, travelling = [], []
+        for ref in refs:
+            if ref not in self._numbers:
+                self._numbers[ref] = self._next
+                self._next += 1
+                travelling.append(ref)
+            numbers.append(self._numbers[ref])
+        self._numbers = {ref: number for ref, number in self._numbers.items() if number >= self._next - _KEPT}
+        return tuple(numbers), travelling
+
+    def forget(self) -> None:
+        """Who knows what has arrived: everything must travel again."""
+        self._numbers.clear()
+
+
+@final
+class KeptObjects:
+    """What a replica was sent, by number."""
+
+    def __init__(self) -> None:
+        self._objects: dict[int, Any] = {}
+
+    def receive(self, numbers: Sequence[int], arrived: Sequence[Any]) -> list[Any]:
+        """The objects of these numbers.
+
+        Args:
+            numbers: As `SentObjects.send` gave them.
+            arrived: The objects that travelled.
+
+        Raises:
+            FailedPreconditionError: One was sent in a message that did not arrive.
+        """
+        if not numbers and not arrived:
+            return []
+        new = sorted(number for number in numbers if number not in self._objects)
+        if len(new) != len(arrived):
+            raise FailedPreconditionError(
+                f"A step must come with the objects that it uses; of {list(numbers)}, {new} are not here and "
+                f"{len(arrived)} came along. A message before it was lost."
+            )
+        self._objects.update(zip(new, arrived, strict=True))
+        found = [self._objects[number] for number in numbers]
+        newest = max(self._objects, default=0)
+        self._objects = {number: value for number, value in self._objects.items() if number > newest - _KEPT}
+        return found

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raydist.collectives.base import Communicator, Membership
+from raydist.collectives.local import LocalGroup, LocalHub
+from raydist.collectives.reducer.agreement import agree
+from raydist.collectives.reducer.buckets import Buckets
+from raydist.collectives.reducer.exchange import Exchange, StepWeight
+from raydist.collectives.reducer.trailer import PassStamp
+from raydist.errors import CollectiveMismatchError, FailedPreconditionError
+from tests.collectives.processes import ProcessTeam
+from tests.collectives.threads import run_ranks
+
+FULL = StepWeight(1.0, counts=True)
+
+
+class Rank:
+    """Runs passes over parameters of two elements, in buckets of one each."""
+
+    def __init__(self, communicator: Communicator, num_parameters: int = 3, *, bucket_bytes: int = 1) -> None:
+        self.parameters = {number: nn.Parameter(torch.zeros(2)) for number in range(num_parameters)}
+        self.buckets = Buckets(communicator, bucket_bytes=bucket_bytes, first_bucket_bytes=bucket_bytes)
+        self.num_passes = 0
+
+    def open(self, trained: tuple[int, ...], weight: StepWeight = FULL, hold_with: tuple[int, ...] = ()) -> Exchange:
+        self.num_passes += 1
+        stamp = PassStamp(0, self.num_passes)
+        return self.buckets.open(trained, self.parameters, stamp, None, weight, hold_with=hold_with)
+
+    def run(self, trained: tuple[int, ...], order: tuple[int, ...] | None = None) -> dict[int, torch.Tensor]:
+        exchange = self.open(trained)
+        for index in trained if order is None else order:
+            self.buckets.receiver(exchange)(index, value(index))
+        return self.end(exchange)
+
+    def end(self, exchange: Exchange) -> dict[int, torch.Tensor]:
+        exchange.finish()
+        found = exchange.gradients()
+        self.buckets.done(frozenset())
+        return found
+
+    @property
+    def order(self) -> list[int]:
+        return [bucket.indices[0] for bucket in self.buckets.layout.buckets]
+
+
+def value(number: float) -> torch.Tensor:
+    return torch.full((2,), float(number))
+
+
+def alone() -> tuple[LocalGroup, Rank]:
+    """A rank that has had its first pass, with buckets in the order 2, 1, 0."""
+    group = LocalGroup(LocalHub(), Membership("g", 0, 0, 1), timeout_s=5.0).start()
+    rank = Rank(group)
+    rank.run((0, 1, 2), (2, 1, 0))
+    return group, rank
+
+
+def test_full_buckets_leave_at_once_and_in_order() -> None:
+    group, rank = alone()
+    before, exchange = group.num_calls, rank.open((0, 1, 2))
+    exchange.put(1, value(1))
+    assert group.num_calls == before
+    exchange.put(2, value(2))
+    assert group.num_calls == before + 2
+    exchange.put(0, value(3))
+    assert group.num_calls == before + 2, "the last one waits for the end"
+    assert {index: found[0].item() for index, found in rank.end(exchange).items()} == {0: 3, 1: 1, 2: 2}
+    assert exchange.is_whole
+
+
+def test_buckets_wait_where_gradients_may_come_twice() -> None:
+    group, rank = alone()
+    before, exchange = group.num_calls, rank.open((0, 1, 2), StepWeight(0.5, counts=True), hold_with=(1,))
+    for index in (2, 1, 0, 1):
+        exchange.put(index, value(2))
+    assert group.num_calls == before + 1
+    assert rank.end(exchange)[1].tolist() == [2.0, 2.0]
+    assert exchange.repeated == {1}
+    exchange = rank.open((0, 1, 2))
+    exchange.hold()  # a segment of a checkpoint begins
+    for index in (2, 1, 0, 2):
+        exchange.put(index, value(2))
+    assert rank.end(exchange)[2].tolist() == [4.0, 4.0]
+
+
+def test_a_gradient_that_comes_again_after_it_was_sent_is_an_error() -> None:
+    _, rank = alone()
+    exchange = rank.open((0, 1, 2))
+    exchange.put(2, value(1))
+    with pytest.raises(FailedPreconditionError, match=r"parameter 2 has come again.*use_reentrant=False"):
+        exchange.put(2, value(1))
+
+
+def test_gradients_of_earlier_passes_are_added() -> None:
+    _, rank = alone()
+    exchange = rank.open((0, 1, 2), StepWeight(0.5, counts=True))
+    exchange.preload(2, value(5))
+    exchange.preload(0, value(7))
+    exchange.put(2, value(2))
+    found = rank.end(exchange)
+    assert (found[2].tolist(), found[0].tolist()) == ([6.0, 6.0], [7.0, 7.0])
+    assert not exchange.is_whole
+
+
+def test_every_bucket_is_a_range_in_a_trace() -> None:
+    _, rank = alone()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        rank.run((0, 1, 2))
+    names = {event.key for event in profile.key_averages()}
+    assert {"raydist::bucket 0", "raydist::bucket 1", "raydist::bucket 2"} | {"raydist::wait for bucket 2"} <= names
+
+
+def test_a_pass_costs_its_buckets_alone() -> None:
+    def body(group: LocalGroup) -> list[int]:
+        rank, counts = Rank(group), []
+        for trained in [(0, 1), (0, 1), (0,), (0, 1), (0,), (), ()]:
+            before = group.num_calls
+            rank.run(trained, trained[::-1])
+            counts.append(group.num_calls - before)
+        return counts
+
+    # An exchange on the host takes two: an agreement on a layout, and with several buckets on their order.
+    assert run_ranks(2, body) == [[2 + 2 + 2, 2, 2 + 1, 2 + 2, 2 + 1, 2, 0]] * 2
+
+
+def test_buckets_are_laid_out_in_the_order_in_which_the_first_rank_saw_gradients() -> None:
+    def body(group: LocalGroup) -> list[list[int]]:
+        rank = Rank(group, 4)
+        layouts = []
+        for order in [(1, 3, 0, 1), (0, 1, 3)]:
+            rank.run((0, 1, 2, 3), order if group.rank == 0 else (3, 2, 1, 0))
+            layouts.append(rank.order)
+        values = rank.run((0, 1, 2, 3))
+        assert {index: value[0].item() for index, value in values.items()} == {0: 0, 1: 2, 2: 4, 3: 6}
+        return layouts
+
+    assert run_ranks(2, body) == [[[3, 0, 1, 2]] * 2] * 2
+
+
+def test_memory_is_kept_and_gradients_that_somebody_holds_are_left_alone() -> None:
+    def body(group: LocalGroup) -> None:
+        rank = Rank(group)
+        addresses, held = [], []
+        for round_ in range(5):
+            values = rank.run((1,))
+            addresses.append(values[1].data_ptr())
+            if round_ in (1, 2):
+                held.append(values[1])
+            del values
+        own, other = addresses[0], addresses[2]
+        assert addresses == [own, own, other, addresses[3], addresses[3]]
+        assert len({own, other, addresses[3]}) == 3
+        assert [value.tolist() for value in held] == [[2.0, 2.0]] * 2
+        held.clear()
+        assert rank.run((1,))[1].data_ptr() == own
+
+    run_ranks(2, body)
+
+
+def test_a_pass_that_failed_is_waited_for_before_its_memory_is_used_again() -> None:
+    _, rank = alone()
+    failed = rank.open((0, 1, 2))
+    failed.put(rank.order[0], value(99))
+    values = rank.run((0, 1, 2), tuple(rank.order))
+    assert [values[index].tolist() for index in range(3)] == [[0.0] * 2, [1.0] * 2, [2.0] * 2]
+
+
+def test_differing_numbers_are_shown_to_everybody() -> None:
+    def body(group: LocalGroup) -> str:
+        agree(group, "the pass", {"step": 2**62}, "Do so.")
+        with pytest.raises(CollectiveMismatchError) as caught:
+            agree(group, "the pass", {"step": 4, "layout": group.rank}, "Do so.")
+        return str(caught.value)
+
+    expected = "All ranks must agree on the pass, got rank 0: step 4, layout 0; rank 1: step 4, layout 1. Do so."
+    assert run_ranks(2, body) == [expected, expected]
+
+
+def said_to_each_other(communicator: Communicator, *, passes: list[list[tuple[int, ...]]]) -> str:
+    """Each rank trains other parameters in its last pass: the error that it gets."""
+    rank = Rank(communicator)
+    *agreed, last = passes[communicator.rank]
+    for trained in agreed:
+        rank.run(trained)
+    try:
+        rank.run(last)
+    except CollectiveMismatchError as error:
+        return str(error)
+    return "nothing"
+
+
+CASES: dict[str, list[list[tuple[int, ...]]]] = {
+    "from the start": [[(0, 1)], [(0,)], [(0, 1)]],
+    "nothing at all": [[(0, 1)], [()], [(0, 1)]],
+    "to another": [[(0, 1), (1,)], [(0, 1), (0,)], [(0, 1), (1,)]],
+}
+
+
+@pytest.mark.parametrize("passes", CASES.values(), ids=CASES)
+def test_ranks_that_train_different_parameters_are_told(passes: list[list[tuple[int, ...]]]) -> None:
+    told = run_ranks(3, functools.partial(said_to_each_other, passes=passes))
+    assert len(set(told)) == 1
+    assert re.search(r"rank 0: step 0.*rank 1: step 0.*layout of trained parameters [0-9]", told[0])
+
+
+def test_a_rank_that_changes_its_layout_alone_is_an_error_on_all() -> None:
+    passes: list[list[tuple[int, ...]]] = [[(0, 1), (0, 1)], [(0, 1), (0,)], [(0, 1), (0, 1)]]
+    for told in run_ranks(3, functools.partial(said_to_each_other, passes=passes)):
+        assert told.startswith("All ranks must call the same collective")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_processes_that_train_different_parameters_are_told(backend: str, request: pytest.FixtureRequest) -> None:
+    """A size that differs would end them."""
+    team: ProcessTeam = request.getfixturevalue(f"{backend}_team")
+    for name, passes in CASES.items():
+        told: list[Any] = team.run(functools.partial(said_to_each_other, passes=passes))
+        assert len(set(told)) == 1, name
+        assert told[0].startswith("All ranks must agree on the backward pass, got rank 0: step 0"), name
+        team.reform()
+
+
+def sums_of_kept_and_shared_memory(communicator: Communicator) -> list[list[float]]:
+    """One rank holds on to gradients, so that it must use other memory than its peers do."""
+    parameters = {0: nn.Parameter(torch.zeros(20_000))}
+    buckets = Buckets(communicator, bucket_bytes=1 << 20, first_bucket_bytes=1 << 20)
+    held, sums = [], []
+    for number in range(4):
+        exchange = buckets.open((0,), parameters, PassStamp(0, number), None, FULL, hold_with=())
+        exchange.put(0, torch.full((20_000,), float(communicator.rank + number)))
+        exchange.finish()
+        found = exchange.gradients()[0]
+        buckets.done(frozenset())
+        sums.append(found.unique().tolist())
+        if communicator.rank == 1:
+            held.append((found, sums[-1]))
+        del found
+    assert [found.unique().tolist() for found, _ in held] == [then for _, then in held]
+    return sums
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_processes_one_of_which_holds_on_to_gradients(backend: str, request: pytest.FixtureRequest) -> None:
+    team: ProcessTeam = request.getfixturevalue(f"{backend}_team")
+    expected = [[float(sum(range(team.world_size)) + number * team.world_size)] for number in range(4)]
+    assert team.run(sums_of_kept_and_shared_memory) == [expected] * team.world_size

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from raydist.collectives.local import LocalGroup
+from raydist.collectives.reducer.reducer import GradientReducer
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.values import ReduceOp
+from tests.collectives.gradient_steps import (
+    ONCE_A_SEGMENT,
+    STEPS,
+    gradients_of,
+    half,
+    on_two,
+    plain,
+)
+from tests.collectives.models import (
+    MODELS,
+    Step,
+    assert_equal_parameters,
+    build,
+    loss_of,
+    rows,
+    train_alone,
+    train_together,
+)
+from tests.collectives.threads import begin_threads, run_ranks
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_replicas_train_like_one_process(name: str, world_size: int) -> None:
+    start = build(name)
+    batches = [rows(7, seed=1), rows(5, seed=2), rows(2, seed=3)]
+    expected = train_alone(copy.deepcopy(start), batches, plain)
+    assert_equal_parameters(expected, train_together(start, batches, plain, world_size=world_size), start=start)
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("name", ["tied", "checkpoint", "reentrant-checkpoint", "lookup"])
+def test_ways_to_use_gradients(name: str, step: Step) -> None:
+    if (name, step) in ONCE_A_SEGMENT:
+        return
+    start = build(name)
+    batches = [rows(4, seed=1), rows(1, seed=2), rows(3, seed=3)]
+    expected = train_alone(copy.deepcopy(start), batches, step)
+    assert_equal_parameters(expected, train_together(start, batches, step, world_size=3), start=start)
+
+
+@settings(max_examples=15)
+@given(
+    name=st.sampled_from(sorted(MODELS)),
+    step=st.sampled_from(sorted(STEPS)),
+    world_size=st.integers(1, 4),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    bucket_bytes=st.sampled_from([1, 64, 300, 1 << 20]),
+)
+def test_any_batches_and_buckets(name: str, step: str, world_size: int, sizes: list[int], bucket_bytes: int) -> None:
+    assume((name, STEPS[step]) not in ONCE_A_SEGMENT)
+    start = build(name)
+    batches = [rows(size, seed=number) for number, size in enumerate(sizes)]
+    expected = train_alone(copy.deepcopy(start), batches, STEPS[step])
+    replicas = train_together(start, batches, STEPS[step], world_size=world_size, bucket_bytes=bucket_bytes)
+    assert_equal_parameters(expected, replicas, start=start)
+
+
+def test_sum_adds_plain_gradients() -> None:
+    start, batch = build("linear"), rows(5)
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        with reducer.step(weight=0.5, op=ReduceOp.SUM):
+            features, targets = half(batch, rank)
+            (nn.functional.mse_loss(model(features), targets, reduction="sum") / 5).backward()
+
+    expected = train_alone(copy.deepcopy(start), [batch], lambda _, backward: backward())
+    for replica in on_two(start, body):
+        torch.testing.assert_close(gradients_of(replica), gradients_of(expected), rtol=1e-12, atol=0)
+
+
+def test_a_parameter_that_only_one_replica_uses() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        assert isinstance(model, nn.ModuleList)
+        with reducer.step(weight=0.5):
+            model[rank](torch.ones(1, 2)).sum().backward()
+
+    start = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1), nn.Linear(2, 1)])
+    for replica in on_two(start, body):
+        first, second, third = (gradients_of(layer) for layer in replica.children())
+        assert first[0] is not None
+        assert first[0].tolist() == [[0.5, 0.5]]
+        torch.testing.assert_close(first, second)
+        assert third == [None, None]
+
+
+@pytest.mark.parametrize("bucket_bytes", [8, 1 << 20])
+def test_a_model_that_is_cast_and_resized_between_steps(bucket_bytes: int) -> None:
+    def body(group: LocalGroup) -> list[Any]:
+        model = nn.Linear(2, 1)
+        reducer = GradientReducer(group, bucket_bytes=bucket_bytes)
+        reducer.attach(tuple(model.parameters()))
+        found = []
+        for change in (lambda: None, model.double, lambda: setattr(model.weight, "data", torch.ones(1, 3).double())):
+            model.zero_grad()
+            change()
+            weight = model.weight
+            with reducer.step(weight=0.5):
+                model(torch.full((1, weight.shape[1]), 1.0 + group.rank, dtype=weight.dtype)).sum().backward()
+            assert weight.grad is not None
+            found.append((weight.grad.dtype, weight.grad.tolist()))
+        reducer.close()
+        return found
+
+    expected = [(torch.float32, [[1.5] * 2]), (torch.float64, [[1.5] * 2]), (torch.float64, [[1.5] * 3])]
+    assert run_ranks(2, body) == [expected] * 2
+
+
+def test_grad_stays_local_and_inputs_are_respected() -> None:
+    start, batch = build("tied"), rows(4)
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        with reducer.step(weight=0.5):
+            loss = loss_of(model, half(batch, rank))
+            local = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+            assert gradients_of(model) == [None] * len(gradients_of(model))
+            loss.backward(inputs=weights[:1], retain_graph=True)
+            assert [p.grad is None for p in weights] == [False] + [True] * (len(weights) - 1)
+            assert local[0] is not None
+            assert weights[0].grad is not None
+            assert not torch.allclose(local[0], weights[0].grad)
+            weights[0].grad = None
+            loss.backward()
+
+    expected = train_alone(copy.deepcopy(start), [batch], lambda _, backward: backward())
+    for replica in on_two(start, body):
+        torch.testing.assert_close(gradients_of(replica), gradients_of(expected), rtol=1e-12, atol=1e-15)
+
+
+def test_backward_outside_of_a_step_is_plain() -> None:
+    model = build("linear")
+    original = torch.autograd.backward
+
+    def body(group: LocalGroup) -> None:
+        reducer = GradientReducer(group)
+        reducer.attach(model.parameters())
+        with reducer.step(weight=0.5):
+            loss_of(model, rows(2)).backward()
+        model.zero_grad()
+        loss_of(model, rows(2)).backward()
+        reducer.close()
+
+    run_ranks(1, body)
+    assert torch.autograd.backward is original
+    expected = train_alone(build("linear"), [rows(2)], lambda _, backward: backward())
+    assert_equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
+    assert_equal(gradients_of(model), gradients_of(expected))
+
+
+def test_bad_arguments() -> None:
+    def body(group: LocalGroup) -> None:
+        reducer = GradientReducer(group)
+        with pytest.raises(InvalidArgumentError, match="MAX"), reducer.step(op=ReduceOp.MAX):
+            pass
+        with pytest.raises(InvalidArgumentError, match="nan"), reducer.step(weight=float("nan")):
+            pass
+        with reducer.step(), pytest.raises(FailedPreconditionError, match="open already"), reducer.step():
+            pass
+
+    run_ranks(1, body)
+
+
+def test_a_thread_that_a_step_starts_must_not_run_backward() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        with reducer.step(weight=0.5):
+            loss = loss_of(model, rows(2))
+            error = begin_threads({0: lambda: loss.backward()})()[0]
+        assert isinstance(error, FailedPreconditionError)
+        assert "called on the thread that runs the step" in str(error)
+
+    on_two(build("linear"), body)

@@ -1,0 +1,251 @@
+"""What NaN and infinities in gradients do to replicas that are threads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raydist.collectives.local import LocalGroup
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite, fault_of, is_finite
+from raydist.collectives.reducer.reducer import GradientReducer
+from raydist.errors import FailedPreconditionError
+from tests.collectives.threads import run_ranks
+
+NAN, INF = float("nan"), float("inf")
+Body = Callable[[nn.Module, GradientReducer, NonfinitePolicy, int], Any]
+
+
+def names(parameters: Iterable[torch.nn.Parameter]) -> Sequence[str]:
+    return [f"p{parameter.numel()}" for parameter in parameters]
+
+
+def on_three(start: nn.Module, choice: OnNonfinite, body: Body) -> list[Any]:
+    """Run a body on three replicas of a model, each with a reducer in small buckets, in one run with `choice`."""
+    replicas = [copy.deepcopy(start) for _ in range(3)]
+
+    def main(group: LocalGroup) -> Any:
+        policy = NonfinitePolicy(names)
+        reducer = GradientReducer(group, bucket_bytes=64, first_bucket_bytes=32, policy=policy)
+        reducer.attach(tuple(replicas[group.rank].parameters()))
+        with policy.run(choice):
+            return body(replicas[group.rank], reducer, policy, group.rank)
+
+    return run_ranks(3, main)
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+
+
+def backward(model: nn.Module, reducer: GradientReducer, factor: float) -> None:
+    with reducer.step(weight=1 / 3):
+        (model(torch.ones(1, 3)).sum() * factor).backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64])
+def test_one_bad_number_is_found_and_a_sum_that_overflows_is_none(dtype: torch.dtype) -> None:
+    values = torch.full((100,), 1.0, dtype=dtype)
+    assert is_finite(values)
+    for bad in (NAN, INF, -INF):
+        spoilt = values.clone()
+        spoilt[77] = bad
+        assert not is_finite(spoilt)
+    assert not is_finite(torch.tensor([INF, -INF], dtype=dtype))
+    if dtype.is_floating_point:
+        assert is_finite(torch.full((10,), torch.finfo(dtype).max, dtype=dtype))
+    assert is_finite(values[:0])
+
+
+def test_faults_tell_nan_and_infinity_apart() -> None:
+    assert [fault_of(torch.tensor([1.0, bad])) for bad in (2.0, INF, NAN)] == [0, 1, 2]
+    assert fault_of(torch.tensor([-INF, NAN])) == 3
+    indices = torch.tensor([[1, 1]])
+    assert fault_of(torch.sparse_coo_tensor(indices, torch.tensor([1.0, NAN]), (4,), check_invariants=True)) == 2
+
+
+def test_pass_hands_them_to_all() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, policy: NonfinitePolicy, rank: int) -> None:
+        backward(model, reducer, NAN if rank == 1 else 1.0)
+        assert all(p.grad is not None and p.grad.isnan().all() for p in model.parameters())
+        assert (policy.num_found, policy.num_skipped) == (0, 0)
+
+    on_three(two_layers(), "pass", body)
+
+
+@pytest.mark.parametrize("factor", [NAN, INF])
+def test_raise_names_replica_parameter_and_kind_on_all_alike(factor: float) -> None:
+    def body(model: nn.Module, reducer: GradientReducer, policy: NonfinitePolicy, rank: int) -> str:
+        backward(model, reducer, 1.0)
+        before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        with pytest.raises(FailedPreconditionError, match="must be finite") as caught:
+            backward(model, reducer, factor if rank == 1 else 1.0)
+        # What was there before is there again.
+        torch.testing.assert_close([p.grad for p in model.parameters()], before, rtol=0, atol=0)
+        backward(model, reducer, 1.0)
+        return str(caught.value)
+
+    said = on_three(two_layers(), "raise", body)
+    assert len(set(said)) == 1
+    assert "replica 1: p12" in said[0]
+    assert "replica 0" not in said[0]
+    assert "backward pass 1 of batch 1" in said[0]
+    assert ("NaN" if factor != factor else "infinite") in said[0]
+    assert 'on_nonfinite="skip"' in said[0]
+
+
+def test_raise_says_so_where_only_the_sum_is_too_large() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, policy: NonfinitePolicy, rank: int) -> None:
+        weight = next(model.parameters())
+        with reducer.step(weight=1.0), pytest.raises(FailedPreconditionError, match="no replica's own"):
+            (weight * 3e38).sum().backward()
+
+    on_three(nn.Linear(2, 1, bias=False), "raise", body)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1),
+        lambda params: torch.optim.AdamW(params, lr=0.1),
+        lambda params: torch.optim.Adagrad(params, lr=0.1),
+        lambda params: torch.optim.RMSprop(params, lr=0.1, momentum=0.5, foreach=True),
+    ],
+)
+def test_skip_leaves_parameters_moments_and_counters(make: Callable[..., torch.optim.Optimizer]) -> None:
+    """Training with a bad batch in it is training without it."""
+
+    def train(factors: Sequence[float]) -> Body:
+        def body(model: nn.Module, reducer: GradientReducer, policy: NonfinitePolicy, rank: int) -> Any:
+            optimizer = make(model.parameters())
+            for factor in factors:
+                optimizer.zero_grad()
+                backward(model, reducer, factor if rank == 2 else abs(rank + 1.0))
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+            return model.state_dict(), optimizer.state_dict()["state"], policy.num_found, policy.num_skipped
+
+        return body
+
+    start = two_layers()
+    spoilt = on_three(start, "skip", train([1.0, NAN, 2.0, INF, 3.0]))
+    clean = on_three(start, "skip", train([1.0, 2.0, 3.0]))
+    for one in spoilt:
+        torch.testing.assert_close(one[:2], clean[0][:2], rtol=0, atol=0)
+        assert one[2:] == (2, 2)
+    assert clean[0][2:] == (0, 0)
+
+
+def test_gradients_stay_visible_when_a_step_was_skipped() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, policy: NonfinitePolicy, rank: int) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        backward(model, reducer, NAN)
+        optimizer.step()
+        assert all(p.grad is not None and p.grad.isnan().all() for p in model.parameters())
+
+    on_three(two_layers(), "skip", body)
+
+
+def test_every_optimizer_skips_until_the_next_pass_and_some_until_their_gradients_are_gone() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, policy: NonfinitePolicy, rank: int) -> list[list[bool]]:
+        first, second = (layer for layer in model.children() if isinstance(layer, nn.Linear))
+        optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (first, second)]
+        moved = []
+
+        def step_all() -> None:
+            before = [layer.weight.clone() for layer in (first, second)]
+            for optimizer in optimizers:
+                optimizer.step()
+            after = zip((first, second), before, strict=True)
+            moved.append([not torch.equal(layer.weight, then) for layer, then in after])
+
+        def one(layer: nn.Linear, factor: float) -> None:
+            with reducer.step(weight=1 / 3):
+                (layer(torch.ones(1, layer.in_features)).sum() * factor).backward()
+
+        one(first, NAN if rank == 0 else 1.0)
+        step_all()
+        one(second, 1.0)  # the first layer's NaN is still there
+        step_all()
+        model.zero_grad()
+        one(second, 1.0)
+        step_all()
+        one(first, NAN if rank == 0 else 1.0)
+        model.zero_grad()
+        one(first, 1.0)
+        step_all()
+        assert (policy.num_found, policy.num_skipped) == (2, 3)
+        return moved
+
+    nobody, second, first = [False, False], [False, True], [True, False]
+    assert on_three(two_layers(), "skip", body) == [[nobody, second, second, first]] * 3
+
+
+def test_a_bad_pass_under_no_sync_counts_with_the_next_one() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, policy: NonfinitePolicy, rank: int) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = copy.deepcopy(model.state_dict())
+        with reducer.no_sync():
+            backward(model, reducer, NAN if rank == 1 else 1.0)
+        assert policy.num_found == 0
+        backward(model, reducer, 1.0)
+        optimizer.step()
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+        assert (policy.num_found, policy.num_skipped) == (1, 1)
+
+    on_three(two_layers(), "skip", body)
+
+
+def test_a_replica_that_counts_nothing_spoils_nothing() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, policy: NonfinitePolicy, rank: int) -> None:
+        with reducer.step(weight=0.0 if rank == 1 else 0.5, empty=rank == 1):
+            (model(torch.ones(1, 3)).sum() * (NAN if rank == 1 else 1.0)).backward()
+
+    on_three(two_layers(), "raise", body)
+
+
+def test_sparse_gradients_are_looked_at_too() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, policy: NonfinitePolicy, rank: int) -> str:
+        with reducer.step(weight=1 / 3), pytest.raises(FailedPreconditionError) as caught:
+            (model(torch.tensor([rank, 4])).sum() * (NAN if rank == 2 else 1.0)).backward()
+        return str(caught.value)
+
+    said = on_three(nn.Embedding(6, 2, sparse=True), "raise", body)
+    assert "replica 2: p12 (NaN)" in said[0]
+    assert len(set(said)) == 1
+
+
+def test_optimizers_that_step_in_backward_are_skipped_too() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, policy: NonfinitePolicy, rank: int) -> None:
+        def step(parameter: torch.Tensor) -> None:
+            optimizers[id(parameter)].step()
+            optimizers[id(parameter)].zero_grad()
+
+        optimizers = {id(p): torch.optim.Adam([p], lr=0.1) for p in model.parameters()}
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        before = copy.deepcopy(model.state_dict())
+        backward(model, reducer, INF if rank == 0 else 1.0)
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+        assert policy.num_skipped == 4
+        backward(model, reducer, 1.0)
+        assert not torch.equal(model.state_dict()["0.weight"], before["0.weight"])
+
+    on_three(two_layers(), "skip", body)
+
+
+def test_gradients_that_stay_local_are_those_of_one_replica() -> None:
+    error = NonfinitePolicy(names, first_replica=3).error("pass 1", [{0: 2}], {0: nn.Parameter(torch.ones(2))})
+    assert "replica 3: p2 (NaN)" in str(error)
+
+
+def test_the_message_shows_some_of_many_parameters() -> None:
+    policy = NonfinitePolicy(names)
+    layers = {n: nn.Parameter(torch.ones(n + 1)) for n in range(7)}
+    text = str(policy.error("pass 3", [{}, dict.fromkeys(range(7), 3)], layers))
+    assert "replica 1: p1 (NaN and infinite), p2" in text
+    assert "p4 (NaN and infinite) and 3 more" in text

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import torch
+from torch import nn
+
+from raydist.collectives.reducer.trained_parameters import TrainedParameters
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+        self.parameters = TrainedParameters(self.stray)
+
+    def stray(self, index: int, parameter: torch.nn.Parameter) -> None:
+        assert parameter is self.parameters.all[index]
+        self.heard.append(index)
+
+
+def three() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(1)) for _ in range(3)]
+
+
+def test_only_those_that_are_trained_are_looked_at() -> None:
+    listener, (a, b, c) = Listener(), three()
+    b.requires_grad_(False)
+    listener.parameters.attach([a, b])
+    listener.parameters.attach((a, b, c))
+    assert listener.parameters.all == {0: a, 1: b, 2: c}
+    assert listener.parameters.look() == (0, 2)
+    (a * b * c).sum().backward()
+    assert sorted(listener.heard) == [0, 2]
+    b.requires_grad_(True)
+    assert listener.parameters.look() == (0, 1, 2)
+    assert listener.parameters.trained == (a, b, c)
+    (a * b * c).sum().backward()
+    assert sorted(listener.heard) == [0, 0, 1, 2, 2]
+
+
+def test_a_list_may_have_grown() -> None:
+    listener, parameters = Listener(), three()
+    growing = parameters[:1]
+    listener.parameters.attach(growing)
+    growing.append(parameters[1])
+    listener.parameters.attach(growing)
+    assert listener.parameters.look() == (0, 1)
+
+
+def test_those_that_are_given_no_more_are_let_go_and_their_numbers_not_used_again() -> None:
+    listener, (a, b, c) = Listener(), three()
+    listener.parameters.attach((a, b))
+    listener.parameters.attach((b, c))
+    assert (listener.parameters.all, listener.parameters.look()) == ({1: b, 2: c}, (1, 2))
+    (a * b * c).sum().backward()
+    assert sorted(listener.heard) == [1, 2]
+
+
+def test_one_that_was_cast_or_resized_counts_as_another_one() -> None:
+    listener, (a, b, c) = Listener(), three()
+    listener.parameters.attach((a, b, c))
+    a.data = a.data.double()
+    assert listener.parameters.look() == (1, 2, 3)
+    c.data = torch.ones(2)
+    assert listener.parameters.look() == listener.parameters.look() == (1, 3, 4)
+    assert listener.parameters.trained == (b, a, c)
+    (a.sum() + b.sum() + c.sum()).backward()
+    assert sorted(listener.heard) == [1, 3, 4]
+    listener.parameters.attach((a, b))
+    assert listener.parameters.look() == (1, 3)
+
+
+def test_hooks_go_and_keep_nothing_alive() -> None:
+    listener, (a, b, c) = Listener(), three()
+    listener.parameters.attach((a, b, c))
+    listener.parameters.look()
+    listener.parameters.close()
+    listener.parameters.close()
+    (a * b * c).sum().backward()
+    assert (listener.heard, listener.parameters.look()) == ([], ())
+    listener.parameters.attach((a,))
+    listener.parameters.look()
+    reference = weakref.ref(listener)
+    del listener
+    gc.collect()
+    assert reference() is None
+    (a * 2).sum().backward()
+
+
+def test_a_receiver_takes_gradients_out_of_the_parameters() -> None:
+    listener, (a, b, _) = Listener(), three()
+    received = []
+    listener.parameters.attach((a, b))
+    listener.parameters.look()
+    listener.parameters.door.receiver = lambda index, gradient: received.append((index, gradient.item()))
+    assert listener.parameters.door.receiver is not None
+    (2 * a + 3 * b).sum().backward()
+    listener.parameters.door.receiver = None
+    assert (sorted(received), listener.heard) == ([(0, 2.0), (1, 3.0)], [])
+    assert (a.grad, b.grad) == (None, None)
+
+
+def test_gradients_are_gathered_where_somebody_takes_them_all_at_once() -> None:
+    listener, (a, b, c) = Listener(), three()
+    listener.parameters.attach((a, b, c))
+    listener.parameters.look()
+    listener.parameters.door.gathering = True
+    (2 * a + 3 * b + 4 * b).sum().backward()
+    listener.parameters.door.shut()
+    assert [(index, gradient.item()) for index, gradient in listener.parameters.take()] == [(0, 2.0), (1, 7.0)]
+    assert (a.grad, b.grad, c.grad, listener.heard) == (None, None, None, [])
+    a.sum().backward()
+    assert listener.heard

@@ -1,0 +1,241 @@
+"""Groups of several hosts: all shapes of them, and ranks and hosts that are killed, stopped or late.
+
+In the team of processes ranks 0 and 2 are on host a and rank 1 is on host b: so 0 and 1 lead.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from raydist.collectives.base import Communicator, Membership
+from raydist.collectives.hierarchical import HierarchicalBackend, HierarchicalCommunicator
+from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
+from raydist.errors import (
+    CancelledError,
+    CollectiveMismatchError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+from raydist.values import ReduceOp
+from tests.collectives.faults import AbortingSoon, Begun, Failing, stop_myself
+from tests.collectives.hierarchical_ranks import SHAPES, hosted_team, run_hosted
+from tests.collectives.processes import ProcessTeam
+from tests.collectives.shared_memory import operations
+from tests.contracts import communicator as contract
+
+pytestmark = pytest.mark.timeout(180)
+
+LARGE = 300_000
+Operation = Callable[[Communicator], Begun]
+
+
+def test_one_host_shares_memory_and_unknown_hosts_are_declined() -> None:
+    backend = HierarchicalBackend()
+    cpu = torch.device("cpu")
+    assert "nobody has said" in str(backend.declines(Membership("g", 0, 0, 2)))
+    assert backend.declines(Membership("g", 0, 0, 2, hosts=("a", "b"))) is None
+    assert isinstance(
+        backend.communicator(Membership("g", 0, 0, 2, hosts=("a", "a")), cpu, 1.0), SharedMemoryCommunicator
+    )
+
+
+@pytest.mark.parametrize("hosts", SHAPES)
+@pytest.mark.parametrize("check", [contract.check_moves, contract.check_tensor_kinds, contract.check_swaps])
+def test_hosts_of_all_shapes_keep_the_contract(hosts: str, check: Callable[[contract.Team], None]) -> None:
+    with hosted_team(hosts) as team:
+        check(team)
+
+
+def many_at_once(communicator: Communicator) -> list[float]:
+    """More than there are slots for."""
+    tensors = [torch.ones(numel) for _ in range(20) for numel in (3, 20_000, 60_000)]
+    works = [communicator.all_reduce(tensor, ReduceOp.SUM) for tensor in tensors]
+    for work in works:
+        work.wait()
+    return [tensor.unique().item() for tensor in tensors]
+
+
+@pytest.mark.parametrize("hosts", ["ab", "aab", "abc"])
+def test_many_may_be_under_way(hosts: str) -> None:
+    assert run_hosted(hosts, many_at_once) == [[float(len(hosts))] * 60] * len(hosts)
+
+
+def test_a_mismatch_inside_a_host_is_one_on_every_host() -> None:
+    for message in run_hosted("aab", mismatched):
+        assert "rank 0: reduce(SUM, root=0) of torch.float32 (3,)" in message
+
+
+def mismatched(communicator: Communicator) -> str:
+    with pytest.raises(CollectiveMismatchError) as caught:
+        communicator.all_reduce(torch.ones(3 + communicator.rank % 2), ReduceOp.SUM).wait()
+    return caught.value.message
+
+
+def refused(communicator: Communicator) -> None:
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: communicator.broadcast(torch.ones(1), 2),
+        lambda: communicator.reduce(torch.ones(1), -1, ReduceOp.SUM),
+        lambda: communicator.send(torch.ones(1), 9),
+        lambda: communicator.recv(torch.ones(1), 9),
+        lambda: communicator.all_gather([torch.ones(1)], torch.ones(1)),
+        lambda: communicator.all_to_all([torch.ones(1)], [torch.ones(1)]),
+    )
+    for call in calls:
+        with pytest.raises(InvalidArgumentError):
+            call()
+    communicator.barrier()
+
+
+def test_what_cannot_be_is_refused() -> None:
+    run_hosted("ab", refused)
+
+
+def test_a_closed_group_says_so() -> None:
+    with hosted_team("ab") as team:
+        group = team._groups[0]
+        group.close()
+        with pytest.raises(FailedPreconditionError, match="closed"):
+            group.barrier()
+
+
+def test_who_comes_alone_is_told_who_is_missing() -> None:
+    with RendezvousStore() as store:
+        membership = store.membership("g", generation=0, rank=1, world_size=3, hosts=("a", "b", "b"))
+        alone = HierarchicalCommunicator(membership, torch.device("cpu"), 0.3)
+        with pytest.raises(DeadlineExceededError, match="rank 1 of 3 .* ranks 0, 2 did not arrive"):
+            alone.start()
+        alone.close()
+
+
+def num_held() -> int:
+    gc.collect()
+    return len([path for path in Path("/proc/self/fd").iterdir() if os.path.lexists(path)])
+
+
+def test_nothing_is_left_behind() -> None:
+    run_hosted("abc", many_at_once)
+    before = num_held()
+    for _ in range(3):
+        run_hosted("abc", many_at_once)
+    deadline = time.monotonic() + 10.0  # gloo closes its sockets in a thread of its own
+    while num_held() > before + 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert num_held() <= before + 1
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def small(communicator: Communicator) -> Begun:
+    return communicator.all_reduce(torch.ones(3), ReduceOp.SUM)
+
+
+def large(communicator: Communicator) -> Begun:
+    return communicator.all_reduce(torch.ones(LARGE), ReduceOp.MEAN)
+
+
+def swapped(communicator: Communicator) -> Begun:
+    outputs, inputs = ([torch.ones(LARGE) for _ in range(communicator.world_size)] for _ in range(2))
+    return communicator.all_to_all(outputs, inputs)
+
+
+def told(communicator: Communicator) -> Begun:
+    return communicator.broadcast(torch.ones(LARGE), 0)
+
+
+def met(communicator: Communicator) -> Begun:
+    return operations.Begun(communicator.barrier)
+
+
+def received(communicator: Communicator) -> Begun:
+    return communicator.recv(torch.ones(3), 1)
+
+
+def name_of(value: object) -> str:
+    return str(getattr(value, "__name__", value))
+
+
+@pytest.mark.parametrize(
+    ("victims", "operation"),
+    [((0,), large), ((0,), told), ((1,), small), ((1,), swapped), ((2,), small), ((2,), large), ((0, 2), met)],
+    ids=name_of,
+)
+def test_killed_ranks_and_hosts_are_noticed_at_once(
+    hierarchical_team: ProcessTeam, victims: tuple[int, ...], operation: Operation
+) -> None:
+    team = hierarchical_team
+    outcomes = team.begin({rank: Failing(operation) for rank in range(team.world_size) if rank not in victims})
+    time.sleep(0.2)
+    killed = time.monotonic()
+    for victim in victims:
+        team.kill(victim)
+    results = outcomes()
+    took = time.monotonic() - killed
+    for _, error in results.values():
+        assert isinstance(error, UnavailableError), error
+        assert "No sign of rank" in str(error) or "gone" in str(error)
+        assert str(victims[0]) in str(error).split("No sign of")[-1]
+    assert took < 2.0
+    team.reform()
+    contract.check_asynchronous(team)
+
+
+@pytest.mark.parametrize(("victim", "operation"), [(0, small), (1, large), (2, large), (2, met)], ids=name_of)
+def test_a_stopped_rank_is_named_when_the_limit_is_over(
+    hierarchical_team: ProcessTeam, victim: int, operation: Operation
+) -> None:
+    team = hierarchical_team
+    resumed = team.begin({victim: stop_myself})
+    others = [rank for rank in range(team.world_size) if rank != victim]
+    outcomes = team.begin(dict.fromkeys(others, Failing(operation)))()
+    team.resume(victim)
+    assert resumed() == {victim: None}
+    for seconds, error in outcomes.values():
+        assert isinstance(error, DeadlineExceededError), error
+        assert f"No sign of rank {victim}." in str(error)
+        assert seconds < team.timeout_s + 2.0
+    team.reform()
+    contract.check_asynchronous(team)
+
+
+def test_a_message_from_a_rank_that_is_gone_is_not_waited_for() -> None:
+    with hosted_team("aba", timeout_s=1.0) as team:
+        outcomes = team.begin(dict.fromkeys((0, 2), Failing(received)))
+        time.sleep(0.1)
+        team.kill(1)
+        for _, error in outcomes().values():
+            assert isinstance(error, UnavailableError | DeadlineExceededError), error
+            assert "rank 1" in str(error)
+
+
+@pytest.mark.parametrize("operation", [small, met], ids=name_of)
+def test_a_neighbour_that_is_gone_is_noticed_where_the_leader_is_late(operation: Operation) -> None:
+    with hosted_team("aaab") as team:
+        outcomes = team.begin(dict.fromkeys((2, 3), Failing(operation)))
+        time.sleep(0.1)
+        team.kill(1)
+        for seconds, error in outcomes().values():
+            assert isinstance(error, UnavailableError), error
+            assert "rank 1 is gone" in str(error)
+            assert seconds < 10.0
+
+
+@pytest.mark.parametrize("operation", [small, large, swapped, met], ids=name_of)
+def test_an_abort_wakes_everybody(hierarchical_team: ProcessTeam, operation: Operation) -> None:
+    outcomes = hierarchical_team.begin({0: Failing(operation), 1: AbortingSoon(operation)})()
+    for seconds, error in outcomes.values():
+        assert isinstance(error, CancelledError), error
+        assert "rank 1 aborted group" in str(error)
+        assert seconds < hierarchical_team.timeout_s * 0.9
+    hierarchical_team.reform()
+    contract.check_asynchronous(hierarchical_team)

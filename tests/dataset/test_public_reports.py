@@ -1,0 +1,205 @@
+"""Programs of bug reports about other frameworks: data and state. What is right is what plain Python or torch gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray.data
+import torch
+
+import raydist as rd
+from raydist.errors import DataLossError, InvalidArgumentError, SpecError
+from tests.pipelines.formats.test_tar_samples import write_tar
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(part) for part in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def resumed_twice(make: Callable[[], rd.Dataset], position: int) -> list[Any]:
+    """What an iteration hands out that is saved and resumed at a position, and again two elements later."""
+    found: list[Any] = []
+    state = None
+    for count in (position, 2, 1 << 30):
+        iterator = iter(make())
+        iterator.state_dict()  # asking for the state of a new iterator does not fix its place
+        if state is not None:
+            iterator.load_state_dict(state)
+        for _ in range(count):
+            try:
+                found.append(plain(next(iterator)))
+            except StopIteration:
+                break
+        state = json.loads(json.dumps(iterator.state_dict()))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["filtered table", "filtered files", "shuffled", "windows"])
+def test_an_epoch_that_is_resumed_twice(kind: str, tmp_path: Path) -> None:
+    """Kind: a state stops moving, or runs ahead to the end of a table, after an iterator was resumed.
+
+    huggingface/datasets 8308, 8359, 7901; KempnerForge 57; google/grain 1178; meta-pytorch/data 1548.
+    """
+    table = pa.table({"a": list(range(20))})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=7)
+    kinds: dict[str, Callable[[], rd.Dataset]] = {
+        "filtered table": lambda: rd.Dataset.from_arrow(table).filter(lambda row: row["a"] % 3 != 0),
+        "filtered files": lambda: (
+            rd.Dataset.from_parquet(str(tmp_path / "x.parquet")).filter(lambda row: row["a"] % 3 != 0).batch(2)
+        ),
+        "shuffled": lambda: rd.Dataset.range(20).shuffle(8, seed=1).map(lambda x: 2 * x, num_parallel_calls=2).batch(2),
+        "windows": lambda: rd.Dataset.range(12).window(4).flat_map(lambda window: window.shuffle(4, seed=2)),
+    }
+    expected = plain(list(kinds[kind]()))
+    for position in (0, 1, 3, len(expected) - 1, len(expected)):
+        assert resumed_twice(kinds[kind], position) == expected
+
+
+def test_an_empty_source_among_others() -> None:
+    """Kind: an empty dataset in a mixture doubles a row of its neighbour, or is an index error.
+
+    huggingface/datasets 8626.
+    """
+    none = rd.Dataset.range(3).filter(lambda x: x > 9)
+    some, one = rd.Dataset.range(2), rd.Dataset.range(10, 11)
+    for seed in range(5):
+        for mixed in ([none, some, one], [some, one, none], [rd.Dataset.range(0), some, none, one]):
+            chosen = rd.Dataset.sample_from_datasets(mixed, [1 / len(mixed)] * len(mixed), seed=seed)
+            assert sorted(plain(list(chosen))) == [0, 1, 10]
+
+
+def test_take_stays_behind_what_changes_the_number_of_rows() -> None:
+    """Kind: an optimisation moves `limit` in front of a function that drops or adds rows.
+
+    ray-project/ray 60448.
+    """
+
+    def odd(rows: Any) -> Any:
+        return rows[rows % 2 == 1]
+
+    numbers = rd.Dataset.range(40).map_batches(odd, 8)
+    assert plain(list(numbers.take(5))) == [1, 3, 5, 7, 9]
+    assert plain(list(numbers.skip(3).take(2))) == [7, 9]
+    assert plain(list(numbers.shard(3, 1).take(2))) == [3, 9]
+    assert plain(list(rd.Dataset.range(10).map_batches(lambda rows: np.repeat(rows, 2), 4).take(3))) == [0, 0, 1]
+    assert plain(list(rd.Dataset.range(10).batch(4).unbatch().take(5).batch(2))) == [[0, 1], [2, 3], [4]]
+
+
+def test_members_of_a_tar_file_that_are_no_neighbours(tmp_path: Path) -> None:
+    """Kind: a shard whose samples are torn apart gives halves, or samples twice.
+
+    ray-project/ray 65044 (44068).
+    """
+    torn = write_tar(tmp_path / "torn.tar", [(name, b"1") for name in ("0.a", "1.a", "0.b", "1.b", "2.a")])
+    iterator = iter(rd.Dataset.from_tar(torn))
+    assert [next(iterator)["__key__"], next(iterator)["__key__"]] == ["0", "1"]
+    for key in "01":
+        with pytest.raises(DataLossError, match=rf"neighbours in a tar file, but '{key}' has.*tar --sort=name"):
+            next(iterator)
+    assert next(iterator)["__key__"] == "2"
+    twice = write_tar(tmp_path / "twice.tar", [("0.a", b"old"), ("1.a", b"1"), ("0.a", b"new")])
+    with pytest.raises(DataLossError, match="neighbours"):
+        list(rd.Dataset.from_tar(twice))
+    folders = write_tar(tmp_path / "v1.0.tar", [(f"train.v1/{name}", b"") for name in ("1.a", "1.b", "2.a", "2.b")])
+    assert [sample["__key__"] for sample in rd.Dataset.from_tar(folders)] == ["train.v1/1", "train.v1/2"]
+
+
+def test_fields_of_json_lines_that_some_objects_have_not(tmp_path: Path) -> None:
+    """Kind: a field that is null in the first lines, or missing in some.
+
+    windmill-labs/windmill 10728, im-anishraj/arnio 1743.
+    """
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": null, "b": 1}\n{"b": 2}\n{"a": "2023-11-30", "b": null}\n')
+    with pytest.raises(SpecError, match=r"'a' has no value in line 1.*fill_null={'a': value}"):
+        next(iter(rd.Dataset.from_json(path)))
+    filled = rd.Dataset.from_json(path, fill_null={"a": "", "b": -1})
+    assert plain(list(filled)) == [{"a": "", "b": 1}, {"a": "", "b": 2}, {"a": "2023-11-30", "b": -1}]
+    masked = rd.Dataset.from_json(path, columns=["b"], null_masks=True)
+    assert plain(list(masked.map(lambda row: row["b_is_null"]))) == [False, False, True]
+
+
+def test_a_first_file_without_rows(tmp_path: Path) -> None:
+    """Kind: an empty shard among files, here the first, from which columns are learned.
+
+    huggingface/datasets 8006.
+    """
+    texts = {"0.csv": "a,b\n", "1.csv": "a,b\n1,x\n", "0.jsonl": "", "1.jsonl": '{"a": 1}\n'}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    paths = [str(tmp_path / name) for name in texts]
+    assert plain(list(rd.Dataset.from_csv(paths[:2]))) == [{"a": 1, "b": "x"}]
+    assert plain(list(rd.Dataset.from_csv(paths[1::-1]))) == [{"a": 1, "b": "x"}]
+    assert plain(list(rd.Dataset.from_json(paths[2:]))) == [{"a": 1}]
+    with pytest.raises(InvalidArgumentError, match="must have a line"):
+        rd.Dataset.from_json(paths[2])
+
+
+def test_an_optimizer_goes_on_with_the_types_that_it_had(tmp_path: Path) -> None:
+    """Kind: moments of another type than their parameter are cast when a checkpoint is restored.
+
+    pytorch/torchtitan 4615, vllm-project/speculators 899.
+    """
+
+    class Lion(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {"lr": 0.1})
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]  # it returns no loss
+            for parameter in self.param_groups[0]["params"]:
+                other = torch.bfloat16 if parameter.dtype == torch.float32 else torch.float32
+                state = self.state[parameter]
+                state.setdefault("moment", torch.zeros_like(parameter, dtype=other))
+                state.setdefault("codes", torch.zeros(3, dtype=torch.uint8)).add_(1)
+                state["moment"].mul_(0.9).add_(parameter.grad.to(other))
+                parameter.data.add_(state["moment"].to(parameter.dtype), alpha=-0.1)
+
+    def made() -> tuple[Any, Lion, rd.Checkpoint]:
+        torch.manual_seed(0)
+        model = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 1).bfloat16()])
+        optimizer = Lion(model.parameters())
+        return model, optimizer, rd.Checkpoint(model=model, optimizer=optimizer)
+
+    def train(model: Any, optimizer: Lion) -> None:
+        for number in range(3):
+            optimizer.zero_grad()
+            model[1](model[0](torch.full((4, 2), number / 3)).bfloat16()).square().mean().backward()
+            optimizer.step()
+
+    model, optimizer, checkpoint = made()
+    train(model, optimizer)
+    path = checkpoint.save(tmp_path / "x")
+    train(model, optimizer)
+    resumed, restored, other = made()
+    other.restore(path)
+    assert {value.dtype for value in restored.state[resumed[0].weight].values()} == {torch.bfloat16, torch.uint8}
+    train(resumed, restored)
+    assert str(resumed.state_dict()) == str(model.state_dict())
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")  # Ray Data's own
+def test_blocks_of_ray_data_of_differing_sizes(two: rd.MirroredStrategy) -> None:
+    """Kind: batches that are short before the end, so that replicas take different numbers of steps.
+
+    ray-project/ray 66085. The pipeline, in a process of its own, gets blocks that the driver has put.
+    """
+    ends = [1, 14, 16, 37]
+    blocks = [pa.table({"a": list(range(start, end))}) for start, end in zip([0, *ends], ends, strict=False)]
+    rows = rd.Dataset.from_ray(ray.data.from_arrow(blocks)).map(lambda row: row["a"]).shuffle(8, seed=0)
+    parts = [plain(two.local_results(batch)) for batch in two.distribute_dataset(rows.batch(4))]
+    assert [sum(map(len, step)) for step in parts] == [4] * 9 + [1]
+    assert sorted(sum((part for step in parts for part in step), [])) == list(range(37))
+    reference = ray.put(7)
+    assert two.local_results(two.run(lambda: ray.get(reference, timeout=60))) == (7, 7)

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+import raydist as rd
+from raydist.dataset.collated import element_of
+from raydist.errors import InvalidArgumentError, SpecError
+
+NUMBERS: Any = list(range(10))
+
+
+def shuffled(seed: int = 7, data: Any = NUMBERS, **given: Any) -> DataLoader[Any]:
+    return DataLoader(data, 4, shuffle=True, generator=torch.Generator().manual_seed(seed), **given)
+
+
+def values(batches: Any) -> list[Any]:
+    return [batch.tolist() for batch in batches]
+
+
+class Draws:
+    """Samples with random numbers that a data set draws by itself."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return index, torch.rand(()), np.random.rand(), FIRST_CALLS[0]
+
+
+FIRST_CALLS = [0]
+
+
+def first_call(worker: int) -> None:
+    FIRST_CALLS[0] = 10 + worker
+
+
+class Locked:
+    """A data set that cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_passes_of_a_repeat_and_epochs_go_on_as_the_loaders() -> None:
+    plain = shuffled()
+    expected = [values(plain) for _ in range(3)]
+    assert values(rd.Dataset.from_torch(shuffled()).repeat(3)) == sum(expected, [])
+    dataset = rd.Dataset.from_torch(shuffled(num_workers=2))
+    assert [values(dataset) for _ in range(3)] == expected
+    assert (len(dataset), dataset.element_spec) == (3, rd.TensorSpec((None,), "int64"))
+
+
+def test_looking_at_a_dataset_draws_nothing() -> None:
+    torch.manual_seed(3)
+    dataset = rd.Dataset.from_torch(DataLoader(NUMBERS, 4, shuffle=True))
+    assert dataset.element_spec.dtype == "int64"
+    assert dataset.explain()
+    looked = values(dataset)
+    torch.manual_seed(3)
+    assert looked == values(DataLoader(NUMBERS, 4, shuffle=True))
+
+
+def test_loaders_that_share_a_generator_draw_in_turn() -> None:
+    def pair() -> list[DataLoader[Any]]:
+        generator = torch.Generator().manual_seed(1)
+        return [DataLoader(NUMBERS, 5, shuffle=True, generator=generator) for _ in range(2)]
+
+    first, second = pair()
+    expected = [(values(first), values(second)) for _ in range(2)]
+    mine, other = map(rd.Dataset.from_torch, pair())
+    assert [(values(mine), values(other)) for _ in range(2)] == expected
+
+
+def test_going_back_to_a_state_restores_the_generator_too() -> None:
+    view = rd.OneDeviceStrategy("cpu").distribute_dataset(shuffled())
+    iterator = iter(view)
+    next(iterator)
+    state = json.loads(json.dumps(view.state_dict()))
+    expected = [values(iterator), values(view), values(view)]
+    view.load_state_dict(state)
+    assert [values(view), values(view), values(view)] == expected
+    other = rd.OneDeviceStrategy("cpu").distribute_dataset(shuffled(seed=8))
+    other.load_state_dict(state)
+    assert [values(other), values(other), values(other)] == expected
+
+
+def test_a_changed_state_is_an_error_of_ours() -> None:
+    iterator = iter(rd.Dataset.from_torch(shuffled()))
+    next(iterator)
+    text = json.dumps(iterator.state_dict())
+    place = text.index("torch:") + 6
+    for changed in (
+        text[:place] + "AAAA" + text[place + 4 :],
+        text.replace('"torch:', '"PCG64:'),
+        text.replace("torch:", ""),
+    ):
+        resumed = iter(rd.Dataset.from_torch(shuffled()))
+        resumed.load_state_dict(json.loads(changed))
+        with pytest.raises(InvalidArgumentError, match="state"):
+            next(resumed)
+
+
+def test_a_part_of_the_samples_is_refused() -> None:
+    def sampler(count: int) -> DistributedSampler[Any]:
+        return DistributedSampler(NUMBERS, num_replicas=count, rank=0, seed=4)
+
+    with pytest.raises(InvalidArgumentError, match=r"rank 0 of 2.*shuffle=True"):
+        rd.Dataset.from_torch(DataLoader(NUMBERS, 4, sampler=sampler(2)))
+    plain, mine = (DataLoader(NUMBERS, 4, sampler=sampler(1)) for _ in range(2))
+    dataset = rd.Dataset.from_torch(mine)
+    for epoch in range(2):
+        plain.sampler.set_epoch(epoch)  # type: ignore[attr-defined]  # of a DistributedSampler
+        mine.sampler.set_epoch(epoch)  # type: ignore[attr-defined]  # the same
+        assert values(dataset) == values(plain)
+    with pytest.raises(InvalidArgumentError, match="output_signature belongs to a torch Dataset"):
+        rd.Dataset.from_torch(shuffled(), rd.TensorSpec((), "int64"))
+
+
+def test_a_label_of_none_reaches_the_collate_function() -> None:
+    def fill(samples: list[Any]) -> Any:
+        return torch.tensor([-100 if label is None else label for _, label in samples])
+
+    labels: Any = [(0, 1), (1, None), (2, 0)]
+    assert values(rd.Dataset.from_torch(DataLoader(labels, 2, collate_fn=fill))) == [[1, -100], [0]]
+
+
+def test_values_for_each_sample_are_no_columns() -> None:
+    images = [torch.zeros(3, 2 + index, 5) for index in range(4)]
+    with pytest.raises(SpecError, match=r"list of 4 values, one for each sample.*batch\(n, collate=fn\)"):
+        element_of(images, 4)
+    with pytest.raises(SpecError, match="one for each sample"):
+        element_of((torch.zeros(2), [{"boxes": torch.zeros(1, 4)}] * 2), 2)
+    columns = element_of([torch.zeros(2, 3), ["a", "b"], {"y": [torch.zeros(2)]}], 2)
+    assert isinstance(columns, tuple)
+    assert columns[1] == ["a", "b"]
+    assert isinstance(columns[2]["y"], tuple)
+
+
+def test_a_loader_with_an_iterator_of_its_own_keeps_it() -> None:
+    class Doubled(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return (2 * batch for batch in super().__iter__())
+
+    def loader(kind: type[DataLoader[Any]], generator: torch.Generator | None) -> DataLoader[Any]:
+        return kind(NUMBERS, 4, shuffle=True, generator=generator)
+
+    for seed in (None, 5):
+        torch.manual_seed(2)
+        plain = loader(DataLoader, None if seed is None else torch.Generator().manual_seed(seed))
+        expected = [[[2 * x for x in batch] for batch in values(plain)] for _ in range(3)]
+        torch.manual_seed(2)
+        dataset = rd.Dataset.from_torch(loader(Doubled, None if seed is None else torch.Generator().manual_seed(seed)))
+        assert [values(dataset) for _ in range(3)] == expected
+
+
+def test_an_endless_sampler_is_iterated_as_far_as_it_is_read() -> None:
+    class Endless:
+        def __init__(self) -> None:
+            self.generator = torch.Generator().manual_seed(1)
+
+        def __iter__(self) -> Iterator[int]:
+            while True:
+                yield from torch.randperm(3, generator=self.generator).tolist()
+
+    plain = iter(DataLoader(NUMBERS, 3, sampler=Endless()))
+    mine = iter(rd.Dataset.from_torch(DataLoader(NUMBERS, 3, sampler=Endless())))
+    assert values(next(mine) for _ in range(5)) == values(next(plain) for _ in range(5))
+
+
+def test_what_cannot_be_pickled_stays_in_one_process() -> None:
+    locked: Any = Locked()
+    assert values(rd.OneDeviceStrategy("cpu").distribute_dataset(DataLoader(locked, 2))) == [[0, 1], [2]]
+
+
+def test_fit_evaluate_and_predict_take_a_weighted_loader() -> None:
+    x = torch.arange(12.0).reshape(12, 1)
+
+    def loader() -> DataLoader[Any]:
+        sampler = WeightedRandomSampler(range(12), 9, generator=torch.Generator().manual_seed(2))
+        return DataLoader(TensorDataset(x, 3 * x), batch_size=4, sampler=sampler)
+
+    def model() -> rd.Model:
+        torch.manual_seed(0)
+        with rd.OneDeviceStrategy("cpu").scope():
+            made = rd.Model(torch.nn.Linear(1, 1))
+            made.compile(torch.optim.SGD(made.parameters(), lr=1e-3), "mse")
+        return made
+
+    reference = torch.nn.Linear(1, 1)
+    mine = model()
+    reference.load_state_dict(mine.module.state_dict())
+    optimizer = torch.optim.SGD(reference.parameters(), lr=1e-3)
+    batches = loader()
+    for _ in range(2):
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(reference(inputs), targets).backward()
+            optimizer.step()
+    mine.fit(loader(), epochs=2, verbose=False)
+    for trained, expected in zip(mine.module.parameters(), reference.parameters(), strict=True):
+        assert torch.allclose(trained, expected)
+    inputs = torch.cat([inputs for inputs, _ in loader()])
+    assert torch.allclose(torch.as_tensor(mine.predict(loader())), reference(inputs))
+    assert mine.evaluate(loader(), verbose=False)["loss"] > 0
+
+
+class Shards(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return iter(range(first, 10, step))
+
+
+def _rows(strategy: rd.Strategy, loader: DataLoader[Any], epochs: int = 2) -> list[Any]:
+    view = strategy.distribute_dataset(loader)
+    return [
+        [sum((part.tolist() for part in strategy.local_results(batch)), []) for batch in view] for _ in range(epochs)
+    ]
+
+
+@pytest.mark.ray
+def test_replicas_get_the_loaders_batches(two: rd.Strategy) -> None:
+    def loaders() -> list[DataLoader[Any]]:
+        rows: Any = torch.arange(20)
+        with_replacement = RandomSampler(rows, replacement=True, num_samples=9)
+        return [
+            shuffled(),
+            shuffled(data=rows, num_workers=2),
+            DataLoader(rows, 4, sampler=with_replacement),
+            DataLoader(Shards(), 3, num_workers=2),
+        ]
+
+    torch.manual_seed(5)
+    expected = [[values(loader), values(loader)] for loader in loaders()]
+    torch.manual_seed(5)
+    assert [_rows(two, loader) for loader in loaders()] == expected
+
+
+@pytest.mark.ray
+def test_a_state_of_one_device_goes_on_on_replicas(two: rd.Strategy) -> None:
+    view = rd.OneDeviceStrategy("cpu").distribute_dataset(shuffled())
+    iterator = iter(view)
+    next(iterator)
+    state = json.loads(json.dumps(view.state_dict()))
+    expected = [values(iterator), values(view)]
+    on_replicas = two.distribute_dataset(shuffled())
+    on_replicas.load_state_dict(state)
+    rows: list[Any] = [
+        [sum((part.tolist() for part in two.local_results(batch)), []) for batch in on_replicas] for _ in range(2)
+    ]
+    assert rows == expected
+
+
+@pytest.mark.ray
+def test_random_numbers_of_samples_do_not_depend_on_who_reads_them(two: rd.Strategy) -> None:
+    def loader(workers: int) -> DataLoader[Any]:
+        torch.manual_seed(4)
+        data: Any = Draws()
+        return DataLoader(data, 2, num_workers=workers, worker_init_fn=first_call if workers else None)
+
+    view = two.distribute_dataset(loader(0))
+    alone = [
+        [torch.cat(leaf).tolist() for leaf in zip(*two.local_results(batch), strict=True)]
+        for _ in "ab"
+        for batch in view
+    ]
+    dataset = rd.Dataset.from_torch(loader(2)).with_options(rd.Options(num_input_workers=2))
+    apart = [[leaf.tolist() for leaf in batch] for _ in "ab" for batch in dataset]
+    assert [leaves[:3] for leaves in alone] == [leaves[:3] for leaves in apart]
+    assert len({number for leaves in alone for number in leaves[1]}) == 2 * 8
+    assert all(leaves[3] == [0, 0] for leaves in alone)
+    assert all(set(leaves[3]) <= {10, 11} for leaves in apart)
+
+
+@pytest.mark.ray
+def test_what_cannot_be_pickled_says_so(two: rd.Strategy) -> None:
+    locked: Any = Locked()
+    with pytest.raises(InvalidArgumentError, match="must be picklable"):
+        iter(two.distribute_dataset(DataLoader(locked, 2)))

@@ -1,0 +1,219 @@
+"""Tiny models of transformers and peft with random weights, in float64 and without dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import peft
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional as F
+
+from tests.hub.harness import ROWS, Case, Tensors
+
+WORDS = 50
+LENGTH = 7
+CLASSES = 3
+FLOAT32_NORMS = 1e-6
+"""The tolerance for models with norms that always compute in float32: `LlamaRMSNorm`, `T5LayerNorm`."""
+
+
+def tokens(length: int = LENGTH) -> torch.Tensor:
+    return torch.randint(3, WORDS, (ROWS, length), generator=torch.Generator().manual_seed(1))
+
+
+def labels(num: int = CLASSES) -> torch.Tensor:
+    return torch.randint(0, num, (ROWS,), generator=torch.Generator().manual_seed(2))
+
+
+def noise(*shape: int, seed: int = 3) -> torch.Tensor:
+    return torch.randn(ROWS, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def padding_mask(length: int = LENGTH) -> torch.Tensor:
+    return (torch.arange(length) < 3 + torch.arange(ROWS)[:, None] % 5).long()
+
+
+def own_loss(model: Any, batch: Tensors) -> torch.Tensor:
+    """The model's own loss, from the labels in the batch."""
+    return model(**batch).loss
+
+
+def next_token_loss(model: Any, batch: Tensors) -> torch.Tensor:
+    """The loss of a causal model in float64: transformers computes its own in float32."""
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
+    return F.cross_entropy(logits[:, :-1].transpose(1, 2), batch["input_ids"][:, 1:])
+
+
+def decoded_loss(model: Any, batch: Tensors) -> torch.Tensor:
+    """The loss of an encoder and a decoder; the labels are what the decoder shall write."""
+    return F.cross_entropy(model(**batch, use_cache=False).logits.transpose(1, 2), batch["labels"])
+
+
+def with_float64_norms(model: Any) -> Any:
+    """The model with torch's RMSNorm in the place of those that compute in float32."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child).__name__ in ("LlamaRMSNorm", "Qwen2RMSNorm", "T5LayerNorm"):
+                norm = nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
+                norm.weight = child.weight
+                setattr(parent, name, norm)
+    return model
+
+
+TEXT: dict[str, Any] = {"input_ids": tokens(), "attention_mask": padding_mask()}
+CLASSIFIED: dict[str, Any] = {**TEXT, "labels": labels()}
+
+
+def bert() -> Any:
+    config = transformers.BertConfig(
+        vocab_size=WORDS,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=CLASSES,
+    )
+    return transformers.BertForSequenceClassification(config).double()
+
+
+def distilbert() -> Any:
+    config = transformers.DistilBertConfig(
+        vocab_size=WORDS,
+        dim=16,
+        n_layers=2,
+        n_heads=2,
+        hidden_dim=32,
+        max_position_embeddings=16,
+        dropout=0.0,
+        attention_dropout=0.0,
+        seq_classif_dropout=0.0,
+        num_labels=CLASSES,
+    )
+    return transformers.DistilBertForSequenceClassification(config).double()
+
+
+def gpt2() -> Any:
+    config = transformers.GPT2Config(
+        vocab_size=WORDS,
+        n_positions=16,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return transformers.GPT2LMHeadModel(config).double()
+
+
+def checkpointed_gpt2(reentrant: bool) -> Any:
+    """A GPT-2 that keeps no activations."""
+    model = gpt2()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    return model
+
+
+def _decoder(kind: str) -> Callable[[], Any]:
+    """A causal model of the Llama kind."""
+
+    def make() -> Any:
+        config = getattr(transformers, f"{kind}Config")(
+            vocab_size=WORDS,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=16,
+            attention_dropout=0.0,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=0,
+        )
+        return getattr(transformers, f"{kind}ForCausalLM")(config).double()
+
+    return make
+
+
+llama = _decoder("Llama")
+qwen2 = _decoder("Qwen2")
+
+
+def adapted() -> Any:
+    config = peft.LoraConfig(r=4, lora_dropout=0.0, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    return peft.get_peft_model(llama(), config)
+
+
+def t5() -> Any:
+    config = transformers.T5Config(
+        vocab_size=WORDS,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=2,
+        num_heads=2,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
+    return transformers.T5ForConditionalGeneration(config).double()
+
+
+def vit() -> Any:
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=16,
+        patch_size=8,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=CLASSES,
+    )
+    return transformers.ViTForImageClassification(config).double()
+
+
+def whisper() -> Any:
+    config = transformers.WhisperConfig(
+        vocab_size=WORDS,
+        num_mel_bins=8,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        max_source_positions=10,
+        max_target_positions=16,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
+    return transformers.WhisperForConditionalGeneration(config).double()
+
+
+TRANSFORMERS = {
+    "BERT": Case(bert, CLASSIFIED, own_loss),
+    "DistilBERT": Case(distilbert, CLASSIFIED, own_loss),
+    "GPT-2": Case(gpt2, TEXT, next_token_loss),
+    "Llama": Case(llama, TEXT, next_token_loss, FLOAT32_NORMS),
+    "LoRA": Case(adapted, TEXT, next_token_loss, FLOAT32_NORMS),
+    "Qwen2": Case(qwen2, TEXT, next_token_loss, FLOAT32_NORMS),
+    "T5": Case(t5, {**TEXT, "labels": tokens(5)}, decoded_loss, FLOAT32_NORMS),
+    "ViT": Case(vit, {"pixel_values": noise(3, 16, 16), "labels": labels()}, own_loss),
+    "Whisper": Case(whisper, {"input_features": noise(8, 20), "labels": tokens(5)}, decoded_loss),
+}

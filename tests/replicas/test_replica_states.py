@@ -1,0 +1,224 @@
+"""The driver's end and the replicas' end of a restore, with mirrored objects between them; replicas are threads."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import raydist as rd
+from raydist.checkpoints import read_tensors
+from raydist.checkpoints.checkpoint import Checkpoint
+from raydist.checkpoints.restoring.restored_objects import restore_objects
+from raydist.checkpoints.saved_checkpoint import open_checkpoint
+from raydist.checkpoints.sharing.exchanged_bytes import ByteExchange
+from raydist.checkpoints.sharing.share_reader import ShareReader
+from raydist.collectives.local import LocalGroup
+from raydist.errors import DataLossError
+from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.pipelines.stored.directory_files import directory_files
+from raydist.replicas.replica_states import RESTORES, ReplicaRestorer
+from tests.collectives.threads import run_ranks
+from tests.mirroring.in_process import Mirror
+
+CPU = torch.device("cpu")
+
+
+def itself(value: Any) -> Any:
+    """`value`."""
+    return value
+
+
+def given_alike(replica: MirrorReplica, objects: Mapping[str, Any]) -> None:
+    """What a replica does behind a restore."""
+    replica.given_alike(objects.values())
+
+
+class Restoring(Mirror):
+    """A small strategy whose replicas have readers."""
+
+    def __init__(self, num_replicas: int = 2) -> None:
+        super().__init__(num_replicas)
+        self.asked: list[str] = []
+        self._groups: dict[int, LocalGroup] = {}
+        for rank, replica in enumerate(self.replicas):
+            exchange = functools.partial(self._exchange, rank)
+            reader = ShareReader(rank, num_replicas, exchange, functools.partial(given_alike, replica))
+            replica.externals.add("restores", functools.partial(itself, reader))
+        self.restorer = ReplicaRestorer(self.driver, lambda: True, self._ask)
+
+    def _exchange(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+        group = self._groups[rank]
+        ByteExchange(rank, CPU, lambda tensor, root: group.broadcast(tensor, root).wait()).share(parts)
+
+    def _ask(self, function: Callable[..., bytes], *args: Any) -> Sequence[bytes]:
+        shipment = self.driver.prepare(function, (RESTORES, *args), externals={"restores": RESTORES})
+        self.driver.dispatched()
+        self.asked.append(function.__name__)
+        calls = []
+        for rank, replica in enumerate(self.replicas):
+            with self._class_trackers[rank].swapped():
+                calls.append(replica.apply(shipment, []))
+
+        def body(group: LocalGroup) -> bytes:
+            self._groups[group.rank] = group
+            fn, given, named = calls[group.rank]
+            told: bytes = fn(*given, **named)
+            return told
+
+        return run_ranks(len(calls), body)
+
+    def restore(self, path: Path, **objects: Any) -> None:
+        restore_objects(objects, objects, open_checkpoint(directory_files(str(path))), True, True, [self.restorer])
+
+
+class Net(nn.Module):
+    """Statistics that replicas add up, and such as they take the mean of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("rows", torch.zeros(()))
+        rd.set_aggregation(self, "rows", synchronization="on_read", aggregation="sum")
+
+
+def made(scope: Any, seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    with scope:
+        model = Net()
+        return {"model": model, "optimizer": torch.optim.Adam(model.parameters(), lr=0.1 * seed)}
+
+
+def step_of(objects: dict[str, Any]) -> Callable[[], None]:
+    model, optimizer = objects["model"], objects["optimizer"]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model.rows.add_(1)
+        model.norm(model.linear(torch.ones(3, 2) * torch.arange(3.0)[:, None])).pow(3).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    mirror = Restoring()
+    objects = made(mirror.scope(), 1)
+    mirror.run(step_of(objects))
+    Checkpoint(**objects).save(tmp_path / "c")
+    mirror.driver.release()
+    return tmp_path / "c", objects
+
+
+@pytest.fixture
+def read_by_driver(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the driver's thread reads of files with tensors."""
+    found: list[str] = []
+    original = read_tensors._FileReader._some
+
+    def some(self: Any, size: int, what: str) -> bytes:
+        if threading.current_thread() is threading.main_thread():
+            found.append(what)
+        return original(self, size, what)
+
+    monkeypatch.setattr(read_tensors._FileReader, "_some", some)
+    return found
+
+
+def values(objects: dict[str, Any]) -> list[Any]:
+    model, optimizer = objects["model"], objects["optimizer"]
+    state = optimizer.state_dict()
+    tensors = [*model.state_dict().values(), *(each for part in state["state"].values() for each in part.values())]
+    return [*(tensor.tolist() for tensor in tensors), state["param_groups"][0]["lr"]]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3])
+@pytest.mark.parametrize("num_steps", [0, 2])
+def test_replicas_read_and_the_driver_sees_it(
+    num_steps: int, num_replicas: int, saved: tuple[Path, dict[str, Any]], read_by_driver: list[str]
+) -> None:
+    """Also where no step has used the objects yet: so a program begins that goes on."""
+    path, before = saved
+    mirror = Restoring(num_replicas)
+    objects = made(mirror.scope(), 2)
+    for _ in range(num_steps):
+        mirror.run(step_of(objects))
+    held = objects["optimizer"].param_groups
+    mirror.restore(path, **objects)
+    assert read_by_driver == []
+    assert mirror.asked == ["prepare_share", "commit_share"]
+    assert values(objects) == values(before)
+    assert held[0]["lr"] == 0.1
+    for one in (objects, before):
+        step = step_of(one)
+        mirror.run(step) if one is objects else step()
+    found, expected = objects["model"].state_dict(), before["model"].state_dict()
+    torch.testing.assert_close(found["linear.weight"], expected["linear.weight"])
+    assert found["rows"] == 2 + num_replicas, "what replicas add up is there once"
+
+
+def test_what_the_program_wrote_before_is_overwritten(saved: tuple[Path, dict[str, Any]]) -> None:
+    path, before = saved
+    mirror = Restoring()
+    objects = made(mirror.scope(), 2)
+    mirror.run(step_of(objects))
+    view = objects["model"].linear.weight.detach().numpy()
+    view[:] = 7.0
+    objects["optimizer"].param_groups[0]["lr"] = 3.0
+    mirror.restore(path, **objects)
+    assert values(objects) == values(before)
+    with torch.no_grad():
+        objects["model"].linear.weight.zero_()
+    mirror.run(step_of({**objects}))
+    assert objects["model"].linear.weight.abs().max() <= 0.11, "what it writes later counts"
+
+
+def test_damage_changes_nothing(saved: tuple[Path, dict[str, Any]], read_by_driver: list[str]) -> None:
+    path, _ = saved
+    content = bytearray((path / "optimizer.safetensors").read_bytes())
+    content[-1] ^= 1
+    (path / "optimizer.safetensors").write_bytes(content)
+    mirror = Restoring()
+    objects = made(mirror.scope(), 2)
+    mirror.run(step_of(objects))
+    before = values(objects)
+    with pytest.raises(DataLossError, match=r"optimizer.safetensors.*tensor '.*' differs") as raised:
+        mirror.restore(path, **objects)
+    assert raised.value.path == str(path / "optimizer.safetensors")
+    assert mirror.asked == ["prepare_share", "discard_share"]
+    assert read_by_driver == []
+    assert values(objects) == before
+
+
+def noted(*args: Any) -> None:
+    """A hook of the program's."""
+
+
+@pytest.mark.parametrize("kind", ["not made here", "hooked", "with a metric"])
+def test_the_driver_restores_what_replicas_cannot(kind: str, tmp_path: Path, read_by_driver: list[str]) -> None:
+    mirror = Restoring()
+    with mirror.scope():
+        model: nn.Module = nn.Sequential(nn.Linear(2, 2))
+    if kind == "not made here":
+        model.append(nn.Linear(2, 2))  # type: ignore[operator]  # it is a Sequential
+    elif kind == "hooked":
+        model.register_load_state_dict_post_hook(noted)
+    else:
+        with mirror.scope():
+            model.mean = rd.Mean()
+    Checkpoint(model=model).save(tmp_path / "c")
+    expected = model[0].weight.tolist()  # type: ignore[index]
+    with torch.no_grad():
+        model[0].weight.zero_()  # type: ignore[index]
+    mirror.restore(tmp_path / "c", model=model)
+    assert read_by_driver
+    assert mirror.asked == []
+    assert model[0].weight.tolist() == expected  # type: ignore[index]

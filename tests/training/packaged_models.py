@@ -1,0 +1,217 @@
+"""Stand-ins for models of transformers, peft, timm and torch_geometric.
+
+`test_packaged_models.py` copies this file into a folder for installed packages, and imports it from there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+__all__ = ["Batch", "CausalModel", "ConvNet", "GraphClassifier", "SequenceClassifier", "get_peft_model"]
+
+WORDS, WIDTH, CLASSES = 20, 8, 3
+
+ACT2FN = {"gelu": nn.GELU(), "silu": nn.SiLU()}
+
+
+@dataclass
+class ModelOutput(OrderedDict[str, Any]):
+    """As transformers' outputs: fields, of which those that are not None are items too."""
+
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    past_key_values: Any = None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None:
+                self[each.name] = value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        raise TypeError("a ModelOutput keeps its entries")
+
+
+class DynamicCache:
+    """Keys and values of earlier tokens."""
+
+    def __init__(self, layers: Sequence[torch.Tensor]) -> None:
+        self.layers = list(layers)
+
+
+class Block(nn.Module):
+    """A layer of a transformer."""
+
+    def __init__(self, act: str) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.act = act
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        attended = F.scaled_dot_product_attention(self.q_proj(x), self.k_proj(x), self.v_proj(x), attn_mask=mask)
+        hidden: torch.Tensor = self.norm(x + attended)
+        added: torch.Tensor = self.down(ACT2FN[self.act](self.up(hidden)))
+        return hidden + added
+
+
+class SequenceClassifier(nn.Module):
+    """As `BertForSequenceClassification`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.block = nn.Embedding(WORDS, WIDTH), Block("gelu")
+        self.classifier = nn.Linear(WIDTH, CLASSES)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> ModelOutput:
+        hidden = self.block(self.embed(input_ids), attention_mask[:, None].bool())
+        logits = self.classifier(hidden[:, 0])
+        return ModelOutput(None if labels is None else F.cross_entropy(logits, labels), logits)
+
+
+class CausalModel(nn.Module):
+    """As `GPT2LMHeadModel`: tied weights, labels that the model shifts, and a cache among its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.block = nn.Embedding(WORDS, WIDTH), Block("silu")
+        self.lm_head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.lm_head.weight = self.embed.weight
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, labels: torch.Tensor | None = None
+    ) -> ModelOutput:
+        length = input_ids.shape[1]
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        if attention_mask is not None:
+            mask = mask & attention_mask[:, None].bool()
+        hidden = self.block(self.embed(input_ids), mask)
+        logits, loss = self.lm_head(hidden), None
+        if labels is not None:
+            shifted = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
+            loss = F.cross_entropy(logits.view(-1, WORDS), shifted.view(-1), ignore_index=-100)
+        return ModelOutput(loss, logits, DynamicCache([hidden]))
+
+
+class LoraLinear(nn.Module):
+    """As peft's: a frozen layer, and a product of two small matrices."""
+
+    def __init__(self, base_layer: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_A = nn.Linear(base_layer.in_features, rank, bias=False, dtype=base_layer.weight.dtype)
+        self.lora_B = nn.Linear(rank, base_layer.out_features, bias=False, dtype=base_layer.weight.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = self.lora_B(self.lora_A(x))
+        result: torch.Tensor = self.base_layer(x) + 2 * added
+        return result
+
+
+class PeftModel(nn.Module):
+    """As peft's: finds in the model that it wraps what it has not itself."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.base_model = model
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "base_model":  # asked for before it is set
+                raise
+            return getattr(self.base_model, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base_model(*args, **kwargs)
+
+
+def get_peft_model(model: nn.Module, targets: Sequence[str] = ("q_proj", "v_proj"), rank: int = 2) -> PeftModel:
+    """Freeze a model, and put adapters in the place of some of its layers."""
+    model.requires_grad_(False)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if name in targets and isinstance(child, nn.Linear):
+                setattr(parent, name, LoraLinear(child, rank))
+    return PeftModel(model)
+
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """As timm's: its forward is a copy of torch's, and more."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        self.act = nn.SiLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        normed = F.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training,
+            self.momentum or 0.0,
+            self.eps,
+        )
+        act: torch.Tensor = self.act(normed)
+        return act
+
+
+class ConvNet(nn.Module):
+    """As an EfficientNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 4, 3), BatchNormAct2d(4)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.bn(self.conv(images)).mean((2, 3)))
+        return logits
+
+
+class Batch:
+    """As torch_geometric's: graphs as one with several components."""
+
+    def __init__(self, graphs: Sequence[dict[str, torch.Tensor]]) -> None:
+        counts = [len(graph["x"]) for graph in graphs]
+        offsets = [sum(counts[:place]) for place in range(len(counts))]
+        self.x = torch.cat([graph["x"] for graph in graphs])
+        self.y = torch.stack([graph["y"] for graph in graphs])
+        pairs = zip(graphs, offsets, strict=True)
+        self.edge_index = torch.cat([graph["edge_index"] + offset for graph, offset in pairs], dim=1)
+        self.batch = torch.repeat_interleave(torch.arange(len(graphs)), torch.tensor(counts))
+
+
+class GraphClassifier(nn.Module):
+    """Sums over neighbours, and a mean over each graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.others, self.head = nn.Linear(4, WIDTH), nn.Linear(4, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        source, target = batch.edge_index
+        sums = torch.zeros_like(batch.x).index_add(0, target, batch.x[source])
+        hidden = torch.tanh(self.own(batch.x) + self.others(sums))
+        pooled = hidden.new_zeros(len(batch.y), WIDTH).index_add(0, batch.batch, hidden)
+        logits: torch.Tensor = self.head(pooled / torch.bincount(batch.batch)[:, None])
+        return logits

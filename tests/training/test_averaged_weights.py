@@ -1,0 +1,148 @@
+"""Averaged weights (EMA, SWA) and gradient checkpointing on several replicas are those of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
+from torch.utils.checkpoint import checkpoint
+
+import raydist as rd
+from tests.training.toys import batches_of, regression, regression_arrays, small_net
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+ROWS, BATCH = 22, 4
+KINDS: dict[str, Callable[[], Any]] = {"ema": lambda: get_ema_multi_avg_fn(0.9), "swa": lambda: None}
+
+
+def averaged(net: nn.Module, kind: str) -> AveragedModel:
+    return AveragedModel(net, multi_avg_fn=KINDS[kind]())
+
+
+def bare(kind: str, every: int) -> tuple[nn.Module, AveragedModel]:
+    net = small_net()
+    average, optimizer = averaged(net, kind), torch.optim.SGD(net.parameters(), lr=0.1)
+    for number, (x, y) in enumerate(batches_of(regression_arrays(ROWS), BATCH)):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+        if (number + 1) % every == 0:
+            average.update_parameters(net)
+    return net, average
+
+
+def assert_same(mine: nn.Module, theirs: nn.Module) -> None:
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-9, atol=1e-15, msg=name)
+
+
+@pytest.fixture(params=[1, 2])
+def strategy(request: pytest.FixtureRequest, mirrored: Callable[[int], rd.Strategy]) -> rd.Strategy:
+    return rd.OneDeviceStrategy("cpu") if request.param == 1 else mirrored(request.param)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("in_step", [True, False])
+def test_a_loop_averages_in_the_step_or_on_the_driver(strategy: rd.Strategy, kind: str, in_step: bool) -> None:
+    with strategy.scope():
+        net = small_net()
+        average, optimizer = averaged(net, kind), torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(batch: Any) -> None:
+        x, y = batch
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+        if in_step:
+            average.update_parameters(net)
+
+    for batch in strategy.distribute_dataset(regression(ROWS, BATCH)):
+        strategy.run(step, args=(batch,))
+        if not in_step:
+            average.update_parameters(net)
+    expected, expected_average = bare(kind, 1)
+    assert_same(net, expected)
+    assert_same(average, expected_average)
+
+
+class Averaging(rd.Callback):
+    def __init__(self, average: AveragedModel, every: int) -> None:
+        self.average, self.every = average, every
+
+    def on_train_batch_end(self, batch: int, logs: Any) -> None:
+        if (batch + 1) % self.every == 0:
+            self.average.update_parameters(self.model.module)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_callback_of_fit_averages(strategy: rd.Strategy, kind: str) -> None:
+    with strategy.scope():
+        model = rd.Model(small_net())
+        average = averaged(model.module, kind)
+        model.compile(torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss())
+    model.fit(regression(ROWS, BATCH), callbacks=[Averaging(average, 2)], verbose=False)
+    expected, expected_average = bare(kind, 2)
+    assert_same(model.module, expected)
+    assert_same(average, expected_average)
+    x, _ = regression_arrays(ROWS)
+    with strategy.scope():
+        predicted = rd.Model(average.module).predict(x, batch_size=5, verbose=False)
+    torch.testing.assert_close(torch.as_tensor(predicted), expected_average(torch.from_numpy(x)).detach())
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = small_net(), nn.BatchNorm1d(1).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(self.inner(x))
+        return y
+
+
+def test_update_bn_on_the_driver(strategy: rd.Strategy) -> None:
+    with strategy.scope():
+        average = AveragedModel(Normed())
+    x = torch.from_numpy(regression_arrays(ROWS)[0])
+    update_bn(x.split(BATCH), average)
+    expected = AveragedModel(Normed())
+    update_bn(x.split(BATCH), expected)
+    assert_same(average, expected)
+    average.eval()
+    expected.eval()
+    found = [average(part) for part in x.split(BATCH)]
+    torch.testing.assert_close(torch.cat(found).detach(), expected(x).detach())
+    with strategy.scope():
+        predicted = rd.Model(average).predict(x, batch_size=5, verbose=False)
+    torch.testing.assert_close(torch.as_tensor(predicted), expected(x).detach())
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.use_reentrant = small_net(), use_reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.requires_grad_() if self.use_reentrant else x
+        y: torch.Tensor = checkpoint(self.inner, x, use_reentrant=self.use_reentrant)
+        return y
+
+
+@pytest.mark.parametrize("accumulate_steps", [1, 2])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_gradient_checkpointing_gives_the_same(
+    strategy: rd.Strategy, use_reentrant: bool, accumulate_steps: int
+) -> None:
+    nets: list[nn.Module] = []
+    for make in (lambda: Checkpointed(use_reentrant), small_net):
+        with strategy.scope():
+            model = rd.Model(make())
+            model.compile(torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), accumulate_steps=accumulate_steps)
+        model.fit(regression(ROWS, BATCH), epochs=2, verbose=False)
+        nets.append(getattr(model.module, "inner", model.module))
+    assert_same(*nets)

@@ -1,0 +1,201 @@
+"""Losses of (prediction, target) that are no mean over rows: one device's, for any replicas, batches and groups."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import raydist as rd
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+ROWS, BATCH, CLASSES = 13, 4, 3
+WEIGHTS = [1.0, 5.0, 0.2]
+
+
+def weighted(**settings: Any) -> nn.Module:
+    return nn.CrossEntropyLoss(weight=torch.tensor(WEIGHTS, dtype=torch.float64), **settings)
+
+
+def rmse(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(prediction, target).sqrt()
+
+
+def masked(prediction: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A sum and its denominator."""
+    mask = target != -100
+    return ((prediction[:, 0] - target) ** 2 * mask).sum(), mask.sum()
+
+
+def masked_mean(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    total, count = masked(prediction, target)
+    return total / count
+
+
+# Name: the loss for `compile`, the same for a whole batch, the kind of targets.
+LOSSES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
+    "labels": (nn.CrossEntropyLoss, nn.CrossEntropyLoss, "labels"),
+    "class weights": (weighted, weighted, "labels"),
+    "smooth": (lambda: weighted(label_smoothing=0.1), lambda: weighted(label_smoothing=0.1), "labels"),
+    "sum": (lambda: nn.CrossEntropyLoss(reduction="sum"), lambda: nn.CrossEntropyLoss(reduction="sum"), "labels"),
+    "soft": (weighted, weighted, "soft"),
+    "images": (nn.CrossEntropyLoss, nn.CrossEntropyLoss, "images"),
+    "function": (lambda: F.cross_entropy, lambda: F.cross_entropy, "labels"),
+    "partial": (
+        lambda: functools.partial(F.cross_entropy, ignore_index=2),
+        lambda: functools.partial(F.cross_entropy, ignore_index=2),
+        "classes",
+    ),
+    "pair": (lambda: masked, lambda: masked_mean, "labels"),
+    "rows": (lambda: nn.MSELoss(), lambda: nn.MSELoss(), "soft"),
+    "own mean": (lambda: lambda p, t: ((p - t) ** 2).mean(), lambda: nn.MSELoss(), "soft"),
+    "per row": (lambda: lambda p, t: ((p - t) ** 2).sum(1), lambda: lambda p, t: ((p - t) ** 2).sum(1).mean(), "soft"),
+}
+
+
+def net(kind: str) -> nn.Module:
+    torch.manual_seed(2)
+    layers = [nn.Linear(4, 6), nn.Unflatten(1, (3, 2))] if kind == "images" else [nn.Linear(4, CLASSES)]
+    return nn.Sequential(*layers).double()
+
+
+def arrays(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    x, labels = torch.randn(ROWS, 4, dtype=torch.float64), torch.randint(0, CLASSES, (ROWS,))
+    if kind == "soft":
+        return x, torch.rand(ROWS, CLASSES, dtype=torch.float64)
+    if kind == "images":
+        labels = torch.randint(0, CLASSES, (ROWS, 2))
+        labels[5, 1] = -100
+    if kind != "classes":
+        labels[:3] = labels[10] = -100  # the first batch has one label that counts
+    return x, labels
+
+
+@pytest.fixture(params=[1, 2, 3])
+def strategy(request: pytest.FixtureRequest, mirrored: Callable[[int], rd.Strategy]) -> rd.Strategy:
+    return rd.OneDeviceStrategy("cpu") if request.param == 1 else mirrored(request.param)
+
+
+@pytest.mark.parametrize("accumulate_steps", [1, 2, 3])
+@pytest.mark.parametrize("name", LOSSES)
+def test_groups_of_batches_and_evaluation_are_one_batch(
+    strategy: rd.Strategy, name: str, accumulate_steps: int
+) -> None:
+    make, make_whole, kind = LOSSES[name]
+    x, y = arrays(kind)
+    with strategy.scope():
+        model = rd.Model(net(kind))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        model.compile(optimizer, make(), accumulate_steps=accumulate_steps)
+    model.fit(rd.Dataset.from_tensor_slices((x, y)).batch(BATCH), epochs=2, verbose=False)
+    one, loss = net(kind), make_whole()
+    optimizer = torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.5)
+    for start in [*range(0, ROWS, BATCH * accumulate_steps)] * 2:
+        rows = slice(start, start + BATCH * accumulate_steps)
+        optimizer.zero_grad()
+        loss(one(x[rows]), y[rows]).backward()
+        optimizer.step()
+    for mine, theirs in zip(model.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-15)
+    expected = loss(one(x), y).item()
+    for size in (2, 5, ROWS):
+        found = model.evaluate(rd.Dataset.from_tensor_slices((x, y)).batch(size), verbose=False)
+        assert found["loss"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_function_of_a_mean_is_one_of_the_global_mean(strategy: rd.Strategy) -> None:
+    x, y = arrays("soft")
+    with strategy.scope():
+        model = rd.Model(net("soft"))
+        model.compile(torch.optim.SGD(model.parameters(), lr=0.1), rmse)
+    model.fit(rd.Dataset.from_tensor_slices((x, y)).batch(ROWS), verbose=False)
+    one = net("soft")
+    rmse(one(x), y).backward()
+    for mine, theirs in zip(model.parameters(), one.parameters(), strict=True):
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine, theirs - 0.1 * theirs.grad, rtol=1e-9, atol=1e-15)
+    with strategy.scope():
+        model.compile("sgd", rmse, accumulate_steps=2)
+    with pytest.raises(rd.InvalidArgumentError, match="accumulate_steps needs a loss that is one mean"):
+        model.fit(rd.Dataset.from_tensor_slices((x, y)).batch(ROWS), verbose=False)
+
+
+def test_a_sum_that_says_so_is_one(strategy: rd.Strategy) -> None:
+    x, y = arrays("soft")
+    with strategy.scope():
+        model = rd.Model(net("soft"))
+        loss = lambda p, t: ((p - t) ** 2).sum()  # noqa: E731 (as a user writes it)
+        model.compile(torch.optim.SGD(model.parameters(), lr=0.1), loss, loss_reduction="sum")
+    expected = ((net("soft")(x) - y) ** 2).sum().item()
+    found = model.evaluate(rd.Dataset.from_tensor_slices((x, y)).batch(BATCH), verbose=False)
+    assert found["loss"] == pytest.approx(expected, rel=1e-9)
+
+
+def dice(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A ratio of sums over the batch."""
+    return 1 - 2 * (prediction.sigmoid() * target).sum() / (prediction.sigmoid() + target).sum()
+
+
+class Counting(nn.Module):
+    """A mean over rows whose factor follows from its number of calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return ((prediction - target) ** 2).mean() * self.calls
+
+
+@pytest.mark.parametrize("loss", [masked_mean, dice, lambda p, t: ((p[:, 0] - t) ** 2).sum()])
+def test_a_scalar_that_is_no_mean_over_rows_is_refused_where_replicas_share_the_rows(
+    strategy: rd.Strategy, loss: Any
+) -> None:
+    """Such as label smoothing with ignored labels, written by hand."""
+    kind = "soft" if loss is dice else "labels"
+    x, y = arrays(kind)
+    with strategy.scope():
+        model = rd.Model(net(kind))
+        model.compile(torch.optim.SGD(model.parameters(), lr=0.1), loss)
+    dataset = rd.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    if strategy.num_replicas_in_sync > 1:
+        with pytest.raises(rd.InvalidArgumentError, match="(?s)must return a mean over its rows .*loss_reduction"):
+            model.fit(dataset, verbose=False)
+        return
+    model.fit(dataset, verbose=False)  # as in plain PyTorch
+    one = net(kind)
+    optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+    for start in range(0, ROWS, BATCH):
+        optimizer.zero_grad()
+        loss(one(x[start : start + BATCH]), y[start : start + BATCH]).backward()
+        optimizer.step()
+    for mine, theirs in zip(model.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-15)
+    with strategy.scope():
+        model.compile("sgd", loss, accumulate_steps=2)
+    with pytest.raises(rd.InvalidArgumentError, match="must return a mean over its rows"):
+        model.fit(dataset, verbose=False)
+
+
+def test_losses_are_not_disturbed_by_the_comparison(strategy: rd.Strategy) -> None:
+    x, y = arrays("soft")
+    with strategy.scope():
+        model = rd.Model(net("soft"))
+        model.compile(torch.optim.SGD(model.parameters(), lr=0.1), Counting())
+    model.fit(rd.Dataset.from_tensor_slices((x, y)).batch(BATCH), verbose=False)
+    one, loss = net("soft"), Counting()
+    optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+    for start in range(0, ROWS, BATCH):
+        optimizer.zero_grad()
+        loss(one(x[start : start + BATCH]), y[start : start + BATCH]).backward()
+        optimizer.step()
+    for mine, theirs in zip(model.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-15)
