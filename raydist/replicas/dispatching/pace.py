@@ -58,7 +58,7 @@ class Pace:
     1
     >>> pace.learn(b"f", seconds=0.02, num_bytes=8)
     >>> pace.group_size([b"f"]), pace.window([b"f"])
-    (5, 15)
+    (10, 30)
     """
 
     def __init__(self, num_replicas: int = 1) -> None:

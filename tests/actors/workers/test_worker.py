@@ -74,7 +74,7 @@ def test_a_stage_is_sent_once() -> None:
 
 def test_functions_of_a_program_of_another_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "limit_memory", lambda limit: limit)
-    monkeypatch.setattr(worker_module, "keep_pages", lambda limit: True)
+    monkeypatch.setattr(worker_module, "keep_freed_memory", lambda limit: True)
     spec, block, starts = first_work(Dataset.range(3).map(lambda x: (tmp_path / "ran").write_bytes(b"") + x))
     worker = InputWorker("worker-0")
     own = dict(installed_packages().versions)
@@ -100,7 +100,7 @@ def test_what_was_imported_is_not_looked_through_for_garbage(monkeypatch: pytest
     called: list[str] = []
     for name in ("freeze", "unfreeze"):
         monkeypatch.setattr(gc, name, functools.partial(called.append, name))
-    for name in ("limit_memory", "keep_pages"):
+    for name in ("limit_memory", "keep_freed_memory"):
         monkeypatch.setattr(worker_module, name, lambda limit: limit)
     spec, block, starts = first_work(Dataset.range(3).map(lambda x: x + 1))
     worker = InputWorker("worker-0")
