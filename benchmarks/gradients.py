@@ -24,7 +24,7 @@ from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.opening import open_communicator
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite
 from raydist.collectives.reducer.reducer import GradientReducer
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 
 RANKS = 2
 TIMEOUT_S = 60.0

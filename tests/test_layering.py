@@ -16,7 +16,6 @@ LAYERS = (
         "ending_threads",
         "errors",
         "failpoints",
-        "first_answer",
         "foreign_errors",
         "nest",
         "values",

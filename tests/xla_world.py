@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.xla.backend import XlaBackend
 from tests.collectives.threads import ThreadTeam
 from tests.contracts.communicator import Body

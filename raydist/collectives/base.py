@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -36,7 +36,6 @@ class Membership:
         world_size: Number of members.
         store_host: Host of the rendezvous store (a torch TCPStore) of this generation, empty where none is needed.
         store_port: Its port.
-        secret: What entries of the store are signed with; only members know it.
         hosts: By rank, the host that each is on: ranks of equal ones share memory. Empty where nobody knows.
     """
 
@@ -46,7 +45,6 @@ class Membership:
     world_size: int
     store_host: str = ""
     store_port: int = 0
-    secret: bytes = field(default=b"", repr=False)
     hosts: tuple[str, ...] = ()
 
     def check_successor(self, later: Membership) -> None:

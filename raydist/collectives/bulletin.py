@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable
 from typing import final
 
+from torch._C._distributed_c10d import Store
+
 from raydist.collectives.base import Membership
-from raydist.collectives.rendezvous.signed_store import SignedStore
+from raydist.collectives.rendezvous import peek, write
 from raydist.errors import (
     CancelledError,
     CollectiveMismatchError,
@@ -35,7 +37,7 @@ _READ_BY_ALL = 2  # exchanges ago: all members have told their data of the excha
 class Bulletin:
     """One member's view of its generation's keys in the store."""
 
-    def __init__(self, store: SignedStore, membership: Membership) -> None:
+    def __init__(self, store: Store, membership: Membership) -> None:
         self._store = store
         self._membership = membership
 
@@ -53,7 +55,7 @@ class Bulletin:
         """Give the other members this rank's data of an exchange; exchanges are numbered through."""
         if number > _READ_BY_ALL:
             self._store.set(f"told/{number - _READ_BY_ALL}/{self._membership.rank}", ".")
-        self._store.set(f"told/{number}/{self._membership.rank}", b"." + data)
+        write(self._store, f"told/{number}/{self._membership.rank}", b"." + data)
 
     def silent(self, number: int) -> tuple[int, ...]:
         """Return the ranks that have not told their data of an exchange."""
@@ -68,13 +70,13 @@ class Bulletin:
         """Tell everybody why the group failed; an earlier post stays. A store that is gone is passed over."""
         kind = type(failure).__name__ if type(failure).__name__ in _KINDS else UnavailableError.__name__
         with contextlib.suppress(RuntimeError):
-            if self._store.peek(_FAILURE) is None:
+            if peek(self._store, _FAILURE) is None:
                 self._store.set(_FAILURE, f"{kind}\n{failure.message}")
 
     def failure(self) -> RaydistError | None:
         """What was posted. UnavailableError as well where the store itself is gone: its owner ends the group."""
         try:
-            posted = self._store.peek(_FAILURE)
+            posted = peek(self._store, _FAILURE)
         except RuntimeError:
             owner = f"{self._membership.store_host}:{self._membership.store_port}"
             return UnavailableError(f"The rendezvous store at {owner} is gone: the owner of the group has ended.")

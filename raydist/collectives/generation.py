@@ -11,7 +11,7 @@ from raydist.collectives.base import Membership
 from raydist.collectives.bulletin import Bulletin
 from raydist.collectives.flights import Flight
 from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup, RawWork
-from raydist.collectives.rendezvous.store import connect_store
+from raydist.collectives.rendezvous import connect_store
 from raydist.collectives.translation import describe_operation, describe_ranks, translate_torch_error
 from raydist.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, RaydistError
 

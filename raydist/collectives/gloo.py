@@ -13,7 +13,7 @@ from raydist.collectives.base import Membership
 from raydist.collectives.flights import Flight, GlooFlight, ThreadFlight
 from raydist.collectives.process_group import ProcessGroupCommunicator
 from raydist.collectives.process_group_backend import MARGIN_S, ProcessGroupBackend, RawGroup
-from raydist.collectives.rendezvous.store import local_address
+from raydist.collectives.rendezvous import local_address
 
 __all__ = ["GlooBackend"]
 

@@ -8,13 +8,12 @@ from typing import final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
 from raydist.collectives.base import Membership
 from raydist.collectives.flights import CudaFlight, Flight
 from raydist.collectives.process_group import ProcessGroupCommunicator
 from raydist.collectives.process_group_backend import MARGIN_S, ProcessGroupBackend, RawGroup
-from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.errors import UnavailableError
 
 __all__ = ["NcclBackend"]
@@ -41,9 +40,7 @@ class NcclBackend(ProcessGroupBackend):
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s + MARGIN_S)
-        # NCCL's watchdogs use it from threads of their own, where Python must not run.
-        plain = PrefixStore(store.prefix, store.inner) if isinstance(store, SignedStore) else store
-        return dist.ProcessGroupNCCL(plain, membership.rank, membership.world_size, options)
+        return dist.ProcessGroupNCCL(store, membership.rank, membership.world_size, options)
 
     def collective(self, work: dist.Work) -> Flight:
         return CudaFlight(work)

@@ -39,7 +39,7 @@ def open_communicator(
         DeadlineExceededError: A member did not arrive; the message says which.
         UnavailableError: The backend of this name cannot carry the group.
 
-    >>> from raydist.collectives.rendezvous.store import RendezvousStore
+    >>> from raydist.collectives.rendezvous import RendezvousStore
     >>> from raydist.values import ReduceOp
     >>> with RendezvousStore() as store:
     ...     alone = store.membership("doctest", generation=0, rank=0, world_size=1)

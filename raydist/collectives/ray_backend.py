@@ -27,7 +27,7 @@ from raydist.collectives.backend_table import AUTO
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.checked import CheckedCommunicator
 from raydist.collectives.opening import open_communicator
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import DeadlineExceededError, InvalidArgumentError
 from raydist.values import ReduceOp
 
@@ -192,12 +192,12 @@ class _Group(BaseGroup):
     def _rendezvous(self, timeout_s: float) -> Membership:
         if self.rank == 0:
             self._store = RendezvousStore(ray.util.get_node_ip_address()).start()
-            address = f"{self._store.port} {self._store.host} {self._store.secret.hex()}"
+            address = f"{self._store.port} {self._store.host}"
             internal_kv._internal_kv_put(self._key(), address.encode(), overwrite=True)
         else:
             address = self._await_address(timeout_s)
-        port, host, secret = address.split(" ")
-        return Membership(self.group_name, 0, self.rank, self.world_size, host, int(port), bytes.fromhex(secret))
+        port, host = address.split(" ")
+        return Membership(self.group_name, 0, self.rank, self.world_size, host, int(port))
 
     def _await_address(self, timeout_s: float) -> str:
         deadline = time.monotonic() + timeout_s

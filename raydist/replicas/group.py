@@ -13,7 +13,7 @@ from raydist.actors.replica import ReplicaActors
 from raydist.actors.software import Software, installed_software, require_devices, require_same_software
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.ray_backend import create_group
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import DeadlineExceededError
 from raydist.mirroring.calls import MirrorCalls
 from raydist.options import Timeouts

@@ -16,7 +16,7 @@ from raydist.cluster import Cluster, Node, address_for, hosts_of, living_nodes, 
 from raydist.collectives.backend_table import backends_for
 from raydist.collectives.opening import open_communicator
 from raydist.collectives.ray_backend import create_group
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.context.devices import Device
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup

@@ -11,7 +11,7 @@ import torch
 
 from raydist.collectives.base import Membership
 from raydist.collectives.hierarchical import HierarchicalCommunicator
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import ThreadTeam
 from tests.contracts.communicator import Team

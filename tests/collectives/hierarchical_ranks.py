@@ -10,7 +10,7 @@ import torch
 
 from raydist.collectives.base import Membership
 from raydist.collectives.hierarchical import HierarchicalCommunicator
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from tests.collectives.threads import ThreadTeam
 
 T = TypeVar("T")

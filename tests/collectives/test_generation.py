@@ -16,7 +16,7 @@ from raydist.collectives.flights import Flight
 from raydist.collectives.generation import Generation
 from raydist.collectives.process_group import ProcessGroupCommunicator
 from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import (
     CancelledError,
     DeadlineExceededError,

@@ -16,7 +16,7 @@ import torch
 
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.hierarchical import HierarchicalBackend, HierarchicalCommunicator
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
 from raydist.errors import (
     CancelledError,

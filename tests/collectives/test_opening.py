@@ -16,7 +16,7 @@ from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.gloo import GlooBackend
 from raydist.collectives.hierarchical import HierarchicalBackend
 from raydist.collectives.opening import ChoosingCommunicator, open_communicator
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
 from raydist.errors import CancelledError, FailedPreconditionError, UnavailableError
 from raydist.values import ReduceOp
@@ -228,7 +228,7 @@ def test_hosts_that_are_known_decide(backend: str, caplog: pytest.LogCaptureFixt
     ],
 )
 def test_what_is_tried_depends_on_who_shares_hosts(hosts: str, carriers: list[str]) -> None:
-    membership = Membership("g", 0, 0, len(hosts) or 2, "127.0.0.1", 1, b"", tuple(hosts))
+    membership = Membership("g", 0, 0, len(hosts) or 2, "127.0.0.1", 1, tuple(hosts))
     choosing = ChoosingCommunicator(membership, CPU, 1.0, backends_for(CPU))
     assert [backend.name for backend in choosing._suited()] == carriers
 
@@ -239,6 +239,6 @@ def test_what_is_tried_depends_on_who_shares_hosts(hosts: str, carriers: list[st
 def test_what_cannot_serve_says_so_before_anybody_is_waited_for(
     backend: str, hosts: tuple[str, ...], said: str
 ) -> None:
-    membership = Membership("g", 0, 0, 2, "127.0.0.1", 1, b"", hosts)
+    membership = Membership("g", 0, 0, 2, "127.0.0.1", 1, hosts)
     with pytest.raises(UnavailableError, match=f"The backend '{backend}' cannot carry group 'g'.*{said}"):
         open_communicator(membership, device=CPU, timeout_s=20.0, backend=backend)

@@ -12,7 +12,7 @@ import torch.distributed
 
 from raydist.collectives.base import Communicator
 from raydist.collectives.opening import open_communicator
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, RaydistError
 from raydist.values import ReduceOp
 from tests.collectives.processes import ProcessTeam

@@ -24,7 +24,7 @@ from raydist.collectives.ray_backend import (
     group_limits,
     register,
 )
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import CollectiveMismatchError, DeadlineExceededError, UnavailableError
 from raydist.values import ReduceOp
 from tests.conftest import live_actors

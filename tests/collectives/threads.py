@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from raydist.collectives.backend import JoiningCommunicator
 from raydist.collectives.base import Membership
 from raydist.collectives.local import LocalGroup, LocalHub
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from tests.contracts.communicator import Body, Team
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class ThreadTeam(Team):
         self.world_size = world_size
         self.timeout_s = timeout_s
         self._make: Make = make or (lambda membership, timeout_s: LocalGroup(hub, membership, timeout_s))
-        self._address = ("", 0, b"") if store is None else (store.host, store.port, store.secret)
+        self._address = ("", 0) if store is None else (store.host, store.port)
         self._hosts = hosts
         self._generation = 0
         self._groups: dict[int, Joining] = {rank: self._newcomer(rank) for rank in range(world_size)}

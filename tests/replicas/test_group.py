@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raydist.actors.software import Software
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.options import Timeouts
 from raydist.replicas.group import ReplicaGroup

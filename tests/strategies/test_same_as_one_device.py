@@ -19,7 +19,7 @@ import raydist as rd
 from raydist.collectives.base import Communicator
 from raydist.collectives.opening import open_communicator
 from raydist.collectives.reducer.reducer import GradientReducer
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from tests.collectives.threads import T, begin_threads, run_ranks
 from tests.contracts.exchange_program import (
     ALL_AT_ONCE,

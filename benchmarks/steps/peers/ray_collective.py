@@ -15,7 +15,7 @@ from benchmarks.steps.scene import Run, Scene, again, timed
 from benchmarks.steps.sizes import SIZES, buffer_of
 from raydist.collectives.base import Membership
 from raydist.collectives.ray_backend import create_group
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.values import ReduceOp
 
 OWN, STOCK = "steps-raydist", "steps-gloo"

@@ -14,11 +14,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import final
 
+from torch._C._distributed_c10d import Store
+
 from raydist.collectives.base import Membership
 from raydist.collectives.deadlock.diagnosis import diagnose
 from raydist.collectives.deadlock.status import Progress, RankStatus
-from raydist.collectives.rendezvous.signed_store import SignedStore
-from raydist.collectives.rendezvous.store import connect_store
+from raydist.collectives.rendezvous import connect_store, peek, write
 from raydist.errors import CollectiveMismatchError, RaydistError
 
 __all__ = ["DeadlockDetector"]
@@ -45,7 +46,7 @@ class DeadlockDetector:
         self._end = end
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="raydist-deadlock-detector", daemon=True)
-        self._store: SignedStore | None = None
+        self._store: Store | None = None
         self._seen: bytes | None = None
         self._left_to_others = 0
         self._mine = progress.look()
@@ -67,7 +68,7 @@ class DeadlockDetector:
     def verdict(self) -> CollectiveMismatchError | None:
         """Why the group was ended, where a detector of it has ended it."""
         with contextlib.suppress(RuntimeError):  # the store is gone: nobody can say
-            said = self._store.peek(_VERDICT) if self._store is not None else None
+            said = peek(self._store, _VERDICT) if self._store is not None else None
             if said is not None:
                 return CollectiveMismatchError(
                     "All replicas must call the same collectives, equally often, and here some wait for others that "
@@ -98,24 +99,24 @@ class DeadlockDetector:
             self._seen = f"{self._membership.rank} {mine.look}".encode()
             store.set(_QUESTION, self._seen.decode())
         if asks or asker is not None:
-            store.set(self._place(self._membership.rank), mine.encode())
+            write(store, self._place(self._membership.rank), mine.encode())
         if asks:
             self._judge(store, mine)
         else:
             self._before = {}
 
-    def _asker(self, store: SignedStore) -> int | None:
+    def _asker(self, store: Store) -> int | None:
         """The rank that has asked since the last look; None where nobody has."""
-        question = store.peek(_QUESTION)
+        question = peek(store, _QUESTION)
         new, self._seen = question != self._seen, question
         return int(question.split()[0]) if new and question is not None else None
 
-    def _judge(self, store: SignedStore, mine: RankStatus) -> None:
-        answers = {rank: store.peek(self._place(rank)) for rank in range(self._membership.world_size)}
+    def _judge(self, store: Store, mine: RankStatus) -> None:
+        answers = {rank: peek(store, self._place(rank)) for rank in range(self._membership.world_size)}
         now = {rank: RankStatus.decode(data) for rank, data in answers.items() if data is not None}
         found = diagnose(self._before, now)
         self._before = now
-        if found is not None and self._progress.events == mine.events and store.peek(_VERDICT) is None:
+        if found is not None and self._progress.events == mine.events and peek(store, _VERDICT) is None:
             store.set(_VERDICT, found)
             self._end()
 

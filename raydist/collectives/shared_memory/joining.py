@@ -9,11 +9,12 @@ import threading
 import time
 from typing import final
 
+from torch._C._distributed_c10d import Store
+
 from raydist.collectives.backend import Declined
 from raydist.collectives.base import Membership
 from raydist.collectives.bulletin import Bulletin
-from raydist.collectives.rendezvous.signed_store import SignedStore
-from raydist.collectives.rendezvous.store import connect_store
+from raydist.collectives.rendezvous import connect_store
 from raydist.collectives.shared_memory.futex import why_unsupported
 from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.translation import describe_operation, describe_ranks
@@ -78,7 +79,7 @@ class Rendezvous:
         """End :meth:`join` with an error. Another thread may call this."""
         self._aborted.set()
 
-    def _create(self, store: SignedStore) -> tuple[Segment | None, str]:
+    def _create(self, store: Store) -> tuple[Segment | None, str]:
         reason, offer, segment = why_unsupported(), "", None
         if reason is None:
             try:
@@ -90,7 +91,7 @@ class Rendezvous:
         store.set(f"segment/offer/{self._membership.rank}", offer)
         return segment, reason or _YES
 
-    def _open(self, store: SignedStore, root: int, deadline: float) -> tuple[Segment | None, str]:
+    def _open(self, store: Store, root: int, deadline: float) -> tuple[Segment | None, str]:
         offer = self._answer(store, f"segment/offer/{root}", root, deadline)
         reason = why_unsupported()
         if not offer or reason is not None:
@@ -103,7 +104,7 @@ class Rendezvous:
             return None, _describe(error)
         return segment, _YES
 
-    def _answer(self, store: SignedStore, key: str, rank: int, deadline: float) -> str:
+    def _answer(self, store: Store, key: str, rank: int, deadline: float) -> str:
         """Return what a rank has written under a key of the store."""
         while not store.check([key]):
             self._check()

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import final
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from raydist.collectives.base import Membership
 from raydist.collectives.flights import Flight
-from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.collectives.xla.chip import Chip
 from raydist.collectives.xla.flight import XlaFlight, XlaQueue
 from raydist.collectives.xla.mail import Arrival, Parcel
@@ -33,7 +33,7 @@ class XlaGroup:
         timeout_s: The limit of connecting.
     """
 
-    def __init__(self, store: SignedStore, membership: Membership, chip: Chip, timeout_s: float) -> None:
+    def __init__(self, store: Store, membership: Membership, chip: Chip, timeout_s: float) -> None:
         self._store = store
         self._membership = membership
         self._chip = chip

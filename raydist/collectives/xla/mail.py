@@ -8,9 +8,10 @@ from abc import abstractmethod
 from typing import final
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from raydist.collectives.flat_bytes import flat_bytes
-from raydist.collectives.rendezvous.signed_store import SignedStore
+from raydist.collectives.rendezvous import peek, write
 from raydist.errors import CollectiveMismatchError
 
 __all__ = ["Arrival", "Parcel"]
@@ -21,7 +22,7 @@ _POLL_S = 0.002
 class _Errand:
     """One end of one message. Those of two ranks lie in one entry, one after another: it is taken before the next."""
 
-    def __init__(self, store: SignedStore, source: int, destination: int, number: int) -> None:
+    def __init__(self, store: Store, source: int, destination: int, number: int) -> None:
         self._store = store
         self._entry, self._receipt = f"message/{source}/{destination}", f"taken/{source}/{destination}"
         self._number = number
@@ -56,7 +57,7 @@ class Parcel(_Errand):
         tensor: What is sent, as it is now.
     """
 
-    def __init__(self, store: SignedStore, source: int, destination: int, number: int, tensor: torch.Tensor) -> None:
+    def __init__(self, store: Store, source: int, destination: int, number: int, tensor: torch.Tensor) -> None:
         super().__init__(store, source, destination, number)
         values = tensor.detach().cpu()
         raw = flat_bytes(values).numpy().tobytes()
@@ -64,9 +65,9 @@ class Parcel(_Errand):
         self.wait_slice(0.0)
 
     def _attempt(self) -> bool:
-        if int(self._store.peek(self._receipt) or b"0") < self._number:
+        if int(peek(self._store, self._receipt) or b"0") < self._number:
             return False
-        self._store.set(self._entry, self._data)
+        write(self._store, self._entry, self._data)
         return True
 
 
@@ -77,13 +78,13 @@ class Arrival(_Errand):
     Waiting for it raises CollectiveMismatchError where what came has another shape or dtype; it is taken all the same.
     """
 
-    def __init__(self, store: SignedStore, source: int, destination: int, number: int, tensor: torch.Tensor) -> None:
+    def __init__(self, store: Store, source: int, destination: int, number: int, tensor: torch.Tensor) -> None:
         super().__init__(store, source, destination, number)
         self._tensor = tensor
         self._source, self._destination = source, destination
 
     def _attempt(self) -> bool:
-        head, _, raw = (self._store.peek(self._entry) or b"[-1]\n").partition(b"\n")
+        head, _, raw = (peek(self._store, self._entry) or b"[-1]\n").partition(b"\n")
         number, *kind = json.loads(head)
         if number != self._number:
             return False

@@ -10,8 +10,10 @@ from __future__ import annotations
 import time
 from typing import final
 
+from torch._C._distributed_c10d import Store
+
 from raydist.collectives.base import Membership
-from raydist.collectives.rendezvous.signed_store import SignedStore
+from raydist.collectives.rendezvous import peek
 from raydist.collectives.translation import mismatch_error
 from raydist.collectives.xla.neighbour import Neighbour
 
@@ -34,13 +36,13 @@ class XlaMeeting:
         neighbour: The next rank.
     """
 
-    def __init__(self, store: SignedStore, membership: Membership, neighbour: Neighbour) -> None:
+    def __init__(self, store: Store, membership: Membership, neighbour: Neighbour) -> None:
         self._store = store
         self._membership = membership
         self._neighbour = neighbour
         self._number = 0
         self._calls: dict[int, str] = {}
-        self._decided: bytes | None = None  # the decision before the present one
+        self._decided = ""  # the decision before the present one
 
     def announce(self, call: str) -> None:
         """Say what this rank is about to do."""
@@ -70,17 +72,17 @@ class XlaMeeting:
 
     def decide(self, *, go: bool) -> bool:
         """Whether all ranks go on with what they have said: as the first that was asked has answered."""
-        mine = f"{self._number} {'go' if go else 'no'}".encode()
-        decision = self._store.replace("decision", self._decided, mine)
+        mine = f"{self._number} {'go' if go else 'no'}"
+        decision = self._store.compare_set("decision", self._decided, mine)
         if decision != f"{self._number} go".encode():
             return False
-        self._decided = decision
+        self._decided = decision.decode()
         return True
 
     def _look(self) -> bool:
         for rank in range(self._membership.world_size):
             if rank not in self._calls:
-                number, _, call = (self._store.peek(self._key(rank)) or b"0 ").decode().partition(" ")
+                number, _, call = (peek(self._store, self._key(rank)) or b"0 ").decode().partition(" ")
                 if int(number) == self._number:
                     self._calls[rank] = call
         return len(self._calls) == self._membership.world_size

@@ -7,9 +7,10 @@ import ipaddress
 import socket
 from typing import final
 
+from torch._C._distributed_c10d import Store
+
 from raydist.collectives.base import Membership
-from raydist.collectives.rendezvous.signed_store import SignedStore
-from raydist.collectives.rendezvous.store import local_address
+from raydist.collectives.rendezvous import local_address
 
 __all__ = ["Neighbour"]
 
@@ -30,7 +31,7 @@ class Neighbour:
         self._lines: list[socket.socket] = []
         self._outgoing: socket.socket | None = None
 
-    def connect(self, store: SignedStore) -> Neighbour:
+    def connect(self, store: Store) -> Neighbour:
         """Blocking: until both neighbours have connected, at most the limit.
 
         Raises:

@@ -13,7 +13,7 @@ from raydist.collectives.deadlock.detector import DeadlockDetector
 from raydist.collectives.deadlock.status import Progress
 from raydist.collectives.deadlock.watched import WatchedCommunicator
 from raydist.collectives.opening import open_communicator
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import CollectiveMismatchError
 from raydist.values import ReduceOp
 from tests.collectives.threads import begin_threads

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from raydist.collectives.base import Membership
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
 from tests.collectives.threads import ThreadTeam
 

@@ -16,7 +16,7 @@ import pytest
 
 from raydist.collectives.backend import Declined
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.rendezvous.store import RendezvousStore
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.shared_memory.joining import Rendezvous
 from raydist.collectives.shared_memory.segment import Segment
 from raydist.errors import CancelledError, DeadlineExceededError

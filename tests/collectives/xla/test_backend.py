@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from raydist.collectives.base import Membership
-from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.collectives.xla.backend import XlaBackend
 from raydist.collectives.xla.chip import Chip
 from raydist.errors import FailedPreconditionError, UnavailableError
@@ -32,6 +31,6 @@ def test_a_chip_that_is_stuck_joins_no_other_group() -> None:
             """Nothing."""
 
     group: Any = Stuck()
-    store = SignedStore(HashStore(), "g/1", b"secret")
+    store = PrefixStore("g/1", HashStore())
     with pytest.raises(UnavailableError, match="chip of rank 1 is still in a collective that another chip has left"):
         XlaBackend(Chip(0), group).create(store, Membership("g", 1, 1, 2), 1.0)

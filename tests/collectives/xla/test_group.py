@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from raydist.collectives.base import Membership
-from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.collectives.xla.chip import Chip
 from raydist.collectives.xla.group import XlaGroup
 from raydist.errors import FailedPreconditionError
@@ -14,7 +13,7 @@ from tests.xla_world import IS_REAL
 
 @pytest.mark.skipif(IS_REAL, reason="a process has its chips for its life")
 def test_replicas_that_are_not_one_a_chip(chips: None) -> None:
-    store = SignedStore(HashStore(), "g/0", b"secret")
+    store = PrefixStore("g/0", HashStore())
     alone = XlaGroup(store, Membership("g", 0, 0, 1), Chip(0).open(), 1.0)
     with pytest.raises(FailedPreconditionError, match=r"Each of the 1 replicas .* sees 3 chips in all, .* numbers 2\."):
         alone.start()
@@ -22,6 +21,6 @@ def test_replicas_that_are_not_one_a_chip(chips: None) -> None:
 
 @pytest.mark.skipif(IS_REAL, reason="a process has its chips for its life")
 def test_what_is_gathered_is_put_in_the_order_of_ranks(chips: None) -> None:
-    group = XlaGroup(SignedStore(HashStore(), "g/0", b"secret"), Membership("g", 0, 0, 3), Chip(0).open(), 1.0)
+    group = XlaGroup(PrefixStore("g/0", HashStore()), Membership("g", 0, 0, 3), Chip(0).open(), 1.0)
     group._ordinals = (2, 0, 1)
     assert [part.item() for part in group.by_rank(torch.tensor([10, 11, 12]))] == [12, 10, 11]

@@ -4,10 +4,9 @@ import time
 from typing import Any
 
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from raydist.collectives.base import Membership
-from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.collectives.xla.meeting import XlaMeeting
 from raydist.errors import CollectiveMismatchError
 
@@ -47,9 +46,7 @@ def lines() -> list[Line]:
 
 @pytest.fixture
 def two(entries: CountedStore, lines: Any) -> list[XlaMeeting]:
-    return [
-        XlaMeeting(SignedStore(entries, "g/0", b"secret"), Membership("g", 0, rank, 2), lines[rank]) for rank in (0, 1)
-    ]
+    return [XlaMeeting(PrefixStore("g/0", entries), Membership("g", 0, rank, 2), lines[rank]) for rank in (0, 1)]
 
 
 def soon() -> float:

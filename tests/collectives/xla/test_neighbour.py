@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 
-from raydist.collectives.rendezvous.store import RendezvousStore, connect_store
+from raydist.collectives.rendezvous import RendezvousStore, connect_store
 from raydist.collectives.xla.neighbour import Neighbour
 from tests.collectives.threads import begin_threads
 

@@ -1,0 +1,152 @@
+"""The rendezvous of a group's members: a key-value server (torch's TCPStore) that outlives them.
+
+The owner (a strategy on the driver, or rank 0) opens a :class:`RendezvousStore` and hands out memberships; each member
+connects with :func:`connect_store`. Keys begin with the group's name and the generation, so a late message of an old
+generation is never read by a new one. As with `torchrun`, everybody who reaches the port can read and write: the
+network must be trusted, and the server listens on one address only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import time
+from datetime import timedelta
+from types import TracebackType
+from typing import final
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from raydist.collectives.base import Membership
+from raydist.collectives.translation import describe_operation, translate_torch_error
+from raydist.errors import DeadlineExceededError, FailedPreconditionError
+from raydist.owning_process import never_free, note_inherited
+
+__all__ = ["RendezvousStore", "connect_store", "local_address", "peek", "write"]
+
+_LOOPBACK = "127.0.0.1"
+_CONNECT_S = 30.0  # a listener has answered by then; a server that is gone since then is not tried for minutes
+
+
+@final
+class RendezvousStore:
+    """The server. One serves any number of groups and generations.
+
+    Args:
+        host: The address to listen on and to be reached at: loopback where all members are on this machine.
+
+    >>> with RendezvousStore("127.0.0.1") as store:
+    ...     store.membership("g", generation=0, rank=1, world_size=2).store_host
+    '127.0.0.1'
+    """
+
+    def __init__(self, host: str = _LOOPBACK) -> None:
+        self.host = host
+        self._server: TCPStore | None = None
+        note_inherited(self)
+
+    def became_a_copy(self) -> None:
+        """Keep a forked child, in which no server thread runs, from freeing the server."""
+        never_free(self._server)
+
+    def start(self) -> RendezvousStore:
+        """Listen on a free port. Blocking: some ms. May be called twice.
+
+        Raises:
+            OSError: This machine does not have that address.
+        """
+        if self._server is None:
+            listener = socket.create_server((self.host, 0), family=_family(self.host), backlog=512)
+            port = listener.getsockname()[1]
+            self._server = TCPStore(
+                self.host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            )
+        return self
+
+    @property
+    def port(self) -> int:
+        if self._server is None:
+            raise FailedPreconditionError(
+                f"The RendezvousStore on {self.host} has no port before it is started. Use `start()` or `with`."
+            )
+        return int(self._server.port)
+
+    def membership(
+        self, group: str, *, generation: int, rank: int, world_size: int, hosts: tuple[str, ...] = ()
+    ) -> Membership:
+        """Return the place of one member, with this store's address."""
+        return Membership(group, generation, rank, world_size, self.host, self.port, hosts)
+
+    def close(self) -> None:
+        """Stop listening. Groups that are formed keep working until a member fails. May be called twice."""
+        self._server = None
+
+    def __enter__(self) -> RendezvousStore:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect_store(membership: Membership, timeout_s: float) -> PrefixStore:
+    """Return the keys of one generation of one group.
+
+    Blocking: until the server accepts, at most `timeout_s` seconds.
+
+    Raises:
+        DeadlineExceededError: No server answers at the membership's address.
+    """
+    _await_listener(membership, timeout_s)
+    timeout = timedelta(seconds=min(timeout_s, _CONNECT_S))
+    try:
+        store = TCPStore(
+            membership.store_host, membership.store_port, is_master=False, wait_for_workers=False, timeout=timeout
+        )
+    except RuntimeError as error:
+        raise translate_torch_error(error, membership, "rendezvous") from error
+    store.set_timeout(timedelta(seconds=timeout_s))
+    return PrefixStore(f"{membership.group}/{membership.generation}", store)
+
+
+def peek(store: Store, key: str) -> bytes | None:
+    """Return the value of a key, None where nobody has written it yet. Does not wait."""
+    return store.get(key) if store.check([key]) else None
+
+
+def write(store: Store, key: str, value: bytes) -> None:
+    """Write a value, over whatever was there. For text, `store.set` does the same."""
+    store.set(key, value)  # type: ignore[arg-type]  # torch's stub knows no bytes
+
+
+def _await_listener(membership: Membership, timeout_s: float) -> None:
+    # TCPStore's own retries write a C++ stack trace to the log for each attempt.
+    address = (membership.store_host, membership.store_port)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(address, timeout=min(timeout_s, 5.0)):
+            return
+        if time.monotonic() >= deadline:
+            raise DeadlineExceededError(
+                f"{describe_operation(membership, 'rendezvous')} failed: the store at {membership.store_host}:"
+                f"{membership.store_port} did not accept a connection for {timeout_s} s. Check that the owner of the "
+                "group lives and is not stopped, and that this machine can reach it."
+            )
+        time.sleep(0.05)
+
+
+def local_address(membership: Membership) -> str:
+    """Return the address of this machine that faces the store, hence the other members."""
+    with socket.socket(_family(membership.store_host), socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket sends nothing: it only asks the routing table.
+        probe.connect((membership.store_host, membership.store_port))
+        return str(probe.getsockname()[0])
+
+
+def _family(host: str) -> socket.AddressFamily:
+    try:
+        return socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:
+        return socket.AF_INET
