@@ -8,19 +8,23 @@ stored one byte an element: every dtype of a gradient holds these exactly (bfloa
 from __future__ import annotations
 
 import functools
+import json
 import struct
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 import torch
 
-from raydist.collectives.reducer.agreement import BACKWARD_ADVICE, mismatch
+from raydist.collectives.base import Communicator
+from raydist.collectives.translation import describe_odd_ones
 from raydist.errors import CollectiveMismatchError
 
-__all__ = ["PassStamp", "ReceivedTrailer", "Trailer", "Updates"]
+__all__ = ["BACKWARD_ADVICE", "PassStamp", "ReceivedTrailer", "Trailer", "Updates", "agree", "mismatch"]
+
+BACKWARD_ADVICE = "Let all replicas call backward as often, on a loss that reaches the same parameters."
 
 # Step, backward pass, optimizer steps (modulo 2**32), mean learning rate, digest of all rates, digest of the calls of
 # user collectives, and whether gradients are added up.
@@ -210,3 +214,34 @@ def _parted(stamps: Sequence[tuple[int, int, int, float, int, int, bool]]) -> Co
 def _summary(rates: tuple[float, ...]) -> tuple[float, int]:
     """Return the mean of learning rates and a digest of all."""
     return sum(rates) / len(rates) if rates else 0.0, zlib.crc32(struct.pack(f"{len(rates)}d", *rates))
+
+
+def agree(communicator: Communicator, what: str, numbers: Mapping[str, int], advice: str) -> None:
+    """Return if all ranks hold the same numbers.
+
+    Args:
+        communicator: Carries them.
+        what: What is agreed on, for messages.
+        numbers: By name.
+        advice: What the message says is to be done.
+
+    Blocking: until all ranks call it, at most the communicator's limit.
+
+    Raises:
+        CollectiveMismatchError: On every rank alike, with every rank's numbers.
+    """
+    rows = [json.loads(row) for row in communicator.exchange_on_host(json.dumps(dict(numbers)).encode(), what)]
+    if any(row != rows[0] for row in rows):
+        raise mismatch(what, rows, advice)
+
+
+def mismatch(what: str, said: Sequence[Mapping[str, Hashable]], advice: str) -> CollectiveMismatchError:
+    """Return the error of ranks that disagree on `what`; `said` is what each of them holds.
+
+    >>> mismatch("the time", [{"hour": 3}, {"hour": 4}], "Ask one clock.").message
+    'All ranks must agree on the time, got rank 0: hour 3; rank 1: hour 4. Ask one clock.'
+    """
+    shown = (", ".join(f"{name} {value}" for name, value in held.items()) for held in said)
+    listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(shown))
+    listed += describe_odd_ones({rank: tuple(held.items()) for rank, held in enumerate(said)})
+    return CollectiveMismatchError(f"All ranks must agree on {what}, got {listed}. {advice}")

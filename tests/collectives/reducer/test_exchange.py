@@ -10,10 +10,9 @@ from torch import nn
 
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.local import LocalGroup, LocalHub
-from raydist.collectives.reducer.agreement import agree
 from raydist.collectives.reducer.buckets import Buckets
 from raydist.collectives.reducer.exchange import Exchange, StepWeight
-from raydist.collectives.reducer.trailer import PassStamp
+from raydist.collectives.reducer.trailer import PassStamp, agree
 from raydist.errors import CollectiveMismatchError, FailedPreconditionError
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import run_ranks

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.collectives.reducer.skipped_updates import SkippedUpdates
+from raydist.collectives.reducer.nonfinite import SkippedUpdates
 
 
 def trained(layer: nn.Module) -> torch.optim.Optimizer:
