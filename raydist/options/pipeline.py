@@ -84,11 +84,7 @@ class OptimizationOptions(SettingsGroup):
             element, with a warning. False by default: other elements may differ in the last bit.
         shuffle_and_repeat_fusion: Draw one permutation a pass where a repeated `shuffle` holds the whole source.
         common_subgraph_elimination: Compute once what a `zip` reads twice.
-        dead_column_pruning: Let `from_arrow` and `from_parquet` leave out columns that the first map provably does not
-            look at. Damage to such a column in a file is then not found.
         shard_pushdown: Call a map's function for the elements of one shard only.
-        window_stacking: Cut the batches of `window(...).flat_map(lambda w: w.batch(n))` from the input without a
-            dataset for each window, where the function provably does nothing else.
         inject_prefetch: Read a pipeline with functions ahead in a thread while that makes the whole faster, as the
             autotuner measures.
 
@@ -110,9 +106,7 @@ class OptimizationOptions(SettingsGroup):
     map_vectorization = typed(False, bool)
     shuffle_and_repeat_fusion = typed(True, bool)
     common_subgraph_elimination = typed(True, bool)
-    dead_column_pruning = typed(True, bool)
     shard_pushdown = typed(True, bool)
-    window_stacking = typed(True, bool)
     inject_prefetch = typed(True, bool)
 
 

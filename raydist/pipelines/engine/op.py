@@ -8,7 +8,7 @@ there is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, final
@@ -114,17 +114,6 @@ class DatasetOp(ABC):
             saved: For an epoch that another iterator began, what that one's state says of this operation.
         """
         return self
-
-    def with_columns(self, names: Collection[str]) -> DatasetOp | None:
-        """This source with fewer columns, where that saves reading them.
-
-        Args:
-            names: The entries to keep of its elements, which are dicts.
-
-        Returns:
-            A source of elements with these entries alone; None where nothing is saved or known.
-        """
-        return None
 
     def random_access(self) -> RandomAccess | None:
         """How to read any element by its index, or None where that is not possible. Reads nothing yet."""

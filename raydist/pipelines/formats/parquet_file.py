@@ -97,10 +97,6 @@ class ParquetFile:
         group = self._footer.row_groups[row_group]
         return group.num_rows, sum(group.sizes.get(name, 0) for name in columns)
 
-    def columns_without_nulls(self) -> set[str]:
-        """The columns that have no null at any depth, as far as the statistics in the footer tell."""
-        return set(self.schema.names).difference(*(group.may_have_nulls for group in self._footer.row_groups))
-
     def _batch_rows(self, row_group: int) -> int:
         group = self._fragment.metadata.row_group(row_group)
         row_bytes: int = max(1, group.total_byte_size // max(1, group.num_rows))

@@ -27,7 +27,7 @@ _TYPE, _TYPE_LENGTH, _REPETITION, _NUM_CHILDREN = 1, 2, 3, 5
 _COLUMNS, _NUM_ROWS = 1, 3
 _META_DATA, _CRYPTO_METADATA = 3, 8
 _PATH, _NUM_VALUES, _RAW_SIZE, _STATISTICS, _SIZE_STATISTICS = 3, 5, 6, 12, 16
-_NULL_COUNT, _EXTREMES = 3, (1, 2, 5, 6)
+_EXTREMES = (1, 2, 5, 6)
 _TEXT_BYTES, _REPETITION_LEVELS, _DEFINITION_LEVELS = 1, 2, 3
 
 _REQUIRED, _OPTIONAL, _REPEATED = 0, 1, 2
@@ -44,12 +44,10 @@ class RowGroup:
         num_rows: In it.
         sizes: About how many bytes each column takes in memory. One of equal values takes next to nothing in the file:
             each value counts for 8 bytes at least.
-        may_have_nulls: Columns that have nulls at some depth, or do not tell.
     """
 
     num_rows: int
     sizes: Mapping[str, int]
-    may_have_nulls: frozenset[str]
 
 
 @final
@@ -122,7 +120,6 @@ def _row_group(group: Any, leaves: Sequence[_Leaf]) -> RowGroup:
     if len(columns) != len(leaves) or num_rows < 0:
         raise ValueError(f"a row group has {num_rows} rows and {len(columns)} columns, the file has {len(leaves)}")
     sizes: dict[str, int] = {}
-    may_have_nulls = set()
     for column, leaf in zip(columns, leaves, strict=True):
         if _of_type(column, _CRYPTO_METADATA, dict, None) is not None:
             raise ValueError("it has encrypted columns, which raydist does not read")
@@ -131,9 +128,8 @@ def _row_group(group: Any, leaves: Sequence[_Leaf]) -> RowGroup:
         values = _of_type(chunk, _NUM_VALUES, int)
         raw_size = _of_type(chunk, _RAW_SIZE, int)
         sizes[name] = sizes.get(name, 0) + max(raw_size, _MIN_VALUE_BYTES * values)
-        if _check_column(chunk, leaf):
-            may_have_nulls.add(name)
-    return RowGroup(num_rows, sizes, frozenset(may_have_nulls))
+        _check_column(chunk, leaf)
+    return RowGroup(num_rows, sizes)
 
 
 def _name(chunk: ThriftStruct) -> str:
@@ -143,8 +139,8 @@ def _name(chunk: ThriftStruct) -> str:
     return path[0].decode()
 
 
-def _check_column(chunk: ThriftStruct, leaf: _Leaf) -> bool:
-    """ValueError where Arrow would end the process; whether there may be nulls."""
+def _check_column(chunk: ThriftStruct, leaf: _Leaf) -> None:
+    """Raise ValueError where Arrow would end the process."""
     found = _of_type(chunk, _TYPE, int)
     if found != leaf.physical_type:
         raise ValueError(f"a column has the type {leaf.physical_type}, but in a row group the type {found}")
@@ -160,7 +156,6 @@ def _check_column(chunk: ThriftStruct, leaf: _Leaf) -> bool:
         size = len(_of_type(statistics, number, bytes, b""))
         if 0 < size < leaf.value_bytes:
             raise ValueError(f"a column's least or largest value has {size} bytes, not {leaf.value_bytes}")
-    return bool(_of_type(statistics, _NULL_COUNT, int, -1) != 0)
 
 
 _NEEDED: Any = object()

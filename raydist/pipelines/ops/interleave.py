@@ -22,7 +22,6 @@ from raydist.pipelines.ops.cycle_turns import CycleTurns
 from raydist.pipelines.ops.map import parse_parallelism
 from raydist.pipelines.ops.nested import Opener, probe_nested
 from raydist.pipelines.ops.reading_ahead import Ahead, ahead_in_a_thread, ahead_where_it_pays
-from raydist.pipelines.ops.stacked_windows import StackedWindows
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
@@ -38,7 +37,7 @@ class InterleaveOp(UnaryOp):
     """The elements of the datasets `fn(element)`, `cycle_length` of them open at a time.
 
     `num_threads` of them are read ahead in a thread each; none by default. All of them are while that pays if the
-    number is `tuned`. Inputs that are `stacked` windows are what `fn` makes of them.
+    number is `tuned`.
     """
 
     state_is_recent: ClassVar[bool] = True
@@ -50,7 +49,6 @@ class InterleaveOp(UnaryOp):
     made_by: str = "interleave"
     deterministic: bool | None = None
     tuned: bool = field(default=False, metadata=NOT_IN_FINGERPRINT)
-    stacked: StackedWindows | None = field(default=None, metadata=NOT_IN_FINGERPRINT)
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
@@ -113,7 +111,7 @@ class InterleaveOp(UnaryOp):
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         # Datasets are known by the numbers of their inputs, which must come in order.
         source = replace(ctx, any_order=False).build(self.input)
-        opener = Opener(source, self.fn, ctx, ctx.operation_names[id(self)], self.stacked)
+        opener = Opener(source, self.fn, ctx, ctx.operation_names[id(self)])
         turns = self._turns(ctx) if ctx.any_order and self.num_threads else None
         ahead = self._ahead(ctx) if self.num_threads else None
         return BorderIterator(Cycle(opener, self.cycle_length, self.block_length, ahead, turns))

@@ -23,7 +23,6 @@ from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.probe import PROBED_ELEMENTS, QUICK_S, merged_specs, open_probe
 from raydist.pipelines.engine.producers import read_item
-from raydist.pipelines.ops.stacked_windows import StackedWindows, is_stacked
 
 __all__ = ["Opener", "call_on_element", "graph_of", "open_nested", "probe_nested"]
 
@@ -108,8 +107,7 @@ def probe_nested(source: DatasetOp, fn: Callable[..., Any], label: str) -> Any:
 class Opener:
     """Makes datasets of the elements of an input, one by one, and opens them.
 
-    Inputs may be read, and the function called, some inputs ahead. Inputs that are `stacked` windows are what the
-    function makes of them.
+    Inputs may be read, and the function called, some inputs ahead.
 
     Attributes:
         name: Of the operation.
@@ -117,16 +115,8 @@ class Opener:
         ended: Whether there is none.
     """
 
-    def __init__(
-        self,
-        source: OpIterator,
-        fn: Callable[..., Any],
-        ctx: IterContext,
-        name: str,
-        stacked: StackedWindows | None = None,
-    ) -> None:
+    def __init__(self, source: OpIterator, fn: Callable[..., Any], ctx: IterContext, name: str) -> None:
         self.name = name
-        self._stacked = stacked
         self.next_index = 0
         self.ended = False
         self._source = source
@@ -159,13 +149,6 @@ class Opener:
         Raises:
             StopIteration: There are no more.
         """
-        if self._stacked is not None and not self._ahead:
-            self._before = self._source.state_dict(), self.next_index
-            item = self._read(limit)
-            if isinstance(item, Block) and is_stacked(item):
-                self.next_index += item.num_rows
-                return item
-            self._make_datasets(item)
         run = min(self._run, max(1, limit // self._size))
         self._look_ahead(run)
         first = itertools.takewhile(lambda made: isinstance(made, DatasetOp), itertools.islice(self._ahead, run))
@@ -195,8 +178,6 @@ class Opener:
         if isinstance(item, ElementError):
             self._ahead.append(item)
             return
-        if self._stacked is not None and is_stacked(item):
-            item = self._stacked.windows_of(item)
         made, _ = call_rows(self._fn, item, self.next_index)
         self._ahead.extend(self._graph(value, self.next_index + row) for row, value in enumerate(made))
 

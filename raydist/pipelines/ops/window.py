@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
-
-import numpy as np
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.nest import LEAF
@@ -28,9 +26,7 @@ from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.engine.resume import read_items
-from raydist.pipelines.ops.stacked_windows import StackedWindows
 from raydist.pipelines.sources.memory import MemoryOp
-from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 
 __all__ = ["WindowOp"]
 
@@ -42,8 +38,7 @@ _WINDOWS = 256  # made at a time, at most
 class WindowOp(UnaryOp):
     """Windows of `size` elements of `input`, `stride` apart, one beginning every `shift` elements.
 
-    `make_dataset` makes what users hold of the operation behind each window. Windows that can be `stacked` are handed
-    out as batches.
+    `make_dataset` makes what users hold of the operation behind each window.
     """
 
     size: int
@@ -51,7 +46,6 @@ class WindowOp(UnaryOp):
     stride: int
     drop_remainder: bool
     make_dataset: Callable[[DatasetOp], Any]
-    stacked: StackedWindows | None = field(default=None, metadata=NOT_IN_FINGERPRINT)
 
     def __post_init__(self) -> None:
         for name in ("size", "shift", "stride"):
@@ -132,15 +126,8 @@ class _Windows(ClosesInput, ResumableProducer):
         """The next `run` windows, the held elements staying where they are."""
         op = self._op
         if len(self._held) == 1 and isinstance(held := self._held[0], Block):
-            return [self._stacked(held, run) or self._datasets(held, run)]
+            return [self._datasets(held, run)]
         return [self._window(drop_items(self._held, k * op.shift)) for k in range(run)]
-
-    def _stacked(self, block: Block, count: int) -> Block | None:
-        op = self._op
-        if op.stacked is None:
-            return None
-        window = np.arange(0, min(op.span, block.num_rows), op.stride)
-        return op.stacked.stacked(block, np.arange(0, count * op.shift, op.shift), window)
 
     def _window(self, items: Sequence[Item]) -> Item:
         """The window at the beginning of `items`; one that holds an error is that error."""

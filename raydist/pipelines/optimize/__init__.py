@@ -16,10 +16,8 @@ from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.ops.shard import ShardOp
-from raydist.pipelines.ops.window import WindowOp
 from raydist.pipelines.ops.zip import ZipOp
 from raydist.pipelines.optimize.common_subgraphs import computed_once
-from raydist.pipelines.optimize.dead_columns import without_dead_columns
 from raydist.pipelines.optimize.graph import Names
 from raydist.pipelines.optimize.rewrites import (
     batch_in_stage,
@@ -31,7 +29,6 @@ from raydist.pipelines.optimize.rewrites import (
     vectorised,
     without_noops,
 )
-from raydist.pipelines.optimize.stacking import windows_stacked
 
 __all__ = ["REWRITES", "Rewrite", "optimize"]
 
@@ -60,13 +57,11 @@ REWRITES: tuple[Rewrite, ...] = (
     Rewrite("noop_elimination", without_noops),
     Rewrite("map_parallelization", maps_in_order, MapOp, when=False),
     Rewrite("common_subgraph_elimination", computed_once, ZipOp),
-    Rewrite("dead_column_pruning", without_dead_columns, MapOp),
     Rewrite("shard_pushdown", shard_early, ShardOp),
     Rewrite("late_gather", gather_late),
     Rewrite("shuffle_and_repeat_fusion", shuffle_whole_passes, RepeatOp),
     Rewrite("map_vectorization", vectorised, MapOp),
     Rewrite("map_and_batch_fusion", batch_in_stage, BatchOp),
-    Rewrite("window_stacking", windows_stacked, WindowOp),
     Rewrite("inject_prefetch", prefetched, nested=False),
 )
 

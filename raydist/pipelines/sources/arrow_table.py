@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, final
 
@@ -72,12 +72,6 @@ class ArrowTableOp(SourceOp):
 
     def random_access(self) -> RandomAccess:
         return _TableAccess(self.table, self.conversion)
-
-    def with_columns(self, names: Collection[str]) -> ArrowTableOp | None:
-        kept = [name for name in self.table.column_names if name in names]
-        return (
-            replace(self, table=self.table.select(kept)) if len(kept) == len(names) < self.table.num_columns else None
-        )
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return IndexedIterator(self.random_access())

@@ -3,8 +3,7 @@
 - :class:`RecordFormat`, if a file is a sequence of records (bytes) that only reading finds: `name`, `compression_type`
   and `reader`. `RecordFilesOp.of(...)` makes a dataset of it, with names from a dataset and files read in turn.
 - :class:`SplitFormat`, if a file says where its parts lie (a footer, an index): `name`, `label`, `spec` and
-  `read_split`; `with_columns`, where columns can be left unread. `SplitFilesOp` makes a dataset of it whose pieces are
-  read several at a time, wherever stages run.
+  `read_split`. `SplitFilesOp` makes a dataset of it whose pieces are read several at a time, wherever stages run.
 - :class:`TableFormat`, for all other rows: `name`, `label`, `spec`, and `open`, which gives a :class:`TableReader`.
   `TableFilesOp` makes a dataset of it that reads one file after the other.
 
@@ -16,9 +15,9 @@ read. `tests/contracts/file_format.py` tests all that of every format; without a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, final
+from typing import Any, ClassVar, Protocol, final
 
 from raydist.pipelines.elements.items import Item
 from raydist.pipelines.elements.spec import BYTES, TensorSpec
@@ -151,10 +150,6 @@ class FileSplit:
 
 class SplitFormat(FileFormat):
     """How pieces of files are read, in any order."""
-
-    def with_columns(self, names: Collection[str]) -> Self | None:
-        """The same without other columns; None where that saves nothing or could hide the error of a row."""
-        return None
 
     @abstractmethod
     def read_split(self, split: FileSplit) -> list[Item]:

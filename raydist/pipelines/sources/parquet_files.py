@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, final
 
@@ -48,20 +48,16 @@ def parquet_op(paths: Any, columns: Sequence[str] | None, filters: Any, conversi
     if any(max(found.sizes, default=0) > _MAX_SPLIT_BYTES for found in groups.values()):
         return TableFilesOp(names, table_format, num_rows)
     splits = FileSplitsOp(tuple(split for name in names for split in _splits(name, groups[name])))
-    table_format = replace(
-        table_format, null_free=frozenset(set.intersection(*(found.null_free for found in groups.values())))
-    )
     return SplitFilesOp(splits, table_format, num_rows, shown_paths(names), names)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _RowGroups:
-    """Rows of each row group of a file, bytes of the wanted columns, and the columns without nulls."""
+    """Rows of each row group of a file, and bytes of the wanted columns."""
 
     rows: tuple[int, ...]
     sizes: tuple[int, ...]
-    null_free: set[str]
 
     @property
     def num_rows(self) -> int:
@@ -72,10 +68,9 @@ def _row_groups(path: str, table_format: ParquetFormat) -> _RowGroups:
     file = open_checked(path, table_format)
     try:
         found = [file.row_group_size(number, table_format.schema.names) for number in range(file.num_row_groups)]
-        null_free = file.columns_without_nulls()
     finally:
         file.close()
-    return _RowGroups(tuple(rows for rows, _ in found), tuple(size for _, size in found), null_free)
+    return _RowGroups(tuple(rows for rows, _ in found), tuple(size for _, size in found))
 
 
 def _splits(path: str, groups: _RowGroups) -> Iterator[FileSplit]:
@@ -91,15 +86,11 @@ def _splits(path: str, groups: _RowGroups) -> Iterator[FileSplit]:
 @final
 @dataclass(frozen=True, eq=False)
 class ParquetFormat(TableFormat, SplitFormat):
-    """The columns of `schema`, of the rows that `row_filter` (an Arrow expression, or None) is true for.
-
-    Those of `null_free` are known to have no nulls, which would be errors.
-    """
+    """The columns of `schema`, of the rows that `row_filter` (an Arrow expression, or None) is true for."""
 
     name: ClassVar[str] = "from_parquet"
     schema: pa.Schema
     row_filter: Any = None
-    null_free: frozenset[str] = frozenset()
     conversion: Conversion = Conversion()
 
     @property
@@ -114,13 +105,6 @@ class ParquetFormat(TableFormat, SplitFormat):
     def rows(self) -> RowSchema:
         """Makes blocks of record batches."""
         return RowSchema(self.schema, self.conversion)
-
-    def with_columns(self, names: Collection[str]) -> ParquetFormat | None:
-        kept = [field for field in self.schema if field.name in names]
-        dropped = {field.name for field in self.schema if field.name not in names}
-        if len(kept) < len(names) or not dropped or not dropped <= self.null_free:
-            return None
-        return replace(self, schema=pa.schema(kept))
 
     def open(self, path: str, position: Sequence[int]) -> TableReader:
         return ParquetReader(self, open_checked(path, self), *position)

@@ -7,7 +7,7 @@ run (in this thread, on threads, by input workers) and their rows come in order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, final
 
@@ -124,10 +124,6 @@ class SplitFilesOp(ElementwiseOp):
 
     def element_spec(self) -> Any:
         return self.format.spec
-
-    def with_columns(self, names: Collection[str]) -> SplitFilesOp | None:
-        fewer = self.format.with_columns(names)
-        return None if fewer is None else replace(self, format=fewer)
 
     def every(self, step: int, first: int) -> SplitFilesOp:
         """The rows of files first, first + step, ..."""

@@ -54,14 +54,6 @@ def test_it_says_what_arrow_says() -> None:
             name = chunk.path_in_schema.partition(".")[0]
             expected[name] = expected.get(name, 0) + max(chunk.total_uncompressed_size, 8 * chunk.num_values)
         assert dict(group.sizes) == expected
-    assert "half" in groups[0].may_have_nulls
-    assert "half" not in groups[1].may_have_nulls
-    assert "id" not in groups[0].may_have_nulls
-
-
-def test_without_statistics_nulls_are_possible() -> None:
-    (group, *_) = parse_footer(footer_of(parquet(write_statistics=False))).row_groups
-    assert group.may_have_nulls == frozenset(TABLE.column_names)
 
 
 def test_it_is_parsed_once() -> None:
