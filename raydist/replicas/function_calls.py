@@ -1,24 +1,198 @@
-"""Calls of step functions: each as a replica of its group, with what holds around it."""
+"""Calls of step functions in a replica, and what surrounds each call: context, draws from iterators, gradients.
+
+Gradients made by hand are exchanged when an optimizer steps. A GradScaler looks for infinities before, and clipping
+needs the global norm before. torch has no hook there, so its functions are wrapped, once in a process of a replica.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, final
+from typing import Any, Literal, final
 
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad
+
+from raydist.actors.readers.replica_iterator import ReplicaIterator
+from raydist.checkpoints.loops.orders import IteratorPlace
+from raydist.checkpoints.loops.replica_loops import ReplicaLoops
+from raydist.checkpoints.sharing.share_writer import ShareWriter
+from raydist.checkpoints.sharing.shares import ShareTerms
 from raydist.context.current import enter_replica
-from raydist.context.replica_context import ReplicaContext
+from raydist.context.replica_context import ReplicaContext, peers_here
 from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.nest import flatten
 from raydist.owning_process import call_here
-from raydist.replicas.accelerator import Accelerator
 from raydist.replicas.connected import Connected
+from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import StepHeader
 from raydist.summaries.step_recorder import StepRecorder
 
-__all__ = ["FunctionCalls"]
+__all__ = ["DrawnIterators", "FunctionCalls", "LoopSide", "watch_gradient_readers"]
+
+
+@functools.cache
+def watch_gradient_readers() -> None:
+    """Let `GradScaler` and `torch.nn.utils.clip_grad_*_` see global gradients from now on. May be called again."""
+    scaler = torch.amp.GradScaler
+    for name in ("unscale_", "step"):
+        setattr(scaler, name, _after_exchange(getattr(scaler, name), 1, "optimizer", _parameters_of))
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        wrapped = _after_exchange(getattr(clip_grad, name), 0, "parameters", _listed)
+        setattr(clip_grad, name, wrapped)
+        setattr(torch.nn.utils, name, wrapped)
+    torch.nn.Module.zero_grad = _told(torch.nn.Module.zero_grad)  # type: ignore[method-assign]
+
+
+def _after_exchange(
+    function: Callable[..., Any], place: int, name: str, find: Callable[[Any], tuple[Any, list[torch.Tensor]]]
+) -> Callable[..., Any]:
+    """Wrap a function whose argument `name`, at `place`, says whose gradients it reads."""
+
+    @functools.wraps(function)
+    def read(*args: Any, **kwargs: Any) -> Any:
+        peers = peers_here()
+        if isinstance(peers, Connected):
+            if len(args) > place:
+                given, parameters = find(args[place])
+                args = (*args[:place], given, *args[place + 1 :])
+            else:
+                kwargs[name], parameters = find(kwargs[name])
+            peers.make_global(parameters)
+        return function(*args, **kwargs)
+
+    return read
+
+
+def _told(zero_grad: Callable[..., None]) -> Callable[..., None]:
+    """Wrap `Module.zero_grad`: what a program puts into `.grad` afterwards is new."""
+
+    @functools.wraps(zero_grad)
+    def clear(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        zero_grad(module, *args, **kwargs)
+        peers = peers_here()
+        if isinstance(peers, Connected):
+            peers.note_cleared(module.parameters())
+
+    return clear
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> tuple[Any, list[torch.Tensor]]:
+    return optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _listed(parameters: torch.Tensor | Iterable[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
+    """Return what is given, as a list if it can be gone through once only."""
+    if isinstance(parameters, torch.Tensor):
+        return parameters, [parameters]
+    listed = list(parameters)
+    return listed, listed
+
+
+@final
+class DrawnIterators:
+    """Those of one replica.
+
+    Args:
+        mirror: Its objects.
+        saves: Writes its shares.
+        loops: Runs that draw; each of their draws is a boundary between steps.
+        copies: Brings batches to its device.
+        launch: Has the device do what was noted for later.
+    """
+
+    def __init__(
+        self,
+        mirror: MirrorReplica,
+        saves: ShareWriter,
+        loops: ReplicaLoops,
+        copies: DeviceCopies,
+        launch: Callable[[], None],
+    ) -> None:
+        self._mirror, self._saves, self._loops, self._copies, self._launch = mirror, saves, loops, copies, launch
+
+    @contextlib.contextmanager
+    def bound(self, arguments: Any, header: StepHeader, peers: Connected) -> Iterator[None]:
+        """Within it iterators among the arguments draw this replica's pieces, and tell of how many rows each batch is.
+
+        Args:
+            arguments: A nest of what the step function is given.
+            header: Of the step.
+            peers: The other replicas, as long as the run goes on.
+        """
+        leaves, _ = flatten(arguments)
+        iterators = [leaf for leaf in leaves if isinstance(leaf, ReplicaIterator)]
+        with contextlib.ExitStack() as stack:
+            if iterators and header.loop is not None:
+                side = LoopSide(self._mirror, peers, self._saves, iterators, self._launch)
+                peers.loop = stack.enter_context(self._loops.running(header.step, header.loop, side))
+                stack.callback(setattr, peers, "loop", None)
+            for iterator in iterators:
+                stack.callback(iterator.release)
+                self._bind(iterator, header, peers)
+            yield
+
+    def _bind(self, iterator: ReplicaIterator, header: StepHeader, peers: Connected) -> None:
+        empty: Literal["stand_in", "zero_rows"] = "stand_in" if header.stand_in else "zero_rows"
+        iterator.bind(
+            peers.rank,
+            begin=self._copies.begin,
+            place=self._copies.finish,
+            on_batch=lambda batch: peers.next_batch(batch.rows),
+            empty_batch=empty,
+            before_draw=self._loops.draw,
+        )
+
+
+@final
+class LoopSide:
+    """A `ReplicaSide`.
+
+    Args:
+        mirror: The replica's objects.
+        peers: The others.
+        writer: Of its shares.
+        iterators: Those that the run draws from.
+        launch: Has the device do what was noted for later.
+    """
+
+    def __init__(
+        self,
+        mirror: MirrorReplica,
+        peers: Connected,
+        writer: ShareWriter,
+        iterators: Sequence[ReplicaIterator],
+        launch: Callable[[], None],
+    ) -> None:
+        self._mirror, self._peers, self._writer, self._iterators = mirror, peers, writer, tuple(iterators)
+        self._launch = launch
+
+    def object_of(self, handle: int) -> Any:
+        return self._mirror.object_of(handle)
+
+    def settle(self) -> None:
+        self._peers.settle_batch()
+        self._mirror.settle()
+        self._launch()
+
+    def leave(self) -> None:
+        self._peers.leave_run()
+        self._mirror.settle()
+        self._launch()
+
+    def agree(self, number: float) -> float:
+        return self._peers.largest(number)
+
+    def copy(self, token: str, terms: ShareTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+        self._writer.copy(token, terms, objects, modules)
+
+    def places(self) -> tuple[IteratorPlace, ...]:
+        return tuple(IteratorPlace(each.state_dict(), each.has_ended) for each in self._iterators)
 
 
 @final

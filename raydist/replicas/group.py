@@ -18,8 +18,7 @@ from raydist.errors import DeadlineExceededError
 from raydist.mirroring.calls import MirrorCalls
 from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
-from raydist.replicas.dispatching.dispatched_steps import DispatchedSteps
-from raydist.replicas.replica_calls import ReplicaCalls
+from raydist.replicas.dispatching.dispatched_steps import DispatchedSteps, ReplicaCalls
 from raydist.replicas.results import StepOutcome, StepResult
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup

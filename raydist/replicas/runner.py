@@ -31,12 +31,9 @@ from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.mirroring.trained_state import names_of, row_tables
 from raydist.owning_process import call_here
-from raydist.replicas.accelerator import accelerator_for, take_gpu
 from raydist.replicas.connected import Connected
-from raydist.replicas.device_copies import DeviceCopies, PartsAhead
-from raydist.replicas.drawn_iterators import DrawnIterators
-from raydist.replicas.function_calls import FunctionCalls
-from raydist.replicas.gradient_readers import watch_gradient_readers
+from raydist.replicas.device_copies import DeviceCopies, PartsAhead, accelerator_for, take_gpu
+from raydist.replicas.function_calls import DrawnIterators, FunctionCalls, watch_gradient_readers
 from raydist.replicas.group_member import GroupMember, Refusals
 from raydist.replicas.replica_view import ReplicaView, VariablesView
 from raydist.replicas.results import StepResult, pack_result

@@ -16,8 +16,7 @@ import ray
 import torch
 
 import raydist as rd
-from raydist.actors.parameter_servers import ServerActors, ServerSeat
-from raydist.actors.ray_link import RayDoor
+from raydist.actors.parameter_servers import RayDoor, ServerActors, ServerSeat
 from raydist.actors.software import Software
 from raydist.cluster import hosts_of, place, release
 from raydist.parameter_servers.lanes.lane_link import LaneDoor, LaneLink

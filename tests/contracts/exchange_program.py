@@ -26,7 +26,7 @@ from raydist.context.replica_context import ReplicaContext
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.mirroring.trained_state import names_of, row_tables
 from raydist.replicas.connected import Connected
-from raydist.replicas.gradient_readers import watch_gradient_readers
+from raydist.replicas.function_calls import watch_gradient_readers
 from raydist.replicas.replica_view import ReplicaView
 from tests.collectives.models import pieces
 from tests.collectives.threads import run_ranks

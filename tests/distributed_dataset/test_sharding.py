@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raydist.actors.passes.batch_group import MadeStep, OpenGroup, StepBatch
 from raydist.actors.passes.batch_queues import QueueEntry
-from raydist.actors.passes.merged_steps import MergedSteps
+from raydist.actors.passes.merged_pass import MergedSteps
 from raydist.dataset import Dataset
 from raydist.dataset.readers import TextLineDataset
 from raydist.distributed_dataset import LocalDistributedDataset, distribute

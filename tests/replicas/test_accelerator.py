@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
-from raydist.replicas.accelerator import accelerator_for
+from raydist.replicas.device_copies import accelerator_for
 from raydist.torch_modes import TorchModes
 from raydist.torch_settings import TorchSettings
 from tests.xla_world import IS_REAL, chips_here

@@ -20,7 +20,7 @@ from raydist.errors import FailedPreconditionError
 from raydist.mirroring.shipment import Shipment
 from raydist.options import InputOptions
 from raydist.replicas.device_copies import DeviceCopies
-from raydist.replicas.drawn_iterators import DrawnIterators
+from raydist.replicas.function_calls import DrawnIterators
 from raydist.replicas.step import StepHeader
 from tests.actors.readers.fakes import fake_side
 

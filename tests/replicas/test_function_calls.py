@@ -14,8 +14,8 @@ from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.mirroring.shipment import Shipment
-from raydist.replicas.accelerator import accelerator_for
 from raydist.replicas.connected import Connected
+from raydist.replicas.device_copies import accelerator_for
 from raydist.replicas.function_calls import FunctionCalls
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult

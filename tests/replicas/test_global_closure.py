@@ -14,7 +14,7 @@ from torch import nn
 from raydist.collectives.base import Communicator
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
-from raydist.replicas.global_closure import GlobalClosure
+from raydist.replicas.connected import GlobalClosure
 from raydist.replicas.replica_view import ReplicaView
 from raydist.values import ReduceOp
 from tests.collectives.models import pieces

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.checkpoints.loops.replica_loop import ReplicaSide
-from raydist.replicas.drawn_iterators import LoopSide
+from raydist.replicas.function_calls import LoopSide
 
 
 def test_it_is_the_side_of_a_run() -> None:

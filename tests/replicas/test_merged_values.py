@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from raydist.context.cross_replica import gather, local_results, reduce
-from raydist.replicas.merged_values import MergedValue, value_on
+from raydist.replicas.batch_rows import MergedValue, value_on
 from raydist.values import PerReplica
 
 

@@ -10,7 +10,7 @@ import torch
 
 from raydist.collectives.differentiable import all_gather
 from raydist.collectives.local import LocalGroup
-from raydist.replicas.written_buffers import WrittenBuffers
+from raydist.replicas.in_sync import WrittenBuffers
 from tests.collectives.threads import run_ranks
 
 

@@ -7,22 +7,22 @@ import functools
 import pickle
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 import ray
+from ray.util.metrics import Gauge
 
 from raydist.actors.actor_titles import spoken_title
+from raydist.actors.metric_counters import MetricCounters
 from raydist.actors.passes.batch_group import MadeStep
 from raydist.actors.passes.batch_queues import QueueEntry
-from raydist.actors.passes.dealt_splits import DealtSplit
-from raydist.actors.passes.input_metrics import InputMetrics
+from raydist.actors.passes.dealt_splits import DealtSplit, SplitDesk
 from raydist.actors.passes.merged_pass import MergedPass, WorkerLink
 from raydist.actors.passes.pass_parts import credits_of, executor_on, step_source_of
 from raydist.actors.passes.production import Production
 from raydist.actors.passes.served_pass import Poll
 from raydist.actors.passes.shared import share_step
-from raydist.actors.passes.split_desk import SplitDesk
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.supervision import end_on_sigterm
 from raydist.actors.workers.memory_limit import keep_freed_memory
@@ -31,6 +31,7 @@ from raydist.cluster import title_of_this_node
 from raydist.errors import CancelledError, RaydistError
 from raydist.foreign_errors import annotate
 from raydist.pipelines.engine.machine import num_cores
+from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.executors import local_executor
 from raydist.values import AUTOTUNE
 
@@ -47,7 +48,65 @@ if TYPE_CHECKING:
     from raydist.pipelines.engine.op import DatasetOp
     from raydist.pipelines.metering.stats import PipelineStats
 
-__all__ = ["InputPipeline"]
+__all__ = ["InputMetrics", "InputPipeline"]
+
+_DESCRIBED = {
+    "raydist_input_batches": "Global batches that input pipelines have made.",
+    "raydist_input_bytes": "Bytes of these.",
+    "raydist_input_wait_seconds": "Seconds that readers had no work and waited for a batch, of all readers together.",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was told of a pass before."""
+
+    batches: float = 0.0
+    num_bytes: float = 0.0
+    wait_s: float = 0.0
+
+
+@final
+class InputMetrics:
+    """Of one input pipeline, in its process.
+
+    Args:
+        pipeline: Its name, a tag.
+        counters: What takes the counts.
+        fill: What takes how full queues are.
+    """
+
+    def __init__(self, pipeline: str, counters: Any = None, fill: Any = None) -> None:
+        self._tags = {"pipeline": pipeline}
+        self._counters = counters or MetricCounters(_DESCRIBED, self._tags)
+        self._fill = fill or Gauge(
+            "raydist_input_queue_fill",
+            description="How full the queue of a stage is when its reader asks, 0 to 1. Empty: it is too slow.",
+            tag_keys=("pipeline", "stage"),
+        )
+        self._seen: dict[str, _Seen] = {}
+
+    def update(self, key: str, stats: PipelineStats, wait_s: float) -> None:
+        """A pass has done this since it began."""
+        before = self._seen.get(key, _Seen())
+        num_bytes = stats.stages[-1].bytes if stats.stages else 0
+        now = self._seen[key] = _Seen(stats.elements, num_bytes, wait_s)
+        self._counters.raise_by(
+            {
+                "raydist_input_batches": now.batches - before.batches,
+                "raydist_input_bytes": now.num_bytes - before.num_bytes,
+                "raydist_input_wait_seconds": now.wait_s - before.wait_s,
+            }
+        )
+        for stage in stats.stages:
+            if stage.queue_fill is not None:
+                self._fill.set(stage.queue_fill, tags={**self._tags, "stage": stage.name})
+
+    def forget(self, key: str) -> None:
+        """A pass has ended."""
+        self._seen.pop(key, None)
+
 
 _PUBLISH_S = 5.0  # between two looks at what passes have done, for Ray's metrics
 _PATIENCE_S = 1.0  # how long a closed pass may finish what it does, before the workers it had are killed

@@ -6,24 +6,24 @@ is replaced, what it had is done again, and the element that killed it becomes a
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import ray
 from ray.exceptions import RayActorError
 
+from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.supervision import first_line
 from raydist.actors.workers.failed_starts import FailedStarts
 from raydist.actors.workers.handle import KEPT_STAGES, WorkerHandle, WorkerKind
 from raydist.actors.workers.mapped_results import MappedResults
 from raydist.actors.workers.pool_task import PoolTask, Sending
 from raydist.actors.workers.rows_apart import RowsApart
-from raydist.actors.workers.running_workers import RunningWorkers
-from raydist.actors.workers.stage_pickles import StagePickles
 from raydist.errors import CancelledError, InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
@@ -32,11 +32,118 @@ from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.metering.reading import StagePlace
+from raydist.placement import Request, await_placed
 from raydist.ray_session import RaySession
 
-__all__ = ["ActorExecutor"]
+if TYPE_CHECKING:
+    from raydist.actors.workers.handle import WorkerHandle, WorkerKind
+
+__all__ = ["ActorExecutor", "RunningWorkers", "StagePickles"]
 
 _log = logging.getLogger("raydist")
+
+
+_POLL_S = 0.05
+
+
+@final
+class RunningWorkers:
+    """Watches the workers of one pool start.
+
+    Args:
+        name: Of the pool.
+        kind: Of the workers.
+    """
+
+    def __init__(self, name: str, kind: WorkerKind) -> None:
+        self._name = name
+        self._kind = kind
+        self._waiting = threading.Lock()
+        self._one_has_run = self._told = False
+        self._began = 0.0
+
+    def await_first(self, start: Callable[[], Sequence[WorkerHandle]], closed: Callable[[], bool]) -> None:
+        """Where workers need resources: return once one of them runs, or `closed()`, or after `start_s`.
+
+        Raises:
+            FailedPreconditionError: The cluster can never hold one.
+        """
+        if self._one_has_run or not self._kind.resources:
+            return
+        with self._waiting:  # of several threads with blocks, one waits and tells
+            if not self._one_has_run:
+                self._await(start(), closed)
+                self._one_has_run = True
+
+    def _await(self, workers: Sequence[WorkerHandle], closed: Callable[[], bool]) -> None:
+
+        def wait(limit_s: float) -> bool:
+            end = time.monotonic() + limit_s
+            while not closed() and not any(worker.runs for worker in workers):
+                if time.monotonic() >= end:
+                    return False
+                time.sleep(_POLL_S)
+            return True
+
+        request = Request((self._kind.resources,), "PACK", key="", what="input workers")
+        await_placed(request, wait, timeout_s=self._kind.start_s)
+
+    def place_of_next(self, workers: Sequence[WorkerHandle], loads: Sequence[int]) -> int:
+        """Of the worker that gets the next block: the least loaded of those that run, or of all where none does."""
+        self._began = self._began or time.monotonic()
+        running = [place for place, worker in enumerate(workers) if worker.runs]
+        if running and len(running) < len(workers):
+            self._tell(len(workers) - len(running), len(workers))
+        return min(running or range(len(loads)), key=loads.__getitem__)
+
+    def _tell(self, missing: int, num_workers: int) -> None:
+        if self._told or time.monotonic() - self._began < self._kind.start_s:
+            return
+        self._told = True
+        _log.warning(
+            "%d of %d input workers of %s have not started within %g s (Timeouts.start_s); the others work. Each "
+            "asks for %s: the cluster may have nothing left.",
+            *(missing, num_workers, self._name, self._kind.start_s, dict(self._kind.resources) or "no resources"),
+        )
+
+
+@final
+class StagePickles:
+    """Pickles every stage once; the last `most` are kept."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: dict[int, tuple[StageSpec, bytes, bytes]] = {}
+
+    def get(self, spec: StageSpec) -> tuple[bytes, bytes]:
+        """A digest that names the stage, and its pickle.
+
+        Raises:
+            InvalidArgumentError: A function cannot be pickled.
+        """
+        known = self._known.get(id(spec))
+        if known is not None and known[0] is spec:
+            return known[1], known[2]
+        data = _pickle(spec)
+        digest = hashlib.blake2b(data, digest_size=16).digest()
+        if len(self._known) >= self._most:
+            self._known.pop(next(iter(self._known)))
+        self._known[id(spec)] = (spec, digest, data)
+        return digest, data
+
+
+def _pickle(spec: StageSpec) -> bytes:
+    try:
+        data: bytes = cloudpickle.dumps(spec)
+    except Exception as error:
+        labels = ", ".join(kernel.label for kernel in spec.kernels)
+        raise InvalidArgumentError(
+            f"Functions that run on input workers must be picklable, those of {labels} are not: "
+            f"{type(error).__name__}: {error}. Open files, locks and connections inside the function, or set "
+            "num_input_workers=0."
+        ) from error
+    return data
+
 
 _BLOCKS_PER_WORKER = 2  # one being worked on, one on its way
 

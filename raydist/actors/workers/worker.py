@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import pickle
+import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
@@ -13,8 +15,8 @@ from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.software import Software, installed_packages, require_same_software
 from raydist.actors.workers.buffered_results import BufferedBlock, BufferedResult, BufferWriter, write_result
 from raydist.actors.workers.last_words import leave_words
-from raydist.actors.workers.mapped_buffers import MappedBuffers
 from raydist.actors.workers.memory_limit import keep_freed_memory, limit_memory
+from raydist.actors.workers.shared_buffers import BUFFER_NAME, MOST_BUFFERS, BufferAddress
 from raydist.errors import FailedPreconditionError, RaydistError
 from raydist.foreign_errors import LEAVING
 from raydist.owning_process import end_forked_child
@@ -29,7 +31,47 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.blocks import Block
     from raydist.pipelines.elements.column_memory import MakeColumn
 
-__all__ = ["InputWorker", "PackedError", "WorkerResult", "unpack_result"]
+__all__ = ["InputWorker", "MappedBuffers", "PackedError", "WorkerResult", "unpack_result"]
+
+_MOST_MAPPED = 2 * MOST_BUFFERS  # of blocks and results; one that was given up goes when another takes its place
+
+
+@final
+class MappedBuffers:
+    """Maps every buffer once; the last ones used are kept."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, mmap.mmap | None] = {}  # None for one that is not to be had here
+
+    def get(self, address: BufferAddress) -> mmap.mmap | None:
+        """The memory of a buffer; None where this process cannot open it, being on another machine, say."""
+        token = address.token
+        memory = self._known.pop(token) if token in self._known else _mapped(address)
+        self._known[token] = memory
+        if len(self._known) > _MOST_MAPPED:
+            self._known.pop(next(iter(self._known)))
+        return memory
+
+
+def _mapped(address: BufferAddress) -> mmap.mmap | None:
+    path = f"/proc/{address.pid}/fd/{address.fd}"
+    try:
+        # Process ids of another machine or container may mean anything here, a device whose opening does something too.
+        if BUFFER_NAME not in os.readlink(path):
+            return None
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_size != address.num_bytes:
+            return None
+        memory = mmap.mmap(fd, address.num_bytes)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return memory if memory[: len(address.token)] == address.token else None
 
 
 @final

@@ -18,8 +18,14 @@ from torch._compile import _disable_dynamo
 
 from raydist.collectives.translation import describe_odd_ones
 from raydist.errors import CollectiveMismatchError
-from raydist.replicas.central.central_copy import CentralCopy, CopiedVariables, Farthest
-from raydist.replicas.central.optimizer_states import parameters_of, remembered, same_memories
+from raydist.replicas.central.central_copy import (
+    CentralCopy,
+    CopiedVariables,
+    Farthest,
+    parameters_of,
+    remembered,
+    same_memories,
+)
 from raydist.replicas.rules import ReplicaRules, ReplicaVariables
 
 __all__ = ["CentralVariables"]

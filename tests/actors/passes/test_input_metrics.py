@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 import raydist as rd
-from raydist.actors.passes.input_metrics import InputMetrics
+from raydist.actors.passes.input_pipeline import InputMetrics
 
 
 class Taken:

@@ -9,7 +9,7 @@ import pytest
 
 from raydist.actors.passes.batch_group import StepBatch
 from raydist.actors.passes.batch_queues import QueueEntry
-from raydist.actors.passes.merged_steps import MergedSteps
+from raydist.actors.passes.merged_pass import MergedSteps
 from raydist.errors import SpecError, UnavailableError
 from raydist.nest import flatten
 from tests.actors.passes.entries import end_entry, error_entry, group_entry

@@ -3,9 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 from raydist.actors.passes.batch_queues import QueueEntry
-from raydist.actors.passes.dealt_splits import DealtSplit
+from raydist.actors.passes.dealt_splits import DealtSplit, SplitDesk
 from raydist.actors.passes.served_pass import Poll
-from raydist.actors.passes.split_desk import SplitDesk
 
 
 class Pass:

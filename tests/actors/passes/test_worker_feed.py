@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from raydist.actors.passes.worker_feed import WorkerFeed
+from raydist.actors.passes.merged_pass import WorkerFeed
 from raydist.errors import FailedPreconditionError
 from tests.actors.passes.entries import end_entry, error_entry, group_entry
 

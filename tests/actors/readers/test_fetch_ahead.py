@@ -9,7 +9,7 @@ import pytest
 from raydist.actors.passes.batch_group import BatchGroup, StepBatch
 from raydist.actors.passes.batch_queues import QueueEntry
 from raydist.actors.passes.served_pass import Poll
-from raydist.actors.readers.fetch_ahead import FetchAhead
+from raydist.actors.readers.replica_iterator import FetchAhead
 from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.nest import LEAF

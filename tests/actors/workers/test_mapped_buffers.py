@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from raydist.actors.workers import mapped_buffers
-from raydist.actors.workers.mapped_buffers import MappedBuffers
+from raydist.actors.workers import worker
 from raydist.actors.workers.shared_buffers import SharedBuffer
+from raydist.actors.workers.worker import MappedBuffers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="files without a name are Linux's")
 
@@ -41,7 +41,7 @@ def test_what_is_another_file_there_is_not_mapped(tmp_path: Path) -> None:
 
 
 def test_the_last_ones_used_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_buffers, "_MOST_MAPPED", 2)
+    monkeypatch.setattr(worker, "_MOST_MAPPED", 2)
     made = [SharedBuffer.create(1 << 16) for _ in range(3)]
     buffers = MappedBuffers()
     first = buffers.get(made[0].address)

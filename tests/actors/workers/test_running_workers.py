@@ -8,7 +8,7 @@ import pytest
 
 from raydist import placement
 from raydist.actors.workers.handle import WorkerKind
-from raydist.actors.workers.running_workers import RunningWorkers
+from raydist.actors.workers.pool import RunningWorkers
 from raydist.errors import FailedPreconditionError
 from raydist.placement import Outlook
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from raydist.actors.workers.stage_pickles import StagePickles
+from raydist.actors.workers.pool import StagePickles
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.engine.kernel import run_stage

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydist.replicas.central.optimizer_states import StateImage, remembered, same_memories, take_state, tensors_of
+from raydist.replicas.central.central_copy import StateImage, remembered, same_memories, take_state, tensors_of
 from raydist.storage.placed import TensorPlace
 
 
