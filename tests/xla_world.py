@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.collectives.xla.backend import XlaBackend
+from raydist.collectives.xla.communicator import XlaBackend
 from tests.collectives.threads import ThreadTeam
 from tests.contracts.communicator import Body
 

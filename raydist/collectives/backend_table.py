@@ -11,7 +11,7 @@ from raydist.collectives.gloo import GlooBackend
 from raydist.collectives.hierarchical import HierarchicalBackend
 from raydist.collectives.nccl import NcclBackend
 from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
-from raydist.collectives.xla.backend import XlaBackend
+from raydist.collectives.xla.communicator import XlaBackend
 from raydist.errors import InvalidArgumentError
 
 __all__ = ["AUTO", "BACKENDS", "backends_for"]

@@ -22,7 +22,7 @@ from raydist.collectives.flights import Flight, LandedFlight
 from raydist.collectives.generation import Generation
 from raydist.collectives.parts import check_parts, check_rank, check_rows, check_swapped, gather_padded
 from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup
-from raydist.collectives.wire import Staged, check_reducible, stage_bytes, stage_extremes, stage_reduction
+from raydist.collectives.wire import Staged, stage_bytes, stage_comparable
 from raydist.errors import InvalidArgumentError
 from raydist.host_copy import begin_host_copy
 from raydist.values import ReduceOp
@@ -93,12 +93,10 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         self._generation.start()
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
-        staged, then = self._stage(tensor, op)
+        staged = stage_comparable(tensor, op, self.world_size)
         options = AllreduceOptions()
         options.reduceOp = dist.ReduceOp(_OPS[op])
-        return self._launch(
-            ALL_REDUCE[op], [staged], lambda group: group.allreduce([staged.carrier], options), then=then
-        )
+        return self._launch(ALL_REDUCE[op], [staged], lambda group: group.allreduce([staged.carrier], options))
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         check_parts("all_gather", outputs, tensor, self.world_size)
@@ -138,28 +136,23 @@ class ProcessGroupCommunicator(JoiningCommunicator):
 
     def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
         check_rank("root", root, self.membership)
-        staged, then = self._stage(tensor, op)
+        staged = stage_comparable(tensor, op, self.world_size)
         options = ReduceOptions()
         options.reduceOp = dist.ReduceOp(_OPS[op])
         options.rootRank = root
-        return self._launch(
-            f"reduce({op.value}, root={root})",
-            [staged],
-            lambda group: group.reduce([staged.carrier], options),
-            then=then,
-        )
+        name = f"reduce({op.value}, root={root})"
+        return self._launch(name, [staged], lambda group: group.reduce([staged.carrier], options))
 
     def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
         check_parts("reduce_scatter", inputs, output, self.world_size)
-        staged, then = self._stage(output, op)
-        carriers = [self._stage(value, op)[0].carrier for value in inputs]
+        staged = stage_comparable(output, op, self.world_size)
+        carriers = [stage_comparable(value, op, self.world_size).carrier for value in inputs]
         options = ReduceScatterOptions()
         options.reduceOp = dist.ReduceOp(_OPS[op])
         return self._launch(
             f"reduce_scatter({op.value})",
             [staged],
             lambda group: group.reduce_scatter([staged.carrier], [carriers], options),
-            then=then,
         )
 
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
@@ -207,13 +200,6 @@ class ProcessGroupCommunicator(JoiningCommunicator):
                 f"The {role} must be another rank, got {rank}, which is this one. Copy the tensor: "
                 f"{self._backend.name} connects no rank with itself."
             )
-
-    def _stage(self, tensor: torch.Tensor, op: ReduceOp) -> tuple[Staged, Callable[[], object] | None]:
-        """What travels of a reduction, and what is to be done with it before it is delivered."""
-        check_reducible(tensor.dtype, op)
-        if tensor.dtype.is_floating_point and op in (ReduceOp.MIN, ReduceOp.MAX):
-            return stage_extremes(tensor, op)
-        return stage_reduction(tensor, op, self.world_size), None
 
     def _launch(
         self,

@@ -17,7 +17,7 @@ from raydist.collectives.reducing import HALVES
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
 
-__all__ = ["Staged", "check_reducible", "stage_bytes", "stage_extremes", "stage_reduction"]
+__all__ = ["Staged", "check_reducible", "stage_bytes", "stage_comparable", "stage_reduction"]
 
 # gloo refuses these dtypes ("Invalid scalar type"); the wider one holds every value and every sum of a few of them.
 _CARRIERS = {
@@ -46,15 +46,19 @@ class Staged:
         values: The same values in contiguous memory of a dtype that travels; `target` itself where that is possible.
         carrier: What the backend works on in place: `values`, or the bytes of it.
         divisor: What the result is divided by before it is handed back (MEAN), 1 for no division.
+        conclude: Called first by `deliver`, where the carrier is something else than `values`.
     """
 
     target: torch.Tensor
     values: torch.Tensor
     carrier: torch.Tensor
     divisor: int = 1
+    conclude: Callable[[], object] | None = None
 
     def deliver(self) -> None:
         """Make `target` hold the result. Call once, when the backend is done."""
+        if self.conclude is not None:
+            self.conclude()
         if self.divisor != 1:
             self.values.div_(self.divisor)
         if self.values is not self.target:
@@ -119,22 +123,26 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
-def stage_extremes(tensor: torch.Tensor, op: ReduceOp) -> tuple[Staged, Callable[[], object]]:
-    """Prepare a floating-point `tensor` for MIN or MAX; what is returned beside it is called when the carrier is there.
+def stage_comparable(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Staged:
+    """Prepare `tensor` for a reduction by a backend that compares as C++ does, where a NaN is neither less nor greater.
 
-    Its numbers travel as integers of their order. gloo compares as C++ does, where a NaN is neither less nor greater:
-    whether it came through depended on the rank that had it, and on where in the tensor it was. Here it always does,
-    as with `torch.minimum`.
+    For MIN and MAX floating-point numbers travel as integers of their order. Otherwise a NaN came through or not
+    depending on the rank that had it, and on its place in the tensor. Here it always does, as with `torch.minimum`.
 
-    >>> staged, conclude = stage_extremes(torch.tensor([1.5, -2.0]), ReduceOp.MAX)
-    >>> conclude().tolist()
+    >>> staged = stage_comparable(torch.tensor([1.5, -2.0]), ReduceOp.MAX, 2)
+    >>> staged.deliver()
+    >>> staged.target.tolist()
     [1.5, -2.0]
     """
-    plain = stage_bytes(tensor)
-    values = plain.values
+    if op not in (ReduceOp.MIN, ReduceOp.MAX) or not tensor.dtype.is_floating_point:
+        return stage_reduction(tensor, op, world_size)
+    check_reducible(tensor.dtype, op)
+    _check_memory(tensor)
+    target = tensor.detach()
+    values = _plain(target).contiguous()
     wide = values if values.dtype in _WHOLE else values.float()
-    staged = Staged(plain.target, values, _keys_of(wide, op))
-    return staged, lambda: values.copy_(_numbers_of(staged.carrier, wide.dtype))
+    keys = _keys_of(wide, op)
+    return Staged(target, values, keys, conclude=lambda: values.copy_(_numbers_of(keys, wide.dtype)))
 
 
 def _keys_of(numbers: torch.Tensor, op: ReduceOp) -> torch.Tensor:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from raydist.collectives.wire import check_reducible, stage_bytes, stage_extremes, stage_reduction
+from raydist.collectives.wire import check_reducible, stage_bytes, stage_comparable, stage_reduction
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
 
@@ -102,10 +102,9 @@ def test_bytes_of_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_keys_are_in_the_order_of_numbers_and_become_them_again(dtype: torch.dtype, op: ReduceOp) -> None:
     numbers = torch.tensor(NUMBERS, dtype=dtype)
-    staged, conclude = stage_extremes(numbers, op)
+    staged = stage_comparable(numbers, op, 2)
     keys = staged.carrier.tolist()
     assert keys == sorted(keys)
-    conclude()
     staged.deliver()
     assert numbers.tolist() == NUMBERS
 
@@ -114,9 +113,8 @@ def test_keys_are_in_the_order_of_numbers_and_become_them_again(dtype: torch.dty
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_every_nan_is_beyond_all_numbers_and_stays_one(dtype: torch.dtype, op: ReduceOp) -> None:
     numbers = torch.tensor([*NUMBERS, float("nan"), -float("nan")], dtype=dtype)[:, None].expand(-1, 2).t()
-    staged, conclude = stage_extremes(numbers.clone(), op)
+    staged = stage_comparable(numbers.clone(), op, 2)
     keys = staged.carrier[0]
     assert (keys.max() if op is ReduceOp.MAX else keys.min()) in (keys[-1], keys[-2])
-    conclude()
     staged.deliver()
     assert staged.target.isnan().sum().item() == 4

@@ -1,56 +1,71 @@
-"""A communicator whose collectives are programs of XLA."""
+"""Groups of all chips of a TPU slice, whose collectives are programs of XLA."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import Final, cast, final
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from raydist.collectives.backend import JoiningCommunicator
 from raydist.collectives.base import ALL_REDUCE, Membership, Work
 from raydist.collectives.flights import Flight
 from raydist.collectives.generation import Generation
-from raydist.collectives.parts import check_rows, check_swapped, gather_padded
-from raydist.collectives.process_group_backend import ProcessGroupBackend
-from raydist.collectives.wire import Staged, stage_reduction
+from raydist.collectives.gloo import GlooBackend
+from raydist.collectives.parts import check_rank, check_rows, check_swapped, describe_tensor, gather_padded
+from raydist.collectives.point_to_point import PointToPoint
+from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup, RawWork
+from raydist.collectives.wire import stage_comparable
 from raydist.collectives.xla.chip import Chip
-from raydist.collectives.xla.flight import XlaFlight
-from raydist.collectives.xla.group import XlaGroup
-from raydist.collectives.xla.nan_marks import mark_nan, put_nan_back
-from raydist.errors import DeadlineExceededError, RaydistError
+from raydist.collectives.xla.group import CallComparison, XlaGroup, XlaOperation
+from raydist.errors import DeadlineExceededError, FailedPreconditionError, RaydistError, UnavailableError
 from raydist.values import ReduceOp
 
-__all__ = ["XlaCommunicator"]
+__all__ = ["XlaBackend", "XlaCommunicator"]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
 @final
-class XlaWork(Work):
-    """An operation under way in a generation of the group."""
+class XlaBackend(ProcessGroupBackend):
+    """The links between the chips of a TPU slice, by torch_xla; for one communicator after the other."""
 
-    def __init__(
-        self, generation: Generation, flight: Flight, operation: str, deliver: Callable[[], None] | None = None
-    ) -> None:
-        self._generation = generation
-        self._flight = flight
-        self._operation = operation
-        self._deliver = deliver
+    name = "xla"
+    devices = ("xla",)
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        if isinstance(self._flight, XlaFlight):
-            self._flight.settle()
-        try:
-            self._generation.wait(self._flight, self._operation, timeout_s)
-        except RaydistError as error:
-            goes_on = timeout_s is not None and isinstance(error, DeadlineExceededError)
-            if isinstance(self._flight, XlaFlight) and not goes_on:
-                self._flight.give_up()
-            raise
-        deliver, self._deliver = self._deliver, None
-        if deliver is not None:
-            deliver()
+    def __init__(self) -> None:
+        self._chip = Chip(0)
+        self._group: XlaGroup | None = None
+
+    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> XlaCommunicator:
+        self._chip = Chip(device.index or 0)
+        return XlaCommunicator(membership, self._chip, timeout_s, self)
+
+    def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
+        if self._group is not None and self._group.stuck:
+            raise UnavailableError(
+                f"The chip of rank {membership.rank} is still in a collective that another chip has left, and cannot "
+                "be stopped. Close the strategy and make a new one: its processes start anew."
+            )
+        gloo = GlooBackend().create(store, membership, timeout_s)
+        self._group = XlaGroup(CallComparison(membership, store, gloo), self._chip)
+        return self._group
+
+    def close(self) -> None:
+        """Leave the group, so that the others notice. May be called twice."""
+        if self._group is not None:
+            self._group.close()
+
+    def collective(self, work: RawWork) -> Flight:
+        flight: Flight = work
+        return flight
+
+    point_to_point = collective
+
+    def kill(self, group: RawGroup) -> None:
+        """Withdraw: a collective on the chip cannot be stopped; any other is given up by all ranks or by none."""
+        group.give_up()
 
 
 @final
@@ -62,59 +77,71 @@ class XlaCommunicator(JoiningCommunicator):
         chip: This rank's.
         timeout_s: The limit of every wait.
         backend: Makes an `XlaGroup` of a generation's members.
-        leave: Closes the last of them.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        chip: Chip,
-        timeout_s: float,
-        backend: ProcessGroupBackend,
-        leave: Callable[[], None],
-    ) -> None:
+    checks_itself: Final = True
+
+    def __init__(self, membership: Membership, chip: Chip, timeout_s: float, backend: XlaBackend) -> None:
         self.membership = membership
         self.timeout_s = timeout_s
         self._chip = chip
         self._backend = backend
-        self._leave = leave
-        self._generation = Generation(membership, backend, timeout_s)
+        self._ordinals: list[int] = []
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._generation = Generation(self.membership, self._backend, self.timeout_s)
+        # XLA has no messages between two chips that the others take no part in.
+        check = self._generation.check
+        self._messages = PointToPoint(self.membership, self.timeout_s, lambda name, peer: check(name))
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]  # known once torch_xla is there
         return self._chip.open().device
 
-    @property
-    def checks_itself(self) -> bool:
-        return True
-
     def start(self) -> None:
+        """Meet the other members, and learn which rank has which chip: libtpu numbers chips in an order of its own.
+
+        Raises:
+            FailedPreconditionError: There is no torch_xla, or the chips of the slice are not one a rank.
+        """
         self._generation.start()
+        ordinal = self._chip.open().ordinal
+        told = self._generation.exchange_on_host(str(ordinal).encode(), "rendezvous of chips")
+        self._ordinals = [int(each) for each in told]
+        world_size = self.world_size
+        if self._chip.num_chips != world_size or sorted(self._ordinals) != list(range(world_size)):
+            raise FailedPreconditionError(
+                f"Each of the {world_size} replicas must have one of the slice's chips, but torch_xla sees "
+                f"{self._chip.num_chips} chips in all, and ranks have numbers {', '.join(map(str, self._ordinals))}. "
+                "Name the topology and accelerator_version of the slice, and let TPUStrategy have all of it."
+            )
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
-        return self._reduce(ALL_REDUCE[op], tensor, op)
+        return self._reduce(ALL_REDUCE[op], tensor, tensor, op, lambda: None)
 
     def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
-        return self._reduce(f"reduce({op.value}, root={root})", tensor, op)
+        check_rank("root", root, self.membership)
+        return self._reduce(f"reduce({op.value}, root={root})", tensor, tensor, op, lambda: None)
 
-    def _reduce(self, operation: str, tensor: torch.Tensor, op: ReduceOp) -> Work:
-        staged = stage_reduction(tensor, op, self.world_size)
-        return self._launch_reduction(operation, tensor, staged, op, staged.deliver)
+    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
+        parts = torch.stack([value.detach() for value in inputs])
+        return self._reduce(f"reduce_scatter({op.value})", output, parts, op, lambda: _assign(output, parts[self.rank]))
 
-    def _launch_reduction(
-        self, operation: str, tensor: torch.Tensor, staged: Staged, op: ReduceOp, deliver: Callable[[], None]
+    def _reduce(
+        self, operation: str, shown: torch.Tensor, tensor: torch.Tensor, op: ReduceOp, then: Callable[[], None]
     ) -> Work:
-        """Reduce what is staged; `deliver` is called when it holds the result."""
-        has_marks = op in (ReduceOp.MIN, ReduceOp.MAX) and staged.values.is_floating_point()
-        sent = mark_nan(staged.values, op) if has_marks else staged.values
+        staged = stage_comparable(tensor, op, self.world_size)
 
-        def take(result: torch.Tensor) -> None:
-            staged.values.copy_(put_nan_back(result) if has_marks else result)
-            deliver()
+        def deliver(result: torch.Tensor) -> None:
+            staged.carrier.copy_(result)
+            staged.deliver()
+            then()
 
-        return self._launch(operation, tensor, lambda group, call: group.all_reduce(call, sent, op), take)
+        return self._launch(operation, shown, lambda: self._chip.all_reduce(staged.carrier, op), deliver)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
+        check_rank("root", root, self.membership)
         target = tensor.detach()
         # As whole numbers, of which all others add zero: a sum of floating-point numbers would lose the sign of a zero.
         bits = target.reshape(-1).view(_BITS[target.dtype.itemsize]) if target.numel() else target
@@ -122,13 +149,13 @@ class XlaCommunicator(JoiningCommunicator):
         return self._launch(
             f"broadcast(root={root})",
             tensor,
-            lambda group, call: group.all_reduce(call, part, ReduceOp.SUM),
+            lambda: self._chip.all_reduce(part, ReduceOp.SUM),
             lambda result: _assign(target, result.view(target.dtype).reshape(target.shape)),
         )
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         target = tensor.detach().contiguous()
-        return self._spread("all_gather", outputs, tensor, lambda group, call: group.all_gather(call, target))
+        return self._spread("all_gather", outputs, tensor, lambda: self._chip.all_gather(target))
 
     def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         check_rows(outputs, tensor, self.rank, self.world_size)
@@ -136,93 +163,95 @@ class XlaCommunicator(JoiningCommunicator):
 
     def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
         check_swapped(outputs, inputs, self.world_size)
-        parts = [value.detach().contiguous() for value in inputs]
-        return self._spread("all_to_all", outputs, inputs[0], lambda group, call: group.all_to_all(call, parts))
+        ranks = range(self.world_size)
+        parts = torch.stack([inputs[self._ordinals.index(ordinal)].detach() for ordinal in ranks])
+        return self._spread("all_to_all", outputs, inputs[0], lambda: self._chip.all_to_all(parts))
 
     def _spread(
-        self,
-        operation: str,
-        outputs: Sequence[torch.Tensor],
-        tensor: torch.Tensor,
-        start: Callable[[XlaGroup, str], XlaFlight],
+        self, operation: str, outputs: Sequence[torch.Tensor], shown: torch.Tensor, program: Callable[[], torch.Tensor]
     ) -> Work:
-        """A collective whose result has a part of each rank."""
-        groups: list[XlaGroup] = []
-
-        def begin(group: XlaGroup, call: str) -> XlaFlight:
-            groups.append(group)
-            return start(group, call)
+        """Start a collective whose result has a part of each rank, in the order of chips."""
 
         def deliver(result: torch.Tensor) -> None:
-            for output, part in zip(outputs, groups[0].by_rank(result), strict=True):
-                _assign(output.detach(), part)
+            for output, ordinal in zip(outputs, self._ordinals, strict=True):
+                _assign(output, result[ordinal])
 
-        return self._launch(operation, tensor, begin, deliver)
-
-    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
-        staged = stage_reduction(torch.stack(inputs), op, self.world_size)
-
-        def deliver() -> None:
-            staged.deliver()
-            _assign(output.detach(), staged.target[self.rank])
-
-        return self._launch_reduction(f"reduce_scatter({op.value})", output, staged, op, deliver)
+        return self._launch(operation, shown, program, deliver)
 
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        operation = f"send(to={destination})"
-        return XlaWork(
-            self._generation,
-            self._generation.submit(operation, lambda group: group.send(tensor, destination), point_to_point=True),
-            operation,
-        )
+        check_rank("destination", destination, self.membership)
+        self._generation.check(f"send(to={destination})")
+        return self._messages.send(tensor.detach().cpu(), destination)
 
     def recv(self, tensor: torch.Tensor, source: int) -> Work:
-        operation = f"recv(from={source})"
-        return XlaWork(
-            self._generation,
-            self._generation.submit(operation, lambda group: group.receive(tensor, source), point_to_point=True),
-            operation,
-        )
+        check_rank("source", source, self.membership)
+        self._generation.check(f"recv(from={source})")
+        received = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        return _XlaWork(self._messages.recv(received, source).wait, lambda: _assign(tensor, received))
 
     def barrier(self) -> None:
-        XlaWork(
-            self._generation, self._generation.submit("barrier", lambda group: group.meet("barrier")), "barrier"
-        ).wait()
+        self._launch("barrier", None, lambda: torch.empty(0), lambda result: None).wait()
 
     def _launch(
         self,
         operation: str,
-        tensor: torch.Tensor,
-        start: Callable[[XlaGroup, str], XlaFlight],
+        shown: torch.Tensor | None,
+        program: Callable[[], torch.Tensor],
         deliver: Callable[[torch.Tensor], None],
     ) -> Work:
-        call = f"{operation} of {tensor.dtype} {tuple(tensor.shape)}"
-        if not tensor.numel():
-            flight: Flight = self._generation.submit(operation, lambda group: group.meet(call))
-            return XlaWork(self._generation, flight, operation)
-        flights: list[XlaFlight] = []
+        """Start a collective; `shown` is the tensor that all ranks must give, None for a barrier."""
+        generation = self._generation
+        call = operation if shown is None else f"{operation} of {describe_tensor(shown)}"
+        results: list[torch.Tensor] = []
+        launch = (lambda: results.append(program())) if shown is not None and shown.numel() else None
+        flight = cast(XlaOperation, generation.submit(operation, lambda group: group.add(call, launch)))
 
-        def begin(group: XlaGroup) -> XlaFlight:
-            flights.append(start(group, call))
-            return flights[0]
+        def wait(timeout_s: float | None) -> None:
+            flight.group.settle()
+            try:
+                generation.wait(flight, operation, timeout_s)
+            except RaydistError as error:
+                if timeout_s is None or not isinstance(error, DeadlineExceededError):
+                    flight.group.give_up()
+                raise
 
-        flight = self._generation.submit(operation, begin)
-        return XlaWork(self._generation, flight, operation, lambda: deliver(flights[0].result))
+        def finish() -> None:
+            if results:
+                deliver(results[0])
+
+        return _XlaWork(wait, finish)
 
     def reconfigure(self, membership: Membership) -> None:
         self.membership.check_successor(membership)
         self.abort()
-        self._generation.leave()
+        self.close()
         self.membership = membership
-        self._generation = Generation(membership, self._backend, self.timeout_s)
-        self._generation.start()
+        self._prepare()
+        self.start()
 
     def abort(self) -> None:
         self._generation.abort()
 
     def close(self) -> None:
-        self._leave()
+        self._messages.close()
+        self._backend.close()
         self._generation.leave()
+
+
+@final
+class _XlaWork(Work):
+    """An operation under way: `wait` ends when it has run, then `deliver` is called once."""
+
+    def __init__(self, wait: Callable[[float | None], None], deliver: Callable[[], None]) -> None:
+        self._wait = wait
+        self._deliver: Callable[[], None] | None = deliver
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if self._deliver is None:
+            return
+        self._wait(timeout_s)
+        deliver, self._deliver = self._deliver, None
+        deliver()
 
 
 def _assign(target: torch.Tensor, values: torch.Tensor) -> None:

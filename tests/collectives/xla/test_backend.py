@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch._C._distributed_c10d import HashStore
 
 from raydist.collectives.base import Membership
-from raydist.collectives.xla.backend import XlaBackend
-from raydist.collectives.xla.chip import Chip
+from raydist.collectives.rendezvous import RendezvousStore
+from raydist.collectives.xla.communicator import XlaBackend
 from raydist.errors import FailedPreconditionError, UnavailableError
+from tests.xla_world import IS_REAL
 
 
 def test_making_a_communicator_starts_nothing() -> None:
@@ -18,19 +19,22 @@ def test_making_a_communicator_starts_nothing() -> None:
     communicator.close()
 
 
-def test_a_group_without_a_chip_is_our_own_mistake() -> None:
-    with pytest.raises(FailedPreconditionError, match="raydist bug: rank 1 must have a chip"):
-        XlaBackend().create(HashStore(), Membership("g", 0, 1, 2), 1.0)
-
-
 def test_a_chip_that_is_stuck_joins_no_other_group() -> None:
     class Stuck:
         stuck = True
 
-        def close(self) -> None:
-            """Nothing."""
-
+    backend = XlaBackend()
     group: Any = Stuck()
-    store = PrefixStore("g/1", HashStore())
+    backend._group = group
     with pytest.raises(UnavailableError, match="chip of rank 1 is still in a collective that another chip has left"):
-        XlaBackend(Chip(0), group).create(store, Membership("g", 1, 1, 2), 1.0)
+        backend.create(HashStore(), Membership("g", 1, 1, 2), 1.0)
+
+
+@pytest.mark.skipif(IS_REAL, reason="a process has its chips for its life")
+def test_replicas_that_are_not_one_a_chip(chips: None) -> None:
+    with RendezvousStore() as store:
+        member = store.membership("g", generation=0, rank=0, world_size=1)
+        alone = XlaBackend().communicator(member, torch.device("xla:0"), 10.0)
+        with pytest.raises(FailedPreconditionError, match=r"Each of the 1 replicas .* sees 3 chips .* numbers 2\."):
+            alone.start()
+        alone.close()
