@@ -31,6 +31,7 @@ LAYERS = (
     {
         "collectives",
         "host_copy",
+        "shared_segment",
         "job_environment",
         "lasting_thread",
         "torch_modes",

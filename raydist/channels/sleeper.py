@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import final
 
+from raydist.channels.patience import Patience
 from raydist.collectives.shared_memory.futex import Bell
-from raydist.collectives.shared_memory.patience import Patience
 
 __all__ = ["LOOK_S", "Sleeper"]
 

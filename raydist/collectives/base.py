@@ -11,14 +11,14 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 
 from raydist.errors import FailedPreconditionError
 from raydist.values import ReduceOp
 
-__all__ = ["ALL_REDUCE", "Communicator", "Membership", "Work"]
+__all__ = ["ALL_REDUCE", "Backend", "Communicator", "Declined", "JoiningCommunicator", "Membership", "Work"]
 
 ALL_REDUCE = {op: f"all_reduce({op.value})" for op in ReduceOp}
 """What an all-reduce is called in messages, and where ranks compare what they call."""
@@ -222,3 +222,68 @@ class Communicator(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the group and release sockets, threads and files. May be called twice."""
+
+
+@final
+class Declined(Exception):
+    """The members have agreed that this backend cannot carry their group; the message says why."""
+
+
+class JoiningCommunicator(Communicator):
+    """A communicator that has to meet the other members first, and anew in each generation.
+
+    Args:
+        membership: This rank's place.
+        device: Where the tensors are.
+        timeout_s: The limit of every wait.
+    """
+
+    def __init__(self, membership: Membership, device: torch.device, timeout_s: float) -> None:
+        self.membership = membership
+        self.device = device
+        self.timeout_s = timeout_s
+        self._prepare()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Join the group. Blocking: until every member has, at most `timeout_s`.
+
+        Raises:
+            DeadlineExceededError: A member did not arrive; the message says which.
+            Declined: This backend cannot carry the group: on every rank alike, before anything was sent.
+        """
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make what one generation needs, for `start`."""
+
+    def reconfigure(self, membership: Membership) -> None:
+        self.membership.check_successor(membership)
+        self.abort()
+        self.close()
+        self.membership = membership
+        self._prepare()
+        self.start()
+
+
+class Backend(ABC):
+    """How the ranks of a group on some kind of device are connected.
+
+    A new one is a file of its own and a line in `opening.py`; the tests then ask for its ranks and check the
+    contract of communicators on them.
+
+    Attributes:
+        name: What it is chosen by.
+        devices: Kinds of devices that it serves: "cpu", "cuda", "xla".
+    """
+
+    name: ClassVar[str]
+    devices: ClassVar[tuple[str, ...]]
+
+    def declines(self, membership: Membership) -> str | None:
+        """Why it cannot carry a group, as far as its membership tells; every member comes to the same answer."""
+        return None
+
+    @abstractmethod
+    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> JoiningCommunicator:
+        """One rank's end of a group, which it has not joined yet."""

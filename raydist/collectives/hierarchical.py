@@ -9,18 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import final
 
 import torch
 
-from raydist.collectives.backend import Backend, JoiningCommunicator
-from raydist.collectives.background_queue import BackgroundQueue
-from raydist.collectives.base import ALL_REDUCE, Communicator, Membership, Work
-from raydist.collectives.gloo import GlooBackend
+from raydist.collectives.base import ALL_REDUCE, Backend, Communicator, JoiningCommunicator, Membership, Work
 from raydist.collectives.parts import check_parts, check_rank, check_rows, check_swapped
-from raydist.collectives.point_to_point import PointToPoint
+from raydist.collectives.point_to_point import BackgroundQueue, PointToPoint
+from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.reducing import HALVES
 from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
 from raydist.collectives.shared_memory.generation import UNREACHABLE
@@ -60,12 +57,6 @@ class HierarchicalCommunicator(JoiningCommunicator):
         timeout_s: The limit of every wait.
     """
 
-    def __init__(self, membership: Membership, device: torch.device, timeout_s: float) -> None:
-        self.membership = membership
-        self.device = device
-        self.timeout_s = timeout_s
-        self._prepare()
-
     def _prepare(self) -> None:
         membership, names = self.membership, self.membership.hosts
         self._hosts = [tuple(rank for rank, name in enumerate(names) if name == host) for host in dict.fromkeys(names)]
@@ -74,8 +65,8 @@ class HierarchicalCommunicator(JoiningCommunicator):
         self._home = SharedMemoryCommunicator(membership, self.device, self.timeout_s, members)
         self._leaders: JoiningCommunicator | None = None
         if members[0] == membership.rank:
-            place = replace(membership, group=f"{membership.group}/leaders", rank=self._host, hosts=())
-            place = replace(place, world_size=len(self._hosts))
+            group, num_hosts = f"{membership.group}/leaders", len(self._hosts)
+            place = replace(membership, group=group, rank=self._host, world_size=num_hosts, hosts=())
             self._leaders = GlooBackend().communicator(place, self.device, self.timeout_s)
         self._messages = PointToPoint(membership, self.timeout_s, lambda name, peer: self._home.check(name))
         self._queue: BackgroundQueue | None = None
@@ -162,14 +153,6 @@ class HierarchicalCommunicator(JoiningCommunicator):
         self._home.check(f"recv(from={source})")
         return self._messages.recv(tensor, source)
 
-    def reconfigure(self, membership: Membership) -> None:
-        self.membership.check_successor(membership)
-        self.abort()
-        self.close()
-        self.membership = membership
-        self._prepare()
-        self.start()
-
     def abort(self) -> None:
         self._home.abort()
         if self._leaders is not None:
@@ -182,8 +165,6 @@ class HierarchicalCommunicator(JoiningCommunicator):
         if leaders is not None:
             leaders.close()
         self._home.close()
-
-    # --- how collectives are carried out ------------------------------------------------------------------------------
 
     def _reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
         """Replace a tensor by the reduction; a mean, and sums of 16 bits, are rounded once."""
@@ -233,10 +214,8 @@ class HierarchicalCommunicator(JoiningCommunicator):
             what = describe_operation(self.membership, name)
             raise FailedPreconditionError(f"{what}: the group is closed. Open a new one.")
         self._home.check(name)
-
-        return _HierarchicalWork(
-            self._home, name, self._queue.submit(lambda: self._run(name, function)), self.timeout_s
-        )
+        future = self._queue.submit(lambda: self._run(name, function))
+        return _HierarchicalWork(self._home, name, future, self.timeout_s)
 
     def _run(self, name: str, function: Callable[[], object]) -> None:
         """Run a collective; its failure is one of the whole group, on every host."""
@@ -253,7 +232,7 @@ class HierarchicalCommunicator(JoiningCommunicator):
 class _HierarchicalWork(Work):
     """A collective that the background thread runs."""
 
-    def __init__(self, home: SharedMemoryCommunicator, name: str, future: Future[None], limit_s: float) -> None:
+    def __init__(self, home: SharedMemoryCommunicator, name: str, future: futures.Future[None], limit_s: float) -> None:
         self._home = home
         self._name = name
         self._future = future

@@ -8,16 +8,64 @@ from typing import final
 
 import torch
 
-from raydist.collectives.backend import Backend, Declined, JoiningCommunicator
-from raydist.collectives.backend_table import AUTO, backends_for
-from raydist.collectives.base import Communicator, Membership
+from raydist.collectives.base import Backend, Communicator, Declined, JoiningCommunicator, Membership
 from raydist.collectives.delegating import DelegatingCommunicator
-from raydist.errors import UnavailableError
+from raydist.collectives.hierarchical import HierarchicalBackend
+from raydist.collectives.process_group import GlooBackend, NcclBackend
+from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
+from raydist.collectives.xla.communicator import XlaBackend
+from raydist.errors import InvalidArgumentError, UnavailableError
 
-__all__ = ["ChoosingCommunicator", "open_communicator"]
+__all__ = ["AUTO", "BACKENDS", "ChoosingCommunicator", "backends_for", "open_communicator"]
 
 _log = logging.getLogger("raydist")
 _told: set[tuple[str, str]] = set()  # what this process has said: a strategy has two groups, and each may re-form
+
+
+AUTO = "auto"
+"""The name that stands for the first backend that can carry a group."""
+
+BACKENDS: tuple[type[Backend], ...] = (
+    SharedMemoryBackend,
+    HierarchicalBackend,
+    GlooBackend,
+    NcclBackend,
+    XlaBackend,
+)
+"""All of them. Several may serve one kind of device: the first of those that does not decline a group carries it."""
+
+
+def backends_for(
+    device: torch.device, name: str = AUTO, *, backends: Sequence[type[Backend]] = BACKENDS
+) -> tuple[Backend, ...]:
+    """What may carry a group on a device, in the order in which it is tried: one backend where it is called by name.
+
+    Args:
+        device: Where the group's tensors are.
+        name: Of a backend of the table, or "auto".
+        backends: The table.
+
+    Raises:
+        InvalidArgumentError: No backend has this name, or it does not serve this device.
+
+    >>> [backend.name for backend in backends_for(torch.device("cpu"))]
+    ['shm', 'hierarchical', 'gloo']
+    >>> [backend.name for backend in backends_for(torch.device("cuda:0"), "nccl")]
+    ['nccl']
+    """
+    named = [backend for backend in backends if name in (AUTO, backend.name)]
+    if not named:
+        known = ", ".join(f'"{backend.name}"' for backend in backends)
+        raise InvalidArgumentError(f'A collective backend must be "{AUTO}" or one of {known}, got {name!r}.')
+    serving = tuple(backend() for backend in named if device.type in backend.devices)
+    if not serving:
+        served = ", ".join(dict.fromkeys(kind for backend in named for kind in backend.devices))
+        with_backend = "" if name == AUTO else f" with the backend {name!r}"
+        raise InvalidArgumentError(
+            f"A group{with_backend} must be on one of {served}, got device {device}. Let raydist choose what serves "
+            f'it: "{AUTO}" (CommunicationOptions.implementation), and no cross_device_ops that is for others.'
+        )
+    return serving
 
 
 def open_communicator(
@@ -77,7 +125,11 @@ class ChoosingCommunicator(DelegatingCommunicator, JoiningCommunicator):
         self._named = device
         self._limit_s = timeout_s
         self._backends = backends
-        super().__init__(self._make(self._suited()[0]), device)
+        self.device = device
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._inner = self._make(self._suited()[0])
 
     def start(self) -> None:
         suited = self._suited()

@@ -6,6 +6,8 @@ messages open no connection. Each direction of a pair has a thread, in which its
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -16,19 +18,71 @@ from typing import final
 
 import torch
 
-from raydist.collectives.background_queue import BackgroundQueue
 from raydist.collectives.base import Communicator, Membership, Work
-from raydist.collectives.gloo import GlooBackend
 from raydist.collectives.parts import describe_tensor
+from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.translation import describe_operation
 from raydist.collectives.wire import stage_bytes
+from raydist.ending_threads import end_at_exit
 from raydist.errors import CollectiveMismatchError, DeadlineExceededError, InvalidArgumentError, UnavailableError
 
-__all__ = ["PointToPoint"]
+__all__ = ["BackgroundQueue", "PointToPoint"]
 
 _HEADER_BYTES = 256
 _SLICE_S = 0.05
+_IDLE_S = 1.0
 _CPU = torch.device("cpu")
+
+
+@final
+class BackgroundQueue:
+    """Runs functions in the order in which they are submitted, in a daemon thread that lives while there are any.
+
+    Args:
+        name: Of the thread.
+        stop: Called when the process ends, to end the function that runs. Must return at once.
+
+    >>> background = BackgroundQueue("raydist-example", lambda: None)
+    >>> background.submit(lambda: None).result()
+    """
+
+    def __init__(self, name: str, stop: Callable[[], object]) -> None:
+        self._name = name
+        self._stop = stop
+        self._functions: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, function: Callable[[], None]) -> Future[None]:
+        """Run a function when all submitted before have ended; the future has its error."""
+        future: Future[None] = Future()
+        with self._lock:
+            self._functions.put((function, future))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                end_at_exit(self._thread, self._stop)
+                self._thread.start()
+        return future
+
+    def _run(self) -> None:
+        while (submitted := self._next()) is not None:
+            function, future = submitted
+            try:
+                function()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+            del function, future, submitted
+
+    def _next(self) -> tuple[Callable[[], None], Future[None]] | None:
+        with contextlib.suppress(queue.Empty):
+            return self._functions.get(timeout=_IDLE_S)
+        with self._lock:
+            if not self._functions.empty():
+                return self._functions.get_nowait()
+            self._thread = None
+        return None
 
 
 @final

@@ -1,9 +1,11 @@
-"""A communicator over the process groups of torch.distributed, whatever backend carries the data."""
+"""Groups over gloo, between processes on CPUs, and over NCCL, between GPUs, by torch.distributed's process groups."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import final
+from datetime import timedelta
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -12,22 +14,32 @@ from torch._C._distributed_c10d import (
     AllreduceOptions,
     AllToAllOptions,
     BroadcastOptions,
+    ProcessGroupGloo,
     ReduceOptions,
     ReduceScatterOptions,
+    Store,
 )
 
-from raydist.collectives.backend import JoiningCommunicator
-from raydist.collectives.base import ALL_REDUCE, Membership, Work
-from raydist.collectives.flights import Flight, LandedFlight
+from raydist.collectives.base import ALL_REDUCE, JoiningCommunicator, Membership, Work
 from raydist.collectives.generation import Generation
 from raydist.collectives.parts import check_parts, check_rank, check_rows, check_swapped, gather_padded
-from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup
+from raydist.collectives.process_group_backend import (
+    MARGIN_S,
+    CudaFlight,
+    Flight,
+    GlooFlight,
+    LandedFlight,
+    ProcessGroupBackend,
+    RawGroup,
+    ThreadFlight,
+)
+from raydist.collectives.rendezvous import local_address
 from raydist.collectives.wire import Staged, stage_bytes, stage_comparable
-from raydist.errors import InvalidArgumentError
+from raydist.errors import InvalidArgumentError, UnavailableError
 from raydist.host_copy import begin_host_copy
 from raydist.values import ReduceOp
 
-__all__ = ["ProcessGroupCommunicator"]
+__all__ = ["GlooBackend", "NcclBackend", "ProcessGroupCommunicator"]
 
 # MEAN travels as a sum and is divided afterwards: the same on every backend.
 _OPS = {
@@ -64,11 +76,11 @@ class ProcessGroupCommunicator(JoiningCommunicator):
     def __init__(
         self, membership: Membership, device: torch.device, timeout_s: float, backend: ProcessGroupBackend
     ) -> None:
-        self.membership = membership
-        self.device = device
-        self.timeout_s = timeout_s
         self._backend = backend
-        self._generation = Generation(membership, backend, timeout_s)
+        super().__init__(membership, device, timeout_s)
+
+    def _prepare(self) -> None:
+        self._generation = Generation(self.membership, self._backend, self.timeout_s)
 
     @property
     def host_runs_ahead(self) -> bool:
@@ -179,14 +191,6 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         token = stage_bytes(torch.zeros(1, device=self.device))
         self._launch("barrier", [token], lambda group: group.allreduce([token.carrier], AllreduceOptions())).wait()
 
-    def reconfigure(self, membership: Membership) -> None:
-        self.membership.check_successor(membership)
-        self.abort()
-        self._generation.leave()
-        self.membership = membership
-        self._generation = Generation(membership, self._backend, self.timeout_s)
-        self._generation.start()
-
     def abort(self) -> None:
         self._generation.abort()
 
@@ -221,3 +225,63 @@ class ProcessGroupCommunicator(JoiningCommunicator):
             return ProcessGroupWork(self._generation, LandedFlight(), operation, deliver)
         flight = self._generation.submit(operation, call, point_to_point=point_to_point)
         return ProcessGroupWork(self._generation, flight, operation, deliver)
+
+
+@final
+class GlooBackend(ProcessGroupBackend):
+    """TCP between processes."""
+
+    name = "gloo"
+    devices = ("cpu",)
+
+    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> ProcessGroupCommunicator:
+        return ProcessGroupCommunicator(membership, device, timeout_s, self)
+
+    def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
+        gloo: Any = ProcessGroupGloo  # torch's stubs do not know its `_Options`
+        options = gloo._Options()
+        options._timeout = timedelta(seconds=timeout_s + MARGIN_S)
+        options._devices = [gloo.create_device(hostname=local_address(membership), lazy_init=False)]
+        return gloo(store, membership.rank, membership.world_size, options)
+
+    def collective(self, work: dist.Work) -> Flight:
+        return GlooFlight(work)
+
+    def point_to_point(self, work: dist.Work) -> Flight:
+        return ThreadFlight(work).start()
+
+    def kill(self, group: RawGroup) -> None:
+        """Nothing: gloo cannot be stopped; its threads end when a peer closes or its limit is over."""
+
+
+@final
+class NcclBackend(ProcessGroupBackend):
+    """NVLink, InfiniBand or TCP between GPUs."""
+
+    name = "nccl"
+    devices = ("cuda",)
+    host_runs_ahead = True
+
+    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> ProcessGroupCommunicator:
+        return ProcessGroupCommunicator(membership, device, timeout_s, self)
+
+    def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
+        if not dist.is_nccl_available():
+            raise UnavailableError(
+                f"A CUDA group needs a PyTorch built with NCCL, which torch {torch.__version__} here is not. Install a "
+                "CUDA build of PyTorch, or use CPU replicas."
+            )
+        # By default torch's watchdog ends the process when a collective is late; here a late one is an error to handle.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=timeout_s + MARGIN_S)
+        return dist.ProcessGroupNCCL(store, membership.rank, membership.world_size, options)
+
+    def collective(self, work: dist.Work) -> Flight:
+        return CudaFlight(work)
+
+    def point_to_point(self, work: dist.Work) -> Flight:
+        return CudaFlight(work)
+
+    def kill(self, group: RawGroup) -> None:
+        group.abort()

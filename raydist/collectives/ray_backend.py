@@ -23,10 +23,9 @@ from ray.util.collective import types
 from ray.util.collective.backend_registry import _global_registry, register_collective_backend
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
 
-from raydist.collectives.backend_table import AUTO
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.checked import CheckedCommunicator
-from raydist.collectives.opening import open_communicator
+from raydist.collectives.opening import AUTO, open_communicator
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import DeadlineExceededError, InvalidArgumentError
 from raydist.values import ReduceOp

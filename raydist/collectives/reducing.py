@@ -8,7 +8,7 @@ import torch
 
 from raydist.values import ReduceOp
 
-__all__ = ["COMBINERS", "HALVES", "reduce_parts", "reduce_rows"]
+__all__ = ["COMBINERS", "HALVES", "reduce_parts"]
 
 COMBINERS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.SUM: torch.add,
@@ -18,14 +18,6 @@ COMBINERS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.PRODUCT: torch.mul,
 }
 """How two tensors become one; MEAN is divided afterwards."""
-
-_ROWS: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]] = {
-    ReduceOp.SUM: lambda rows, out: torch.sum(rows, 0, dtype=rows.dtype, out=out),
-    ReduceOp.MEAN: lambda rows, out: torch.sum(rows, 0, dtype=rows.dtype, out=out).div_(len(rows)),
-    ReduceOp.MIN: lambda rows, out: torch.amin(rows, 0, out=out),
-    ReduceOp.MAX: lambda rows, out: torch.amax(rows, 0, out=out),
-    ReduceOp.PRODUCT: lambda rows, out: torch.prod(rows, 0, dtype=rows.dtype, out=out),
-}
 
 # From here on torch would use its threads, of which ranks that share cores have none to spare.
 _SERIAL_ELEMENTS = 1 << 15
@@ -54,22 +46,6 @@ def reduce_parts(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp)
             _reduce_block([part[block] for part in parts], out[block], op)
     else:
         _reduce_block(parts, out, op)
-
-
-def reduce_rows(rows: torch.Tensor, op: ReduceOp, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The reduction of the rows of one tensor: one call, where many ranks would take as many.
-
-    The same numbers give the same bits, others than `reduce_parts` gives.
-
-    Args:
-        rows: Of equal length.
-        op: MEAN divides by the number of rows.
-        out: Where the result goes; no part of `rows`. A new tensor, unless given.
-
-    >>> reduce_rows(torch.tensor([[1.0, 2.0], [3.0, 6.0]]), ReduceOp.MEAN).tolist()
-    [2.0, 4.0]
-    """
-    return _ROWS[op](rows, out)
 
 
 def _reduce_block(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> None:

@@ -8,10 +8,10 @@ from typing import final
 
 import torch
 
-from raydist.collectives.shared_memory.segment import Segment
 from raydist.errors import InvalidArgumentError, UnavailableError
 from raydist.parameter_servers.slices import ServedSlice
 from raydist.parameter_servers.slices_head import HEAD_BYTES, SlicesHead
+from raydist.shared_segment import Segment
 from raydist.storage.shard import ShardAddress, VariableShard
 
 __all__ = ["SharedSlices", "SlicesAddress", "slice_views"]

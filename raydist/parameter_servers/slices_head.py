@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import final
 
 from raydist.collectives.shared_memory.futex import Bell, why_unsupported
-from raydist.collectives.shared_memory.segment import TOKEN_BYTES, Segment
 from raydist.errors import DeadlineExceededError, UnavailableError
+from raydist.shared_segment import TOKEN_BYTES, Segment
 
 __all__ = ["HEAD_BYTES", "SlicesHead"]
 

@@ -13,8 +13,7 @@ import torch
 from raydist.actors.replica import ReplicaActors, Seat
 from raydist.actors.replica_console import console_settings
 from raydist.cluster import Cluster, Node, address_for, hosts_of, living_nodes, place, release
-from raydist.collectives.backend_table import backends_for
-from raydist.collectives.opening import open_communicator
+from raydist.collectives.opening import backends_for, open_communicator
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.context.devices import Device

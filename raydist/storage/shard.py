@@ -17,8 +17,8 @@ from typing import final
 
 import torch
 
-from raydist.collectives.shared_memory.segment import DIRECTORY, TOKEN_BYTES, Segment, remove_leftovers
 from raydist.errors import DeadlineExceededError, UnavailableError
+from raydist.shared_segment import DIRECTORY, TOKEN_BYTES, Segment, remove_leftovers
 from raydist.storage.layout import FIRST_BYTE, ShardLayout
 from raydist.storage.pages import PAGE_BYTES, written_ranges
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raydist.collectives.shared_memory.segment import remove_leftovers
+from raydist.shared_segment import remove_leftovers
 from raydist.testing.resuming import ForkedLives
 from tests.shared_files import shared_files
 

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from raydist.collectives.backend import Backend, JoiningCommunicator
-from raydist.collectives.backend_table import AUTO, BACKENDS, backends_for
-from raydist.collectives.gloo import GlooBackend
+from raydist.collectives.base import Backend, JoiningCommunicator
 from raydist.collectives.hierarchical import HierarchicalBackend
-from raydist.collectives.nccl import NcclBackend
+from raydist.collectives.opening import AUTO, BACKENDS, backends_for
+from raydist.collectives.process_group import GlooBackend, NcclBackend
 from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
 from raydist.collectives.xla.communicator import XlaBackend
 from raydist.errors import InvalidArgumentError

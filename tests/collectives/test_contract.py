@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from raydist.collectives.backend_table import BACKENDS
+from raydist.collectives.opening import BACKENDS
 from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)

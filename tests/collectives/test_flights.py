@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raydist.collectives.flights import CudaFlight, GlooFlight, LandedFlight, ThreadFlight
+from raydist.collectives.process_group_backend import CudaFlight, GlooFlight, LandedFlight, ThreadFlight
 
 
 class FakeWork:

@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from raydist.collectives.base import Membership
-from raydist.collectives.flights import Flight
 from raydist.collectives.generation import Generation
 from raydist.collectives.process_group import ProcessGroupCommunicator
-from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup
+from raydist.collectives.process_group_backend import Flight, ProcessGroupBackend, RawGroup
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import (
     CancelledError,

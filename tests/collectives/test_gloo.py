@@ -5,8 +5,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from raydist.collectives.base import Membership
-from raydist.collectives.flights import GlooFlight
-from raydist.collectives.gloo import GlooBackend
+from raydist.collectives.process_group import GlooBackend
+from raydist.collectives.process_group_backend import GlooFlight
 
 
 def test_gloo_of_one() -> None:

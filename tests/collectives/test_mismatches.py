@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from raydist.collectives import backend_table
+from raydist.collectives import opening
 from raydist.collectives.base import Communicator
 from raydist.collectives.checked import CheckedCommunicator
 from raydist.errors import CollectiveMismatchError, DeadlineExceededError, RaydistError, UnavailableError
@@ -25,7 +25,7 @@ from tests.contracts.communicator import sum_of_ones, timed_failure
 pytestmark = pytest.mark.timeout(180)
 
 LARGE = 300_000
-BACKENDS = [backend.name for backend in backend_table.BACKENDS]
+BACKENDS = [backend.name for backend in opening.BACKENDS]
 
 
 def added(communicator: Communicator) -> None:

@@ -6,8 +6,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from raydist.collectives.base import Membership
-from raydist.collectives.flights import CudaFlight
-from raydist.collectives.nccl import NcclBackend
+from raydist.collectives.process_group import NcclBackend
+from raydist.collectives.process_group_backend import CudaFlight
 from raydist.errors import UnavailableError
 
 

@@ -10,12 +10,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from raydist.collectives.backend import Backend, JoiningCommunicator
-from raydist.collectives.backend_table import backends_for
-from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.gloo import GlooBackend
+from raydist.collectives.base import Backend, Communicator, JoiningCommunicator, Membership
 from raydist.collectives.hierarchical import HierarchicalBackend
-from raydist.collectives.opening import ChoosingCommunicator, open_communicator
+from raydist.collectives.opening import ChoosingCommunicator, backends_for, open_communicator
+from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
 from raydist.errors import CancelledError, FailedPreconditionError, UnavailableError

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydist.collectives.reducing import reduce_parts, reduce_rows
+from raydist.collectives.reducing import reduce_parts
 from raydist.values import ReduceOp
 
 
@@ -32,19 +32,6 @@ def test_one_part_is_copied() -> None:
     out = torch.zeros(2)
     reduce_parts([torch.tensor([1.0, 2.0])], out, ReduceOp.PRODUCT)
     assert out.tolist() == [1.0, 2.0]
-
-
-@pytest.mark.parametrize("op", list(ReduceOp))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16, torch.uint8])
-def test_rows_of_one_tensor_reduce_to_its_dtype(op: ReduceOp, dtype: torch.dtype) -> None:
-    if op is ReduceOp.MEAN and not dtype.is_floating_point:
-        return
-    rows = torch.tensor([[1, 2], [3, 1], [2, 3]]).to(dtype)
-    parts = torch.empty(2, dtype=dtype)
-    reduce_parts(list(rows), parts, op)
-    found = reduce_rows(rows, op)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found, parts)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from raydist.collectives.backend import JoiningCommunicator
-from raydist.collectives.base import Membership
+from raydist.collectives.base import JoiningCommunicator, Membership
 from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.rendezvous import RendezvousStore
 from tests.contracts.communicator import Body, Team

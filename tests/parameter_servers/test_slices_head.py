@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 import raydist as rd
-from raydist.collectives.shared_memory.segment import Segment
 from raydist.parameter_servers.slices_head import HEAD_BYTES, SlicesHead
+from raydist.shared_segment import Segment
 from tests.forks import in_a_forked_child
 
 

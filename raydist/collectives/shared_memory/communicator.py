@@ -6,24 +6,23 @@ import hashlib
 import logging
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final, final
 
 import torch
 
-from raydist.collectives.backend import Backend, JoiningCommunicator
-from raydist.collectives.base import ALL_REDUCE, Membership, Work
+from raydist.collectives.base import ALL_REDUCE, Backend, JoiningCommunicator, Membership, Work
 from raydist.collectives.parts import check_parts, check_rank, check_rows, check_swapped, rows_name
 from raydist.collectives.point_to_point import PointToPoint
 from raydist.collectives.reducing import reduce_parts
-from raydist.collectives.shared_memory.calls import CallTexts
 from raydist.collectives.shared_memory.control import Layout
-from raydist.collectives.shared_memory.generation import Generation
+from raydist.collectives.shared_memory.generation import CallTexts, Generation
 from raydist.collectives.shared_memory.joining import Rendezvous
-from raydist.collectives.shared_memory.segment import TOKEN_BYTES, Segment
-from raydist.collectives.shared_memory.transfers import SharedTensor, Steps, reduce_in_place
+from raydist.collectives.shared_memory.transfers import SharedTensor, Steps
 from raydist.collectives.translation import describe_operation, describe_ranks
 from raydist.collectives.wire import Staged, stage_bytes, stage_reduction
 from raydist.errors import FailedPreconditionError, RaydistError, UnavailableError
+from raydist.shared_segment import TOKEN_BYTES, Segment
 from raydist.values import ReduceOp
 
 __all__ = ["SharedMemoryBackend", "SharedMemoryCommunicator"]
@@ -68,16 +67,13 @@ class SharedMemoryCommunicator(JoiningCommunicator):
     def __init__(
         self, membership: Membership, device: torch.device, timeout_s: float, members: tuple[int, ...] | None = None
     ) -> None:
-        self.membership = membership
-        self.device = device
-        self.timeout_s = timeout_s
-        self._across_hosts = members is not None
-        self._members = members or tuple(range(membership.world_size))
+        self._named_members = members
         self._calls = CallTexts()
         self._generation: Generation | None = None
-        self._prepare()
+        super().__init__(membership, device, timeout_s)
 
     def _prepare(self) -> None:
+        self._members = self._named_members or tuple(range(self.membership.world_size))
         self._place = self._members.index(self.membership.rank)
         self._layout = Layout.of(len(self._members))
         self._rendezvous = Rendezvous(self.membership, self._members, self._layout.size, self.timeout_s)
@@ -106,7 +102,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             segment,
             self._layout,
             self.timeout_s,
-            bulletin if self._across_hosts else None,
+            bulletin if self._named_members else None,
         )
 
     def announce(self, what: str) -> None:
@@ -129,7 +125,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             if numel:
                 # Tensors of their own: views of the one that is given away would keep it alive.
                 copies = [segment.view(place, numel, dtype) for place in places]
-                self._shared[tensor.data_ptr()] = SharedTensor(self._num_shared, copies)
+                self._shared[tensor.data_ptr()] = SharedTensor(self._num_shared, copies, self.rank)
                 weakref.finalize(tensor, self._shared.pop, tensor.data_ptr(), None).atexit = False
         return mine
 
@@ -223,15 +219,6 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         self.check(f"recv(from={source})")
         return self._messages.recv(tensor, source)
 
-    def reconfigure(self, membership: Membership) -> None:
-        self.membership.check_successor(membership)
-        self.abort()
-        self.close()
-        self.membership = membership
-        self._members = tuple(range(membership.world_size))
-        self._prepare()
-        self.start()
-
     def abort(self) -> None:
         self._rendezvous.abort()
         if self._generation is not None:
@@ -269,7 +256,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         def body(number: int) -> Steps | None:
             if not small:
                 if shared is not None and generation.control.all_share(number, shared.number):
-                    return reduce_in_place(generation.control, number, shared, op)
+                    return shared.reduce(generation.control, number, op)
                 return _then(generation.transfers.all_reduce(flat, op, wanted=wanted), [staged])
             if wanted:
                 reduce_parts([generation.slot(rank, number, flat) for rank in range(world_size)], flat, op)
@@ -326,10 +313,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         return self._generation
 
     def _check_rank(self, role: str, rank: int) -> None:
-        check_rank(role, rank, self.membership if not self._across_hosts else self._as_group())
-
-    def _as_group(self) -> Membership:
-        return Membership(self.membership.group, self.membership.generation, self.rank, self.world_size)
+        check_rank(role, rank, replace(self.membership, world_size=self.world_size))
 
     def _check_peer(self, name: str, rank: int) -> None:
         """Raise where a message to or from a rank will never arrive."""

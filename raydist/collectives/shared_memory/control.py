@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import enum
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from typing import final
 
-from raydist.collectives.shared_memory.futex import Bell, Fence
-from raydist.collectives.shared_memory.segment import Segment
+from raydist.collectives.shared_memory.futex import Bell
 from raydist.pipelines.engine.machine import num_cores
+from raydist.shared_segment import Segment
 
 __all__ = ["CALL_BYTES", "NUM_BUFFERS", "NUM_SLOTS", "ControlBlock", "Count", "Layout"]
 
@@ -122,7 +123,7 @@ class ControlBlock:
         self.rank = rank
         self._bytes = segment.bytes()
         self._words = self._bytes.cast("Q")
-        self._fence = Fence()
+        self._lock = threading.Lock()
         ranks = range(layout.world_size)
         self._others = [other for other in ranks if other != rank]
         lines = [_PAGE + other * _RANK_BYTES for other in ranks]
@@ -156,6 +157,15 @@ class ControlBlock:
     def missing(self, count: Count, value: int) -> list[int]:
         """Return the ranks whose counter is less than `value`."""
         return [rank for rank, place in enumerate(self._places[count]) if self._words[place] < value]
+
+    def _fence(self) -> None:
+        """Let the other ranks see what was stored before, ahead of anything that is loaded after.
+
+        x86-64 may put a load before an earlier store to another address. A locked instruction stops that; taking a lock
+        that no other thread wants is one.
+        """
+        with self._lock:
+            pass
 
     # --- calls --------------------------------------------------------------------------------------------------------
 

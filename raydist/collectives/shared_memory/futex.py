@@ -9,10 +9,9 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
-import threading
 from typing import final
 
-__all__ = ["Bell", "Fence", "why_unsupported"]
+__all__ = ["Bell", "why_unsupported"]
 
 _SYS_FUTEX, _SYS_SCHED_YIELD = 202, 24  # on x86-64
 _WAIT, _WAKE_OP = 0, 5
@@ -86,22 +85,3 @@ class Bell:
         if limit.seconds != seconds:
             limit = self._limit = _Limit(seconds)
         self._futex(_SYS_FUTEX, self._address, _WAIT, seen, limit.address, None, 0)
-
-
-@final
-class Fence:
-    """What was stored before is visible to all before anything that is loaded after.
-
-    x86-64 may put a load before an earlier store to another address. Any locked instruction stops that; taking a lock
-    that nobody else wants is one.
-
-    Attributes:
-        lock: That one.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    def __call__(self) -> None:
-        with self.lock:
-            pass

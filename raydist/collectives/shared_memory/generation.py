@@ -7,6 +7,7 @@ starts another collective.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import threading
 import time
 from collections import deque
@@ -18,9 +19,8 @@ import torch
 
 from raydist.collectives.base import Membership, Work
 from raydist.collectives.bulletin import Bulletin
-from raydist.collectives.shared_memory.calls import is_same_call, shown_call
+from raydist.collectives.parts import describe_tensor
 from raydist.collectives.shared_memory.control import CALL_BYTES, NUM_SLOTS, ControlBlock, Count, Layout
-from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.transfers import Steps, Transfers, Wait
 from raydist.collectives.translation import describe_operation, describe_ranks, mismatch_error
 from raydist.errors import (
@@ -30,14 +30,18 @@ from raydist.errors import (
     RaydistError,
     UnavailableError,
 )
+from raydist.shared_segment import Segment
 
-__all__ = ["UNREACHABLE", "Body", "Generation", "Operation"]
+__all__ = ["UNREACHABLE", "CallTexts", "Generation"]
 
 _SLICE_S = 0.05  # the death of a peer goes unnoticed by a waiting rank for at most so long
 _ROLL_CALL_S = 0.3
 # A rank begins collective k only after it has ended k - 8. So when all ranks have begun k, all have ended k - 8, and a
 # rank that has ended k may write into the slot of k + 8, which held k - 8.
 _MOST_UNDER_WAY = NUM_SLOTS // 2
+_TEXT_BYTES = CALL_BYTES - 8
+_MOST_KNOWN = 1024
+_MARK = b"\0"  # behind it stands what messages show instead, which is not compared
 _KINDS: dict[str, type[RaydistError]] = {
     kind.__name__: kind for kind in (CancelledError, CollectiveMismatchError, DeadlineExceededError, UnavailableError)
 }
@@ -131,7 +135,7 @@ class Generation:
     ) -> Operation:
         """Start a collective, and do what can be done now of all that are under way. See `Operation`."""
         self.check(name)
-        operation = Operation(self, name, self._num_called, text.ljust(CALL_BYTES - 8), shared, brought, small)
+        operation = Operation(self, name, self._num_called, text.ljust(_TEXT_BYTES), shared, brought, small)
         operation.steps = self._steps(operation, body)
         self._num_called += 1
         self._called.append(operation)
@@ -335,3 +339,55 @@ class Generation:
         if self._absent is None:
             self._absent = self._bulletin.roll_call(_ROLL_CALL_S)
         return f" No sign of {describe_ranks(self._absent)}." if self._absent else ""
+
+
+@final
+class CallTexts:
+    """Make the descriptions of a rank's calls; each is made once, since a program repeats a few."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, torch.dtype, torch.Size], bytes] = {}
+        self._announced = b""
+
+    def announce(self, what: str) -> None:
+        """Show this of the next call."""
+        self._announced = what.encode()
+
+    def next_call(self, name: str, tensor: torch.Tensor | None) -> bytes:
+        """Return the text of the next call: short enough for the segment, and different for different calls."""
+        text = name.encode() if tensor is None else self._described(name, tensor)
+        announced, self._announced = self._announced, b""
+        return (text + _MARK + announced)[:_TEXT_BYTES] if announced else text
+
+    def _described(self, name: str, tensor: torch.Tensor) -> bytes:
+        key = (name, tensor.dtype, tensor.shape)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key] = _shortened(f"{name} of {describe_tensor(tensor)}".encode())
+        return known
+
+
+def is_same_call(one: bytes, other: bytes) -> bool:
+    """Return True if two texts describe the same call, whatever messages show of it.
+
+    >>> is_same_call(b"barrier\\0one", b"barrier ")
+    True
+    """
+    return one.partition(_MARK)[0].rstrip() == other.partition(_MARK)[0].rstrip()
+
+
+def shown_call(text: bytes) -> str:
+    """Return what messages show of a call.
+
+    >>> shown_call(b"all_reduce(MAX) of torch.int64 (3,)\\0all_gather(axis=0) of torch.float32 (2,) ")
+    'all_gather(axis=0) of torch.float32 (2,)'
+    """
+    call, _, shown = text.decode(errors="replace").partition(_MARK.decode())
+    return (shown or call).strip()
+
+
+def _shortened(text: bytes) -> bytes:
+    digest = hashlib.sha256(text).hexdigest()[:16].encode()
+    return text if len(text) <= _TEXT_BYTES else text[: _TEXT_BYTES - len(digest) - 1] + b" " + digest

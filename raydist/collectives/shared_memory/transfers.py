@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import torch
 
 from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.shared_memory.control import ControlBlock, Count
-from raydist.collectives.shared_memory.segment import Segment
+from raydist.shared_segment import Segment
 from raydist.values import ReduceOp
 
-__all__ = ["SharedTensor", "Steps", "Transfers", "Wait", "reduce_in_place"]
+__all__ = ["SharedTensor", "Steps", "Transfers", "Wait"]
 
 _LINE = 64
-_BLOCK_BYTES = 128 << 10  # of each rank's shared tensor: the blocks of all ranks stay in a core's cache while added up
+_BLOCK_BYTES = 512 << 10  # of each rank's shared tensor: the blocks of all ranks stay in a core's cache while added up
 _MOST_VIEWS = 4096
 
 
@@ -130,7 +129,7 @@ class Transfers:
                 ctypes.memmove(flat.data_ptr() + start * size, self._address(rank, number, rank), count * size)
 
         windows = _cut(flat.numel(), size, self._layout.chunk_bytes, self._layout.world_size)
-        return self._transfer(windows, load, serve, unload)
+        return self._exchange(windows, load, serve, unload)
 
     def reduce_scatter(self, parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> Steps:
         """Make `out` the reduction of what all ranks bring for this rank; `parts` are flat, one a rank."""
@@ -184,10 +183,11 @@ class Transfers:
 
         return self._exchange(_cut(num_bytes, 1, self._layout.chunk_bytes * self._layout.world_size, 1), load, serve)
 
-    def _exchange(self, windows: Sequence[_Window], load: _Part, serve: _Part) -> Steps:
+    def _exchange(self, windows: Sequence[_Window], load: _Part, serve: _Part, unload: _Part | None = None) -> Steps:
         """Pass windows of which each rank reads what the others have loaded.
 
-        A rank loads the next window before it waits for the others, so that it waits less often.
+        A rank loads the next window before it waits for the others, so that it waits less often. With `unload` a rank
+        computes a part of each window by `serve`, and reads the others' parts when all ranks have served.
         """
         first, end = self._claim(windows)
         for number in range(first, end + 1):
@@ -195,20 +195,9 @@ class Transfers:
                 load(windows[number - first], number)
                 self._control.reach(Count.LOADED, number + 1)
             if number > first:
-                yield Wait(Count.LOADED, number)
-                serve(windows[number - first - 1], number - 1)
-
-    def _transfer(self, windows: Sequence[_Window], load: _Part, serve: _Part, unload: _Part) -> Steps:
-        """Pass windows of which each rank computes a part, and reads the others' parts when all have served."""
-        first, end = self._claim(windows)
-        for number in range(first, end + 1):
-            if number < end:
-                load(windows[number - first], number)
-                self._control.reach(Count.LOADED, number + 1)
-            if number > first:
-                yield Wait(Count.SERVED, number)
-                unload(windows[number - first - 1], number - 1)
-            if number < end:
+                yield Wait(Count.LOADED if unload is None else Count.SERVED, number)
+                (unload or serve)(windows[number - first - 1], number - 1)
+            if number < end and unload is not None:
                 yield Wait(Count.LOADED, number + 1)
                 serve(windows[number - first], number)
                 self._control.reach(Count.SERVED, number + 1)
@@ -237,35 +226,39 @@ class Transfers:
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class SharedTensor:
-    """A flat tensor of which every rank has a copy in shared memory.
+    """A flat tensor of which every rank has a copy in shared memory. Each rank reduces its slice, block by block.
 
-    Attributes:
+    Args:
         number: The same on every rank, from 1 on.
         copies: The copies of all ranks.
+        rank: This rank.
+
+    Attributes:
+        number: As given.
+        copies: As given.
     """
 
-    number: int
-    copies: Sequence[torch.Tensor]
+    def __init__(self, number: int, copies: Sequence[torch.Tensor], rank: int) -> None:
+        self.number = number
+        self.copies = copies
+        itemsize, dtype = copies[0].element_size(), copies[0].dtype
+        (whole,) = _cut(copies[0].numel(), itemsize, 1 << 62, len(copies))
+        first, count = whole.slice_of(rank)
+        length = min(_BLOCK_BYTES // itemsize, count)
+        # `reduce_parts` may write into one of the first two parts only.
+        own = torch.empty(length, dtype=dtype) if rank >= 2 else None
+        self._blocks: list[tuple[list[torch.Tensor], torch.Tensor]] = []
+        for start in range(first, first + count, length or 1):
+            parts = [copy[start : min(start + length, first + count)] for copy in copies]
+            self._blocks.append((parts, parts[rank] if own is None else own[: len(parts[0])]))
 
-
-def reduce_in_place(control: ControlBlock, number: int, shared: SharedTensor, op: ReduceOp) -> Steps:
-    """Replace all copies by their reduction: this rank does its slice, block by block, and the others do theirs."""
-    copies, rank = shared.copies, control.rank
-    itemsize = copies[0].element_size()
-    (whole,) = _cut(copies[0].numel(), itemsize, 1 << 62, len(copies))
-    first, count = whole.slice_of(rank)
-    length = _BLOCK_BYTES // itemsize
-    # `reduce_parts` may write into one of the first two parts only.
-    own = torch.empty(min(length, count), dtype=copies[0].dtype) if rank >= 2 else None
-    for start in range(first, first + count, length):
-        stop = min(start + length, first + count)
-        parts = [copy[start:stop] for copy in copies]
-        result = parts[rank] if own is None else own[: stop - start]
-        reduce_parts(parts, result, op)
-        for part in parts:
-            if part is not result:
-                ctypes.memmove(part.data_ptr(), result.data_ptr(), result.nbytes)
-    control.reach(Count.REDUCED, number + 1)
-    yield Wait(Count.REDUCED, number + 1, last=True)
+    def reduce(self, control: ControlBlock, number: int, op: ReduceOp) -> Steps:
+        """Replace this rank's slice of all copies by the reduction, and wait until the other ranks have done theirs."""
+        for parts, result in self._blocks:
+            reduce_parts(parts, result, op)
+            for part in parts:
+                if part is not result:
+                    ctypes.memmove(part.data_ptr(), result.data_ptr(), result.nbytes)
+        control.reach(Count.REDUCED, number + 1)
+        yield Wait(Count.REDUCED, number + 1, last=True)

@@ -8,14 +8,12 @@ from typing import Final, cast, final
 import torch
 from torch._C._distributed_c10d import Store
 
-from raydist.collectives.backend import JoiningCommunicator
-from raydist.collectives.base import ALL_REDUCE, Membership, Work
-from raydist.collectives.flights import Flight
+from raydist.collectives.base import ALL_REDUCE, JoiningCommunicator, Membership, Work
 from raydist.collectives.generation import Generation
-from raydist.collectives.gloo import GlooBackend
 from raydist.collectives.parts import check_rank, check_rows, check_swapped, describe_tensor, gather_padded
 from raydist.collectives.point_to_point import PointToPoint
-from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup, RawWork
+from raydist.collectives.process_group import GlooBackend
+from raydist.collectives.process_group_backend import Flight, ProcessGroupBackend, RawGroup, RawWork
 from raydist.collectives.wire import stage_comparable
 from raydist.collectives.xla.chip import Chip
 from raydist.collectives.xla.group import CallComparison, XlaGroup, XlaOperation
@@ -220,14 +218,6 @@ class XlaCommunicator(JoiningCommunicator):
                 deliver(results[0])
 
         return _XlaWork(wait, finish)
-
-    def reconfigure(self, membership: Membership) -> None:
-        self.membership.check_successor(membership)
-        self.abort()
-        self.close()
-        self.membership = membership
-        self._prepare()
-        self.start()
 
     def abort(self) -> None:
         self._generation.abort()

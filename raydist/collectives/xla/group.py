@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, Store
 
 from raydist.collectives.base import Membership
-from raydist.collectives.flights import GlooFlight
-from raydist.collectives.process_group_backend import RawGroup
+from raydist.collectives.process_group_backend import GlooFlight, RawGroup
 from raydist.collectives.translation import mismatch_error
 from raydist.collectives.xla.chip import Chip
 from raydist.errors import RaydistError

@@ -13,8 +13,8 @@ from typing import final
 
 import torch
 
-from raydist.collectives.shared_memory.segment import Segment
 from raydist.errors import UnavailableError
+from raydist.shared_segment import Segment
 
 __all__ = ["AreaAddress", "AreaBlock", "ReadArea", "WriteArea"]
 

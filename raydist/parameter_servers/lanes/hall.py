@@ -11,13 +11,13 @@ from typing import final
 from raydist.channels.ring import Ring
 from raydist.channels.sleeper import LOOK_S, Sleeper
 from raydist.collectives.shared_memory.futex import Bell, why_unsupported
-from raydist.collectives.shared_memory.segment import Segment
 from raydist.parameter_servers.desk import Outcome, ServerDesk
 from raydist.parameter_servers.lanes.area import ReadArea, WriteArea
 from raydist.parameter_servers.lanes.message import pack_message, portable, unpack_message
 from raydist.parameter_servers.lanes.quick_pickle import QuickPickler
 from raydist.parameter_servers.lanes.ticket import HALL_BELL, HALL_BYTES, LANE, READS, SERVER, WORKER, LaneTicket
 from raydist.parameter_servers.requests import ServerAnswer
+from raydist.shared_segment import Segment
 
 __all__ = ["Hall"]
 

@@ -14,7 +14,6 @@ import torch
 from raydist.channels.ring import Ring
 from raydist.channels.sleeper import LOOK_S, Sleeper
 from raydist.collectives.shared_memory.futex import Bell
-from raydist.collectives.shared_memory.segment import Segment
 from raydist.errors import UnavailableError
 from raydist.parameter_servers.lanes.area import ReadArea, WriteArea
 from raydist.parameter_servers.lanes.message import pack_message, unpack_message
@@ -23,6 +22,7 @@ from raydist.parameter_servers.lanes.ticket import HALL_BELL, HALL_BYTES, LANE, 
 from raydist.parameter_servers.link import Awaited, Into, ServerDoor, ServerLink, gone, pulled_by, too_late
 from raydist.parameter_servers.requests import LocateSlices, Pull, ServerAnswer, ServerRequest
 from raydist.parameter_servers.shared_slices import SharedSlices
+from raydist.shared_segment import Segment
 
 __all__ = ["LaneDoor", "LaneLink"]
 

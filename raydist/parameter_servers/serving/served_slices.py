@@ -8,12 +8,12 @@ from typing import final
 
 import torch
 
-from raydist.collectives.shared_memory.segment import Segment
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.shared_slices import SlicesAddress, slice_views
 from raydist.parameter_servers.slices import ServedSlice
 from raydist.parameter_servers.slices_head import HEAD_BYTES, SlicesHead
 from raydist.pipelines.engine.machine import free_memory
+from raydist.shared_segment import Segment
 from raydist.storage.layout import ShardLayout
 from raydist.storage.shard import ShardAddress, VariableShard
 

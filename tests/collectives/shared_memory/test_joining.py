@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from raydist.collectives.backend import Declined
-from raydist.collectives.base import Communicator, Membership
+from raydist.collectives.base import Communicator, Declined, Membership
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.shared_memory.joining import Rendezvous
-from raydist.collectives.shared_memory.segment import Segment
 from raydist.errors import CancelledError, DeadlineExceededError
+from raydist.shared_segment import Segment
 from tests.collectives.processes import START_S, ProcessTeam
 from tests.collectives.shared_memory.ranks import run_sharing
 from tests.collectives.shared_memory.test_late_ranks import EVERYTHING, Rounds

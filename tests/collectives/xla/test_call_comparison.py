@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raydist.collectives.base import Membership
-from raydist.collectives.gloo import GlooBackend
+from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.rendezvous import RendezvousStore, connect_store
 from raydist.collectives.xla.group import CallComparison
 from raydist.errors import CollectiveMismatchError

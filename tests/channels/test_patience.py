@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from raydist.collectives.shared_memory.patience import Patience
+from raydist.channels.patience import Patience
 
 
 def play(patience: Patience, num_waits: int) -> int:

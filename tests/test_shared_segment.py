@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydist.collectives.shared_memory import segment as segments
-from raydist.collectives.shared_memory.segment import DIRECTORY, Segment, remove_leftovers
+from raydist import shared_segment as segments
+from raydist.shared_segment import DIRECTORY, Segment, remove_leftovers
 from tests.fork_server import fork_server
 
 SIZE = 1 << 16
