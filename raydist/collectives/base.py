@@ -18,7 +18,16 @@ import torch
 from raydist.errors import FailedPreconditionError
 from raydist.values import ReduceOp
 
-__all__ = ["ALL_REDUCE", "Backend", "Communicator", "Declined", "JoiningCommunicator", "Membership", "Work"]
+__all__ = [
+    "ALL_REDUCE",
+    "Backend",
+    "Communicator",
+    "Declined",
+    "FinishingWork",
+    "JoiningCommunicator",
+    "Membership",
+    "Work",
+]
 
 ALL_REDUCE = {op: f"all_reduce({op.value})" for op in ReduceOp}
 """What an all-reduce is called in messages, and where ranks compare what they call."""
@@ -76,6 +85,28 @@ class Work(ABC):
             UnavailableError: A peer is gone.
             CancelledError: `abort` was called.
         """
+
+
+@final
+class FinishingWork(Work):
+    """A collective that its rank finishes itself.
+
+    Args:
+        wait: Blocks until the collective has run, at most so many seconds; None for the group's own limit.
+        finish: Called once, by the first `wait` that succeeds.
+    """
+
+    def __init__(self, wait: Callable[[float | None], None], finish: Callable[[], object] | None = None) -> None:
+        self._wait: Callable[[float | None], None] | None = wait
+        self._finish = finish
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if self._wait is None:
+            return
+        self._wait(timeout_s)
+        finish, self._wait, self._finish = self._finish, None, None
+        if finish is not None:
+            finish()
 
 
 class Communicator(ABC):

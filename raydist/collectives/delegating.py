@@ -1,17 +1,24 @@
-"""Communicators around another one: the base class of all, and the one that changes limits."""
+"""Communicators around another one: the base class, one that changes limits, and one that reduces on a single rank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import final
+from dataclasses import dataclass
+from typing import TypeVar, final
 
 import torch
 
-from raydist.collectives.base import ALL_REDUCE, Communicator, Membership, Work
+from raydist.collectives.base import ALL_REDUCE, Communicator, FinishingWork, Membership, Work
 from raydist.collectives.parts import rows_name
+from raydist.collectives.reducing import COMBINERS
+from raydist.collectives.wire import check_reducible
+from raydist.errors import SpecError
 from raydist.values import ReduceOp
 
-__all__ = ["DelegatingCommunicator", "LimitedCommunicator"]
+__all__ = ["DelegatingCommunicator", "LimitedCommunicator", "ReducingToOne", "RootReduction"]
+
+T = TypeVar("T")
+Accumulate = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 
 class DelegatingCommunicator(Communicator):
@@ -36,6 +43,10 @@ class DelegatingCommunicator(Communicator):
         """
         return start()
 
+    def during(self, what: str, call: Callable[[], T]) -> T:
+        """Run a collective that blocks; `what` is its purpose, for messages."""
+        return call()
+
     @property
     def membership(self) -> Membership:  # type: ignore[override]  # a view of the inner one's
         return self._inner.membership
@@ -59,10 +70,10 @@ class DelegatingCommunicator(Communicator):
         return self._inner.copy_to_host(tensor)
 
     def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
-        return self._inner.exchange_on_host(data, what)
+        return self.during(what, lambda: self._inner.exchange_on_host(data, what))
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
-        return self._inner.allocate(sizes)
+        return self.during(f"allocate({len(sizes)} tensors)", lambda: self._inner.allocate(sizes))
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
         return self.around(ALL_REDUCE[op], tensor, lambda: self._inner.all_reduce(tensor, op))
@@ -95,7 +106,7 @@ class DelegatingCommunicator(Communicator):
         return self._inner.recv(tensor, source)
 
     def barrier(self) -> None:
-        self._inner.barrier()
+        self.during("barrier", self._inner.barrier)
 
     def reconfigure(self, membership: Membership) -> None:
         self._inner.reconfigure(membership)
@@ -125,16 +136,108 @@ class LimitedCommunicator(DelegatingCommunicator):
         return self._limit_s
 
     def around(self, what: str, tensor: torch.Tensor | None, start: Callable[[], Work]) -> Work:
-        return _LimitedWork(start(), self._limit_s)
+        work = start()
+        return FinishingWork(lambda limit_s: work.wait(self._limit_s if limit_s is None else limit_s))
 
 
 @final
-class _LimitedWork(Work):
-    """A collective under way."""
+@dataclass(frozen=True, slots=True)
+class RootReduction:
+    """Where tensors are added up, and how.
 
-    def __init__(self, work: Work, limit_s: float) -> None:
-        self._work = work
-        self._limit_s = limit_s
+    Attributes:
+        root: The rank.
+        function: Makes a sum of a list of tensors, in the order of ranks; None: they are added one after the other.
+    """
+
+    root: int
+    function: Accumulate | None = None
+
+
+@final
+class ReducingToOne(DelegatingCommunicator):
+    """Another communicator whose `all_reduce` is done by one rank. At most one is under way at a time.
+
+    Args:
+        inner: Carries the tensors; it belongs to this object from now on.
+        accumulation: Where and how.
+    """
+
+    def __init__(self, inner: Communicator, accumulation: RootReduction) -> None:
+        super().__init__(inner, inner.device)
+        self._accumulation = accumulation
+        self._under_way: _Reduction | None = None
+
+    def around(self, what: str, tensor: torch.Tensor | None, start: Callable[[], Work]) -> Work:
+        self._settle()
+        return start()
+
+    def during(self, what: str, call: Callable[[], T]) -> T:
+        self._settle()
+        return call()
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
+        check_reducible(tensor.dtype, op)
+        self._settle()
+        self._under_way = _Reduction(self._inner, tensor.detach(), op, self._accumulation)
+        return self._under_way
+
+    def reconfigure(self, membership: Membership) -> None:
+        self._under_way = None
+        super().reconfigure(membership)
+
+    def _settle(self) -> None:
+        """Wait for the reduction under way: all ranks call the other communicator in one order."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.wait()
+
+
+@final
+class _Reduction(Work):
+    """One all-reduce: parts go to the root at once, the result comes when it is waited for."""
+
+    def __init__(self, inner: Communicator, tensor: torch.Tensor, op: ReduceOp, accumulation: RootReduction) -> None:
+        self._inner = inner
+        self._tensor = tensor
+        self._op = op
+        self._accumulation = accumulation
+        self._parts = [tensor]
+        self._gathering: list[Work] | None = self._gather()
+
+    def _gather(self) -> list[Work]:
+        inner, root = self._inner, self._accumulation.root
+        if inner.rank != root:
+            return [inner.send(self._tensor, root)]
+        ranks = range(inner.world_size)
+        self._parts = [self._tensor if rank == root else torch.empty_like(self._tensor) for rank in ranks]
+        return [inner.recv(part, rank) for rank, part in enumerate(self._parts) if rank != root]
 
     def wait(self, timeout_s: float | None = None) -> None:
-        self._work.wait(self._limit_s if timeout_s is None else timeout_s)
+        if self._gathering is None:
+            return
+        for work in self._gathering:
+            work.wait(timeout_s)
+        self._gathering = None
+        if self._inner.rank == self._accumulation.root:
+            self._tensor.copy_(self._reduced(self._parts))
+        self._parts = []
+        self._inner.broadcast(self._tensor, self._accumulation.root).wait()
+
+    def _reduced(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        function = self._accumulation.function
+        if function is None or self._op not in (ReduceOp.SUM, ReduceOp.MEAN):
+            result = parts[0]
+            for part in parts[1:]:
+                result = COMBINERS[self._op](result, part)
+        else:
+            result = function(parts)
+            if not isinstance(result, torch.Tensor) or (result.shape, result.dtype) != (
+                self._tensor.shape,
+                self._tensor.dtype,
+            ):
+                raise SpecError(
+                    f"accumulation_fn must return one tensor like those it is given ({self._tensor.dtype} "
+                    f"{tuple(self._tensor.shape)}), got {result!r:.200}. Return their sum."
+                )
+        return result / len(parts) if self._op is ReduceOp.MEAN else result

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import final
 
 import torch
 
-from raydist.collectives.base import Membership, Work
+from raydist.collectives.base import FinishingWork, Membership, Work
 from raydist.errors import InvalidArgumentError
 
 __all__ = ["check_parts", "check_rank", "check_rows", "check_swapped", "describe_tensor", "gather_padded", "rows_name"]
@@ -93,18 +92,9 @@ def gather_padded(
     padded = mine.detach().new_zeros(longest, *mine.shape[1:])
     padded[: len(mine)] = mine.detach()
     parts = [torch.empty_like(padded) for _ in outputs]
-    return _Cut(all_gather(parts, padded), parts, outputs)
 
-
-@final
-class _Cut(Work):
-    def __init__(self, work: Work, parts: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        self._work = work
-        self._parts = parts
-        self._outputs: Sequence[torch.Tensor] = outputs
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        self._work.wait(timeout_s)
-        for output, part in zip(self._outputs, self._parts, strict=False):
+    def cut() -> None:
+        for output, part in zip(outputs, parts, strict=True):
             output.detach().copy_(part[: len(output)])
-        self._outputs = ()
+
+    return FinishingWork(all_gather(parts, padded).wait, cut)

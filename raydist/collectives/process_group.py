@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
-from raydist.collectives.base import ALL_REDUCE, JoiningCommunicator, Membership, Work
+from raydist.collectives.base import ALL_REDUCE, FinishingWork, JoiningCommunicator, Membership, Work
 from raydist.collectives.generation import Generation
 from raydist.collectives.parts import check_parts, check_rank, check_rows, check_swapped, gather_padded
 from raydist.collectives.process_group_backend import (
@@ -28,7 +28,6 @@ from raydist.collectives.process_group_backend import (
     CudaFlight,
     Flight,
     GlooFlight,
-    LandedFlight,
     ProcessGroupBackend,
     RawGroup,
     ThreadFlight,
@@ -49,24 +48,6 @@ _OPS = {
     ReduceOp.MAX: dist.ReduceOp.MAX,
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
 }
-
-
-@final
-class ProcessGroupWork(Work):
-    """An operation under way in a generation of the group."""
-
-    def __init__(self, generation: Generation, flight: Flight, operation: str, deliver: Callable[[], None]) -> None:
-        self._generation = generation
-        self._flight = flight
-        self._operation = operation
-        self._deliver: Callable[[], None] | None = deliver
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        if self._deliver is None:
-            return
-        self._generation.wait(self._flight, self._operation, timeout_s)
-        deliver, self._deliver = self._deliver, None
-        deliver()
 
 
 @final
@@ -171,7 +152,7 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         self._check_peer("destination", destination)
         carrier, operation = stage_bytes(tensor).carrier, f"send(to={destination})"
         if not carrier.numel():  # as `recv` does: the next message would be mistaken for it
-            return ProcessGroupWork(self._generation, LandedFlight(), operation, lambda: None)
+            return FinishingWork(lambda limit_s: None)
         return self._launch(operation, [], lambda group: group.send([carrier], destination, 0), point_to_point=True)
 
     def recv(self, tensor: torch.Tensor, source: int) -> Work:
@@ -222,9 +203,10 @@ class ProcessGroupCommunicator(JoiningCommunicator):
 
         if staged and not any(tensor.carrier.numel() for tensor in staged):
             # All ranks agree on the shape, so all of them skip it. gloo would not.
-            return ProcessGroupWork(self._generation, LandedFlight(), operation, deliver)
-        flight = self._generation.submit(operation, call, point_to_point=point_to_point)
-        return ProcessGroupWork(self._generation, flight, operation, deliver)
+            return FinishingWork(lambda limit_s: None, deliver)
+        generation = self._generation
+        flight = generation.submit(operation, call, point_to_point=point_to_point)
+        return FinishingWork(lambda limit_s: generation.wait(flight, operation, limit_s), deliver)
 
 
 @final

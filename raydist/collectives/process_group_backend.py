@@ -25,7 +25,6 @@ __all__ = [
     "CudaFlight",
     "Flight",
     "GlooFlight",
-    "LandedFlight",
     "ProcessGroupBackend",
     "RawGroup",
     "RawWork",
@@ -50,17 +49,6 @@ class Flight(Protocol):
 
     def wait_slice(self, seconds: float) -> bool:
         """Wait at most so long; False if it is still under way. Raises what the operation raised."""
-
-
-@final
-class LandedFlight:
-    """Nothing had to be sent."""
-
-    def landed(self) -> bool:
-        return True
-
-    def wait_slice(self, seconds: float) -> bool:
-        return True
 
 
 @final

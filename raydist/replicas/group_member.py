@@ -13,11 +13,9 @@ import torch
 
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.deadlock.detector import DeadlockDetector
-from raydist.collectives.deadlock.status import Progress
-from raydist.collectives.deadlock.watched import WatchedCommunicator
+from raydist.collectives.deadlock import DeadlockDetector, Progress, WatchedCommunicator
+from raydist.collectives.delegating import ReducingToOne
 from raydist.collectives.local import LocalGroup, LocalHub
-from raydist.collectives.to_one import ReducingToOne
 from raydist.errors import CancelledError, CollectiveMismatchError
 from raydist.replicas.step import ReplicaSetup
 

@@ -10,7 +10,7 @@ import torch
 
 from raydist.checkpoints.loops.orders import LoopOrder
 from raydist.checkpoints.random_state import RESTORED_REPLICAS
-from raydist.collectives.to_one import RootReduction
+from raydist.collectives.delegating import RootReduction
 from raydist.context.seed_calls import num_seed_calls
 from raydist.errors import InvalidArgumentError
 from raydist.mirroring.shipment import Shipment

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.collectives.to_one import RootReduction
+from raydist.collectives.delegating import RootReduction
 from raydist.context.devices import Device, parse_device
 from raydist.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raydist.collectives.process_group_backend import CudaFlight, GlooFlight, LandedFlight, ThreadFlight
+from raydist.collectives.process_group_backend import CudaFlight, GlooFlight, ThreadFlight
 
 
 class FakeWork:
@@ -60,8 +60,3 @@ def test_a_slice_of_zero_is_not_no_limit() -> None:
     work = FakeWork()
     GlooFlight(work).wait_slice(0.0)  # type: ignore[arg-type]  # a stand-in
     assert work.limits == [timedelta(milliseconds=1)]
-
-
-def test_nothing_to_send_has_landed() -> None:
-    assert LandedFlight().landed()
-    assert LandedFlight().wait_slice(0.0)

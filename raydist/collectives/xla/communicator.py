@@ -8,7 +8,7 @@ from typing import Final, cast, final
 import torch
 from torch._C._distributed_c10d import Store
 
-from raydist.collectives.base import ALL_REDUCE, JoiningCommunicator, Membership, Work
+from raydist.collectives.base import ALL_REDUCE, FinishingWork, JoiningCommunicator, Membership, Work
 from raydist.collectives.generation import Generation
 from raydist.collectives.parts import check_rank, check_rows, check_swapped, describe_tensor, gather_padded
 from raydist.collectives.point_to_point import PointToPoint
@@ -185,7 +185,7 @@ class XlaCommunicator(JoiningCommunicator):
         check_rank("source", source, self.membership)
         self._generation.check(f"recv(from={source})")
         received = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        return _XlaWork(self._messages.recv(received, source).wait, lambda: _assign(tensor, received))
+        return FinishingWork(self._messages.recv(received, source).wait, lambda: _assign(tensor, received))
 
     def barrier(self) -> None:
         self._launch("barrier", None, lambda: torch.empty(0), lambda result: None).wait()
@@ -217,7 +217,7 @@ class XlaCommunicator(JoiningCommunicator):
             if results:
                 deliver(results[0])
 
-        return _XlaWork(wait, finish)
+        return FinishingWork(wait, finish)
 
     def abort(self) -> None:
         self._generation.abort()
@@ -226,22 +226,6 @@ class XlaCommunicator(JoiningCommunicator):
         self._messages.close()
         self._backend.close()
         self._generation.leave()
-
-
-@final
-class _XlaWork(Work):
-    """An operation under way: `wait` ends when it has run, then `deliver` is called once."""
-
-    def __init__(self, wait: Callable[[float | None], None], deliver: Callable[[], None]) -> None:
-        self._wait = wait
-        self._deliver: Callable[[], None] | None = deliver
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        if self._deliver is None:
-            return
-        self._wait(timeout_s)
-        deliver, self._deliver = self._deliver, None
-        deliver()
 
 
 def _assign(target: torch.Tensor, values: torch.Tensor) -> None:

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydist.collectives.deadlock.detector import DeadlockDetector
-from raydist.collectives.deadlock.status import Progress
-from raydist.collectives.deadlock.watched import WatchedCommunicator
+from raydist.collectives.deadlock import DeadlockDetector, Progress, WatchedCommunicator
 from raydist.collectives.opening import open_communicator
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import CollectiveMismatchError

@@ -7,8 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.collectives.deadlock.diagnosis import diagnose
-from raydist.collectives.deadlock.status import RankStatus
+from raydist.collectives.deadlock import RankStatus, diagnose
 
 
 def waits(group: str, number: int, *, step: int = 3, calls: dict[str, int] | None = None) -> RankStatus:

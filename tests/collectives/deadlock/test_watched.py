@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydist.collectives.deadlock.status import Progress, RankStatus
-from raydist.collectives.deadlock.watched import WatchedCommunicator
+from raydist.collectives.deadlock import Progress, RankStatus, WatchedCommunicator
 from raydist.collectives.local import LocalGroup
 from raydist.errors import CancelledError, CollectiveMismatchError
 from raydist.values import ReduceOp

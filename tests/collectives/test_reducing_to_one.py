@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from raydist.collectives.delegating import ReducingToOne, RootReduction
 from raydist.collectives.local import LocalGroup
-from raydist.collectives.to_one import ReducingToOne, RootReduction
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.values import ReduceOp
 from tests.collectives.models import assert_equal_parameters, build, rows, train_alone, train_together

@@ -1,0 +1,300 @@
+"""Find out within seconds that ranks wait for each other, instead of after the limit of a collective.
+
+A rank that waits asks all others, through the rendezvous store, where they are in their program. A thread of each rank
+looks twice a second for such a question, so that a rank answers which computes or is idle. A rank that has come through
+a collective since its last look need not answer: all others were there. Of many ranks that wait the lowest asks, and
+judges for all, since the answers read would be the square of the ranks. Collectives only pay for marks of `Progress`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import final
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from raydist.collectives.base import Communicator, FinishingWork, Membership, Work
+from raydist.collectives.delegating import DelegatingCommunicator, T
+from raydist.collectives.rendezvous import connect_store, peek
+from raydist.collectives.translation import describe_odd_ones
+from raydist.errors import CancelledError, CollectiveMismatchError, RaydistError
+
+__all__ = ["DeadlockDetector", "Progress", "RankStatus", "WatchedCommunicator", "diagnose"]
+
+_LOOK_S = 0.5
+_LOOKS_LEFT_TO_OTHERS = 3  # looks without a question of a lower rank, after which a rank asks for itself
+_CONNECT_S = 30.0
+_QUESTION, _STATUS, _VERDICT = "deadlock/question", "deadlock/status/{}", "deadlock/verdict"
+
+Verdict = Callable[[], CollectiveMismatchError | None]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """One look at a rank.
+
+    Attributes:
+        events: The number of its moves so far: two looks with one number have seen the same.
+        step: The step that it runs, or ran last; -1 before the first.
+        running: That step is under way.
+        calls: The number of collectives that it has called, for each of its groups.
+        waits_in: The group in whose collective it waits; empty where it does not.
+        number: The number of that collective in its group.
+        doing: That collective, for messages.
+        look: The number of this look; of two looks the later one has the higher number.
+    """
+
+    events: int
+    step: int = -1
+    running: bool = False
+    calls: Mapping[str, int] = field(default_factory=dict)
+    waits_in: str = ""
+    number: int = 0
+    doing: str = ""
+    look: int = 0
+
+    def __str__(self) -> str:
+        if self.waits_in:
+            return f"waits in {self.doing} ({self.waits_in}, call {self.number}) in step {self.step}"
+        if self.running:
+            return f"is at work in step {self.step}"
+        return "has run no step yet" if self.step < 0 else f"has ended step {self.step}"
+
+
+@final
+class Progress:
+    """The place of a rank in its program: written by the thread that runs the steps, read by any other.
+
+    The marks cost a fraction of a microsecond: they are set around every collective.
+
+    Attributes:
+        events: The number of moves so far.
+        num_waits: The number of waits for a collective that are over.
+    """
+
+    def __init__(self) -> None:
+        self.events = self.num_waits = 0
+        self._num_looks = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new generation: collectives are counted anew."""
+        self.events += 1
+        self._step, self._running = -1, False
+        self._calls: dict[str, int] = {}
+        self._waits: tuple[str, int, str, torch.Tensor | None] | None = None
+
+    def begin_step(self, step: int) -> None:
+        self.events += 1
+        self._step, self._running = step, True
+
+    def end_step(self) -> None:
+        self.events += 1
+        self._running = False
+
+    def call(self, group: str) -> int:
+        """Count a collective of `group`, and return its number."""
+        self.events += 1
+        number = self._calls.get(group, 0)
+        self._calls[group] = number + 1
+        return number
+
+    def wait(self, group: str, number: int, name: str, tensor: torch.Tensor | None) -> None:
+        """Mark that the rank waits for a collective, until `go_on`."""
+        self.events += 1
+        self._waits = (group, number, name, tensor)
+
+    def go_on(self) -> None:
+        self.events += 1
+        self.num_waits += 1
+        self._waits = None
+
+    def look(self) -> RankStatus:
+        """Return the place of the rank; if it moves meanwhile, the rank counts as at work."""
+        events, waits, self._num_looks = self.events, self._waits, self._num_looks + 1
+        status = RankStatus(events, self._step, self._running, dict(self._calls), look=self._num_looks)
+        if waits is not None:
+            group, number, name, tensor = waits
+            about = "" if tensor is None else f" of {tensor.dtype} {tuple(tensor.shape)}"
+            status = replace(status, waits_in=group, number=number, doing=name + about)
+        return status if events == self.events else RankStatus(self.events, self._step, True, look=self._num_looks)
+
+
+def diagnose(before: Mapping[int, RankStatus], now: Mapping[int, RankStatus]) -> str | None:
+    """Describe the ranks if some wait for others that will not come; None where they may still come.
+
+    Args:
+        before: An earlier look at each rank that was seen.
+        now: A later one. A rank counts if it has done nothing in between: others may only be slow.
+
+    >>> waits = [RankStatus(7, 3, True, {"g": 1}, "g", 0, "all_reduce(SUM)", look) for look in (1, 2)]
+    >>> ended = [RankStatus(9, 3, False, {}, look=look) for look in (4, 5)]
+    >>> diagnose({0: waits[0], 1: ended[0]}, {0: waits[1], 1: ended[1]})
+    'rank 0 waits in all_reduce(SUM) (g, call 0) in step 3; rank 1 has ended step 3'
+    """
+    still = {
+        rank: status
+        for rank, status in now.items()
+        if rank in before and before[rank].events == status.events and before[rank].look < status.look
+    }
+    awaited = {
+        rank: {other for other in still if other != rank and still[other].calls.get(mine.waits_in, 0) <= mine.number}
+        for rank, mine in still.items()
+        if mine.waits_in
+    }
+    left = [rank for rank, others in awaited.items() if any(_has_left(still[one], still[rank].step) for one in others)]
+    if not left and not any(rank in _reached(awaited, rank) for rank in awaited):
+        return None
+    said = "; ".join(f"rank {rank} {status}" for rank, status in sorted(now.items()))
+    return said + describe_odd_ones({rank: (it.waits_in, it.number, it.running) for rank, it in now.items()})
+
+
+def _has_left(status: RankStatus, step: int) -> bool:
+    """Return True if a rank has ended a step, or is in a later one."""
+    return status.step > step or (status.step == step and not status.running)
+
+
+def _reached(awaited: Mapping[int, set[int]], rank: int) -> set[int]:
+    """Return the ranks that `rank` waits for, those that these wait for, and so on."""
+    found, left = set[int](), [rank]
+    while left:
+        new = awaited.get(left.pop(), set()) - found
+        found |= new
+        left.extend(new)
+    return found
+
+
+@final
+class DeadlockDetector:
+    """One rank's detector, for one generation of a group.
+
+    Args:
+        membership: The rank's place, with the address of the store.
+        progress: What it is doing.
+        end: Called, from the detector's thread, when the group can not go on: must end the rank's collectives.
+    """
+
+    def __init__(self, membership: Membership, progress: Progress, end: Callable[[], None]) -> None:
+        self._membership = membership
+        self._progress = progress
+        self._end = end
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="raydist-deadlock-detector", daemon=True)
+        self._store: Store | None = None
+        self._seen: bytes | None = None
+        self._left_to_others = 0
+        self._mine = progress.look()
+        self._waits = progress.num_waits
+        self._before: Mapping[int, RankStatus] = {}
+
+    def start(self) -> DeadlockDetector:
+        """Connect to the store, and begin to look."""
+        self._store = connect_store(self._membership, _CONNECT_S)
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Look no more. May be called twice."""
+        self._stop.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_CONNECT_S)
+
+    def verdict(self) -> CollectiveMismatchError | None:
+        """Return the reason for which a detector has ended the group, if one has."""
+        with contextlib.suppress(RuntimeError):  # the store is gone, and the reason with it
+            said = peek(self._store, _VERDICT) if self._store is not None else None
+            if said is not None:
+                return CollectiveMismatchError(
+                    "All replicas must call the same collectives, equally often, and here some wait for others that "
+                    f"will not come: {said.decode()}. Look for a branch that only some replicas take: a skipped "
+                    "backward(), another number of closure calls, one all_reduce more."
+                )
+        return None
+
+    def _work(self) -> None:
+        with contextlib.suppress(RuntimeError, RaydistError):  # the store is gone, and with it the group's owner
+            while not self._stop.wait(_LOOK_S):
+                self._look()
+
+    def _look(self) -> None:
+        store, before, mine = self._store, self._mine, self._progress.look()
+        waits, self._waits, self._mine = self._waits, self._progress.num_waits, mine
+        earlier, self._before = self._before, {}
+        if store is None or waits != self._waits:  # asking cost 64 ranks and their driver 100 ms of CPU a second
+            return
+        asker = self._asker(store)
+        lower_asks = asker is not None and asker < self._membership.rank
+        self._left_to_others = _LOOKS_LEFT_TO_OTHERS if lower_asks else self._left_to_others - 1
+        asks = bool(mine.waits_in) and mine.events == before.events and self._left_to_others <= 0
+        if asks:
+            self._seen = f"{self._membership.rank} {mine.look}".encode()
+            store.set(_QUESTION, self._seen.decode())
+        if asks or asker is not None:
+            store.set(_STATUS.format(self._membership.rank), json.dumps(asdict(mine)))
+        if asks:
+            self._judge(store, mine, earlier)
+
+    def _asker(self, store: Store) -> int | None:
+        """Return the rank that has asked since the last look; None where nobody has."""
+        question = peek(store, _QUESTION)
+        new, self._seen = question != self._seen, question
+        return int(question.split()[0]) if new and question is not None else None
+
+    def _judge(self, store: Store, mine: RankStatus, before: Mapping[int, RankStatus]) -> None:
+        answers = {rank: peek(store, _STATUS.format(rank)) for rank in range(self._membership.world_size)}
+        self._before = {rank: RankStatus(**json.loads(data)) for rank, data in answers.items() if data is not None}
+        found = diagnose(before, self._before)
+        if found is not None and self._progress.events == mine.events and peek(store, _VERDICT) is None:
+            store.set(_VERDICT, found)
+            self._end()
+
+
+@final
+class WatchedCommunicator(DelegatingCommunicator):
+    """Another communicator whose waits a `DeadlockDetector` can see. Messages between two ranks are not watched.
+
+    Args:
+        inner: Does the work; it belongs to this object from now on.
+        name: The group's name for messages, unlike that of the rank's other groups.
+        progress: Gets the marks of the rank.
+        verdict: Returns the reason for which a detector has ended the group, if one has.
+    """
+
+    def __init__(self, inner: Communicator, name: str, progress: Progress, verdict: Verdict) -> None:
+        super().__init__(inner, inner.device)
+        self._name = name
+        self._progress = progress
+        self._verdict = verdict
+        self._about = ""
+
+    def announce(self, what: str) -> None:
+        self._about = what
+        self._inner.announce(what)
+
+    def during(self, what: str, call: Callable[[], T]) -> T:
+        return self._watch(call, self._progress.call(self._name), what)
+
+    def around(self, what: str, tensor: torch.Tensor | None, start: Callable[[], Work]) -> Work:
+        number = self._progress.call(self._name)
+        about, self._about = self._about, ""
+        name, shown, work = about or what, None if about else tensor, start()
+        return FinishingWork(lambda limit_s: self._watch(lambda: work.wait(limit_s), number, name, shown))
+
+    def _watch(self, wait: Callable[[], T], number: int, name: str, tensor: torch.Tensor | None = None) -> T:
+        """Call `wait`, in which the rank waits for its collective `number`."""
+        self._progress.wait(self._name, number, name, tensor)
+        try:
+            return wait()
+        except CancelledError as error:
+            verdict = self._verdict()
+            if verdict is None:
+                raise
+            raise verdict from error
+        finally:
+            self._progress.go_on()
