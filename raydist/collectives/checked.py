@@ -22,7 +22,7 @@ import torch
 
 from raydist.collectives.base import Communicator, Membership, Work
 from raydist.collectives.delegating import DelegatingCommunicator
-from raydist.collectives.parts import check_rows, check_swapped
+from raydist.collectives.tensors import check_rows, check_swapped
 from raydist.collectives.translation import mismatch_error
 from raydist.errors import CollectiveMismatchError, InvalidArgumentError
 from raydist.values import ReduceOp

@@ -9,9 +9,8 @@ from typing import TypeVar, final
 import torch
 
 from raydist.collectives.base import ALL_REDUCE, Communicator, FinishingWork, Membership, Work
-from raydist.collectives.parts import rows_name
 from raydist.collectives.reducing import COMBINERS
-from raydist.collectives.wire import check_reducible
+from raydist.collectives.tensors import check_reducible, rows_name
 from raydist.errors import SpecError
 from raydist.values import ReduceOp
 

@@ -15,14 +15,13 @@ from typing import final
 import torch
 
 from raydist.collectives.base import ALL_REDUCE, Backend, Communicator, JoiningCommunicator, Membership, Work
-from raydist.collectives.parts import check_parts, check_rank, check_rows, check_swapped
 from raydist.collectives.point_to_point import BackgroundQueue, PointToPoint
 from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.reducing import HALVES
 from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
 from raydist.collectives.shared_memory.generation import UNREACHABLE
+from raydist.collectives.tensors import check_parts, check_rank, check_reducible, check_rows, check_swapped, stage_bytes
 from raydist.collectives.translation import describe_operation
-from raydist.collectives.wire import check_reducible, stage_bytes
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, RaydistError, UnavailableError
 from raydist.values import ReduceOp
 

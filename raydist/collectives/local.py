@@ -14,10 +14,9 @@ from typing import final
 import torch
 
 from raydist.collectives.base import ALL_REDUCE, Communicator, Membership, Work
-from raydist.collectives.parts import check_rows, check_swapped, rows_name
 from raydist.collectives.reducing import reduce_parts
+from raydist.collectives.tensors import check_reducible, check_rows, check_swapped, rows_name
 from raydist.collectives.translation import describe_operation
-from raydist.collectives.wire import check_reducible
 from raydist.errors import (
     CancelledError,
     CollectiveMismatchError,

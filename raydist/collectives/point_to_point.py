@@ -19,10 +19,9 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Communicator, Membership, Work
-from raydist.collectives.parts import describe_tensor
 from raydist.collectives.process_group import GlooBackend
+from raydist.collectives.tensors import describe_tensor, stage_bytes
 from raydist.collectives.translation import describe_operation
-from raydist.collectives.wire import stage_bytes
 from raydist.ending_threads import end_at_exit
 from raydist.errors import CollectiveMismatchError, DeadlineExceededError, InvalidArgumentError, UnavailableError
 

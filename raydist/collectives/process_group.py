@@ -22,7 +22,6 @@ from torch._C._distributed_c10d import (
 
 from raydist.collectives.base import ALL_REDUCE, FinishingWork, JoiningCommunicator, Membership, Work
 from raydist.collectives.generation import Generation
-from raydist.collectives.parts import check_parts, check_rank, check_rows, check_swapped, gather_padded
 from raydist.collectives.process_group_backend import (
     MARGIN_S,
     CudaFlight,
@@ -33,7 +32,16 @@ from raydist.collectives.process_group_backend import (
     ThreadFlight,
 )
 from raydist.collectives.rendezvous import local_address
-from raydist.collectives.wire import Staged, stage_bytes, stage_comparable
+from raydist.collectives.tensors import (
+    Staged,
+    check_parts,
+    check_rank,
+    check_rows,
+    check_swapped,
+    gather_padded,
+    stage_bytes,
+    stage_comparable,
+)
 from raydist.errors import InvalidArgumentError, UnavailableError
 from raydist.host_copy import begin_host_copy
 from raydist.values import ReduceOp

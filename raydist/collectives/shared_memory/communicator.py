@@ -12,15 +12,23 @@ from typing import Final, final
 import torch
 
 from raydist.collectives.base import ALL_REDUCE, Backend, JoiningCommunicator, Membership, Work
-from raydist.collectives.parts import check_parts, check_rank, check_rows, check_swapped, rows_name
 from raydist.collectives.point_to_point import PointToPoint
 from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.shared_memory.control import Layout
 from raydist.collectives.shared_memory.generation import CallTexts, Generation
 from raydist.collectives.shared_memory.joining import Rendezvous
 from raydist.collectives.shared_memory.transfers import SharedTensor, Steps
+from raydist.collectives.tensors import (
+    Staged,
+    check_parts,
+    check_rank,
+    check_rows,
+    check_swapped,
+    rows_name,
+    stage_bytes,
+    stage_reduction,
+)
 from raydist.collectives.translation import describe_operation, describe_ranks
-from raydist.collectives.wire import Staged, stage_bytes, stage_reduction
 from raydist.errors import FailedPreconditionError, RaydistError, UnavailableError
 from raydist.shared_segment import TOKEN_BYTES, Segment
 from raydist.values import ReduceOp

@@ -19,9 +19,9 @@ import torch
 
 from raydist.collectives.base import Membership, Work
 from raydist.collectives.bulletin import Bulletin
-from raydist.collectives.parts import describe_tensor
 from raydist.collectives.shared_memory.control import CALL_BYTES, NUM_SLOTS, ControlBlock, Count, Layout
 from raydist.collectives.shared_memory.transfers import Steps, Transfers, Wait
+from raydist.collectives.tensors import describe_tensor
 from raydist.collectives.translation import describe_operation, describe_ranks, mismatch_error
 from raydist.errors import (
     CancelledError,

@@ -10,11 +10,17 @@ from torch._C._distributed_c10d import Store
 
 from raydist.collectives.base import ALL_REDUCE, FinishingWork, JoiningCommunicator, Membership, Work
 from raydist.collectives.generation import Generation
-from raydist.collectives.parts import check_rank, check_rows, check_swapped, describe_tensor, gather_padded
 from raydist.collectives.point_to_point import PointToPoint
 from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.process_group_backend import Flight, ProcessGroupBackend, RawGroup, RawWork
-from raydist.collectives.wire import stage_comparable
+from raydist.collectives.tensors import (
+    check_rank,
+    check_rows,
+    check_swapped,
+    describe_tensor,
+    gather_padded,
+    stage_comparable,
+)
 from raydist.collectives.xla.chip import Chip
 from raydist.collectives.xla.group import CallComparison, XlaGroup, XlaOperation
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, RaydistError, UnavailableError

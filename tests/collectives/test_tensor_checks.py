@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydist.collectives.parts import check_parts, check_rows, check_swapped, rows_name
+from raydist.collectives.tensors import check_parts, check_rows, check_swapped, rows_name
 from raydist.errors import InvalidArgumentError
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from raydist.collectives.wire import check_reducible, stage_bytes, stage_comparable, stage_reduction
+from raydist.collectives.tensors import check_reducible, stage_bytes, stage_comparable, stage_reduction
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
 
