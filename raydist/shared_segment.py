@@ -141,13 +141,13 @@ class Segment:
         fcntl.fcntl(self._open_descriptor(), fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, rank + 1, 1))
 
     def holds(self, rank: int) -> bool:
-        """Whether another end of the segment shows that `rank` lives."""
+        """Return True if another end of the segment shows that `rank` lives."""
         answer = fcntl.fcntl(self._open_descriptor(), fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, rank + 1, 1))
         kind: int = struct.unpack(_FLOCK, answer)[0]
         return kind != fcntl.F_UNLCK
 
     def way_in(self) -> str:
-        """What `open` takes in the place of the name once that is gone; as long as this end is open."""
+        """Return the path that `open` takes once the name is gone; it works as long as this end is open."""
         return _path_of(self._open_descriptor())
 
     def try_lock(self, *, shared: bool) -> bool:
@@ -196,7 +196,7 @@ def _require_room(size: int) -> None:
 
 
 def _path_of(descriptor: int) -> str:
-    """By what other processes of this one's host and user open what it has open."""
+    """Return the path by which other processes of this host and user open a descriptor of this process."""
     return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 

@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 ALL_REDUCE = {op: f"all_reduce({op.value})" for op in ReduceOp}
-"""What an all-reduce is called in messages, and where ranks compare what they call."""
+"""The names of all-reduces in messages, and where ranks compare their calls."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Who forms one generation of a group.
+    """The place of one rank in one generation of a group.
 
     Attributes:
         group: Unique name of the group: never used by two groups of a cluster.
@@ -134,7 +134,7 @@ class Communicator(ABC):
 
     @property
     def checks_itself(self) -> bool:
-        """Whether ranks that call different things get a CollectiveMismatchError from the collectives themselves.
+        """True if ranks that call different things get a CollectiveMismatchError from the collectives themselves.
 
         Where it is True nothing need be agreed on before a call: name, op, dtype, shape, root and order are compared.
         """
@@ -298,7 +298,7 @@ class JoiningCommunicator(Communicator):
 
 
 class Backend(ABC):
-    """How the ranks of a group on some kind of device are connected.
+    """A kind of connection between the ranks of a group on some kind of device.
 
     A new one is a file of its own and a line in `opening.py`; the tests then ask for its ranks and check the
     contract of communicators on them.

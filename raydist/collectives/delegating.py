@@ -142,7 +142,7 @@ class LimitedCommunicator(DelegatingCommunicator):
 @final
 @dataclass(frozen=True, slots=True)
 class RootReduction:
-    """Where tensors are added up, and how.
+    """The rank on which tensors are added up, and the function that does so.
 
     Attributes:
         root: The rank.

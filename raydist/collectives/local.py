@@ -43,7 +43,7 @@ class _Meeting:
 
 
 class _Room:
-    """What the ranks of one generation share. All fields are guarded by `changed`."""
+    """The state that the ranks of one generation share. All fields are guarded by `changed`."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -80,7 +80,7 @@ _Combine = Callable[[Sequence[_Tensors]], list[_Tensors]]
 
 @final
 class LocalHub:
-    """Where the threads of a process meet; one serves any number of groups and generations.
+    """A meeting point of a process's threads; one serves any number of groups and generations.
 
     >>> hub = LocalHub()
     >>> alone = LocalGroup(hub, Membership("g", generation=0, rank=0, world_size=1), timeout_s=1.0).start()
@@ -211,7 +211,7 @@ class LocalGroup(Communicator):
         self._room.fail(UnavailableError(f"rank {self.rank} has left."))
 
     def await_results(self, key: object, operation: str, timeout_s: float | None) -> _Tensors:
-        """What this rank takes home from a collective."""
+        """Return the tensors that this rank gets from a collective."""
         meeting = self._room.meetings[key]
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         with self._room.changed:

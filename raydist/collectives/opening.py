@@ -38,7 +38,7 @@ BACKENDS: tuple[type[Backend], ...] = (
 def backends_for(
     device: torch.device, name: str = AUTO, *, backends: Sequence[type[Backend]] = BACKENDS
 ) -> tuple[Backend, ...]:
-    """What may carry a group on a device, in the order in which it is tried: one backend where it is called by name.
+    """Return the backends that may carry a group on a device, in the order of trial; one where it is called by name.
 
     Args:
         device: Where the group's tensors are.

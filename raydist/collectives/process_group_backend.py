@@ -35,17 +35,17 @@ RawGroup = Any
 """A c10d backend object (ProcessGroupGloo, ProcessGroupNCCL): torch's stubs leave out its collectives."""
 
 RawWork = Any
-"""What the collectives of a raw group return."""
+"""The object that a collective of a raw group returns."""
 
 MARGIN_S = 1.0
-"""By how much a backend's own limit is longer than ours: it only bounds what an aborted operation leaves behind."""
+"""Seconds that a backend's own limit is longer than ours: it only bounds what an aborted operation leaves behind."""
 
 
 class Flight(Protocol):
     """One operation under way."""
 
     def landed(self) -> bool:
-        """Whether it is over, well or badly."""
+        """Return True once the operation has completed or failed."""
 
     def wait_slice(self, seconds: float) -> bool:
         """Wait at most so long; False if it is still under way. Raises what the operation raised."""
@@ -120,7 +120,7 @@ class CudaFlight:
 
 
 class ProcessGroupBackend(Backend):
-    """How a process group is made, and how its work is waited for.
+    """A kind of process group: how one is made, and how its work is waited for.
 
     Attributes:
         host_runs_ahead: Waiting for work makes the device's stream wait, and not the host.

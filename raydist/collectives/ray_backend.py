@@ -56,7 +56,7 @@ _OPS = {
 @final
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """What Ray's constructor call of a group has no arguments for."""
+    """The settings for which Ray's constructor call of a group has no arguments."""
 
     membership: Membership | None = None
     device: torch.device = torch.device("cpu")

@@ -17,7 +17,7 @@ COMBINERS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.MAX: torch.maximum,
     ReduceOp.PRODUCT: torch.mul,
 }
-"""How two tensors become one; MEAN is divided afterwards."""
+"""The functions that combine two tensors; MEAN is divided afterwards."""
 
 # From here on torch would use its threads, of which ranks that share cores have none to spare.
 _SERIAL_ELEMENTS = 1 << 15

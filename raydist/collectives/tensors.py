@@ -168,7 +168,7 @@ def _keys_of(numbers: torch.Tensor, op: ReduceOp) -> torch.Tensor:
 
 
 def _numbers_of(keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What `_keys_of` was given: the keys of NaN are bits of one."""
+    """Return the numbers that `_keys_of` was given: the keys of NaN are bits of a NaN."""
     return _turned(keys).view(dtype)
 
 
@@ -178,7 +178,7 @@ def _turned(bits: torch.Tensor) -> torch.Tensor:
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
-    """The dtype and shape.
+    """Return the dtype and shape, for messages.
 
     >>> describe_tensor(torch.ones(2, 3))
     'torch.float32 (2, 3)'
@@ -239,7 +239,7 @@ def check_rows(outputs: Sequence[torch.Tensor], mine: torch.Tensor, rank: int, w
 
 
 def rows_name(outputs: Sequence[torch.Tensor]) -> str:
-    """What the call is called: ranks that know other lengths call another one.
+    """Return the name of the call, which differs for other lengths: ranks that know other lengths call another one.
 
     >>> rows_name([torch.ones(2, 3), torch.ones(0, 3)])
     'all_gather_rows(2, 0)'

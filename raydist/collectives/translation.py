@@ -44,7 +44,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], type[RaydistError]], ...] = (
 
 
 def describe_operation(membership: Membership, operation: str) -> str:
-    """Who was doing what, for every message: `all_reduce by rank 1 of 4 (group 'g', generation 0)`."""
+    """Name the operation and the rank, for every message: `all_reduce by rank 1 of 4 (group 'g', generation 0)`."""
     return (
         f"{operation} by rank {membership.rank} of {membership.world_size} "
         f"(group {membership.group!r}, generation {membership.generation})"
@@ -80,7 +80,7 @@ def mismatch_error(calls: Sequence[str]) -> CollectiveMismatchError:
 
 
 def is_slice_over(error: RuntimeError) -> bool:
-    """Whether `Work.wait(slice)` only says that the slice is over (the work itself goes on)."""
+    """Return True if `Work.wait(slice)` only says that the slice is over (the work itself goes on)."""
     return "Operation timed out!" in str(error)
 
 

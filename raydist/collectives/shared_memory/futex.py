@@ -68,7 +68,7 @@ class Bell:
         self._futex.restype = ctypes.c_long
 
     def count(self) -> int:
-        """How often it has been rung, modulo 2**32."""
+        """Return the number of rings so far, modulo 2**32."""
         return self._count.value
 
     def ring(self) -> None:

@@ -47,7 +47,7 @@ _KINDS: dict[str, type[RaydistError]] = {
 }
 
 UNREACHABLE = "cannot reach the ranks of other hosts"
-"""What the leader of a host says of a failure between hosts, which does not tell who is gone."""
+"""The words of a host's leader for a failure between hosts, which does not tell who is gone."""
 
 Body = Callable[[int], Steps | None]
 """The rest of collective number k once all ranks have called it; None where nothing has to be waited for."""

@@ -1,4 +1,4 @@
-"""What torch_xla does for one replica: its chip, and the collectives of all chips. The only module that imports it.
+"""One replica's chip, and the collectives of all chips, by torch_xla. The only module that imports it.
 
 One process drives all chips of its host, one thread each: torch_xla keeps the chip that a thread works on.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -21,8 +22,9 @@ _INSTALL = (
     "Install it on every TPU host: pip install 'torch~=2.9.0' 'torch_xla[tpu]~=2.9.0' "
     "-f https://storage.googleapis.com/libtpu-releases/index.html"
 )
-# The chips of a host run the same programs: who compiles one does it for all. (XLA's CPU device even needs it: there a
-# collective is known by the program that it is in, and two compilations of one are two.) Dispatch does not wait.
+# The chips of a host run the same programs: the thread that compiles one does it for all. (XLA's CPU device even needs
+# it: there a collective is known by the program that it is in, and two compilations of one are two.) Dispatch does not
+# wait.
 _DISPATCH = threading.Lock()
 
 
@@ -35,7 +37,7 @@ class Chip:
     data already (`launch` before), and nothing else may be noted until they are launched.
 
     Args:
-        index: Which of the host's.
+        index: Its number among the chips of this host.
     """
 
     def __init__(self, index: int) -> None:
@@ -89,7 +91,7 @@ class Chip:
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors are; this thread works on it from now on."""
+        """The device of its tensors; this thread works on it from now on."""
         device: torch.device = self._xla.device(self.index)
         return device
 
@@ -119,31 +121,26 @@ class Chip:
         self._model.wait_device_ops([self._xla.real_devices()[self.index]])
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """The reduction over all chips; MEAN is the sum. Launched."""
-        # XLA's CPU device cannot reduce it.
+        """Launch the reduction over all chips; MEAN is the sum."""
+        # XLA's CPU device cannot reduce bfloat16.
         wide = tensor.dtype is torch.bfloat16 and self._runtime.device_type() == "CPU"
-        self._xla.device(self.index)
-        with _DISPATCH:
-            reduced: torch.Tensor = self._model.all_reduce(self._ops[op], tensor.float() if wide else tensor)
-            reduced = reduced.to(tensor.dtype)
-            self._xla.sync()
-        return reduced
+        sent = tensor.float() if wide else tensor
+        return self._launched(lambda: self._model.all_reduce(self._ops[op], sent).to(tensor.dtype))
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensors of all chips, along a new first dimension, by ordinal. Launched."""
-        self._xla.device(self.index)
-        with _DISPATCH:
-            gathered: torch.Tensor = self._model.all_gather(tensor.unsqueeze(0), dim=0, pin_layout=False)
-            self._xla.sync()
-        return gathered
+        """Launch the exchange of the tensors of all chips, along a new first dimension, by ordinal."""
+        return self._launched(lambda: self._model.all_gather(tensor.unsqueeze(0), dim=0, pin_layout=False))
 
     def all_to_all(self, parts: torch.Tensor) -> torch.Tensor:
-        """What all chips have for this one, by ordinal, where `parts` is what it has for each. Launched."""
+        """Launch an exchange: `parts` are this chip's for each chip, the result is theirs for this one, by ordinal."""
+        return self._launched(lambda: self._model.all_to_all(parts, 0, 0, len(parts)))
+
+    def _launched(self, program: Callable[[], torch.Tensor]) -> torch.Tensor:
         self._xla.device(self.index)
         with _DISPATCH:
-            received: torch.Tensor = self._model.all_to_all(parts, 0, 0, len(parts))
+            result = program()
             self._xla.sync()
-        return received
+        return result
 
 
 def _no_chip(index: int, found: str) -> UnavailableError:
