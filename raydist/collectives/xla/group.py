@@ -44,7 +44,7 @@ class CallComparison:
         self._gloo = gloo
         self._number = 0
         self._call = ""
-        self._extremes = torch.zeros(2, dtype=torch.int64)
+        self._extremes = torch.zeros(2, dtype=torch.int64, device="cpu")
         self._exchange: GlooFlight | None = None
         self._decided = ""  # the latest decision for a collective
 
@@ -53,7 +53,7 @@ class CallComparison:
         self._number += 1
         self._call = call
         digest = int.from_bytes(hashlib.sha256(call.encode()).digest()[:7], "little")
-        self._extremes = torch.tensor([digest, -digest])
+        self._extremes = torch.tensor([digest, -digest], device="cpu")  # in a step the default device is the chip
         options = AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         self._exchange = GlooFlight(self._gloo.allreduce([self._extremes], options))

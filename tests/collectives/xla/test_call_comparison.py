@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from raydist.collectives.base import Membership
 from raydist.collectives.process_group import GlooBackend
@@ -47,6 +48,13 @@ def test_nobody_goes_on_alone(two: list[CallComparison]) -> None:
     two[1].announce("sum")
     assert two[0].all_agree(later())
     assert two[1].all_agree(later())
+
+
+def test_calls_are_compared_on_the_cpu_whatever_the_default_device(two: list[CallComparison]) -> None:
+    with torch.device("meta"):
+        for rank in two:
+            rank.announce("sum")
+        assert [rank.all_agree(later()) for rank in two] == [True, True]
 
 
 def test_ranks_that_differ_get_one_error_and_go_on(two: list[CallComparison]) -> None:
