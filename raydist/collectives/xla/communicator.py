@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final, cast, final
 
@@ -19,14 +20,14 @@ from raydist.collectives.tensors import (
     check_swapped,
     describe_tensor,
     gather_padded,
-    stage_comparable,
+    stage_reduction,
 )
 from raydist.collectives.xla.chip import Chip
 from raydist.collectives.xla.group import CallComparison, XlaGroup, XlaOperation
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, RaydistError, UnavailableError
 from raydist.values import ReduceOp
 
-__all__ = ["XlaBackend", "XlaCommunicator"]
+__all__ = ["XlaBackend", "XlaCommunicator", "mark_nan", "put_nan_back"]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
@@ -135,26 +136,32 @@ class XlaCommunicator(JoiningCommunicator):
     def _reduce(
         self, operation: str, shown: torch.Tensor, tensor: torch.Tensor, op: ReduceOp, then: Callable[[], None]
     ) -> Work:
-        staged = stage_comparable(tensor, op, self.world_size)
+        staged = stage_reduction(tensor, op, self.world_size)
+        has_marks = op in (ReduceOp.MIN, ReduceOp.MAX) and staged.values.is_floating_point()
+        sent = mark_nan(staged.values, op) if has_marks else staged.values
 
         def deliver(result: torch.Tensor) -> None:
-            staged.carrier.copy_(result)
+            staged.values.copy_(put_nan_back(result) if has_marks else result)
             staged.deliver()
             then()
 
-        return self._launch(operation, shown, lambda: self._chip.all_reduce(staged.carrier, op), deliver)
+        return self._launch(operation, shown, lambda: self._chip.all_reduce(sent, op), deliver)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         check_rank("root", root, self.membership)
-        target = tensor.detach()
+        target, device = tensor.detach(), tensor.device
         # As whole numbers, of which all others add zero: a sum of floating-point numbers would lose the sign of a zero.
-        bits = target.reshape(-1).view(_BITS[target.dtype.itemsize]) if target.numel() else target
-        part = bits if root == self.rank else torch.zeros_like(bits)
+        # By way of the host: torch_xla does the same for `view(dtype)`, but crashes if threads do so at once.
+        whole = _BITS[target.dtype.itemsize]
+        if self.rank == root and target.numel():
+            part = target.cpu().reshape(-1).view(whole).to(device)
+        else:
+            part = torch.zeros(target.numel() * target.dtype.itemsize // whole.itemsize, dtype=whole, device=device)
         return self._launch(
             f"broadcast(root={root})",
             tensor,
             lambda: self._chip.all_reduce(part, ReduceOp.SUM),
-            lambda result: _assign(target, result.view(target.dtype).reshape(target.shape)),
+            lambda result: _assign(target, result.cpu().view(target.dtype).reshape(target.shape)),
         )
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
@@ -237,3 +244,25 @@ class XlaCommunicator(JoiningCommunicator):
 def _assign(target: torch.Tensor, values: torch.Tensor) -> None:
     with torch.no_grad():
         target.copy_(values)
+
+
+def mark_nan(values: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+    """Return the tensor that MIN or MAX reduces for `values`: the numbers, and marks of those that are NaN.
+
+    XLA's CPU device passes over the NaN of other chips than the first.
+
+    >>> mark_nan(torch.tensor([1.0, float("nan")]), ReduceOp.MAX).tolist()
+    [[1.0, -inf], [0.0, 1.0]]
+    """
+    sign = 1 if op is ReduceOp.MAX else -1
+    found = values.isnan()
+    return torch.stack([values.masked_fill(found, -sign * math.inf), found.to(values.dtype) * sign])
+
+
+def put_nan_back(reduced: torch.Tensor) -> torch.Tensor:
+    """Return the reduction of values that were marked: NaN wherever a rank had one.
+
+    >>> put_nan_back(mark_nan(torch.tensor([1.0, float("nan")]), ReduceOp.MIN)).tolist()
+    [1.0, nan]
+    """
+    return reduced[0].masked_fill(reduced[1] != 0, math.nan)
