@@ -155,6 +155,21 @@ def test_all_ranks_get_the_same_bits(dtype: torch.dtype, numel: int, allocated: 
     assert results[0].abs().sum() > 0
 
 
+def test_every_block_of_a_shared_tensor_is_reduced() -> None:
+    numbers = torch.arange(1_000_003) % 1000
+
+    def body(communicator: Communicator) -> list[bool]:
+        (tensor,) = communicator.allocate([(len(numbers), torch.float32)])
+        equal = []
+        for round_ in range(2):
+            tensor.copy_(numbers + communicator.rank + round_)
+            communicator.all_reduce(tensor, ReduceOp.SUM).wait()
+            equal.append(torch.equal(tensor, (3 * numbers + 3 + 3 * round_).float()))
+        return equal
+
+    assert run_sharing(3, body) == [[True, True]] * 3
+
+
 def reduce_one(communicator: Communicator) -> float:
     tensor = torch.ones(1)
     communicator.all_reduce(tensor, ReduceOp.SUM).wait()
