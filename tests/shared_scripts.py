@@ -12,7 +12,7 @@ from typing import final
 
 import pytest
 
-from raydist.testing.resuming.readable import is_readable
+from raydist.testing.resuming.lives import is_readable
 from tests.ray_head import ray_home
 from tests.watched_program import TOO_LONG, WatchedProgram
 

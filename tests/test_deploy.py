@@ -18,7 +18,7 @@ from raydist.cluster import Cluster, Node
 from raydist.context.devices import parse_devices
 from raydist.feasibility import why_never
 from raydist.options import CommunicationOptions, Timeouts
-from raydist.replicas.workers import choose_workers, plan_workers
+from raydist.strategies.multi_worker import choose_workers, plan_workers
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"

@@ -14,8 +14,6 @@ from typing import Any, Self, final
 from raydist.checkpoints.background import SaveHandle
 from raydist.checkpoints.checkpoint import Checkpoint, contents_of
 from raydist.checkpoints.loops.manager_here import ManagerHere, may_be_lent
-from raydist.checkpoints.managing.arguments import require_arguments
-from raydist.checkpoints.managing.kept_checkpoints import KeptCheckpoints
 from raydist.checkpoints.managing.saves import ManagedSaves
 from raydist.checkpoints.managing.watch import ManagerWatch
 from raydist.checkpoints.retention import Best, Retention, seconds_of
@@ -24,12 +22,97 @@ from raydist.checkpoints.save_interval import SaveInterval
 from raydist.checkpoints.saved_ones import FoundCheckpoint
 from raydist.context.current import has_strategy, in_cross_replica_context
 from raydist.context.replica_context import loop_here
-from raydist.errors import DataLossError, FailedPreconditionError
+from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from raydist.owning_process import OwningProcess
 from raydist.pipelines.formats.files import path_text
+from raydist.pipelines.stored.file_directory import is_file_name
 from raydist.preemption.boundaries import end_reason, leave, leave_at_last, unwatch_steps, watch_steps
 
-__all__ = ["CheckpointManager"]
+__all__ = ["CheckpointManager", "KeptCheckpoints", "require_arguments"]
+
+
+class KeptCheckpoints:
+    """The checkpoints of one run: which there are, and how much lies between two."""
+
+    def __init__(self, run: RunDirectory, interval: SaveInterval) -> None:
+        self._run, self._interval = run, interval
+
+    @property
+    def directory(self) -> str:
+        """Where it saves.
+
+        Source: tf.train.CheckpointManager.directory.
+        """
+        return self._run.path
+
+    @property
+    def checkpoint_interval(self) -> int | None:
+        """Steps between two saves.
+
+        Source: tf.train.CheckpointManager.checkpoint_interval.
+        """
+        return self._interval.steps
+
+    @property
+    def interval_s(self) -> float | None:
+        """Seconds between two saves.
+
+        Source: raydist's own.
+        """
+        return self._interval.seconds
+
+    @property
+    def best_metric(self) -> str | None:
+        """The metric that says which checkpoint is best; None where nobody asked for one.
+
+        Source: raydist's own.
+        """
+        best = self._run.retention.best
+        return None if best is None else best.metric
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Paths of the newest checkpoints, at most `max_to_keep`, oldest first. Reads the directory.
+
+        Those that stay for good or as the best are listed while they are among the newest only.
+
+        Source: tf.train.CheckpointManager.checkpoints.
+        """
+        return self._run.newest()
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """Path of the newest checkpoint; None where there is none. Reads the directory.
+
+        Source: tf.train.CheckpointManager.latest_checkpoint.
+        """
+        return next(reversed(self.checkpoints), None)
+
+    @property
+    def best_checkpoint(self) -> str | None:
+        """Path of the checkpoint with the best value of the metric of `best`; None where there is none.
+
+        Source: raydist's own; `best` of Orbax's CheckpointManager.
+        """
+        return self._run.best()
+
+
+_LARGEST_NUMBER = (1 << 63) - 1  # of a checkpoint: 19 digits behind its name
+
+
+def require_arguments(checkpoint: Any, checkpoint_name: Any, init_fn: Any, exit_code: Any) -> None:
+    """InvalidArgumentError unless `CheckpointManager` can be meant so."""
+    if not isinstance(checkpoint, Checkpoint):
+        raise InvalidArgumentError(f"checkpoint must be an rd.Checkpoint, got {type(checkpoint).__name__}.")
+    if not is_file_name(f"{checkpoint_name}-{_LARGEST_NUMBER}"):
+        raise InvalidArgumentError(
+            f"checkpoint_name must consist of letters, digits, '.', '_' and '-', at most 180 of them, got "
+            f"{checkpoint_name!r:.100}."
+        )
+    if not (init_fn is None or callable(init_fn)):
+        raise InvalidArgumentError(f"init_fn must be a function without arguments, or None, got {init_fn!r:.80}.")
+    if not (type(exit_code) is int and 0 <= exit_code <= 255):
+        raise InvalidArgumentError(f"exit_code must be a number from 0 to 255, got {exit_code!r:.50}.")
 
 
 @final

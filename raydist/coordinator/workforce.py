@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from raydist.coordinator.closure_pace import ClosurePace
 from raydist.coordinator.closures import Closure, ClosureQueue
 from raydist.coordinator.ports import Question, WorkerPort
 from raydist.coordinator.roster import Roster
@@ -18,7 +17,37 @@ from raydist.coordinator.worker_record import WorkerRecord
 from raydist.replicas.results import StepResult
 from raydist.replicas.served.work_message import PlannedWork, WorkResult, address_work
 
-__all__ = ["Workforce"]
+__all__ = ["ClosurePace", "Workforce"]
+
+_MESSAGE_S = 0.004  # of work in a message: a worker has two, so what is sent ahead is done soon
+_MOST = 16
+
+
+@final
+class ClosurePace:
+    """Learns how long closures take, by their function."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[bytes, float] = {}
+
+    def learn(self, key: bytes, seconds: float) -> None:
+        """A closure of this function took so long."""
+        before = self._seconds.pop(key, seconds)
+        self._seconds[key] = 0.8 * before + 0.2 * seconds
+        if len(self._seconds) > 256:
+            del self._seconds[next(iter(self._seconds))]
+
+    def most(self, key: bytes) -> int:
+        """How many closures of this function a message may have.
+
+        >>> pace = ClosurePace()
+        >>> pace.learn(b"f", 0.001)
+        >>> pace.most(b"f"), pace.most(b"never seen")
+        (4, 1)
+        """
+        seconds = self._seconds.get(key)
+        return 1 if seconds is None else max(1, min(_MOST, int(_MESSAGE_S / max(seconds, 1e-9))))
+
 
 _AHEAD = 2  # messages that a worker may have: one that it works on, one that it finds when it is done with that
 _MESSAGE_BYTES = 24 << 10  # a call takes up to 100 KB along, with room for the rest of a message

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import struct
+import tempfile
+import threading
+import time
+import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from multiprocessing import context, reduction
 from typing import Any, Self, final
 
 import torch
@@ -11,13 +20,99 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from raydist.actors.workers.executors import open_executor
 from raydist.dataset.running import Running
-from raydist.dataset.shared_epochs import SharedEpochs
+from raydist.errors import DeadlineExceededError
 from raydist.pipelines.elements.convert import torch_rows
 from raydist.pipelines.elements.seeds import draw_seed
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS
 from raydist.pipelines.run.iterator import DatasetIterator
 
-__all__ = ["TorchDataset"]
+__all__ = ["SharedEpochs", "TorchDataset"]
+
+_REMEMBERED = 64  # passes of workers that may be under way at a time
+_RECORD = struct.Struct("<qq")
+_LIMIT_S = 30.0
+_NAP_S = 0.001
+
+
+@final
+class SharedEpochs:
+    """Numbers for passes, from 0. Processes that are started with a copy of it share them; any other copy begins anew.
+
+    They are kept in a file without a name, which ends with the last of these processes.
+
+    >>> epochs = SharedEpochs()
+    >>> epochs.begin(), epochs.of_pass(7), epochs.of_pass(9), epochs.of_pass(7)
+    (0, 1, 2, 1)
+    """
+
+    def __init__(self, file: int | None = None) -> None:
+        if file is None:  # at once: a process that is forked later can only share what is there
+            file, path = tempfile.mkstemp(prefix="raydist-epochs-")
+            os.unlink(path)
+        self._file = file
+        self._lock = threading.Lock()
+        weakref.finalize(self, os.close, file)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if context.get_spawning_popen() is None:
+            return SharedEpochs, ()
+        return _of_descriptor, (reduction.DupFd(self._file),)
+
+    def begin(self) -> int:
+        """The number of a pass that begins."""
+        with self._locked():
+            return self._begun()
+
+    def of_pass(self, name: int) -> int:
+        """The number of the pass that all workers call `name`: it begins with the first of them."""
+        with self._locked():
+            known = {found: number for number, found in map(self._read, range(1, 1 + _REMEMBERED)) if number >= 0}
+            if name in known:
+                return known[name]
+            number = self._begun()
+            self._write(1 + number % _REMEMBERED, number, name)
+            return number
+
+    def _begun(self) -> int:
+        count = max(0, self._read(0)[1])
+        self._write(0, 0, count + 1)
+        return count
+
+    def _read(self, record: int) -> tuple[int, int]:
+        found = os.pread(self._file, _RECORD.size, record * _RECORD.size)
+        number, name = _RECORD.unpack(found.ljust(_RECORD.size, b"\0"))
+        return number - 1, name
+
+    def _write(self, record: int, number: int, name: int) -> None:
+        os.pwrite(self._file, _RECORD.pack(number + 1, name), record * _RECORD.size)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        deadline = time.monotonic() + _LIMIT_S
+        with self._lock:  # the file's lock is that of a process
+            while not self._try_lock():
+                if time.monotonic() > deadline:
+                    raise DeadlineExceededError(
+                        f"The epochs of a dataset under a DataLoader must be free within {_LIMIT_S:g} s, and another "
+                        "process has held them longer. Is one of its workers stopped?"
+                    )
+                time.sleep(_NAP_S)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+
+def _of_descriptor(descriptor: Any) -> SharedEpochs:
+    return SharedEpochs(descriptor.detach())
+
 
 _NAMES = 1 << 62
 

@@ -12,15 +12,18 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, TypeVar, TypeVarTuple, final
 
 import torch
 
+from raydist.actors.portable_errors import PortableError
 from raydist.checkpoints.loops.beginning import begin_loop
 from raydist.checkpoints.loops.driver_loop import DriverLoop
 from raydist.checkpoints.loops.manager_here import lending_managers
+from raydist.checkpoints.loops.replica_loops import ReplicaLoops
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
 from raydist.checkpoints.sharing.shared_restore import ShareRestorer
+from raydist.checkpoints.sharing.shares import Share
 from raydist.cluster import waits_for_own
 from raydist.context.cross_replica import regroup
 from raydist.context.run_call import plain_call, require_call
@@ -28,6 +31,7 @@ from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
 from raydist.distributed_dataset import InputSide
 from raydist.foreign_errors import folded
+from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.shipment import Shipment
 from raydist.nest import NOTHING
@@ -42,11 +46,74 @@ from raydist.replicas.step import StepHeader, StepHeaders, require_parts
 from raydist.replicas.step_message import PlannedStep
 from raydist.replicas.step_summaries import counting
 from raydist.strategies.hosted import HostedStrategy
-from raydist.strategies.lock_step_link import LockStepLink
-from raydist.strategies.loop_replicas import LoopReplicas
 from raydist.strategies.sync_batch_norm import adopt_layer
 
 __all__ = ["SynchronousStrategy"]
+
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
+
+
+@final
+class LoopReplicas:
+    """A `LoopHost`. Replicas answer beside the run.
+
+    Args:
+        mirror: What they hold.
+        saver: How they save it.
+        group: Gives their group.
+        limit_s: How long a step, and a save, may take.
+    """
+
+    def __init__(
+        self, mirror: MirrorDriver, saver: ReplicaSaver, group: Callable[[], ReplicaGroup], limit_s: float
+    ) -> None:
+        self._mirror, self._saver, self._group, self.limit_s = mirror, saver, group, limit_s
+
+    def handle_of(self, obj: Any) -> int | None:
+        return self._mirror.handle_of(obj)
+
+    def how(self, obj: Any) -> str:
+        return self._saver.how(obj)
+
+    def items_alone(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
+        return self._mirror.items_alone(objects)
+
+    def ask(
+        self,
+        rank: int | None,
+        method: Callable[[ReplicaLoops, *_Args], _T],
+        *args: *_Args,
+    ) -> list[_T]:
+        ranks = None if rank is None else (rank,)
+        return self._group().ask_beside(ReplicaRunner.loop, method, *args, ranks=ranks)
+
+    def shares(self, step: int, token: str) -> Sequence[Share | PortableError | None]:
+        return self._group().ask_beside(ReplicaRunner.share_of, step, token)
+
+    def drain(self) -> None:
+        self._group().wait()
+
+
+@final
+class LockStepLink:
+    """A `ReplicaLink`.
+
+    Args:
+        replicas: Gives the replicas, ready for a step. Asked only when somebody calls.
+    """
+
+    def __init__(self, replicas: Callable[[], ReplicaGroup]) -> None:
+        self._replicas = replicas
+
+    def call(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
+        """See `ReplicaLink`."""
+        return self._replicas().ask_mirror(rank, method, *args)
+
+    def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
+        """See `ReplicaLink`."""
+        return self._replicas().ask_mirrors(method, *args)
+
 
 _log = logging.getLogger("raydist")
 

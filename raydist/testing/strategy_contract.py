@@ -6,20 +6,21 @@ given a function that makes a new one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
 
 import raydist as rd
 from raydist.strategies.synchronous import SynchronousStrategy
 from raydist.testing.error_checks import check_bad_steps, check_closing, check_copies, check_errors, check_two_at_once
-from raydist.testing.gradient_checks import (
-    check_gradient_reduction,
-    check_local_updates,
-    check_orders,
-    check_program,
-    check_training,
-)
-from raydist.testing.mode_checks import check_inference_mode, check_modes
-from raydist.testing.value_checks import check_batches, check_collectives, check_numbers, check_scope, check_values
+from raydist.testing.strategy_calls import GLOBAL_BATCHES, TOLERANCE, batches_of, on_all
+from raydist.testing.training_program import MODELS, Program, train_alone, train_distributed
 from raydist.testing.variable_checks import (
     check_aggregation,
     check_late_parameters,
@@ -28,7 +29,264 @@ from raydist.testing.variable_checks import (
     check_state_dict,
 )
 
-__all__ = ["CHECKS", "check_closing", "check_program", "check_strategy", "checks_of"]
+__all__ = [
+    "CHECKS",
+    "check_batches",
+    "check_closing",
+    "check_collectives",
+    "check_program",
+    "check_strategy",
+    "check_training",
+    "check_values",
+    "checks_of",
+]
+
+
+def check_program(program: Program, strategy: rd.Strategy) -> None:
+    """N replicas are one device on the same global batches: losses and weights are those of a bare PyTorch loop."""
+    alone, distributed = train_alone(program), train_distributed(program, strategy)
+    for name, value in alone.after.items():
+        message = f"{name} differs from the bare loop's"
+        torch.testing.assert_close(distributed.after[name], value, rtol=TOLERANCE, atol=1e-12, msg=message)
+    assert distributed.losses == pytest.approx(alone.losses, rel=TOLERANCE), "losses differ from the bare loop's"
+    before, after = distributed.before, distributed.after
+    assert any(not torch.equal(before[name], after[name]) for name in before), "nothing was trained"
+
+
+def check_training(strategy: rd.Strategy) -> None:
+    """One fixed program of each model; batches and their last rest divide by no number of replicas."""
+    for model in sorted(MODELS):
+        program = Program(model, "adamw", num_rows=11, batch_size=4, clip=True, accumulate=2, schedule=True, seed=3)
+        check_program(program, strategy)
+
+
+def check_gradient_reduction(strategy: rd.Strategy) -> None:
+    """MEAN weighs by rows; SUM, asked for by the scope or by one run, adds what `compute_average_loss` gives."""
+    with strategy.scope():
+        weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def mean(x: torch.Tensor) -> None:
+        weight.grad = None
+        (weight * x.double()).mean().backward()
+
+    def share(x: torch.Tensor) -> None:
+        weight.grad = None
+        rd.compute_average_loss(weight * x.double()).backward()
+
+    added = rd.RunOptions(gradient_reduce_op=rd.ReduceOp.SUM)
+    for batch, rows in zip(batches_of(strategy), GLOBAL_BATCHES, strict=True):
+        strategy.run(mean, args=(batch,))
+        assert weight.grad is not None
+        assert weight.grad.item() == pytest.approx(np.mean(rows))
+        strategy.run(share, args=(batch,), options=added)
+        assert weight.grad.item() == pytest.approx(np.mean(rows))
+
+
+def check_orders(strategy: rd.Strategy) -> None:
+    """Replicas may use their parameters in different orders: gradients meet all the same."""
+    with strategy.scope():
+        layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(4)).double()
+    for layer in layers:
+        nn.init.ones_(layer.get_parameter("weight"))
+
+    def step(x: torch.Tensor) -> None:
+        rank = rd.get_replica_context().replica_id_in_sync_group
+        layers.zero_grad()
+        value = x.double()[:, None]
+        for index in sorted(range(4), key=lambda index: (index * 3 + rank * 2) % 5):
+            value = layers[index](value)
+        value.mean().backward()
+
+    for batch, rows in zip(batches_of(strategy), GLOBAL_BATCHES, strict=True):
+        strategy.run(step, args=(batch,))
+        for parameter in layers.parameters():
+            assert parameter.grad is not None
+            assert parameter.grad.item() == pytest.approx(np.mean(rows))
+
+
+def check_local_updates(strategy: rd.Strategy) -> None:
+    """Gradients are the mean of this replica's rows, and none where it has none."""
+    with strategy.scope():
+        weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def gradient_of(x: torch.Tensor) -> tuple[float | None, list[float]]:
+        weight.grad = None
+        (weight * x.double()).mean().backward()
+        return None if weight.grad is None else weight.grad.item(), x.double().tolist()
+
+    options = rd.RunOptions(empty_batch="zero_rows")  # all replicas tell
+    for batch in batches_of(strategy):
+        for gradient, rows in strategy.local_results(strategy.run(gradient_of, args=(batch,), options=options)):
+            assert gradient == (pytest.approx(np.mean(rows)) if rows else None)
+
+
+def check_numbers(strategy: rd.Strategy) -> None:
+    """Replicas and their devices are counted alike everywhere."""
+    count = strategy.num_replicas_in_sync
+    assert count >= 1
+    assert [type(name) for name in strategy.worker_devices] == [str] * count
+
+    def numbers() -> tuple[int, int, tuple[str, ...]]:
+        context = rd.get_replica_context()
+        return context.replica_id_in_sync_group, context.num_replicas_in_sync, context.strategy.worker_devices
+
+    assert on_all(strategy, numbers) == [(rank, count, strategy.worker_devices) for rank in range(count)]
+
+
+def check_values(strategy: rd.Strategy) -> None:
+    """Uneven batches: reduce, gather and local_results count every row once."""
+    for batch, rows in zip(batches_of(strategy), GLOBAL_BATCHES, strict=True):
+        value = strategy.run(lambda x: x.double(), args=(batch,))
+        assert strategy.gather(value).tolist() == rows
+        assert strategy.reduce(rd.ReduceOp.SUM, value, axis=0).item() == sum(rows)
+        assert strategy.reduce("MEAN", value, axis=0).item() == pytest.approx(np.mean(rows))
+        assert torch.cat(strategy.local_results(value)).tolist() == rows
+        assert strategy.gather({"nested": (value,)})["nested"][0].tolist() == rows
+    ranks = strategy.distribute_values_from_function(lambda context: context.replica_id_in_sync_group)
+    assert strategy.local_results(ranks) == tuple(range(strategy.num_replicas_in_sync))
+    assert strategy.local_results("one value") == ("one value",)
+
+
+def check_batches(strategy: rd.Strategy) -> None:
+    """A step knows its rows; every way in gives every row; an empty dataset gives no batch."""
+
+    def rows_of(batch: torch.Tensor) -> tuple[int | None, int | None]:
+        context = rd.get_replica_context()
+        return context.num_rows, context.global_num_rows
+
+    for batch, rows in zip(batches_of(strategy), GLOBAL_BATCHES, strict=True):
+        told = on_all(strategy, rows_of, batch)
+        assert sum(own or 0 for own, _ in told) == len(rows)
+        assert {total for _, total in told} == {len(rows)}
+
+    def sum_of_all(batches: Any) -> int:
+        return sum(rd.get_replica_context().all_reduce("SUM", batch.sum()).item() for batch in batches)
+
+    totals = on_all(strategy, sum_of_all, iter(batches_of(strategy)))
+    assert totals == [sum(range(11))] * strategy.num_replicas_in_sync
+
+    pipelines: list[int] = []
+
+    def per_replica(context: rd.InputContext) -> rd.Dataset:
+        pipelines.append(context.input_pipeline_id)
+        mine = rd.Dataset.range(8).shard(context.num_input_pipelines, context.input_pipeline_id)
+        return mine.batch(context.get_per_replica_batch_size(2 * strategy.num_replicas_in_sync))
+
+    batches = [strategy.gather(batch) for batch in strategy.distribute_datasets_from_function(per_replica)]
+    dealt = torch.cat(batches).tolist()
+    assert (dealt if len(pipelines) == 1 else sorted(dealt)) == list(range(8))
+    assert list(strategy.distribute_dataset(rd.Dataset.range(0).batch(2))) == []
+
+
+def check_collectives(strategy: rd.Strategy) -> None:
+    """What replicas do together, in a step, over the ranks."""
+    count = strategy.num_replicas_in_sync
+
+    def together() -> tuple[Any, ...]:
+        context = rd.get_replica_context()
+        rank = context.replica_id_in_sync_group
+        total = context.all_reduce(rd.ReduceOp.SUM, {"x": rank + 1})["x"].item()
+        mean = context.all_reduce("mean", torch.tensor(float(rank))).item()
+        gathered = context.all_gather(torch.full((rank + 1,), rank)).tolist()
+        merged = context.merge_call(lambda it, x: it.num_replicas_in_sync * sum(it.local_results(x)), args=(rank,))
+        return total, mean, gathered, merged
+
+    total, ranks = count * (count + 1) // 2, [rank for rank in range(count) for _ in range(rank + 1)]
+    assert on_all(strategy, together) == [(total, (count - 1) / 2, ranks, count * (total - count))] * count
+
+
+def check_scope(strategy: rd.Strategy) -> None:
+    """Who is current: in the scope, in a step, and outside of both."""
+    with strategy.scope() as entered, strategy.scope():
+        assert entered is strategy
+        assert rd.get_strategy() is strategy
+        assert rd.in_cross_replica_context()
+        with pytest.raises(rd.FailedPreconditionError, match="must be left before another"):
+            rd.OneDeviceStrategy("cpu").scope().__enter__()
+    assert not rd.has_strategy()
+
+    def inside() -> tuple[bool, bool, bool]:
+        same = rd.get_strategy() is rd.get_replica_context().strategy
+        return rd.has_strategy(), rd.in_cross_replica_context(), same
+
+    assert on_all(strategy, inside) == [(True, False, True)] * strategy.num_replicas_in_sync
+
+
+Found = tuple[bool, bool, str, str, bool, str, bool]
+
+
+def _modes() -> Found:
+    product = torch.ones(2, 2, dtype=torch.float32) @ torch.ones(2, 2, dtype=torch.float32)
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        str(product.dtype),
+        str(torch.ones(1).dtype),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.is_anomaly_enabled(),
+    )
+
+
+@contextlib.contextmanager
+def _globally() -> Iterator[None]:
+    """Another default dtype, deterministic algorithms, and products of less precision."""
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision("highest")
+
+
+_BLOCKS: tuple[Callable[[], AbstractContextManager[object]], ...] = (
+    torch.no_grad,
+    torch.inference_mode,
+    lambda: torch.autocast("cpu", torch.bfloat16),
+    lambda: torch.autograd.set_detect_anomaly(True),
+    _globally,
+)
+
+
+def check_modes(strategy: rd.Strategy) -> None:
+    """Steps see `no_grad`, `autocast`, the default dtype and the like as they where `run` is called; then no more."""
+    usual = _modes()
+    for block in _BLOCKS:
+        with block():
+            here = _modes()
+            assert on_all(strategy, _modes) == [here] * strategy.num_replicas_in_sync
+        assert here != usual
+        assert on_all(strategy, _modes) == [usual] * strategy.num_replicas_in_sync
+
+
+def check_inference_mode(strategy: rd.Strategy) -> None:
+    """All that is done within it: steps, values and states that are read there are usual ones for later steps."""
+    with strategy.scope():
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def train(batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(batch.float()[:, None]).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    for batch in batches_of(strategy):
+        strategy.run(train, args=(batch,))
+        with torch.inference_mode():
+            outputs = strategy.gather(strategy.run(lambda batch: model(batch.float()[:, None]), args=(batch,)))
+            rows = strategy.gather(batch).float()[:, None]
+            torch.testing.assert_close(outputs, model(rows).to(outputs))
+            assert model.weight.grad is not None
+            assert optimizer.state_dict()["state"]
+            state = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(state)
+    assert not model.weight.is_inference()
+
 
 CHECKS: tuple[Callable[[rd.Strategy], None], ...] = (
     check_numbers,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from raydist.coordinator.closure_pace import ClosurePace
+from raydist.coordinator.workforce import ClosurePace
 
 
 def test_short_closures_go_together_and_long_ones_alone() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raydist.dataset.shared_epochs import SharedEpochs
+from raydist.dataset.torch_dataset import SharedEpochs
 from raydist.errors import DeadlineExceededError
 
 
@@ -56,7 +56,7 @@ def hold(epochs: SharedEpochs, held: Any, done: Any) -> None:
 
 
 def test_the_wait_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydist.dataset.shared_epochs._LIMIT_S", 0.05)
+    monkeypatch.setattr("raydist.dataset.torch_dataset._LIMIT_S", 0.05)
     start = multiprocessing.get_context("fork")
     epochs, held, done = SharedEpochs(), start.SimpleQueue(), start.SimpleQueue()
     process = start.Process(target=hold, args=(epochs, held, done))

@@ -282,7 +282,7 @@ def test_what_is_installed() -> None:
     assert all(
         map(is_installed, ("torch.nn", "torch.ops", "math", "json", "numpy.random", "raydist.values", "builtins"))
     )
-    assert not any(map(is_installed, (__name__, "__main__", "raydist.testing.value_checks", "nowhere", None)))
+    assert not any(map(is_installed, (__name__, "__main__", "raydist.testing.strategy_contract", "nowhere", None)))
 
 
 def test_what_pip_has_put_into_a_folder_of_another_name_is_installed(

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from raydist.preemption.sigterm import SigtermNote
+from raydist.preemption.notice import SigtermNote
 
 
 @pytest.fixture(autouse=True)

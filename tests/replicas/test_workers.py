@@ -9,7 +9,7 @@ from raydist.context.devices import parse_devices
 from raydist.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.replicas.launch import LaunchPlan
-from raydist.replicas.workers import choose_placement, choose_workers, plan_workers
+from raydist.strategies.multi_worker import choose_placement, choose_workers, plan_workers
 
 
 def node(name: str, **resources: float) -> Node:

@@ -34,8 +34,7 @@ def drive() -> None:
     import torch
 
     import raydist as rd
-    from raydist.testing.gradient_checks import check_training
-    from raydist.testing.value_checks import check_values
+    from raydist.testing.strategy_contract import check_training, check_values
 
     ray.init(logging_level=logging.ERROR, log_to_driver=False)
     while len([node for node in ray.nodes() if node["Alive"]]) < 2:

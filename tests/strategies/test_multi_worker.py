@@ -17,9 +17,7 @@ from torch import nn
 
 import raydist as rd
 from raydist.testing.error_checks import check_errors
-from raydist.testing.gradient_checks import check_training
-from raydist.testing.strategy_contract import CHECKS
-from raydist.testing.value_checks import check_batches, check_collectives, check_values
+from raydist.testing.strategy_contract import CHECKS, check_batches, check_collectives, check_training, check_values
 from tests.contracts.exchange_program import check_exchanges
 from tests.distributed_dataset import missing_on_a_node, on_nodes
 from tests.several_nodes import LIMITS, Nodes, cluster, descendants, shared_strategy

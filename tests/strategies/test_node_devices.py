@@ -6,7 +6,7 @@ import pytest
 
 import raydist as rd
 from raydist.cluster import Cluster, Node
-from raydist.strategies.node_devices import choose_devices
+from raydist.strategies.one_node import choose_devices
 
 CPUS = Node("a", "10.0.0.1", {"CPU": 4.0})
 ONE = Node("b", "10.0.0.2", {"CPU": 8.0, "GPU": 1.0})

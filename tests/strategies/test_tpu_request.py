@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import raydist as rd
-from raydist.strategies.tpu_request import TpuRequest
+from raydist.strategies.tpu import TpuRequest
 from raydist.tpu_slices.shape import SliceShape
 
 V4 = SliceShape.of("v4", "2x2x2")

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from raydist.strategies.when_dropped import WhenDropped
+from raydist.strategies.hosted import WhenDropped
 
 
 class _Owner:
@@ -84,7 +84,7 @@ def test_one_that_fails_keeps_none_from_being_closed(monkeypatch: pytest.MonkeyP
 
 def test_closes_at_the_end_of_the_program_what_it_held_till_then() -> None:
     program = (
-        "from raydist.strategies.when_dropped import WhenDropped\n"
+        "from raydist.strategies.hosted import WhenDropped\n"
         "class Owner: pass\n"
         "owner = Owner()\n"
         "WhenDropped(owner).add(lambda: print('closed'))\n"

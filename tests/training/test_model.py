@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import raydist as rd
-from raydist.training.sidecar import Evaluated
+from raydist.training.sidecar_evaluator import Evaluated
 from tests.training.toys import column, compiled, line, regression, small_net
 
 

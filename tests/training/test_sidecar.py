@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import raydist as rd
-from raydist.training.sidecar import Evaluated, SidecarWork
+from raydist.training.sidecar_evaluator import Evaluated, SidecarWork
 from tests.training.toys import compiled, regression, small_net
 
 

@@ -21,7 +21,7 @@ from raydist.context.replica_context import ReplicaContext
 from raydist.mirroring.metric_states import hold_states, merge_states, restore_states
 from raydist.replicas.connected import Connected
 from raydist.replicas.replica_view import ReplicaView
-from raydist.training.value_guesses import guessing, update_alike
+from raydist.training.steps import guessing, update_alike
 from raydist.values import ReduceOp
 from tests.collectives.threads import run_ranks
 from tests.replicas.noting_reducer import NotingReducer

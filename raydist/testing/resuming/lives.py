@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,12 +12,33 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, final
+from typing import Protocol, Self, final
 
 from raydist.errors import DeadlineExceededError, UnavailableError
-from raydist.testing.resuming.readable import is_readable
 
-__all__ = ["ForkedLives", "FreshLives", "Life", "Lives", "TrialProgram"]
+__all__ = ["ForkedLives", "FreshLives", "Life", "Lives", "TrialProgram", "is_readable"]
+
+
+class _HasFileNumber(Protocol):
+    def fileno(self) -> int: ...
+
+
+def is_readable(file: int | _HasFileNumber, wait_s: float) -> bool:
+    """Whether there is something to read, or the end, within so many seconds.
+
+    >>> import os
+    >>> reading, writing = os.pipe()
+    >>> is_readable(reading, 0.0)
+    False
+    >>> os.close(writing)
+    >>> is_readable(reading, 1.0)
+    True
+    >>> os.close(reading)
+    """
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(max(0.0, wait_s) * 1000))
+
 
 _START_S = 120.0
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import nn
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.formats.files import local_file
 from raydist.strategies.global_step import counter_of
 from raydist.summaries.writer import SummaryWriter, create_file_writer
-from raydist.summary.media import text
+from raydist.summary.embeddings import embedding
+from raydist.summary.media import image, text
 from raydist.summary.runs import graph
-from raydist.summary.scalars import scalar
+from raydist.summary.scalars import histogram, scalar
 from raydist.training.callbacks.callback import Callback
-from raydist.training.callbacks.input_clock import InputClock
 from raydist.training.callbacks.learning_rates import rates_of
-from raydist.training.callbacks.shown_parameters import ShownParameters
 
 if TYPE_CHECKING:
     import os
@@ -26,7 +29,116 @@ if TYPE_CHECKING:
     from raydist.distributed_dataset import DistributedDataset
     from raydist.pipelines.metering.stats import PipelineStats
 
-__all__ = ["TensorBoard"]
+__all__ = ["InputClock", "ShownParameters", "TensorBoard"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShownParameters:
+    """Which parameters are shown, and after which epochs.
+
+    Attributes:
+        histogram_freq: Every so many epochs, histograms of all; 0: never.
+        write_images: With them, those of two dimensions as pictures.
+        embeddings_freq: Every so many epochs, the weights of embeddings in the projector; 0: never.
+        embeddings_metadata: A label for each row: one list for all embeddings, or a dict of them by name.
+
+    Raises:
+        InvalidArgumentError: A number is negative.
+    """
+
+    histogram_freq: int = 0
+    write_images: bool = False
+    embeddings_freq: int = 0
+    embeddings_metadata: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.histogram_freq, self.embeddings_freq) < 0:
+            raise InvalidArgumentError(
+                "histogram_freq and embeddings_freq must be >= 0, got "
+                f"{self.histogram_freq!r} and {self.embeddings_freq!r}."
+            )
+
+    def show(self, module: nn.Module, epoch: int) -> None:
+        """Give the default writer what is due after an epoch, counted from 0."""
+        if _is_due(self.histogram_freq, epoch):
+            self._show_histograms(module)
+        if _is_due(self.embeddings_freq, epoch):
+            for name, part in module.named_modules():
+                if isinstance(part, nn.Embedding):
+                    embedding(name or "embedding", part.weight, metadata=self._labels(name))
+
+    def _show_histograms(self, module: nn.Module) -> None:
+        for name, value in module.named_parameters():
+            path = name.replace(".", "/")
+            histogram(f"{path}/histogram", value)
+            if self.write_images and value.dim() == 2:
+                image(f"{path}/image", _as_picture(value), max_outputs=1, dataformats="HW")
+
+    def _labels(self, name: str) -> Sequence[Any] | None:
+        given = self.embeddings_metadata
+        return given.get(name) if isinstance(given, Mapping) else given
+
+
+def _is_due(every: int, epoch: int) -> bool:
+    return every > 0 and epoch % every == 0
+
+
+def _as_picture(values: torch.Tensor) -> torch.Tensor:
+    """Scaled to [0, 1]; all the same is grey."""
+    plain = values.detach().float()
+    least, most = plain.min(), plain.max()
+    return (plain - least) / (most - least) if most > least else torch.full_like(plain, 0.5)
+
+
+@final
+class InputClock:
+    """Told when a batch has been drawn and when its step has been dispatched: between the two it is not waited for.
+
+    Args:
+        now: The time in seconds.
+
+    >>> times = iter([0.0, 2.0, 3.0, 4.0, 5.0, 5.0])
+    >>> clock = InputClock(lambda: next(times))
+    >>> clock.begin()
+    >>> clock.drawn()
+    >>> clock.dispatched()
+    >>> clock.drawn()
+    >>> clock.waiting(), clock.seconds()
+    (3.0, 5.0)
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._began = self._since = self._batch_began = 0.0
+        self._waited = 0.0
+
+    def begin(self) -> None:
+        """An epoch begins."""
+        self._began = self._since = self._batch_began = self._now()
+        self._waited = 0.0
+
+    def drawn(self) -> None:
+        """A batch is there."""
+        self._batch_began = self._now()
+        self._waited += self._batch_began - self._since
+
+    def dispatched(self) -> None:
+        """Its step is on its way: the next batch is wanted."""
+        self._since = self._now()
+
+    def waiting(self) -> float:
+        """Seconds of the epoch that batches were waited for."""
+        return self._waited
+
+    def seconds(self) -> float:
+        """Seconds since the epoch began."""
+        return self._now() - self._began
+
+    def steps_per_second(self, steps: int) -> float:
+        """Of the steps since the last batch was drawn."""
+        seconds = self._now() - self._batch_began
+        return steps / seconds if seconds > 0 else 0.0
 
 
 @final

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from raydist.checkpoints.loops.gate import DrawGate
+from raydist.checkpoints.loops.replica_loop import DrawGate
 from raydist.errors import DeadlineExceededError
 
 

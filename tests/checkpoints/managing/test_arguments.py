@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import raydist as rd
-from raydist.checkpoints.managing.arguments import require_arguments
+from raydist.checkpoints.manager import require_arguments
 
 GOOD: dict[str, Any] = {
     "checkpoint": rd.Checkpoint(state=rd.State()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import raydist as rd
-from raydist.checkpoints.managing.kept_checkpoints import KeptCheckpoints
+from raydist.checkpoints.manager import KeptCheckpoints
 from raydist.checkpoints.retention import Best, Retention
 from raydist.checkpoints.run_directory import RunDirectory
 from raydist.checkpoints.save_interval import SaveInterval

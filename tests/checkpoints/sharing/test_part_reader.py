@@ -130,7 +130,7 @@ def test_who_is_told_to_forget_reads_no_further(order: RestoreOrder, monkeypatch
         assert gate.wait(10)
         return original(*args)
 
-    monkeypatch.setattr("raydist.checkpoints.sharing.stored_rows.read_rows", slow)
+    monkeypatch.setattr("raydist.checkpoints.sharing.part_reader.read_rows", slow)
     reader.begin(order, held)
     reading = reader._reading
     assert reading is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raydist.checkpoints.sharing.planned_reads import plan_reads
+from raydist.checkpoints.sharing.share_reader import plan_reads
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 
 HEADER = 8

@@ -11,7 +11,7 @@ import torch
 import raydist as rd
 from raydist.checkpoints import read_tensors
 from raydist.checkpoints.saved_checkpoint import SavedCheckpoint, open_checkpoint
-from raydist.checkpoints.sharing.stored_rows import StoredColumn, StoredRows
+from raydist.checkpoints.sharing.part_reader import StoredColumn, StoredRows
 from raydist.pipelines.stored.directory_files import directory_files
 
 TOUCHED = torch.arange(0, 500, 2)

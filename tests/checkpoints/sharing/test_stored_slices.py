@@ -15,8 +15,8 @@ from raydist.checkpoints.capture import commit
 from raydist.checkpoints.manifest import CheckpointManifest, SavedObject
 from raydist.checkpoints.new_files import new_files
 from raydist.checkpoints.saved_checkpoint import SavedCheckpoint, open_checkpoint
+from raydist.checkpoints.sharing.part_reader import StoredSlices
 from raydist.checkpoints.sharing.restore_orders import RestoreOrder, StoredMemory, StoredSlice
-from raydist.checkpoints.sharing.stored_slices import StoredSlices
 from raydist.checkpoints.tensor_file import RowRange, write_tensor_file
 from raydist.pipelines.stored.directory_files import directory_files
 from tests.checkpoints.sharing.test_part_reader import Held

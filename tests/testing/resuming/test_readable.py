@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raydist.testing.resuming.readable import is_readable
+from raydist.testing.resuming.lives import is_readable
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from raydist.training.callbacks.input_clock import InputClock
+from raydist.training.callbacks.tensor_board import InputClock
 
 
 def test_the_time_between_a_dispatched_step_and_the_next_batch_is_waiting() -> None:

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import raydist as rd
-from raydist.training.callbacks.shown_parameters import ShownParameters
+from raydist.training.callbacks.tensor_board import ShownParameters
 from tests.summaries.reading import curves
 
 

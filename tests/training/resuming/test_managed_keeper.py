@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import raydist as rd
-from raydist.training.resuming.managed_keeper import ManagedKeeper
+from raydist.training.resuming.fit_checkpoints import ManagedKeeper
 
 
 def test_it_restores_the_same_again(tmp_path: Path) -> None:
