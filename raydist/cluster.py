@@ -21,6 +21,7 @@ from typing import final
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from raydist.compat.ray_internals import free_resources, init_local, own_node
 from raydist.draining import draining_nodes
 from raydist.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from raydist.feasibility import why_never
@@ -171,25 +172,21 @@ def _keeping_breakpoints() -> Iterator[None]:
 
 
 def _start() -> None:
-    ray.init(
-        "local",  # never joins a stray cluster of this host
-        include_dashboard=False,
-        logging_level=logging.WARNING,
-        resources={_STARTED_HERE: 1},
-        _system_config=_FREE_AT_ONCE,
+    init_local(
+        _FREE_AT_ONCE, include_dashboard=False, logging_level=logging.WARNING, resources={_STARTED_HERE: 1}
     )
 
 
 def _await_end() -> None:
     """Return once the Ray that was started here is shut down."""
-    node = ray._private.worker._global_node
-    while ray._private.worker._global_node is node:
+    node = own_node()
+    while own_node() is node:
         time.sleep(_LOOK_S)
 
 
 def _require_living() -> None:
     """Fail at once where the Ray of this process has died: Ray itself waits for a minute, and ends the process then."""
-    node = ray._private.worker._global_node
+    node = own_node()
     ended: set[str] = set() if node is None else {name for name, _ in node.dead_processes()}
     dead = sorted(ended & _NEEDED)
     if dead:
@@ -312,7 +309,7 @@ def waits_for_own(bundles: Sequence[Mapping[str, float]], strategy: str) -> bool
     """Return True where only reservations of this process keep what is asked for from being placed."""
     if not _held:
         return False
-    free: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
+    free = free_resources()
     if why_never(bundles, list(free.values()), strategy) is None:
         return False
     for each in _held.values():
@@ -378,7 +375,7 @@ def release(group: PlacementGroup) -> None:
 
 
 def _describe_nodes() -> str:
-    free = ray._private.state.available_resources_per_node()
+    free = free_resources()
     return "; ".join(
         f"node {node.address}: " + ", ".join(_describe_resource(node, free, name) for name in ("CPU", "GPU"))
         for node in living_nodes()

@@ -6,6 +6,8 @@ import contextlib
 
 import ray
 
+from raydist.compat.ray_internals import global_state
+
 __all__ = ["draining_nodes", "this_node"]
 
 
@@ -13,7 +15,7 @@ def draining_nodes() -> frozenset[str]:
     """Ids of the nodes that are being drained; none where this process has no Ray. Any thread may ask."""
     with contextlib.suppress(Exception):  # Ray may be shut down meanwhile, or its head be gone: nothing is known then
         if ray.is_initialized():
-            return frozenset(ray._private.state.state.get_draining_nodes())
+            return frozenset(global_state().get_draining_nodes())
     return frozenset()
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, cast, final
 
 import ray
-from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
 from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.core.generated import autoscaler_pb2
 
+from raydist.compat.ray_internals import DEBUG_AUTOSCALING_STATUS, free_resources, gcs_client
 from raydist.errors import FailedPreconditionError
 from raydist.feasibility import why_never
 
@@ -157,7 +157,7 @@ def require_feasible(request: Request, outlook: Outlook) -> None:
 
 def look() -> Outlook:
     """What Ray's autoscaler says, of either version; nobody has said anything where it cannot be asked."""
-    client, messages = _client(), cast("Any", autoscaler_pb2)  # generated, without types
+    client, messages = gcs_client(), cast("Any", autoscaler_pb2)  # generated, without types
     reply = messages.GetClusterStatusReply()
     try:
         reply.ParseFromString(client.get_cluster_status(timeout_s=_STATUS_S))
@@ -181,14 +181,9 @@ def may_grow() -> bool:
     return is_autoscaler_v2(fetch_from_server=True) if grows is None else grows
 
 
-def _client() -> Any:
-    worker: Any = ray._private.worker.global_worker
-    return worker.gcs_client
-
-
 def _is_watched() -> bool:
     """Whether there is a monitor that will tell."""
-    report = _client().internal_kv_get(DEBUG_AUTOSCALING_STATUS.encode(), None)
+    report = gcs_client().internal_kv_get(DEBUG_AUTOSCALING_STATUS.encode(), None)
     return bool(json.loads(report or b"{}"))
 
 
@@ -220,7 +215,7 @@ def _outlook_of_report(report: bytes | None) -> Outlook:
 
 
 def _others_use(request: Request, nodes: Sequence[Mapping[str, Any]]) -> bool:
-    free = ray._private.state.available_resources_per_node()
+    free = free_resources()
     names = {name for bundle in request.bundles for name in bundle}
     return any(
         free.get(node["NodeID"], {}).get(name, 0.0) < node["Resources"].get(name, 0.0)

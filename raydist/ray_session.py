@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, final
 
 import ray
 
+from raydist.compat.ray_internals import global_state, global_worker, own_node, without_ray_excepthook
 from raydist.errors import UnavailableError
 from raydist.owning_process import never_free
 
@@ -26,14 +26,14 @@ class RaySession:
     """
 
     def __init__(self) -> None:
-        node = ray._private.worker._global_node  # every ray.init makes one
+        node = own_node()  # every ray.init makes one
         self._node: Callable[[], Any] = weakref.ref(node) if ray.is_initialized() else _no_node
 
     @property
     def is_open(self) -> bool:
         """Whether it still is. Costs 0.3 us."""
         node = self._node()
-        return node is not None and node is ray._private.worker._global_node and ray.is_initialized()
+        return node is not None and node is own_node() and ray.is_initialized()
 
     def require(self, what: str) -> None:
         """UnavailableError if Ray was shut down since."""
@@ -57,9 +57,8 @@ def _leave_ray_to_the_parent() -> None:
     if not ray.is_initialized():
         return
     atexit.unregister(ray.shutdown)
-    if sys.excepthook is ray._private.worker.custom_excepthook:
-        sys.excepthook = ray._private.worker.normal_excepthook
-    for kept in (*vars(ray._private.state.state).values(), *vars(ray._private.worker.global_worker).values()):
+    without_ray_excepthook()
+    for kept in (*vars(global_state()).values(), *vars(global_worker()).values()):
         never_free(kept)
     system = ctypes.CDLL(None)
     if hasattr(system, "on_exit"):  # what it is given last is called first: the C++ destructors behind it hang

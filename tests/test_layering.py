@@ -99,6 +99,7 @@ ROOMS = {
 RAY_ALLOWED = (
     *("raydist.actors", "raydist.cluster", "raydist.placement", "raydist.ray_session", "raydist.tpu_slices"),
     "raydist.collectives.ray_backend",
+    "raydist.compat.ray_internals",
     "raydist.draining",
 )
 WITHOUT_TORCH = (

@@ -14,6 +14,7 @@ from ray.data.block import BlockAccessor
 from ray.data.dataset import MaterializedDataset
 from ray.exceptions import RayTaskError
 
+from raydist.compat.ray_internals import copy_of_dataset
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.foreign_errors import annotate
 from raydist.options import Timeouts
@@ -107,7 +108,7 @@ class _RayRows(Producer):
 
     def _execute(self) -> Iterator[pa.RecordBatch]:
         # A copy, because the order of blocks is a setting of the dataset, and that of the user's stays as it is.
-        dataset = self._op.dataset.copy(self._op.dataset, _deep_copy=True)
+        dataset = copy_of_dataset(self._op.dataset)
         dataset.context.execution_options.preserve_order = True
         # References instead of `iter_batches`, which leaves a thread behind for every iterator (seen with Ray 2.60).
         for bundle in dataset.iter_internal_ref_bundles():

@@ -14,6 +14,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydist.actors.supervision import kill_actors
+from raydist.compat.ray_internals import global_worker, living_workers
 
 __all__ = ["ReservationGuard", "bundle_options", "guard_reservation", "resource_options"]
 
@@ -48,7 +49,7 @@ _LOOK_S = 2.0  # between two looks: a strategy is gone 10 s after what made it
 
 def guard_reservation(group: PlacementGroup) -> Any:
     """An actor that outlives this process, to be killed by who gives the reservation back; None in a driver."""
-    if ray._private.worker.global_worker.mode != ray.WORKER_MODE:
+    if global_worker().mode != ray.WORKER_MODE:
         return None
     owner = ray.get_runtime_context().get_worker_id()
     options = {"name": f"raydist-guard-{uuid.uuid4().hex}", "lifetime": "detached", "num_cpus": 0, "max_restarts": 0}
@@ -70,7 +71,7 @@ class ReservationGuard:
         threading.Thread(target=self._watch, name="raydist-guard", daemon=True).start()
 
     def _watch(self) -> None:
-        while self._owner in ray._private.state.workers():
+        while self._owner in living_workers():
             time.sleep(_LOOK_S)
         with contextlib.suppress(Exception):  # the job has ended as well, and Ray was quicker
             remove_placement_group(self._group)

@@ -17,16 +17,16 @@ from typing import Any, ClassVar, final
 import numpy as np
 import ray
 import torch
-from ray.experimental import internal_kv
 from ray.util import collective
 from ray.util.collective import types
-from ray.util.collective.backend_registry import _global_registry, register_collective_backend
+from ray.util.collective.backend_registry import register_collective_backend
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
 
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.checked import CheckedCommunicator
 from raydist.collectives.opening import AUTO, open_communicator
 from raydist.collectives.rendezvous import RendezvousStore
+from raydist.compat.ray_internals import gcs_client
 from raydist.errors import DeadlineExceededError, InvalidArgumentError
 from raydist.values import ReduceOp
 
@@ -70,7 +70,7 @@ _TERMS: ContextVar[_Terms | None] = ContextVar("raydist_group_terms", default=No
 def register() -> None:
     """Make the backends known to Ray in this process. May be called twice."""
     for name, group in ((BACKEND, RaydistGroup), (SHARED_MEMORY_BACKEND, SharedMemoryGroup)):
-        if not _global_registry.is_registered(name):
+        if not collective.is_backend_available(name):
             register_collective_backend(name, group)
 
 
@@ -143,7 +143,7 @@ class _Group(BaseGroup):
         )
         self._checked = CheckedCommunicator(self.communicator, terms.device)
         if self._store is not None:
-            internal_kv._internal_kv_del(self._key())
+            gcs_client().internal_kv_del(self._key(), False, None)
 
     @classmethod
     def check_backend_availability(cls) -> bool:
@@ -192,7 +192,7 @@ class _Group(BaseGroup):
         if self.rank == 0:
             self._store = RendezvousStore(ray.util.get_node_ip_address()).start()
             address = f"{self._store.port} {self._store.host}"
-            internal_kv._internal_kv_put(self._key(), address.encode(), overwrite=True)
+            gcs_client().internal_kv_put(self._key(), address.encode(), True, None)
         else:
             address = self._await_address(timeout_s)
         port, host = address.split(" ")
@@ -201,7 +201,7 @@ class _Group(BaseGroup):
     def _await_address(self, timeout_s: float) -> str:
         deadline = time.monotonic() + timeout_s
         while True:
-            value: bytes | None = internal_kv._internal_kv_get(self._key())
+            value: bytes | None = gcs_client().internal_kv_get(self._key(), None)
             if value is not None:
                 return value.decode()
             if time.monotonic() >= deadline:

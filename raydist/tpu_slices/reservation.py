@@ -12,6 +12,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.tpu import SlicePlacementGroup, slice_placement_group
 
+from raydist.compat.ray_internals import free_resources, global_state
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.tpu_slices.inventory import TpuHost, count_whole, describe_slices, labels_of_single_host
 from raydist.tpu_slices.shape import SliceShape
@@ -25,7 +26,7 @@ _LOOK_S = 0.2
 
 def tpu_hosts() -> tuple[TpuHost, ...]:
     """The living nodes of the cluster that have TPU chips."""
-    free = ray._private.state.available_resources_per_node()
+    free = free_resources()
     return tuple(
         TpuHost(
             address=node["NodeManagerAddress"],
@@ -42,7 +43,7 @@ def tpu_hosts() -> tuple[TpuHost, ...]:
 
 def cluster_adds_tpus() -> bool:
     """Whether the cluster grows by itself, and TPU hosts may be among what is added."""
-    largest = ray._private.state.state.get_max_resources_from_cluster_config() or {}
+    largest = global_state().get_max_resources_from_cluster_config() or {}
     return bool(largest.get("TPU"))
 
 

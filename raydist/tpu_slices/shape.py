@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from ray._private.accelerators.tpu import VALID_TPU_TOPOLOGY
 from ray.util.tpu import get_tpu_version_from_type, get_tpu_worker_resources
 
+from raydist.compat.ray_internals import VALID_TPU_TOPOLOGY
 from raydist.errors import InvalidArgumentError
 
 __all__ = ["SliceShape", "check_names", "parse_version"]
