@@ -172,9 +172,7 @@ def _keeping_breakpoints() -> Iterator[None]:
 
 
 def _start() -> None:
-    init_local(
-        _FREE_AT_ONCE, include_dashboard=False, logging_level=logging.WARNING, resources={_STARTED_HERE: 1}
-    )
+    init_local(_FREE_AT_ONCE, include_dashboard=False, logging_level=logging.WARNING, resources={_STARTED_HERE: 1})
 
 
 def _await_end() -> None:

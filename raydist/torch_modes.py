@@ -16,7 +16,7 @@ import torch
 
 from raydist.torch_settings import SharedSettings, TorchSettings
 
-__all__ = ["TorchModes", "num_writes", "outside_inference_mode"]
+__all__ = ["TorchModes", "outside_inference_mode"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -113,13 +113,3 @@ def outside_inference_mode(fn: Callable[_P, _T]) -> Callable[_P, _T]:
             return fn(*args, **kwargs)
 
     return call
-
-
-def num_writes(tensor: torch.Tensor) -> int:
-    """How often torch knows a tensor to have been written to; -1 where it does not count, of one of inference mode.
-
-    >>> tensor = torch.zeros(1)
-    >>> num_writes(tensor.add_(1))
-    1
-    """
-    return -1 if tensor.is_inference() else tensor._version

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from raydist.torch_modes import TorchModes, num_writes, outside_inference_mode
+from raydist.compat.torch_internals import num_writes
+from raydist.torch_modes import TorchModes, outside_inference_mode
 from raydist.torch_settings import SharedSettings, TorchSettings
 
 Block = Callable[[], AbstractContextManager[Any]]

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable
 from typing import final
 
-from torch._C._distributed_c10d import Store
-
 from raydist.collectives.base import Membership
 from raydist.collectives.rendezvous import peek, write
+from raydist.compat.torch_internals import Store
 from raydist.errors import (
     CancelledError,
     CollectiveMismatchError,

@@ -16,10 +16,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import final
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-
 from raydist.collectives.base import Membership
 from raydist.collectives.translation import describe_operation, translate_torch_error
+from raydist.compat.torch_internals import PrefixStore, Store, TCPStore
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.owning_process import never_free, note_inherited
 

@@ -26,8 +26,8 @@ __all__ = [
     "without_ray_excepthook",
 ]
 
-# DEBUG_AUTOSCALING_STATUS: the key under which Ray's monitor reports. Without it nobody says that a request can never be
-# met, or that nodes are on their way: a strategy waits until its limit.
+# DEBUG_AUTOSCALING_STATUS: the key under which Ray's monitor reports. Without it nobody says that a request can never
+# be met, or that nodes are on their way: a strategy waits until its limit.
 # VALID_TPU_TOPOLOGY: the topologies of each TPU version, for an error that lists them before anything is reserved.
 
 

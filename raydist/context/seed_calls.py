@@ -6,6 +6,7 @@ Nothing in a generator's state tells, since the driver's draws nothing while the
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -30,16 +31,33 @@ class _SeedCalls:
             return self._count
 
     def _install(self) -> None:
-        # Both end in this one, however a program has imported them.
+        # Both call the generator of this module, however a program has imported them.
         module: Any = torch.random
-        original = module._seed_custom_device
+        module.default_generator = _Counted(module.default_generator, self._count_one)
 
-        def seed_custom_device(seed: Any) -> None:
-            with self._lock:
-                self._count += 1
-            original(seed)
+    def _count_one(self) -> None:
+        with self._lock:
+            self._count += 1
 
-        module._seed_custom_device = seed_custom_device
+
+@final
+class _Counted:
+    """A generator that tells when it is seeded."""
+
+    def __init__(self, generator: torch.Generator, tell: Callable[[], None]) -> None:
+        self._generator = generator
+        self._tell = tell
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        self._tell()
+        return self._generator.manual_seed(seed)
+
+    def seed(self) -> int:
+        self._tell()
+        return self._generator.seed()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)
 
 
 # One per process, as torch's generator is.

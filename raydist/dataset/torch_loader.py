@@ -70,8 +70,8 @@ def loader_op(loader: DataLoader[Any]) -> DatasetOp:
 
 def _is_iterated(loader: DataLoader[Any]) -> bool:
     """Return True where the loader's own iterator is needed: an iterable-style dataset, or an iterator of its own."""
-    # `_get_iterator` is private, but it is the method that loaders of other libraries override.
-    own = any(getattr(type(loader), name) is not getattr(DataLoader, name) for name in ("__iter__", "_get_iterator"))
+    kinds = type(loader).__mro__
+    own = any("iter" in name for kind in kinds[: kinds.index(DataLoader)] for name in vars(kind))
     return own or isinstance(loader.dataset, IterableDataset)
 
 

@@ -13,6 +13,7 @@ from typing import Any, final
 
 import torch
 
+from raydist.compat import torch_internals as own_tables
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.attempt import attempt_all
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
@@ -216,7 +217,7 @@ _DRAWN_TWICE = (
     "the step only, or on the driver only, from a generator of its own; the next run would take the driver's state."
 )
 
-_THROUGH_THE_MODULE = ("_parameters", "_buffers", "_modules")
+_THROUGH_THE_MODULE = (own_tables.PARAMETERS, own_tables.BUFFERS, own_tables.MODULES)
 
 
 def _is_open(obj: Any, flat: AttributeTable) -> bool:

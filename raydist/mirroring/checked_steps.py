@@ -17,6 +17,7 @@ from typing import Any, final
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from raydist.compat.torch_internals import module_table, parameter_table
 from raydist.mirroring.origin import Origin
 from raydist.mirroring.scope import Scope
 from raydist.mirroring.watched_places import WatchedPlace, is_of_strategy, trained_by, watch
@@ -125,8 +126,8 @@ class CheckedSteps:
 def _references(obj: Any) -> Iterator[Any]:
     if isinstance(obj, torch.nn.Module):
         held = attributes(obj)
-        yield from held.get("_parameters", {}).values()
-        yield from held.get("_modules", {}).values()
+        yield from parameter_table(obj).values()
+        yield from module_table(obj).values()
         yield from [value for name, value in held.items() if name[:1] != "_"]
     elif isinstance(obj, torch.optim.Optimizer):
         yield from trained_by(obj)

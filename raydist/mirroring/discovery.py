@@ -12,6 +12,7 @@ import torch
 
 from raydist.class_memory import remembered_by_class
 from raydist.collectives.reducer.parameter_hooks import ParameterHooks
+from raydist.compat.torch_internals import BUFFERS, buffer_table
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.driver_hooks import HOOKS_OF_DRIVER
 from raydist.mirroring.handles import DriverTable
@@ -20,7 +21,6 @@ from raydist.mirroring.origin import Origin, title
 from raydist.mirroring.scope import Scope
 from raydist.mirroring.shipment import Writes
 from raydist.mirroring.tensor import MirroredTensor, record_of
-from raydist.pickling.attribute_table import attributes
 from raydist.pickling.by_value import Reach
 from raydist.pickling.culprit import find_culprit
 from raydist.pickling.pickler import HandlePickler, PersistentId, WithGlobals, dumps
@@ -73,7 +73,7 @@ class Discovery:
         """Let tensors that the program has put in the places of mirrored modules' buffers (a cast does) be mirrored."""
         for changes in writes.control.values():
             for path, value in changes.items():
-                is_buffer = path[0] == "_buffers" and len(path) == 2 and type(value) is torch.Tensor
+                is_buffer = path[0] == BUFFERS and len(path) == 2 and type(value) is torch.Tensor
                 if is_buffer and self._table.handle_of(value) is None:
                     self._handle(value)
 
@@ -183,7 +183,7 @@ class Discovery:
 
     def _add_buffers(self, module: torch.nn.Module) -> None:
         """Buffers are told from other tensors by the module that registered them."""
-        for buffer in attributes(module).get("_buffers", {}).values():
+        for buffer in buffer_table(module).values():
             if buffer is not None and self._table.handle_of(buffer) is None:
                 self._handle(buffer)
 

@@ -16,6 +16,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from raydist.checkpoints.sharing.started_save import ShareSaver
+from raydist.compat.torch_internals import buffer_table, mark_as_stepped
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.argument_forms import ArgumentForms
 from raydist.mirroring.aspects import Aspects
@@ -33,7 +34,7 @@ from raydist.mirroring.scope import Scope
 from raydist.mirroring.shipment import Shipment, Writes
 from raydist.mirroring.step_functions import StepFunctions
 from raydist.mirroring.variables import Variables
-from raydist.pickling.attribute_table import AttributeTable, attributes
+from raydist.pickling.attribute_table import AttributeTable
 from raydist.pickling.pickler import PersistentId, loads
 from raydist.torch_modes import outside_inference_mode
 
@@ -83,7 +84,7 @@ class MirrorDriver:
             return "divided"
         if self.has_metrics(obj):
             return "whole"
-        buffers = (attributes(part)["_buffers"].values() for part in modules_of(obj))
+        buffers = (buffer_table(part).values() for part in modules_of(obj))
         return "whole" if any(buffer is not None for held in buffers for buffer in held) else "divided"
 
     def items_alone(self, objects: Mapping[str, Any]) -> dict[str, dict[str, int]]:
@@ -278,7 +279,7 @@ class MirrorDriver:
         with self._lock:
             for _, obj in self._table.objects():
                 if isinstance(obj, torch.optim.Optimizer):
-                    attributes(obj)["_opt_called"] = True
+                    mark_as_stepped(obj)
 
     def _refresh_modules(self) -> None:
         with self._lock:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from itertools import chain
-from typing import Any, final
+from typing import final
 
 import torch
 
 from raydist.collectives.reducer.parameter_hooks import ParameterHooks
+from raydist.compat.torch_internals import hook_tables, plain_tensors
 from raydist.mirroring.shipment import HookChanges, Writes
 from raydist.mirroring.tensor import TensorRecord
 
@@ -29,7 +30,7 @@ class DriverHooks:
 
     def add(self, record: TensorRecord) -> None:
         """Look after one more parameter. The replicas have its hooks."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             tensor = record.tensor
             if tensor is not None and ParameterHooks.of(tensor):
                 self._known[record.handle] = record, _keys_of(tensor)
@@ -47,7 +48,7 @@ class DriverHooks:
         self._pending = {}
         if not self._known:
             return
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             for handle, (record, known) in self._known.items():
                 tensor = record.tensor
                 if tensor is not None and (now := _keys_of(tensor)) != known:
@@ -65,9 +66,10 @@ class DriverHooks:
 _Keys = tuple[tuple[Hashable, ...], tuple[Hashable, ...]]
 
 
-def _keys_of(tensor: Any) -> _Keys:
+def _keys_of(tensor: torch.Tensor) -> _Keys:
     """Keys of all hooks of both kinds, raydist's included: a third of the time that it takes to tell these apart."""
-    return tuple(tensor._backward_hooks or ()), tuple(tensor._post_accumulate_grad_hooks or ())
+    before, after = hook_tables(tensor)
+    return tuple(before or ()), tuple(after or ())
 
 
 def _changes(now: ParameterHooks, known: frozenset[Hashable]) -> HookChanges:

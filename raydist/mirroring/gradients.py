@@ -15,11 +15,12 @@ from torch.utils.hooks import RemovableHandle
 
 from raydist.checkpoints.metric_shares import OWNER
 from raydist.collectives.reducer.parameter_hooks import OwnHook
+from raydist.compat.torch_internals import num_writes, plain_tensors
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.shipment import TensorImage, Writes
 from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of, tensor_address
 from raydist.pickling.attribute_table import attributes
-from raydist.torch_modes import num_writes, outside_inference_mode
+from raydist.torch_modes import outside_inference_mode
 
 __all__ = ["Gradients", "clearing"]
 
@@ -48,7 +49,7 @@ class Gradients:
         if not isinstance(tensor, torch.nn.Parameter):
             return
         self._records[record.handle] = record
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             if tensor.grad is not None:
                 self._fetched[record.handle] = tensor.grad, _mark(tensor.grad)
         self.watch(record)
@@ -61,7 +62,7 @@ class Gradients:
         tensor = record.tensor
         if tensor is None or record.handle in self._hooks or record.handle not in self._records:
             return
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             if tensor.requires_grad:
                 # It runs before autograd adds to `.grad`.
                 self._hooks[record.handle] = tensor.register_hook(OwnHook(self._before_backward, record))
@@ -108,7 +109,7 @@ class Gradients:
         began = self._num_expired
         images = self._link.call(0, MirrorCalls.collect_gradients)
         self._fetched_at = began
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             for handle, tensor in self._tensors(self._records.keys()):
                 if handle not in self._cleared and self._is_fetched(handle, tensor):
                     self._store(handle, tensor, images.get(handle))
@@ -142,7 +143,7 @@ class Gradients:
         tensor = record.tensor
         if tensor is None or record.handle not in self._records:
             return
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             self._touched.add(record.handle)
             self._fetched.pop(record.handle, None)  # what is not known here will be sent
             if tensor.grad is None:
@@ -150,7 +151,7 @@ class Gradients:
 
     def clear(self, obj: Any) -> None:
         """Set the gradients of a module or an optimizer to None."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             for parameter in _parameters(obj):
                 if type(parameter) is MirroredTensor and record_of(parameter).handle in self._records:
                     parameter.grad = None
@@ -159,7 +160,7 @@ class Gradients:
     def collect(self, writes: Writes) -> None:
         """Add what the driver cleared, set, changed or computed since the last step."""
         writes.cleared_gradients = [handle for handle, _ in self._tensors(self._cleared)]
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             held = [(handle, tensor.grad) for handle, tensor in self._tensors(self._touched | self._fetched.keys())]
             self._sent = {
                 handle: gradient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -12,10 +13,10 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from raydist.class_memory import remembered_by_class
+from raydist.compat.torch_internals import num_writes, plain_tensors
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, Digest, Identity, attributes, capture, patch
 from raydist.pickling.parametrized import match_class
 from raydist.pickling.witness import Witness, witness_of
-from raydist.torch_modes import num_writes
 
 __all__ = [
     "ObjectKind",
@@ -48,8 +49,7 @@ class ObjectKind:
 MODULES = ObjectKind("module", torch.nn.Module)
 OPTIMIZERS = ObjectKind("optimizer", torch.optim.Optimizer, frozenset({"state", "step", "zero_grad"}))
 SCHEDULERS = ObjectKind("scheduler", LRScheduler)
-# The per-optimizer states are keyed by id(optimizer), which differs between processes, and live for one step only.
-SCALERS = ObjectKind("gradient scaler", torch.amp.GradScaler, frozenset({"_per_optimizer_states"}))
+SCALERS = ObjectKind("gradient scaler", torch.amp.GradScaler)
 GENERATORS = ObjectKind("generator", torch.Generator)
 KINDS = (MODULES, OPTIMIZERS, SCHEDULERS, SCALERS, GENERATORS)
 
@@ -78,6 +78,9 @@ def is_metric(obj: Any) -> bool:
 
 def _skip(obj: Any) -> frozenset[str]:
     kind = kind_of(obj)
+    if kind is SCALERS:
+        # What it notes of each optimizer is keyed by id(optimizer), which differs between processes, for one step.
+        return frozenset(name for name, value in attributes(obj).items() if isinstance(value, defaultdict))
     if kind is not None and kind is not MODULES:
         return kind.skip
     if is_metric(obj):
@@ -143,7 +146,7 @@ def content_digest(handle_of: Callable[[Any], int | None]) -> Digest:
         if handle is not None:
             return "handle", handle
         if isinstance(value, torch.Tensor):
-            with torch._C.DisableTorchFunctionSubclass():
+            with plain_tensors():
                 return Identity(value), num_writes(value), _number_in(value)
         if kind_of(value) is not None or isinstance(value, type) or callable(value):
             return Identity(value)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from raydist.checkpoints.metric_shares import GIVEN_SHARES
+from raydist.compat.torch_internals import module_table
 from raydist.mirroring.kinds import is_metric
 from raydist.pickling.attribute_table import attributes
 
@@ -53,7 +54,7 @@ def metrics_in(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 def _places(name: str, obj: Any) -> Iterator[tuple[str, Any]]:
     yield name, obj
-    for key, part in attributes(obj)["_modules"].items() if isinstance(obj, torch.nn.Module) else ():
+    for key, part in module_table(obj).items() if isinstance(obj, torch.nn.Module) else ():
         yield from _places(f"{name}/{key}", part)
 
 

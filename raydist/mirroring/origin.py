@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 from torch.nn.parameter import is_lazy
 
+from raydist.compat.torch_internals import buffer_table, module_table, parameter_table, plain_tensors
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.objects import is_mirrored_class
 from raydist.mirroring.scope import Scope
@@ -134,12 +135,11 @@ def _name_in(module: torch.nn.Module, parameter: torch.Tensor) -> str:
     """Past what the module does on access: a mirrored one would ask the replicas."""
     waiting, seen = [("", module)], {id(module)}
     for prefix, current in waiting:
-        held = attributes(current)
-        own = {**held.get("_parameters", {}), **held.get("_buffers", {})}
+        own = {**parameter_table(current), **buffer_table(current)}
         found = next((name for name, tensor in own.items() if tensor is parameter), "")
         if found:
             return prefix + found
-        children = [(name, child) for name, child in held.get("_modules", {}).items() if child is not None]
+        children = [(name, child) for name, child in module_table(current).items() if child is not None]
         waiting += [(f"{prefix}{name}.", child) for name, child in children if id(child) not in seen]
         seen.update(id(child) for _, child in children)
     return ""
@@ -148,6 +148,6 @@ def _name_in(module: torch.nn.Module, parameter: torch.Tensor) -> str:
 def title(obj: Any) -> str:
     """An object in a message."""
     if isinstance(obj, torch.Tensor):
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             return f"a {'parameter' if isinstance(obj, torch.nn.Parameter) else 'buffer'} of shape {tuple(obj.shape)}"
     return f"a {type(obj).__name__}"

@@ -7,23 +7,12 @@ from typing import Any
 
 import torch
 
+from raydist.class_memory import remembered_by_class
+from raydist.compat.torch_internals import module_table, parameter_table
 from raydist.pickling.attribute_table import attributes
 
 __all__ = ["has_load_hooks", "has_plain_state", "held_parameters", "modules_of"]
 
-_LOAD_HOOKS = (
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-    "_optimizer_load_state_dict_pre_hooks",
-    "_optimizer_load_state_dict_post_hooks",
-)
-_SAVE_HOOKS = (
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_optimizer_state_dict_pre_hooks",
-    "_optimizer_state_dict_post_hooks",
-)
-_METHODS = ("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict")
 _EXTRA = "get_extra_state"
 _TORCHS = ("torch.nn.", "torch.optim.")
 
@@ -35,7 +24,7 @@ def modules_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     ['Sequential', 'Tanh']
     """
     yield module
-    for part in attributes(module)["_modules"].values():
+    for part in module_table(module).values():
         if part is not None:
             yield from modules_of(part)
 
@@ -49,7 +38,7 @@ def held_parameters(obj: Any) -> Iterator[torch.Tensor]:
     """
     if isinstance(obj, torch.nn.Module):
         for part in modules_of(obj):
-            yield from (each for each in attributes(part)["_parameters"].values() if each is not None)
+            yield from (each for each in parameter_table(part).values() if each is not None)
     else:
         for group in attributes(obj)["param_groups"]:
             yield from group["params"]
@@ -64,7 +53,7 @@ def has_load_hooks(obj: Any) -> bool:
     (True, False)
     """
     parts = modules_of(obj) if isinstance(obj, torch.nn.Module) else [obj]
-    return any(attributes(part).get(name) for part in parts for name in _LOAD_HOOKS)
+    return any(_has_hooks(part, "load_state_dict") for part in parts)
 
 
 def has_plain_state(obj: Any) -> bool:
@@ -82,12 +71,20 @@ def has_plain_state(obj: Any) -> bool:
 
 
 def _is_plain(part: Any) -> bool:
-    held, cls = attributes(part), type(part)
-    if any(held.get(name) for name in _SAVE_HOOKS) or any(name in held for name in (*_METHODS, _EXTRA)):
+    held = attributes(part)
+    if _has_hooks(part, "state_dict") or _EXTRA in held:
         return False
-    methods = [getattr(cls, name) for name in _METHODS if hasattr(cls, name)]
-    extra = getattr(cls, _EXTRA, None)
-    return all(each.__module__.startswith(_TORCHS) for each in methods) and extra in (
-        None,
-        torch.nn.Module.get_extra_state,
-    )
+    return not any("state_dict" in name and callable(each) for name, each in held.items()) and _has_torchs(type(part))
+
+
+def _has_hooks(part: Any, kind: str) -> bool:
+    """Return True where torch holds hooks of a kind for a module or an optimizer."""
+    return any(value for name, value in attributes(part).items() if kind in name and name.endswith("hooks"))
+
+
+@remembered_by_class
+def _has_torchs(cls: Any) -> bool:
+    """Return True where the methods of a class that make and take states are torch's own."""
+    methods = [getattr(cls, name) for name in dir(cls) if "state_dict" in name]
+    own = [each for each in methods if callable(each) and not each.__module__.startswith(_TORCHS)]
+    return not own and getattr(cls, _EXTRA, None) in (None, torch.nn.Module.get_extra_state)

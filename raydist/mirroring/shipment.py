@@ -11,6 +11,7 @@ import torch
 
 from raydist.collectives.flat_bytes import flat_bytes
 from raydist.collectives.reducer.parameter_hooks import ParameterHooks, detach_hooks
+from raydist.compat.torch_internals import plain_tensors
 from raydist.pickling.attribute_table import AttributePath
 from raydist.values import PerReplica
 
@@ -120,7 +121,7 @@ class TensorImage:
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorImage:
         """An image of the present values (it shares their memory where they are contiguous on the CPU)."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             held = tensor.detach().to("cpu")
             if held.layout is not torch.strided:
                 parts = tuple(TensorImage.of(part) for part in _parts(held))
@@ -210,7 +211,7 @@ def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Give `tensor` these values in place; new memory only where shape, dtype or layout differ, it is sparse, or
     expanded: then several elements have one place in memory.
     """
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+    with torch.no_grad(), plain_tensors():
         alike = tensor.shape == values.shape and tensor.dtype == values.dtype and tensor.layout is values.layout
         # An assignment to the `.data` of a CSR tensor does nothing.
         if alike and tensor.layout is not torch.sparse_coo and not _is_expanded(tensor):

@@ -11,10 +11,18 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, final
 
+import numpy as np
 import torch
-from torch._compile import _disable_dynamo
 
-from raydist.torch_modes import num_writes
+from raydist.compat.torch_internals import (
+    VALUELESS_GETTERS,
+    disable_compiler,
+    mark_as_parameter,
+    num_writes,
+    plain_tensors,
+    unmark_as_parameter,
+)
+from raydist.mirroring.memory_users import MemoryUsers
 
 __all__ = [
     "UNKNOWN_VERSION",
@@ -65,13 +73,17 @@ class TensorRecord:
 
     Attributes:
         handle: The number both sides know it by.
-        version: The tensor's `_version` when it last equalled the replicas' value.
+        version: The tensor's number of writes when it last equalled the replicas' value.
         memory: Its address then: `p.data = x` exchanges the memory.
         requires_grad: The flag then.
-        synced: Its values then; kept only while somebody else shares the memory and could write unseen.
+        synced: Its values then; kept only while somebody else may share the memory and write unseen.
+        users: Who else may write to the memory.
     """
 
-    __slots__ = ("__weakref__", "_tensor", "handle", "memory", "owner", "plain", "requires_grad", "synced", "version")
+    __slots__ = (
+        *("__weakref__", "_tensor", "handle", "memory", "owner", "plain", "requires_grad", "synced", "users"),
+        "version",
+    )
 
     def __init__(self, tensor: torch.Tensor, handle: int, owner: TensorOwner) -> None:
         self._tensor = weakref.ref(tensor)
@@ -79,6 +91,7 @@ class TensorRecord:
         self.owner = owner
         self.plain = type(tensor)
         self.synced: torch.Tensor | None = None
+        self.users = MemoryUsers()
         self.note_sent(tensor)
 
     @property
@@ -89,25 +102,25 @@ class TensorRecord:
     def note_sent(self, tensor: torch.Tensor) -> None:
         """The replicas have the tensor's values and its flag, or will with the next step."""
         self.note_synced(tensor)
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             self.requires_grad = tensor.requires_grad
 
     def note_synced(self, tensor: torch.Tensor) -> None:
         """The tensor equals the replicas' value now. Its flag may be the program's, and not theirs yet."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
+            self.synced = tensor.detach().clone() if self.users.are_there(tensor) else None
             self.version = num_writes(tensor)
             self.memory = _address(tensor)
-            self.synced = tensor.detach().clone() if is_shared(tensor) else None
 
     def keep_if_shared(self, tensor: torch.Tensor) -> None:
         """Keep the present values for comparison if somebody shares the memory from now on."""
-        if self.synced is None and is_shared(tensor):
-            with torch._C.DisableTorchFunctionSubclass():
+        if self.synced is None and self.users.are_there(tensor):
+            with plain_tensors():
                 self.synced = tensor.detach().clone()
 
     def is_written(self, tensor: torch.Tensor) -> bool:
         """Whether the driver has written to the tensor since it last equalled the replicas'."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             if num_writes(tensor) != self.version or _address(tensor) != self.memory:
                 return True
             return self.synced is not None and not _equal(self.synced, tensor.detach())
@@ -125,17 +138,6 @@ class TensorRecord:
         return torch.where(kept, tensor.detach(), fresh.to(tensor.device)) if bool(kept.any()) else fresh
 
 
-def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether another tensor, a numpy array or a dlpack capsule uses the same memory.
-
-    The storage is counted once by `tensor` and once by the handle that this very question makes.
-    """
-    with torch._C.DisableTorchFunctionSubclass():
-        if tensor.layout is not torch.strided:  # its memory is that of several others
-            return False
-        return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 2
-
-
 def _address(tensor: torch.Tensor) -> tuple[int, torch.dtype, torch.Size]:
     return tensor_address(tensor), tensor.dtype, tensor.shape
 
@@ -144,8 +146,9 @@ def tensor_address(tensor: torch.Tensor) -> int:
     """Of the values' memory."""
     if tensor.layout is torch.strided:
         return tensor.data_ptr()
-    values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
-    return values.data_ptr()
+    if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():
+        return 0
+    return tensor.values().data_ptr()
 
 
 def _differs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -183,8 +186,8 @@ _METHODS: list[Any] = [
 ]  # fmt: skip
 _NO_VALUES: frozenset[Callable[..., Any]] = _getters(
     ["shape", "dtype", "device", "ndim", "is_leaf", "layout", "grad_fn", "is_cuda", "is_sparse", "is_cpu"]
-    + ["is_quantized", "is_meta", "is_nested", "itemsize", "nbytes", "names", "_version", "_backward_hooks"]
-) | frozenset(_METHODS)
+    + ["is_quantized", "is_meta", "is_nested", "itemsize", "nbytes", "names"]
+) | frozenset((*_METHODS, *VALUELESS_GETTERS))
 # What is announced to the owner before and after, for what is not about the values.
 _ANNOUNCED: dict[Callable[..., Any], tuple[str, str]] = {
     _getter("requires_grad"): ("before_flags", "after_use"),
@@ -203,6 +206,7 @@ _STATISTICS_WRITERS: list[Any] = [
     torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm, torch.instance_norm,
     torch.native_batch_norm, torch.batch_norm_update_stats,
 ]  # fmt: skip
+_SET_DATA = _setter("data")
 _WRITE_UNCOUNTED: frozenset[Callable[..., Any]] = frozenset(_STATISTICS_WRITERS)
 
 
@@ -210,7 +214,7 @@ class MirroredTensor(torch.Tensor):
     """A parameter or buffer whose values live on the replicas. Made by :func:`mirror_tensor`, never constructed."""
 
     @classmethod
-    @_disable_dynamo  # a compiled function on the driver: what asks the replicas is not for tracing
+    @disable_compiler  # a compiled function on the driver: what asks the replicas is not for tracing
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
@@ -221,17 +225,18 @@ class MirroredTensor(torch.Tensor):
         before, after = _ANNOUNCED.get(func, ("before_values", "after_use"))
         for record in records:
             getattr(record.owner, before)(record)
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             earlier = _values_of(records) if func in _WRITE_UNCOUNTED else []
             result = func(*args, **kwargs)
             for record, tensor, values in earlier:
                 record.note_values(tensor, values)
+            for record in records if before == "before_values" else ():
+                result = note_aliases(record, result)
+            if func == _SET_DATA and records and records[0].tensor is args[0]:
+                records[0].version = UNKNOWN_VERSION
+                records[0].users = MemoryUsers()
         for record in records:
             getattr(record.owner, after)(record)
-        if func is torch.Tensor.detach and records and type(result) is torch.Tensor:
-            # nn.Parameter(p), and weight_norm with it, insist on a detach that keeps the class.
-            result.__class__ = MirroredTensor
-            result.__dict__[_RECORD] = records[0]
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
@@ -240,7 +245,7 @@ class MirroredTensor(torch.Tensor):
             return found
         record = record_of(self)
         record.owner.before_values(record)
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             copy = _as_plain(self, self.detach().clone(memory_format=torch.preserve_format))
         record.owner.copied(copy)
         memo[id(self)] = copy
@@ -249,16 +254,64 @@ class MirroredTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         record = record_of(self)
         record.owner.before_values(record)
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             return _as_plain(self, self.detach()).__reduce_ex__(protocol)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # its stub has no keyword
         record = record_of(self)
         record.owner.before_values(record)
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             shown = self.detach().requires_grad_(self.requires_grad) if self.is_leaf else self.detach()
             prefix = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
             return prefix + repr(shown)
+
+
+def note_aliases(record: TensorRecord, result: Any) -> Any:
+    """Note what in a function's result may use the memory of a mirrored tensor; return the result.
+
+    Tensors that do become aliases: what a program makes of an alias in turn is noted as well, and a read of one is
+    one of the mirrored tensor. (nn.Parameter(p), and weight_norm with it, insist on a detach that keeps the class.)
+    """
+    if isinstance(result, torch.Tensor):
+        _note_tensor(record, result)
+    elif isinstance(result, np.ndarray):
+        record.users.add(weakref.ref(result))
+    elif isinstance(result, list | tuple):
+        for each in result:
+            note_aliases(record, each)
+    elif isinstance(result, Iterator):
+        return iter(note_aliases(record, list(result)))
+    elif isinstance(result, torch.UntypedStorage) and result.device.type == "cpu":
+        return record.users.lend(result)
+    elif not isinstance(result, _WITHOUT_MEMORY):
+        record.users.note_unknown()
+    return result
+
+
+_WITHOUT_MEMORY = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, type)
+
+
+def _note_tensor(record: TensorRecord, result: torch.Tensor) -> None:
+    tensor = record.tensor
+    if tensor is None or result is tensor or (type(result) is MirroredTensor and record_of(result) is not record):
+        return
+    if not _may_share(result, tensor):
+        return
+    record.users.add(weakref.ref(result))
+    if type(result) is torch.Tensor:
+        result.__class__ = MirroredTensor
+        result.__dict__[_RECORD] = record
+    elif type(result) is not MirroredTensor:  # of a class that does not tell what is made of it
+        record.users.note_unknown()
+
+
+def _may_share(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if other.layout is not torch.strided:
+        return False
+    try:
+        return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # one of functorch's, around something else
+        return True
 
 
 def _as_plain(mirrored: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -293,7 +346,7 @@ def mirror_tensor(tensor: torch.Tensor, handle: int, owner: TensorOwner) -> Tens
     tensor.__class__ = MirroredTensor
     tensor.__dict__[_RECORD] = record
     if was_parameter:
-        tensor.__dict__["_is_param"] = True
+        mark_as_parameter(tensor)
     return record
 
 
@@ -302,5 +355,5 @@ def plain_tensor(record: TensorRecord) -> None:
     tensor = record.tensor
     if tensor is not None:
         del tensor.__dict__[_RECORD]
-        tensor.__dict__.pop("_is_param", None)
+        unmark_as_parameter(tensor)
         tensor.__class__ = record.plain

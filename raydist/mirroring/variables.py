@@ -9,6 +9,7 @@ from typing import final
 
 import torch
 
+from raydist.compat.torch_internals import plain_tensors
 from raydist.mirroring.attempt import attempt_all
 from raydist.mirroring.buffers.aggregation import Aggregations
 from raydist.mirroring.buffers.shares import aggregate
@@ -152,7 +153,7 @@ class Variables:
         tensor = None if record is None else record.tensor
         if record is None or tensor is None:
             return
-        with self._storing, torch._C.DisableTorchFunctionSubclass():
+        with self._storing, plain_tensors():
             merged = record.merge(tensor, fresh)
             overwrite(tensor, merged)
             record.note_synced(tensor)
@@ -164,7 +165,7 @@ class Variables:
         record = self._records.get(handle)
         tensor = None if record is None else record.tensor
         if record is not None and tensor is not None:
-            with torch._C.DisableTorchFunctionSubclass():
+            with plain_tensors():
                 tensor.requires_grad_(requires_grad)
             record.requires_grad = requires_grad
 
@@ -178,9 +179,9 @@ class Variables:
             if is_written:
                 self._origin.require_device(tensor)
                 self.refresh()
-                with torch._C.DisableTorchFunctionSubclass():
+                with plain_tensors():
                     writes.tensors[handle] = tensor.detach()
-            with torch._C.DisableTorchFunctionSubclass():
+            with plain_tensors():
                 if tensor.requires_grad != record.requires_grad:
                     writes.requires_grad[handle] = tensor.requires_grad
 

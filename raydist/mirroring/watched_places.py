@@ -11,6 +11,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from raydist.class_memory import remembered_by_class
+from raydist.compat.torch_internals import module_table, parameter_table
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.by_value import referenced_globals
 
@@ -106,10 +107,9 @@ def _counts(value: Any) -> bool:
 
 
 def _children(obj: Any) -> tuple[int, ...]:
-    held = attributes(obj)
-    if "param_groups" in held:
+    if isinstance(obj, torch.optim.Optimizer):
         return tuple(map(id, trained_by(obj)))
-    return (*map(id, held.get("_parameters", {}).values()), *map(id, held.get("_modules", {}).values()))
+    return (*map(id, parameter_table(obj).values()), *map(id, module_table(obj).values()))
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[Any]:

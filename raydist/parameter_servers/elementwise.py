@@ -137,7 +137,7 @@ def _stepped(
 
 
 def _overwrite(gradient: torch.Tensor) -> None:
-    (gradient._values() if gradient.is_sparse else gradient).fill_(torch.nan)
+    (gradient.values() if gradient.is_sparse else gradient).fill_(torch.nan)
 
 
 def _example(form: _Form) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -162,7 +162,7 @@ def _part(gradient: torch.Tensor, rows: slice) -> torch.Tensor:
         return gradient[rows]
     inside = (rows.start <= _TOUCHED) & (rows.stop > _TOUCHED)
     shape = (rows.stop - rows.start, _COLUMNS)
-    values = gradient._values()[inside]
+    values = gradient.values()[inside]
     return torch.sparse_coo_tensor(
         _TOUCHED[inside][None] - rows.start, values, shape, is_coalesced=True, check_invariants=False
     )

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from raydist.compat.torch_internals import foreach_copy
 from raydist.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from raydist.parameter_servers.requests import Pull, Push, ServerAnswer, ServerRequest
 
@@ -82,7 +83,7 @@ def fill(into: Into, numbers: Sequence[int], values: Sequence[torch.Tensor]) -> 
             f"raydist bug: an answer must have the values of {len(numbers)} slices, got {len(values)}."
         )
     with torch.no_grad():
-        torch._foreach_copy_([into[number] for number in numbers], list(values))
+        foreach_copy([into[number] for number in numbers], list(values))
 
 
 def too_late(name: str, timeout_s: float) -> DeadlineExceededError:

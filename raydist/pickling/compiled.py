@@ -14,7 +14,12 @@ from typing import Any
 
 import torch
 
+from raydist.compat.torch_internals import module_table
+
 __all__ = ["original_of", "reduce_compiled"]
+
+
+_MARK = "get_compiler_config"  # what torch puts on each function that it compiles
 
 
 def reduce_compiled(obj: Any) -> tuple[Any, ...] | None:
@@ -29,12 +34,11 @@ def reduce_compiled(obj: Any) -> tuple[Any, ...] | None:
 def original_of(obj: Any) -> Any:
     """What was compiled, or None if `obj` is not the result of `torch.compile`."""
     if isinstance(obj, types.FunctionType):
-        # functools.wraps copies the attribute onto functions around the compiled one; those have another id.
-        if vars(obj).get("_torchdynamo_wrapper_id") == id(obj):
-            return vars(obj).get("_torchdynamo_orig_callable")
-        return None
-    if isinstance(obj, torch.nn.Module):
-        return vars(obj).get("_modules", {}).get("_orig_mod") if "dynamo_ctx" in vars(obj) else None
+        # functools.wraps copies the mark onto functions around a compiled one, too.
+        inner = vars(obj).get("__wrapped__")
+        return inner if _MARK in vars(obj) and _MARK not in getattr(inner, "__dict__", {}) else None
+    if isinstance(obj, torch.nn.Module) and "dynamo_ctx" in vars(obj):
+        return next(iter(module_table(obj).values()))
     return None
 
 
@@ -46,19 +50,29 @@ def _context_of(obj: Any) -> Any:
 
 def _arguments(context: Any) -> dict[str, Any]:
     """Keyword arguments of the `torch.compile` call that made `context`."""
+    backend = _backend_of(context)
     found: dict[str, Any] = {
         "fullgraph": bool(getattr(context, "fullgraph", False)),
-        "dynamic": getattr(context, "_dynamic", None),
+        "dynamic": getattr(backend, "dynamic", None),
     }
-    backend: Any = getattr(context, "callback", None)
-    while hasattr(backend, "_torchdynamo_orig_backend"):
-        backend = backend._torchdynamo_orig_backend
     if hasattr(backend, "compiler_fn"):
         found["backend"] = backend.compiler_fn
         found["options"] = getattr(backend, "kwargs", {}).get("options")
     elif getattr(backend, "config", None):
         found["options"] = dict(backend.config)
     return found
+
+
+def _backend_of(context: Any) -> Any:
+    """Return what torch keeps of `backend`, `options` and `dynamic`, in callables that each hold the next one."""
+    waiting, seen = [getattr(context, "callback", None)], set()
+    for each in waiting:
+        held = getattr(each, "__dict__", {})
+        if "dynamic" in held and ("compiler_fn" in held or "config" in held):
+            return each
+        seen.add(id(each))
+        waiting += [value for value in held.values() if callable(value) and id(value) not in seen]
+    return None
 
 
 def _compile_again(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:

@@ -6,12 +6,13 @@ pickle it. All that the class says is in the module's `parametrizations`, from w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn.utils import parametrize
 
+from raydist.compat.torch_internals import module_table
 from raydist.pickling.attribute_table import attributes
 
 __all__ = ["match_class", "reduce_parametrized"]
@@ -26,20 +27,28 @@ def reduce_parametrized(module: Any) -> tuple[Any, ...] | None:
 
 def match_class(module: torch.nn.Module) -> None:
     """Give a module the class that its `parametrizations` ask for, after they may have changed."""
-    names = _names(module)
     # As torch sees it: the class of a mirrored module is a subclass that hides behind the one its author wrote.
-    if not names and _is_injected(module.__class__):
-        module.__class__ = module.__class__.__bases__[0]
-    if names and not _is_injected(module.__class__):
-        parametrize._inject_new_class(module)
+    cls, names = module.__class__, _names(module)
+    plain = cls.__bases__[0] if _is_injected(cls) else cls
+    if not names and plain is not cls:
+        module.__class__ = plain
+    elif any(not isinstance(vars(cls).get(name), property) for name in names):
+        module.__class__ = _parametrized_class(plain, names)
+
+
+def _parametrized_class(cls: type[torch.nn.Module], names: Sequence[str]) -> type[torch.nn.Module]:
+    """Have torch make the class again, for a module of which nothing else is used."""
+    shell = _new(cls)
+    torch.nn.Module.__init__(shell)
     for name in names:
-        if not isinstance(vars(module.__class__).get(name), property):
-            parametrize._inject_property(module, name)
+        torch.nn.Module.register_parameter(shell, name, torch.nn.Parameter(torch.empty(0)))
+        parametrize.register_parametrization(shell, name, torch.nn.Identity(), unsafe=True)
+    return shell.__class__
 
 
 def _names(module: torch.nn.Module) -> list[str]:
-    held = attributes(module).get("_modules", {}).get("parametrizations")
-    return [] if held is None else list(attributes(held)["_modules"])
+    held = module_table(module).get("parametrizations")
+    return [] if held is None else list(module_table(held))
 
 
 def _is_injected(cls: type) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from raydist.compat.torch_internals import is_wrapped_step
 from raydist.errors import FailedPreconditionError
 from raydist.pickling.attribute_table import attributes
 
@@ -21,7 +22,7 @@ def require_step_of_class(optimizer: torch.optim.Optimizer) -> None:
     >>> require_step_of_class(optimizer)
     """
     own = attributes(optimizer).get("step")  # of a mirrored one, `vars` would wait for the steps under way
-    if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
+    if own is not None and not is_wrapped_step(own):
         name = type(optimizer).__name__
         raise FailedPreconditionError(
             f"The step of an optimizer must be that of its class, since replicas run that one, but this {name} was "

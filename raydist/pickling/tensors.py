@@ -7,6 +7,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from raydist.compat.torch_internals import plain_tensors
 from raydist.parameter_servers.rows.row_gradient import RowGradient
 
 __all__ = ["ReplicaDevice", "StorageBytes", "TensorReducer"]
@@ -65,12 +66,12 @@ class TensorReducer:
     def __init__(self, *, to_replica: bool) -> None:
         self._to_replica = to_replica
         self._replica_device = ReplicaDevice()
-        self._storages: dict[int, StorageBytes] = {}
+        self._storages: dict[tuple[int, int], StorageBytes] = {}
         self._copies: list[torch.Tensor] = []  # kept for as long as storages are told apart by where they are
 
     def reduce(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
         """How to pickle `tensor`; None to leave it to itself (sparse, quantised, ...)."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
                 return None
             if tensor.is_conj() or tensor.is_neg():  # its memory is not what it shows
@@ -93,7 +94,7 @@ class TensorReducer:
     def storage_of(self, tensor: torch.Tensor) -> StorageBytes:
         """The one `StorageBytes` of this pickling for the memory of `tensor`."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage.data_ptr(), storage.nbytes()
         if key not in self._storages:
             memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             self._storages[key] = StorageBytes(memory.cpu().numpy())

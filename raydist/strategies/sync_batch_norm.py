@@ -8,10 +8,11 @@ from contextvars import ContextVar
 from typing import Any, final
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 
 from raydist.collectives.reducing import HALVES
+from raydist.compat.torch_internals import BatchNorm, num_writes
 from raydist.context.current import in_cross_replica_context
 from raydist.context.replica_context import ReplicaContext
 from raydist.errors import InvalidArgumentError
@@ -22,7 +23,7 @@ __all__ = ["SyncBatchNorm", "adopt_layer"]
 
 
 @final
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(torch.nn.SyncBatchNorm):
     """Batch normalisation whose statistics are those of the global batch, however it is split.
 
     With it a network trains on N replicas to the parameters of one (torch.nn.BatchNorm takes each replica's own rows).
@@ -49,6 +50,9 @@ class SyncBatchNorm(_BatchNorm):
     torch.Size([4, 3])
     """
 
+    # Not torch.nn.SyncBatchNorm's, which takes a process group.
+    __init__ = torch.nn.BatchNorm1d.__init__
+
     @classmethod
     def convert(cls, module: torch.nn.Module) -> torch.nn.Module:
         """Give every BatchNorm layer in `module` the statistics of the global batch.
@@ -74,22 +78,16 @@ class SyncBatchNorm(_BatchNorm):
         'SyncBatchNorm'
         """
         for layer in module.modules():
-            if isinstance(layer, _LazyNormBase) and layer.has_uninitialized_params():
+            if isinstance(layer, LazyModuleMixin) and isinstance(layer, BatchNorm) and layer.has_uninitialized_params():
                 raise InvalidArgumentError(
                     f"SyncBatchNorm.convert needs layers that know their number of features, got a "
                     f"{type(layer).__name__} before its first call. Call the model on a batch first."
                 )
             if type(layer) in _OF_TORCH:
                 layer.__class__ = cls
-            elif isinstance(layer, _BatchNorm) and not isinstance(layer, cls):
+            elif isinstance(layer, BatchNorm) and not isinstance(layer, cls):
                 _normalise_globally(layer)
         return module
-
-    def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name of the argument
-        if input.dim() < 2:
-            raise InvalidArgumentError(
-                f"SyncBatchNorm needs (rows, features, ...), got shape {tuple(input.shape)}. Add a dimension of rows."
-            )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name of the argument
         """Normalise by the mean and variance of all replicas' rows; in evaluation by the running statistics.
@@ -114,10 +112,15 @@ class SyncBatchNorm(_BatchNorm):
         >>> layer(torch.tensor([[1.0], [3.0]])).flatten().round(decimals=3)
         tensor([-1.,  1.])
         """
+        if input.dim() < 2:
+            raise InvalidArgumentError(
+                f"SyncBatchNorm needs (rows, features, ...), got shape {tuple(input.shape)}. Add a dimension of rows."
+            )
         with _GlobalBatchNorm():
-            return super().forward(input)
+            return torch.nn.BatchNorm1d.forward(self, input)
 
 
+_NOTE = "_raydist_normalised_globally"
 _OF_TORCH = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
 
 
@@ -130,12 +133,13 @@ def adopt_layer(obj: Any) -> None:
     True
     """
     if type(obj) is torch.nn.SyncBatchNorm:
-        obj.__class__ = SyncBatchNorm  # type: ignore[assignment]  # nobody derives from torch's
+        obj.__class__ = SyncBatchNorm
 
 
 def _normalise_globally(layer: torch.nn.Module) -> None:
     """Have the calls of `torch.nn.functional.batch_norm` in a layer's forward use the global batch; once."""
-    if _begin not in layer._forward_pre_hooks.values():
+    if not hasattr(layer, _NOTE):
+        setattr(layer, _NOTE, True)
         layer.register_forward_pre_hook(_begin)
         layer.register_forward_hook(_end, always_call=True)
 
@@ -202,7 +206,7 @@ _SIGNATURE = inspect.signature(torch.nn.functional.batch_norm)
 
 def _version(layer: Any) -> int:
     running_mean = getattr(layer, "running_mean", None)
-    return 0 if running_mean is None else running_mean._version
+    return 0 if running_mean is None else num_writes(running_mean)
 
 
 def _context_of_several() -> ReplicaContext | None:

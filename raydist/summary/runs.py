@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,12 +105,16 @@ def _graph_of(module: nn.Module, inputs: Any) -> bytes:
 
 
 def _traced(module: nn.Module, inputs: Any) -> bytes:
-    from torch.utils.tensorboard._pytorch_graph import graph as trace
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from torch.utils.tensorboard import SummaryWriter
 
     plain = copy.deepcopy(module)  # what tracing does to buffers stays there
     given = inputs if isinstance(inputs, torch.Tensor) else tuple(inputs)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
         warnings.simplefilter("ignore")  # of the tracer, about itself
-        definition, _ = trace(plain, given, verbose=False, use_strict_trace=False)
-    found: bytes = definition.SerializeToString()
+        with tempfile.TemporaryDirectory() as folder:
+            with SummaryWriter(folder) as writer:
+                writer.add_graph(plain, given, use_strict_trace=False)
+            events = [event for path in Path(folder).iterdir() for event in EventFileLoader(str(path)).Load()]
+    found: bytes = next(event.graph_def for event in events if event.HasField("graph_def"))
     return found

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from raydist.compat.torch_internals import module_table
 from raydist.errors import InvalidArgumentError
 from raydist.mirroring.buffers.aggregation import is_chosen_for
 
@@ -35,7 +36,6 @@ _RECURRENT: dict[type[nn.Module], tuple[str, ...]] = {
     nn.GRU: _RECURRENT_SIZES,
     nn.LSTM: (*_RECURRENT_SIZES, "proj_size"),
 }
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MAX_LAYERS = 1000
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -76,14 +76,15 @@ def _describe(module: nn.Module, depth: int) -> Architecture | None:
     if name not in _CONTAINERS:
         return _describe_leaf(module)
     children = [[key, _describe(child, depth + 1)] for key, child in module.named_children()]
-    known = all(child is not None for _, child in children) and len(children) == len(module._modules)
+    known = all(child is not None for _, child in children) and len(children) == len(module_table(module))
     return {"class": name, "children": children} if known else None
 
 
 def _is_changed(module: nn.Module) -> bool:
     """Whether it does something of its own that no class says."""
     held = vars(module)
-    return "forward" in held or is_chosen_for(module) or any(held.get(hooks) for hooks in _HOOKS)
+    has_hooks = any(value for name, value in held.items() if name.endswith("_hooks"))
+    return "forward" in held or is_chosen_for(module) or has_hooks
 
 
 def _describe_leaf(module: nn.Module) -> Architecture | None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import nn
 
-from raydist.mirroring.tensor import MirroredTensor, is_shared
+from raydist.mirroring.tensor import MirroredTensor, record_of
 from tests.mirroring.in_process import Mirror, linear
 
 
@@ -90,16 +94,69 @@ def test_buffer_copies_are_no_parameters() -> None:
     assert repr(norm.running_mean) == "tensor([0.])"
 
 
-def test_shared_memory_is_noticed() -> None:
-    tensor = torch.zeros(2)
-    assert not is_shared(tensor)
-    view = tensor[1:]
-    assert is_shared(tensor)
-    del view
-    array = tensor.numpy()
-    assert is_shared(tensor)
-    del array
-    assert not is_shared(tensor)
+@pytest.mark.parametrize(
+    "share",
+    [
+        lambda weight: weight.detach(),
+        lambda weight: weight.data,
+        lambda weight: weight.data[0].view(-1).data,
+        lambda weight: weight.detach().numpy()[0],
+        lambda weight: weight.data.unbind()[0].numpy(),
+        lambda weight: next(iter(weight)).data,
+        lambda weight: torch.from_numpy(weight.data.numpy()).detach(),
+        lambda weight: np.split(np.asarray(weight.data), 1)[0],
+        lambda weight: weight.data.chunk(1),
+        lambda weight: nn.Parameter(weight),
+        lambda weight: weight.untyped_storage(),
+        lambda weight: weight.detach().untyped_storage()[:4],
+    ],
+)
+def test_memory_is_known_to_be_shared_for_as_long_as_it_is(share: Callable[[Any], Any]) -> None:
+    _, layer = mirrored()
+    users = record_of(layer.weight).users
+    assert not users.are_there(layer.weight)
+    layer.weight.norm().item()
+    assert not users.are_there(layer.weight)
+    alias = share(layer.weight)
+    assert users.are_there(layer.weight)
+    del alias
+    gc.collect()
+    assert not users.are_there(layer.weight)
+
+
+@pytest.mark.parametrize(
+    "share",
+    [
+        lambda weight: torch.utils.dlpack.from_dlpack(weight.detach()),
+        lambda weight: np.from_dlpack(weight.detach()),
+    ],
+)
+def test_memory_that_was_handed_out_for_good(share: Callable[[Any], Any]) -> None:
+    _, layer = mirrored()
+    alias = share(layer.weight)
+    assert record_of(layer.weight).users.are_there(layer.weight)
+    del alias
+
+
+@pytest.mark.parametrize("share", [lambda weight: weight.data, lambda weight: weight.detach().numpy()])
+def test_an_alias_from_before_the_first_step_is_seen(share: Callable[[Any], Any]) -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    alias = share(layer.weight)
+    mirror.run(lambda: layer.training)
+    for value in (5.0, 6.0):
+        alias[...] = value
+        assert mirror.run(lambda: layer.weight.tolist()) == [[[value, value]]] * 2
+    assert layer.weight.tolist() == [[6.0, 6.0]]
+
+
+def test_an_alias_of_memory_that_a_parameter_was_given() -> None:
+    mirror, layer = mirrored()
+    memory = torch.zeros(1, 2)
+    layer.weight.data = memory
+    assert mirror.run(lambda: layer.weight.tolist()) == [[[0.0, 0.0]]] * 2
+    memory.fill_(4.0)
+    assert mirror.run(lambda: layer.weight.tolist()) == [[[4.0, 4.0]]] * 2
 
 
 def test_hash_equality_and_sets() -> None:

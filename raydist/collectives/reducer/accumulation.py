@@ -12,6 +12,7 @@ from typing import final
 
 import torch
 
+from raydist.compat.torch_internals import num_writes
 from raydist.errors import FailedPreconditionError
 
 __all__ = ["LocalAccumulation", "accumulate"]
@@ -53,7 +54,7 @@ class LocalAccumulation:
         weighted = new.detach() * scale
         shown = accumulate(gradient, new)
         total = weighted if contribution is None else accumulate(contribution, weighted)
-        self._records[index] = _Record(base, total, shown, shown._version, by_hand)
+        self._records[index] = _Record(base, total, shown, num_writes(shown), by_hand)
         return shown
 
     def __bool__(self) -> bool:
@@ -64,7 +65,7 @@ class LocalAccumulation:
         record = self._records.get(index)
         if record is None or record.shown is not gradient:
             return False
-        return not record.by_hand or gradient._version == record.version
+        return not record.by_hand or num_writes(gradient) == record.version
 
     def parts_of(self, index: int, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The global and the local part of what `.grad` holds.
@@ -75,7 +76,7 @@ class LocalAccumulation:
         record = self._records.get(index)
         if record is None or gradient is None:
             return gradient, None
-        if gradient is record.shown and gradient._version == record.version:
+        if gradient is record.shown and num_writes(gradient) == record.version:
             return record.base, record.contribution
         if gradient.to_dense().any():
             raise FailedPreconditionError(

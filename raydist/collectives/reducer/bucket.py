@@ -14,7 +14,7 @@ import torch
 
 from raydist.collectives.reducer.layout import Bucket, ParameterSpec
 from raydist.collectives.reducer.nonfinite import is_finite
-from raydist.compat.torch_internals import StorageWeakRef, views_like, without_view_tracking
+from raydist.compat.torch_internals import StorageWeakRef, foreach_copy
 
 __all__ = ["BucketMemory", "LazyBucketMemory", "PlainBucketMemory", "memory_of"]
 
@@ -75,14 +75,15 @@ class PlainBucketMemory(BucketMemory):
         own = bucket.wire is not bucket.dtype
         self._body = torch.empty(bucket.numel, dtype=bucket.dtype, device=flat.device) if own else self._wire
         self._places = [_place(self._body, slot.spec, slot.offset) for slot in bucket.slots]
-        self._side_by_side = all(slot.spec.stride is None and slot.spec.numel for slot in bucket.slots)
+        start = self._body.storage_offset()
+        self._geometries = [(place.shape, place.stride(), place.storage_offset() - start) for place in self._places]
         self._handed_out: StorageWeakRef | None = None
         known = flat.device.type == "cpu" and bucket.dtype in (torch.float32, torch.float64, torch.float16)
         self._array = self._body.numpy() if known else None  # of which a new storage is made in 2 us, by dlpack in 10
 
     def fill(self, gradients: list[torch.Tensor], scale: float) -> None:
         if self.bucket.numel <= _SMALL_NUMEL or self.flat.device.type != "cpu":
-            torch._foreach_copy_(self._places, gradients)
+            foreach_copy(self._places, gradients)
             if scale != 1.0:
                 self._body.mul_(scale)
             return
@@ -115,10 +116,8 @@ class PlainBucketMemory(BucketMemory):
         array = self._array
         lent = torch.utils.dlpack.from_dlpack(self._body) if array is None else torch.from_numpy(array)
         self._handed_out = StorageWeakRef(lent.untyped_storage())
-        with without_view_tracking():
-            if self._side_by_side:
-                return views_like(lent, self._places)
-            return [_place(lent, slot.spec, slot.offset) for slot in self.bucket.slots]
+        # `.data`: no views to autograd, of which `zero_grad(set_to_none=False)` could not detach one in place.
+        return [lent.as_strided(*geometry).data for geometry in self._geometries]
 
     def is_free(self) -> bool:
         return self._handed_out is None or self._handed_out.expired()

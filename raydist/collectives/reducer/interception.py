@@ -15,7 +15,8 @@ from contextvars import ContextVar, Token
 from typing import Any, final
 
 import torch
-from torch._compile import _disable_dynamo  # torch.compiler.disable would import the whole compiler
+
+from raydist.compat.torch_internals import disable_compiler
 
 __all__ = ["Interception"]
 
@@ -107,7 +108,7 @@ class _Wrapper:
 
     @staticmethod
     def _wrap(original: Backward) -> Backward:
-        @_disable_dynamo  # a compiled step calls it as it is: collectives are not for tracing
+        @disable_compiler  # a compiled step calls it as it is: collectives are not for tracing
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
             handler = _HANDLER.get()

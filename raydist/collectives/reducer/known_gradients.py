@@ -22,6 +22,7 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Communicator
+from raydist.compat.torch_internals import num_writes
 from raydist.errors import CollectiveMismatchError, FailedPreconditionError
 
 __all__ = ["ChangedGradients", "Checksums", "KnownGradients", "combined", "compare"]
@@ -73,7 +74,7 @@ class KnownGradients:
             if gradient is None:
                 known.pop(id(parameter), None)
             else:
-                known[id(parameter)] = reference(gradient), gradient._version, origin
+                known[id(parameter)] = reference(gradient), num_writes(gradient), origin
         keys = list(map(id, parameters))
         self._used.difference_update(keys)
         self._emptied.difference_update(keys)
@@ -84,7 +85,7 @@ class KnownGradients:
         for parameter in parameters:
             if parameter.grad is not None:
                 _, _, origin = self._known[id(parameter)]
-                self._known[id(parameter)] = weakref.ref(parameter.grad), parameter.grad._version, origin
+                self._known[id(parameter)] = weakref.ref(parameter.grad), num_writes(parameter.grad), origin
 
     def note_used(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """An optimizer is about to use the gradients of these."""
@@ -135,7 +136,7 @@ class KnownGradients:
             gradient = parameter.grad
             if gradient is not None:
                 entry = known.get(id(parameter))
-                if entry is None or entry[0]() is not gradient or entry[1] != gradient._version:
+                if entry is None or entry[0]() is not gradient or entry[1] != num_writes(gradient):
                     found.append(parameter)
         return found
 

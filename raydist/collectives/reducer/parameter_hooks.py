@@ -7,7 +7,6 @@ added to `.grad`, one for hooks after that.
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, final
@@ -15,11 +14,12 @@ from typing import Any, TypeVar, final
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from raydist.compat.torch_internals import hook_tables, new_hook_tables
+
 __all__ = ["HeldBack", "OwnHook", "ParameterHooks", "detach_hooks", "hooked_of"]
 
 Hooks = Mapping[Hashable, Callable[..., Any]]
 _P = TypeVar("_P", bound=torch.Tensor)
-_BEFORE, _AFTER = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 
 @final
@@ -45,7 +45,7 @@ class ParameterHooks:
     @staticmethod
     def of(parameter: torch.Tensor) -> ParameterHooks:
         """Those that it has now."""
-        return ParameterHooks(_programs(parameter, _BEFORE), _programs(parameter, _AFTER))
+        return ParameterHooks(*map(_programs, hook_tables(parameter)))
 
     def __bool__(self) -> bool:
         return bool(self.before or self.after)
@@ -67,10 +67,10 @@ class ParameterHooks:
 
     def attach(self, parameter: torch.Tensor) -> None:
         """Add them to a parameter."""
-        for name, hooks in zip((_BEFORE, _AFTER), self._both(), strict=True):
-            for key, hook in hooks.items():
-                held = _dictionary(parameter, name)
-                held[RemovableHandle(held).id if isinstance(key, int) else key] = hook
+        if self:
+            for held, hooks in zip(new_hook_tables(parameter), self._both(), strict=True):
+                for key, hook in hooks.items():
+                    held[RemovableHandle(held).id if isinstance(key, int) else key] = hook
 
     def _both(self) -> tuple[Hooks, Hooks]:
         return self.before, self.after
@@ -79,8 +79,9 @@ class ParameterHooks:
 def detach_hooks(parameter: torch.Tensor, keys: Iterable[Hashable]) -> None:
     """Take the hooks under these keys off a parameter."""
     for key in keys:
-        for name in (_BEFORE, _AFTER):
-            _dictionary(parameter, name).pop(key, None)
+        for held in hook_tables(parameter):
+            if held is not None:
+                held.pop(key, None)
 
 
 def hooked_of(parameters: Iterable[tuple[int, _P]]) -> dict[int, _P]:
@@ -90,9 +91,8 @@ def hooked_of(parameters: Iterable[tuple[int, _P]]) -> dict[int, _P]:
     """
     found: dict[int, _P] = {}
     for index, parameter in parameters:
-        there: Any = parameter  # torch's stubs know only one of the two
-        more = there._backward_hooks or len(there._post_accumulate_grad_hooks) > 1
-        if more and ParameterHooks.of(parameter):
+        before, after = hook_tables(parameter)
+        if (before or len(after or ()) > 1) and ParameterHooks.of(parameter):
             found[index] = parameter
     return found
 
@@ -109,9 +109,8 @@ class HeldBack:
         self.indices = parameters.keys()
         self._held: list[tuple[dict[Hashable, Any], Hashable, Any]] = []
         for parameter in parameters.values():
-            for name in (_BEFORE, _AFTER):
-                for key, hook in _programs(parameter, name).items():
-                    held = _dictionary(parameter, name)
+            for held in new_hook_tables(parameter):
+                for key, hook in _programs(held).items():
                     self._held.append((held, key, hook))
                     held[key] = _do_nothing
 
@@ -127,13 +126,5 @@ def _do_nothing(_: torch.Tensor) -> None:
     return None
 
 
-def _programs(parameter: torch.Tensor, name: str) -> dict[Hashable, Callable[..., Any]]:
-    held = getattr(parameter, name) or {}
-    return {key: hook for key, hook in held.items() if type(hook) is not OwnHook}
-
-
-def _dictionary(parameter: torch.Tensor, name: str) -> dict[Hashable, Any]:
-    if getattr(parameter, name) is None:
-        setattr(parameter, name, OrderedDict())  # what torch's own registration does
-    found: dict[Hashable, Any] = getattr(parameter, name)
-    return found
+def _programs(held: Hooks | None) -> Hooks:
+    return {key: hook for key, hook in (held or {}).items() if type(hook) is not OwnHook}

@@ -153,7 +153,7 @@ class SparseRows:
 
     def _packed(self, spec: ParameterSpec, own: torch.Tensor | None) -> list[torch.Tensor]:
         """Numbers of rows, then their values, as bytes."""
-        if own is None or not own._nnz():
+        if own is None or not len(own.values()):
             return []
         parts = own.indices()[0], own.values().to(self._wire(spec))
         return [flat_bytes(part.to(self._communicator.device)) for part in parts]
@@ -177,7 +177,7 @@ def _held(gradient: torch.Tensor | None) -> _Held:
     if gradient is None:
         return _Held(_NONE, 0)
     if gradient.is_sparse and gradient.sparse_dim() == 1:
-        return _Held(_ROWS, gradient._nnz())
+        return _Held(_ROWS, len(gradient.values()))
     return _Held(_DENSE, 0)
 
 

@@ -12,6 +12,7 @@ from typing import Any, final
 import torch
 from torch.nn.parameter import is_lazy
 
+from raydist.compat.torch_internals import buffer_table
 from raydist.context.current import has_strategy, in_cross_replica_context
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pickling.attribute_table import attributes
@@ -111,7 +112,7 @@ def set_aggregation(
         )
     owner, key = _find(module, name)
     chosen = Aggregation(_synchronization(synchronization), _aggregation(aggregation))
-    buffer: torch.Tensor | None = owner._buffers[key]
+    buffer: torch.Tensor | None = buffer_table(owner)[key]
     if buffer is not None and not is_lazy(buffer):
         _require_fit(buffer, name, chosen)
         with torch.no_grad():
@@ -133,7 +134,7 @@ def _find(module: Any, name: str) -> tuple[torch.nn.Module, str]:
         )
     path, _, key = name.rpartition(".")
     owner = dict(module.named_modules(remove_duplicate=False)).get(path)
-    if owner is not None and key in owner._buffers:
+    if owner is not None and key in buffer_table(owner):
         return owner, key
     if name in dict(module.named_parameters(remove_duplicate=False)):
         raise InvalidArgumentError(
@@ -204,7 +205,7 @@ class Aggregations:
         for _, obj in items:
             held = attributes(obj) if isinstance(obj, torch.nn.Module) else {}
             for key, *chosen in held.get(_NOTE, ()):
-                handle = handle_of(held["_buffers"].get(key))
+                handle = handle_of(buffer_table(obj).get(key))
                 if handle is not None:
                     self._choose(handle, Aggregation(*chosen), f"{key!r} of {type(obj).__name__}")
 

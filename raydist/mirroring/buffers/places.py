@@ -11,9 +11,9 @@ from typing import final
 
 import torch
 
+from raydist.compat.torch_internals import buffer_table
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.shipment import overwrite
-from raydist.pickling.attribute_table import attributes
 
 __all__ = ["BufferPlaces"]
 
@@ -34,7 +34,7 @@ class BufferPlaces:
         """Driver and replica agree on the buffers that this object has now, if it is a module."""
         module = self._table.object_of(handle)
         if isinstance(module, torch.nn.Module):
-            held = attributes(module).get("_buffers", {})
+            held = buffer_table(module)
             mirrored = [(name, tensor) for name, tensor in held.items() if self._table.handle_of(tensor) is not None]
             self._places[handle] = mirrored
 
@@ -45,7 +45,7 @@ class BufferPlaces:
     def settle(self) -> None:
         """Give buffers that were replaced the values of what replaced them, and their places again."""
         for handle, places in self._places.items():
-            held = attributes(self._table.object_of(handle)).get("_buffers", {})
+            held = buffer_table(self._table.object_of(handle))
             for name, tensor in places:
                 now = held.get(name)
                 if now is not tensor and isinstance(now, torch.Tensor) and self._is_new_value(tensor, now):

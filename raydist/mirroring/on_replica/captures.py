@@ -20,6 +20,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from raydist.compat.torch_internals import num_writes
 from raydist.pickling.attribute_table import attributes, is_plain
 from raydist.pickling.by_value import is_installed, referenced_globals
 
@@ -82,7 +83,7 @@ class Captures:
         if is_plain(value):
             return type(value), value
         if isinstance(value, torch.Tensor):
-            return id(value), None if self._is_shared(value) or value.is_inference() else value._version
+            return id(value), None if self._is_shared(value) else num_writes(value)
         if isinstance(value, np.ndarray) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
             return id(value), zlib.crc32(value.tobytes())
         return id(value)

@@ -10,8 +10,8 @@ from typing import Any, final
 import torch
 from torch.nn.modules import module as torch_module
 
+from raydist.compat.torch_internals import is_wrapped_step, mark_as_stepped, mark_as_wrapped_step
 from raydist.errors import FailedPreconditionError
-from raydist.optimizer_hooks import clear_gradients, is_unobserved, unobserved_step
 
 __all__ = ["ParameterGuard", "note_steps"]
 
@@ -57,25 +57,29 @@ class ParameterGuard:
                 f"of the step."
             )
 
-    def check_move(self, module: torch.nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Raise where this module must not have its tensors exchanged for what `change` makes of them."""
-        if not self.is_on or not self._is_mirrored(module):
-            return
-        own = [*module._parameters.values(), *module._buffers.values()]
-        here = next((tensor.device for tensor in own if tensor is not None), None)
-        there = here if here is None else change(torch.empty(0, device=here)).device
-        if there != here:
-            raise FailedPreconditionError(
-                f"Variables must be where their strategy has them ({here}); a step moves a {type(module).__name__} to "
-                f"{there}. Leave out .to(device): each replica has the model, and gets its batches, on its own device."
-            )
+    def check_move(self, module: torch.nn.Module, move: Callable[[torch.nn.Module], object]) -> None:
+        """Raise where `move` would take this module, or one in it, to another device."""
+        for part in module.modules() if self.is_on else ():
+            here = next((tensor.device for tensor in (*part.parameters(), *part.buffers())), None)
+            if here is None or not self._is_mirrored(part):
+                continue
+            probe = torch.nn.Module()
+            probe.register_buffer("tensor", torch.empty(0, device=here))
+            move(probe)
+            there = probe.get_buffer("tensor").device
+            if there != here:
+                raise FailedPreconditionError(
+                    f"Variables must be where their strategy has them ({here}); a step moves a "
+                    f"{type(part).__name__} to {there}. Leave out .to(device): each replica has the model, and gets "
+                    "its batches, on its own device."
+                )
 
 
 _guards: set[weakref.ref[ParameterGuard]] = set()
 
 
 def _living_guards() -> list[ParameterGuard]:
-    return [guard for known in tuple(_guards) if (guard := known()) is not None]
+    return [guard for known in _guards.copy() if (guard := known()) is not None]
 
 
 @functools.cache
@@ -91,15 +95,18 @@ def _hook_into_torch() -> None:
 
     torch_module.register_module_parameter_registration_hook(check)
     torch_module.register_module_module_registration_hook(check)
-    plain: Any = torch.nn.Module._apply  # torch has no hook for moves
+    for move in ("to", "cpu", "cuda", "to_empty"):  # torch has no hook for moves
+        setattr(torch.nn.Module, move, _asking(getattr(torch.nn.Module, move)))
 
+
+def _asking(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def ask_and_apply(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+    def ask_and_move(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         for guard in _living_guards():
-            guard.check_move(module, fn)
-        return plain(module, fn, recurse)
+            guard.check_move(module, lambda other: plain(other, *args, **kwargs))
+        return plain(module, *args, **kwargs)
 
-    torch.nn.Module._apply = ask_and_apply  # type: ignore[method-assign]
+    return ask_and_move
 
 
 def note_steps(
@@ -114,13 +121,12 @@ def note_steps(
     does. `on_cleared(optimizer)` is called after each `zero_grad`.
 
     A scheduler warns when it steps before its optimizer. Its constructor ran on the driver, the optimizer steps here;
-    the note (`_opt_called`) travels back with the control state.
+    the note travels back with the control state.
     """
-    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+    if is_wrapped_step(optimizer.step):
         return
     reference = weakref.ref(optimizer)
     original = type(optimizer).step
-    unobserved = unobserved_step(type(optimizer))
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -130,14 +136,13 @@ def note_steps(
                 f"An optimizer must live while its step method is called, this {original.__qualname__} has lost its "
                 f"own. Keep the optimizer, not its method."
             )
-        owner._opt_called = True  # type: ignore[attr-defined]
+        mark_as_stepped(owner)
         on_step()
-        does = unobserved if is_unobserved(owner) else original
         if carry_out is None:
-            return does(owner, *args, **kwargs)
-        return carry_out(owner, functools.partial(does, owner), *args, **kwargs)
+            return original(owner, *args, **kwargs)
+        return carry_out(owner, functools.partial(original, owner), *args, **kwargs)
 
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    mark_as_wrapped_step(step)
     optimizer.step = step  # type: ignore[method-assign]
     if type(optimizer).zero_grad is torch.optim.Optimizer.zero_grad and "zero_grad" not in vars(optimizer):
         optimizer.zero_grad = _clearing(reference, on_cleared)  # type: ignore[method-assign]
@@ -150,7 +155,7 @@ def _clearing(
     def zero_grad(set_to_none: bool = True) -> None:
         owner = reference()
         if owner is not None:  # else nobody could use what is cleared
-            clear_gradients(owner, set_to_none)
+            torch.optim.Optimizer.zero_grad(owner, set_to_none)
             on_cleared(owner)
 
     zero_grad.stays_here = True  # type: ignore[attr-defined]  # where the optimizer is sent, it gets another

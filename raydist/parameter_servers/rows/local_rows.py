@@ -6,13 +6,14 @@ gradients of rows away, which torch's own step could not use; after it they are 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
-from torch._compile import _disable_dynamo
 from torch.optim import optimizer as torch_optimizer
 
+from raydist.compat.torch_internals import disable_compiler
 from raydist.errors import FailedPreconditionError
 from raydist.parameter_servers.rows.access import RowAccess, TableMark, mark_of, row_access
 from raydist.parameter_servers.rows.row_gradient import RowGradient
@@ -63,10 +64,14 @@ def access_to(weight: torch.Tensor) -> RowAccess:
 def _local(mark: TableMark) -> LocalRows:
     if not isinstance(mark.local, LocalRows):
         mark.local = LocalRows(mark.spec)
-        if _before_step not in torch_optimizer._global_optimizer_pre_hooks.values():
-            torch_optimizer.register_optimizer_step_pre_hook(_before_step)
-            torch_optimizer.register_optimizer_step_post_hook(_after_step)
+        _hook_into_torch()
     return mark.local
+
+
+@functools.cache
+def _hook_into_torch() -> None:
+    torch_optimizer.register_optimizer_step_pre_hook(_before_step)
+    torch_optimizer.register_optimizer_step_post_hook(_after_step)
 
 
 def held_rows(weight: torch.Tensor) -> list[dict[str, Any]]:
@@ -111,7 +116,7 @@ def _take_gradients(optimizer: torch.optim.Optimizer) -> None:
             local.taken, parameter.grad = parameter.grad, None
 
 
-@_disable_dynamo  # a compiled step traces what is around it, and cannot trace this
+@disable_compiler  # a compiled step traces what is around it, and cannot trace this
 def _before_step(
     optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -140,7 +145,7 @@ def _taking_after(closure: Callable[[], Any], optimizer: torch.optim.Optimizer) 
     return closed
 
 
-@_disable_dynamo
+@disable_compiler
 def _after_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A hook of torch's."""
     for parameter, local, group in _tables(optimizer):

@@ -10,23 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
-from torch._compile import _disable_dynamo
+
+from raydist.compat.torch_internals import VALUELESS_GETTERS, disable_compiler, foreach_zero, plain_tensors
 
 __all__ = ["RowGradient", "add_row_gradient", "pending_rows"]
 
-_PROPERTIES = (
-    "shape dtype device ndim is_leaf layout grad_fn is_cuda is_sparse requires_grad grad data _version is_meta"
-)
+_PROPERTIES = "shape dtype device ndim is_leaf layout grad_fn is_cuda is_sparse requires_grad grad data is_meta"
 _METHODS = "size dim numel is_floating_point is_complex stride element_size get_device requires_grad_ detach_"
 # What is asked of the gradient itself; all else is asked of its rows' values.
 _METADATA: frozenset[Any] = frozenset(
     {getattr(torch.Tensor, name).__get__ for name in _PROPERTIES.split()}
+    | {*VALUELESS_GETTERS}
     | {getattr(torch.Tensor, name) for name in _METHODS.split()}
     | {torch.Tensor.__hash__, torch.Tensor.__len__, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 )
 _COPIES: frozenset[Any] = frozenset({getattr(torch.Tensor, name) for name in ("detach", "clone", "to")})
 _ZEROS: frozenset[Any] = frozenset({torch.Tensor.zero_, torch.zero_})
-_ALL_ZEROS: frozenset[Any] = frozenset({torch._foreach_zero_})
+_ALL_ZEROS: frozenset[Any] = frozenset({foreach_zero})
 
 
 @final
@@ -40,12 +40,12 @@ class RowGradient(torch.Tensor):
     pieces: list[tuple[torch.Tensor, torch.Tensor]]
 
     @classmethod
-    @_disable_dynamo
+    @disable_compiler
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             if func in _METADATA:
                 return func(*args, **kwargs)
             if func in _ZEROS or func in _ALL_ZEROS:

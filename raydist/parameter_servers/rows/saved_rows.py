@@ -7,6 +7,7 @@ from typing import Any, final
 
 from torch import nn
 
+from raydist.compat.torch_internals import module_table
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.sharded_embedding import ShardedEmbedding
 
@@ -94,7 +95,6 @@ class SavedRows:
 def _embeddings(module: Any, path: str) -> Iterator[tuple[str, ShardedEmbedding]]:
     if isinstance(module, ShardedEmbedding):
         yield path, module
-    children = object.__getattribute__(module, "__dict__").get("_modules", {})
-    for name, child in children.items():
+    for name, child in module_table(module).items():
         if child is not None:
             yield from _embeddings(child, f"{path}.{name}" if path else name)

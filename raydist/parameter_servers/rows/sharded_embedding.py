@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 import torch
-from torch._compile import _disable_dynamo
 from torch.nn import functional
 
+from raydist.compat.torch_internals import disable_compiler
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.parameter_servers.rows.access import mark_of, mark_table, row_access
 from raydist.parameter_servers.rows.local_rows import access_to, held_rows, hold_rows
@@ -136,7 +136,7 @@ class ShardedEmbedding(torch.nn.Module):
             padding_idx=padding,
         )
 
-    @_disable_dynamo  # what asks a server is not for tracing
+    @disable_compiler  # what asks a server is not for tracing
     def _pulled(self, rows: torch.Tensor) -> torch.Tensor:
         """Values of rows, whose gradient will be the weight's."""
         weight = self.weight

@@ -236,7 +236,8 @@ class ServedOptimizer:
 
 def _num_bytes(tensor: torch.Tensor) -> int:
     if tensor.layout is torch.sparse_coo:  # what momentum of rows begins with
-        return tensor._indices().nbytes + tensor._values().nbytes
+        tensor = tensor.coalesce()
+        return tensor.indices().nbytes + tensor.values().nbytes
     return tensor.nbytes
 
 

@@ -12,6 +12,7 @@ from typing import final
 
 import torch
 
+from raydist.compat.torch_internals import plain_tensors
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.worker.device_staging import SideStream, side_stream_for
 from raydist.storage.marks import mark_of_bits
@@ -132,7 +133,7 @@ class _Group:
         self._marks = self._mark()
 
     def _place(self, tensor: torch.Tensor, number: int) -> PlacedTensor:
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        with torch.no_grad(), plain_tensors():
             dense = torch.empty_like(tensor, device="cpu", requires_grad=False)  # keeps a layout without gaps
             place = TensorPlace(number, tensor.dtype, tuple(tensor.shape), tuple(dense.stride()), 0)
             shared = place.within(self._shard.shared(number))

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any, final
 
 import torch
-from torch._compile import _disable_dynamo
 
 from raydist.collectives.translation import describe_odd_ones
+from raydist.compat.torch_internals import disable_compiler
 from raydist.errors import CollectiveMismatchError
 from raydist.replicas.central.central_copy import (
     CentralCopy,
@@ -57,7 +57,7 @@ class CentralVariables(ReplicaRules):
         if variables.num_replicas > 1:
             self._settle(variables, _END)
 
-    @_disable_dynamo  # a compiled step would trace it, and what tells of written pages is not for tracing
+    @disable_compiler  # a compiled step would trace it, and what tells of written pages is not for tracing
     def step_optimizer(
         self,
         variables: ReplicaVariables,

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, final, get_args
 
 import torch
-from torch._compile import _disable_dynamo
 
 from raydist.checkpoints.sharing.served_restore import ServedRestores
 from raydist.checkpoints.sharing.served_share import ServedShares
+from raydist.compat.torch_internals import disable_compiler
 from raydist.errors import InvalidArgumentError
-from raydist.optimizer_hooks import is_unobserved
 from raydist.parameter_servers.closure_requests import Arrive, BeginClosure, EndClosure
 from raydist.parameter_servers.consistency import Consistency, SyncWithBackups
 from raydist.parameter_servers.link import ServerDoor
@@ -122,7 +121,7 @@ class ServedVariables(WorkerRules):
 
     # --- steps of optimizers ------------------------------------------------------------------------------------------
 
-    @_disable_dynamo  # a compiled step would trace it
+    @disable_compiler  # a compiled step would trace it
     def step_optimizer(
         self,
         variables: Any,
@@ -136,7 +135,7 @@ class ServedVariables(WorkerRules):
                 f"{type(optimizer).__name__}.step must be called without arguments where parameter servers carry it "
                 "out, got some. A closure would have to run there: compute the loss, call backward(), and then step()."
             )
-        return self._push_of(optimizer) if is_unobserved(optimizer) else self._hooked_push(optimizer)
+        return self._hooked_push(optimizer)
 
     def _push_of(self, optimizer: torch.optim.Optimizer) -> None:
         self._tell_written(parameters_only=True)

@@ -105,3 +105,76 @@ def test_still_pickles() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5)
     note_steps(optimizer, lambda: None)
     assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["lr"] == 0.5
+
+
+def sgd() -> torch.optim.SGD:
+    parameter = torch.ones(2, requires_grad=True)
+    parameter.grad = torch.ones(2)
+    return torch.optim.SGD([parameter], lr=0.5)
+
+
+class Own(torch.optim.Optimizer):
+    """One of a user's, which counts its steps."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+
+
+def test_a_step_of_ones_own_is_called() -> None:
+    optimizer = Own([torch.ones(2, requires_grad=True)])
+    note_steps(optimizer, lambda: None)
+    optimizer.step()
+    assert optimizer.steps == 1
+
+
+def test_hooks_that_come_later_are_called() -> None:
+    optimizer = sgd()
+    note_steps(optimizer, lambda: None)
+    called: list[str] = []
+    optimizer.step()
+    optimizer.register_step_pre_hook(lambda *told: called.append("before"))
+    optimizer.register_step_post_hook(lambda *told: called.append("after"))
+    optimizer.step()
+    assert called == ["before", "after"]
+    assert optimizer.param_groups[0]["params"][0].tolist() == [0, 0]
+
+
+def test_profiles_name_the_step() -> None:
+    optimizer = sgd()
+    note_steps(optimizer, lambda: None)
+    with torch.profiler.profile() as profile:
+        optimizer.step()
+    assert "Optimizer.step#SGD.step" in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_are_cleared_as_torch_does_it(set_to_none: bool) -> None:
+    optimizer = sgd()
+    (parameter,) = optimizer.param_groups[0]["params"]
+    note_steps(optimizer, lambda: None)
+    optimizer.zero_grad(set_to_none)
+    cleared = parameter.grad
+    assert cleared is None if set_to_none else cleared.tolist() == [0, 0]
+
+
+def test_profiles_name_the_clearing() -> None:
+    optimizer = sgd()
+    note_steps(optimizer, lambda: None)
+    with torch.profiler.profile() as profile:
+        optimizer.zero_grad()
+    assert "Optimizer.zero_grad#SGD.zero_grad" in {event.key for event in profile.key_averages()}
+
+
+def test_clearing_of_ones_own_is_called() -> None:
+    class Counting(Own):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.steps += 100
+
+    optimizer = Counting([torch.ones(2, requires_grad=True)])
+    note_steps(optimizer, lambda: None)
+    optimizer.zero_grad()
+    assert optimizer.steps == 100
