@@ -10,14 +10,19 @@ TEST_PROCESSES ?= 2
 PEERS_STAMP := $(PEERS)/.installed
 XLA ?= .venv-xla
 XLA_STAMP := $(XLA)/.installed
+OLDEST ?= .venv-oldest
+OLDEST_PYTHON ?= python3.12
+OLDEST_STAMP := $(OLDEST)/.installed
 HUB ?= .venv-hub
 HUB_STAMP := $(HUB)/.installed
+OLDEST_TESTS := tests/collectives/test_contract.py tests/collectives/reducer tests/mirroring tests/pickling \
+	tests/parameter_servers tests/checkpoints/test_checkpoint.py tests/strategies/test_contract.py
 HUB_PACKAGES := transformers peft datasets timm torchvision diffusers torch_geometric lightning
 # The newest 4.x of transformers, and the older versions of two packages that it needs. datasets needs a newer huggingface_hub.
 TRANSFORMERS_4 := transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-autoscaler test-xla test-hub chaos lint bench steps asynchronous checkpoints scaling autotune summaries clean test-gpu test-gpu-multi
+.PHONY: help venv demo test test-long test-autoscaler test-xla test-oldest test-hub chaos lint bench steps asynchronous checkpoints scaling autotune summaries clean test-gpu test-gpu-multi
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -58,6 +63,16 @@ $(XLA_STAMP): pyproject.toml constraints-xla.txt
 test-xla: $(XLA_STAMP)  ## Train through TPUStrategy by torch_xla itself, on XLA's CPU devices
 	PJRT_DEVICE=CPU CPU_NUM_DEVICES=3 XLA_THREAD_POOL_SIZE=16 $(XLA)/bin/python -m pytest \
 		tests/collectives/test_contract.py tests/collectives/xla tests/strategies/test_tpu.py -k "xla or tpu" $(PYTEST_ARGS)
+
+$(OLDEST_STAMP): pyproject.toml constraints-oldest.txt
+	$(OLDEST_PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[dev,images,examples]'
+	@touch $@
+
+# The oldest protobuf warns of itself on Python 3.12. 6 GB are installed: torch 2.11 brings CUDA.
+test-oldest: $(OLDEST_STAMP)  ## A part of the tests with the oldest versions that pyproject.toml admits, on Python 3.12
+	PYTHONWARNINGS="ignore:Type google:DeprecationWarning" $(OLDEST)/bin/python -m pytest \
+		-W "ignore:Type google:DeprecationWarning" $(OLDEST_TESTS) $(PYTEST_ARGS)
 
 $(HUB_STAMP): pyproject.toml constraints-hub.txt Makefile
 	$(PYTHON) -m venv $(HUB)

@@ -36,7 +36,6 @@ LAYERS = (
         "lasting_thread",
         "torch_modes",
         "torch_settings",
-        "optimizer_hooks",
         "ray_session",
         "feasibility",
         "placement",

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -25,8 +26,8 @@ REQUIREMENTS = [
 ]
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+def pins(file: str = "constraints.txt") -> dict[str, str]:
+    lines = (ROOT / file).read_text().splitlines()
     pairs = [line.split("==") for line in lines if not line.startswith("#")]
     return {canonicalize_name(name): version for name, version in pairs}
 
@@ -34,6 +35,14 @@ def pins() -> dict[str, str]:
 @pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
 def test_dependency_is_pinned_within_its_range(requirement: Requirement) -> None:
     assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)])
+
+
+@pytest.mark.parametrize("text", PROJECT["dependencies"])
+def test_the_oldest_versions_that_run_are_the_oldest_that_are_admitted(text: str) -> None:
+    requirement = Requirement(text)
+    (bound,) = requirement.specifier
+    assert bound.operator == ">="
+    assert Version(bound.version) == Version(pins("constraints-oldest.txt")[canonicalize_name(requirement.name)])
 
 
 def test_torch_is_pinned_without_a_build() -> None:

@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import final
 
 import torch
-from torch._C._distributed_c10d import Store
 
 from raydist.collectives.base import Communicator, FinishingWork, Membership, Work
 from raydist.collectives.delegating import DelegatingCommunicator, T
 from raydist.collectives.rendezvous import connect_store, peek
 from raydist.collectives.translation import describe_odd_ones
+from raydist.compat.torch_internals import Store
 from raydist.errors import CancelledError, CollectiveMismatchError, RaydistError
 
 __all__ = ["DeadlockDetector", "Progress", "RankStatus", "WatchedCommunicator", "diagnose"]

@@ -5,20 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, final
+from typing import final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BroadcastOptions,
-    ProcessGroupGloo,
-    ReduceOptions,
-    ReduceScatterOptions,
-    Store,
-)
 
 from raydist.collectives.base import ALL_REDUCE, FinishingWork, JoiningCommunicator, Membership, Work
 from raydist.collectives.generation import Generation
@@ -41,6 +31,17 @@ from raydist.collectives.tensors import (
     gather_padded,
     stage_bytes,
     stage_comparable,
+)
+from raydist.compat.torch_internals import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    Store,
+    gloo_group,
+    set_timeout,
 )
 from raydist.errors import InvalidArgumentError, UnavailableError
 from raydist.host_copy import begin_host_copy
@@ -228,11 +229,8 @@ class GlooBackend(ProcessGroupBackend):
         return ProcessGroupCommunicator(membership, device, timeout_s, self)
 
     def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
-        gloo: Any = ProcessGroupGloo  # torch's stubs do not know its `_Options`
-        options = gloo._Options()
-        options._timeout = timedelta(seconds=timeout_s + MARGIN_S)
-        options._devices = [gloo.create_device(hostname=local_address(membership), lazy_init=False)]
-        return gloo(store, membership.rank, membership.world_size, options)
+        timeout, hostname = timedelta(seconds=timeout_s + MARGIN_S), local_address(membership)
+        return gloo_group(store, membership.rank, membership.world_size, timeout=timeout, hostname=hostname)
 
     def collective(self, work: dist.Work) -> Flight:
         return GlooFlight(work)
@@ -264,7 +262,7 @@ class NcclBackend(ProcessGroupBackend):
         # By default torch's watchdog ends the process when a collective is late; here a late one is an error to handle.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout_s + MARGIN_S)
+        set_timeout(options, timedelta(seconds=timeout_s + MARGIN_S))
         return dist.ProcessGroupNCCL(store, membership.rank, membership.world_size, options)
 
     def collective(self, work: dist.Work) -> Flight:

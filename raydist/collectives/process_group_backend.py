@@ -15,10 +15,10 @@ from datetime import timedelta
 from typing import Any, ClassVar, Protocol, final
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
 from raydist.collectives.base import Backend, Membership
 from raydist.collectives.translation import is_slice_over
+from raydist.compat.torch_internals import Store
 
 __all__ = [
     "MARGIN_S",

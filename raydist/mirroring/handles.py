@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 __all__ = ["DriverTable", "ReplicaTable"]
@@ -11,11 +11,14 @@ __all__ = ["DriverTable", "ReplicaTable"]
 
 @final
 class DriverTable:
-    """Handles of the driver's objects. Holds none of them: what the program drops is gone, and its handle released."""
+    """Handles of the driver's objects. Holds none of them: what the program drops is gone, and its handle released.
+
+    Objects without weak references, as generators are in torch 2.11, stay until the table is cleared.
+    """
 
     def __init__(self) -> None:
         self._handles: dict[int, int] = {}
-        self._refs: dict[int, weakref.ref[Any]] = {}
+        self._refs: dict[int, Callable[[], Any]] = {}
         self._released: list[int] = []
         self._next = 0
 
@@ -34,7 +37,10 @@ class DriverTable:
             self._released.append(handle)
 
         self._handles[key] = handle
-        self._refs[handle] = weakref.ref(obj, forget)
+        try:
+            self._refs[handle] = weakref.ref(obj, forget)
+        except TypeError:
+            self._refs[handle] = lambda: obj
 
     def handle_of(self, obj: Any) -> int | None:
         """The handle of `obj`, None if it has none."""

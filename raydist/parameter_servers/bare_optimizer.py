@@ -34,12 +34,23 @@ def bare_optimizer(
 def step_bare(optimizer: torch.optim.Optimizer) -> None:
     """Let it step on the gradients that its tensors have. Rows of sparse ones are not checked again."""
     with torch.sparse.check_sparse_tensor_invariants(False):  # said, so that torch does not warn of it
+        if isinstance(optimizer, torch.optim.Adagrad):
+            _begin_adagrad(optimizer)
         if not type(optimizer).__module__.startswith(_TORCHS):
             optimizer.step()
             return
         with torch.no_grad():
             # Around this torch has what only differentiable steps need, and that imports its compiler: 2 to 8 s.
             inspect.unwrap(type(optimizer).step)(optimizer)
+
+
+def _begin_adagrad(optimizer: torch.optim.Adagrad) -> None:
+    """Remember of new tensors what its constructor would have remembered: torch 2.11 has that from nowhere else."""
+    start = optimizer.defaults.get("initial_accumulator_value", 0)
+    for group in optimizer.param_groups:
+        for value in group["params"]:
+            if value.grad is not None and not optimizer.state[value]:
+                optimizer.state[value] = torch.optim.Adagrad([value], initial_accumulator_value=start).state[value]
 
 
 def may_fuse(kind: type[torch.optim.Optimizer], options: Mapping[str, Any], dtypes: Iterable[torch.dtype]) -> bool:

@@ -8,6 +8,7 @@ from typing import final
 
 import torch
 
+from raydist.compat.torch_internals import foreach_copy
 from raydist.errors import InvalidArgumentError, UnavailableError
 from raydist.parameter_servers.slices import ServedSlice
 from raydist.parameter_servers.slices_head import HEAD_BYTES, SlicesHead
@@ -119,7 +120,7 @@ class SharedSlices:
             if version == unless_version:
                 return None
             if sources:
-                torch._foreach_copy_(list(tensors.values()), sources)
+                foreach_copy(list(tensors.values()), sources)
         return version
 
     def pin(self) -> None:

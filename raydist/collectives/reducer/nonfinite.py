@@ -252,8 +252,8 @@ class _Hooks:
 
     def _current(self) -> SkippedUpdates | None:
         mine = _MINE.get()
-        if mine is None and len(self._watching) == 1 and torch._C._current_graph_task_id() != -1:
-            # A thread of the autograd engine, where hooks on parameters of a GPU run.
+        if mine is None and len(self._watching) == 1 and _is_foreign_thread():
+            # One of the autograd engine's, where hooks on parameters of a GPU run.
             return self._watching[0]
         return mine
 
@@ -265,6 +265,11 @@ class _Hooks:
         skipped = self._current()
         if skipped is not None:
             skipped.after_step()
+
+
+def _is_foreign_thread() -> bool:
+    """Return True in a thread that Python did not start."""
+    return isinstance(threading.current_thread(), threading._DummyThread)
 
 
 # One per process, as torch's hooks are.

@@ -9,13 +9,12 @@ import threading
 import time
 from typing import final
 
-from torch._C._distributed_c10d import Store
-
 from raydist.collectives.base import Declined, Membership
 from raydist.collectives.bulletin import Bulletin
 from raydist.collectives.rendezvous import connect_store
 from raydist.collectives.shared_memory.futex import why_unsupported
 from raydist.collectives.translation import describe_operation, describe_ranks
+from raydist.compat.torch_internals import Store
 from raydist.errors import CancelledError, DeadlineExceededError
 from raydist.shared_segment import Segment
 

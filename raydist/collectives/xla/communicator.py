@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast, final
 
 import torch
-from torch._C._distributed_c10d import Store
 
 from raydist.collectives.base import ALL_REDUCE, FinishingWork, JoiningCommunicator, Membership, Work
 from raydist.collectives.generation import Generation
@@ -24,6 +23,7 @@ from raydist.collectives.tensors import (
 )
 from raydist.collectives.xla.chip import Chip
 from raydist.collectives.xla.group import CallComparison, XlaGroup, XlaOperation
+from raydist.compat.torch_internals import Store
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, RaydistError, UnavailableError
 from raydist.values import ReduceOp
 

@@ -17,12 +17,12 @@ from typing import final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllreduceOptions, Store
 
 from raydist.collectives.base import Membership
 from raydist.collectives.process_group_backend import GlooFlight, RawGroup
 from raydist.collectives.translation import mismatch_error
 from raydist.collectives.xla.chip import Chip
+from raydist.compat.torch_internals import AllreduceOptions, Store
 from raydist.errors import RaydistError
 
 __all__ = ["CallComparison", "XlaGroup", "XlaOperation"]

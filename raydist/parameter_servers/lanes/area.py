@@ -13,6 +13,7 @@ from typing import final
 
 import torch
 
+from raydist.compat.torch_internals import foreach_copy
 from raydist.errors import UnavailableError
 from raydist.shared_segment import Segment
 
@@ -81,7 +82,7 @@ class WriteArea:
             known = self._lay_out(form, len(said))
         number, views, end = known
         with torch.no_grad():
-            torch._foreach_copy_(views, list(tensors))
+            foreach_copy(views, list(tensors))
         address = None if self._told or self._segment is None else _address_of(self._segment)
         self._told = True
         if len(said) > _LONG_FORM and self._segment is not None:

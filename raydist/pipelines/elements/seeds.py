@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
@@ -21,7 +21,6 @@ __all__ = ["RandomKey", "draw_seed", "trim_epoch"]
 
 _DRAWS_PER_COUNTER = 4  # Philox 4x64 makes four 64-bit words from one counter value
 _WORD = (1 << 64) - 1  # two elements are 2^128 counter values apart: an element may draw as much as it likes
-_UNSHARED = 2  # references to what only one local variable holds: that, and the argument of getrefcount
 
 
 def draw_seed() -> int:
@@ -76,15 +75,18 @@ class RandomKey:
         long as nobody keeps it: an element's generator stays that element's.
         """
         key = self._philox_key()
-        bits, generator = _new_generator(key)
+        bits = np.random.Philox(key=key)
         counter = np.zeros(_DRAWS_PER_COUNTER, np.uint64)
         state = bits.state | {"state": {"counter": counter, "key": key}}
         for index in itertools.count(start):
-            if sys.getrefcount(generator) > _UNSHARED or sys.getrefcount(bits) > _UNSHARED + 1:
-                bits, generator = _new_generator(key)
             counter[2:] = index & _WORD, index >> 64  # the counter is index * 2^128
             bits.state = state
+            generator = _LentGenerator(bits)
+            reference, kept = weakref.ref(generator), generator.kept
             yield generator
+            del generator
+            if kept or reference() is not None:
+                bits = np.random.Philox(key=key)
 
     def permutation(self, count: int) -> np.ndarray:
         """The numbers 0 .. `count` - 1 in random order; draws none of the first 2^128 :meth:`words`."""
@@ -110,6 +112,18 @@ class RandomKey:
         return (words % np.uint64(bound)).astype(np.int64)
 
 
-def _new_generator(key: np.ndarray) -> tuple[np.random.Philox, np.random.Generator]:
-    bits = np.random.Philox(key=key)
-    return bits, np.random.Generator(bits)
+class _LentGenerator(np.random.Generator):
+    """The generator of one element. What it draws from serves the next one, too, if nobody has asked for that.
+
+    Attributes:
+        kept: Not empty once somebody has.
+    """
+
+    def __init__(self, bits: np.random.BitGenerator) -> None:
+        super().__init__(bits)
+        self.kept: list[None] = []
+
+    @property
+    def bit_generator(self) -> np.random.BitGenerator:
+        self.kept.append(None)
+        return super().bit_generator
