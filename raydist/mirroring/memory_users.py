@@ -47,8 +47,12 @@ class MemoryUsers:
         if self._are_unknown is None:
             with plain_tensors():
                 self._are_unknown = is_used_elsewhere(tensor)
+        return self.may_be_there()
+
+    def may_be_there(self) -> bool:
+        """Return the same without finding out what others had made before: until then they may have made something."""
         self._known = [user for user in self._known if user() is not None]
-        return self._are_unknown or bool(self._known)
+        return self._are_unknown is not False or bool(self._known)
 
 
 def is_used_elsewhere(tensor: torch.Tensor) -> bool:

@@ -114,7 +114,7 @@ class TensorRecord:
 
     def keep_if_shared(self, tensor: torch.Tensor) -> None:
         """Keep the present values for comparison if somebody shares the memory from now on."""
-        if self.synced is None and self.users.are_there(tensor):
+        if self.synced is None and self.users.may_be_there():
             with plain_tensors():
                 self.synced = tensor.detach().clone()
 

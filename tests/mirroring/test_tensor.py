@@ -159,6 +159,14 @@ def test_an_alias_of_memory_that_a_parameter_was_given() -> None:
     assert mirror.run(lambda: layer.weight.tolist()) == [[[4.0, 4.0]]] * 2
 
 
+def test_memory_that_nobody_kept_is_not_shared_after_the_next_step() -> None:
+    mirror, layer = mirrored()
+    layer.half()
+    users = record_of(layer.weight).users
+    mirror.run(lambda: layer.training)
+    assert not users.are_there(layer.weight)
+
+
 def test_hash_equality_and_sets() -> None:
     _, layer = mirrored()
     assert layer.weight in {layer.weight}
