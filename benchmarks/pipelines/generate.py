@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 import raydist as rd
 from benchmarks.pipelines.data import ALL_COLUMNS
-from raydist.pipelines.tf_example.message import example_class
+from raydist.pipelines.tf_example.parse import example_class
 
 Make = Callable[[Path, bool], None]
 NUM_SHARDS = 8

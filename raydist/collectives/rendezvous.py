@@ -25,7 +25,9 @@ from raydist.owning_process import never_free, note_inherited
 __all__ = ["RendezvousStore", "connect_store", "local_address", "peek", "write"]
 
 _LOOPBACK = "127.0.0.1"
-_CONNECT_S = 30.0  # a listener has answered by then; a server that is gone since then is not tried for minutes
+# A listener has answered by then: a server that is gone is not tried for minutes, one that is busy has a while.
+_CONNECT_S = 30.0
+_BUSY_S = 10.0
 
 
 @final
@@ -99,7 +101,7 @@ def connect_store(membership: Membership, timeout_s: float) -> PrefixStore:
         DeadlineExceededError: No server answers at the membership's address.
     """
     _await_listener(membership, timeout_s)
-    timeout = timedelta(seconds=min(timeout_s, _CONNECT_S))
+    timeout = timedelta(seconds=min(timeout_s, _CONNECT_S) + _BUSY_S)
     try:
         store = TCPStore(
             membership.store_host, membership.store_port, is_master=False, wait_for_workers=False, timeout=timeout

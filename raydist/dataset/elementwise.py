@@ -19,7 +19,7 @@ from raydist.pipelines.ops.filter import FilterOp
 from raydist.pipelines.ops.interleave import InterleaveOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.scan import ScanOp
-from raydist.pipelines.ops.take_while import TakeWhileOp
+from raydist.pipelines.ops.take import TakeWhileOp
 from raydist.pipelines.ops.unbatch import UnbatchOp
 
 __all__ = ["Elementwise"]

@@ -17,8 +17,7 @@ from raydist.pipelines.ops.rejection_resample import RejectionResampleOp
 from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.ops.shard import ShardOp
 from raydist.pipelines.ops.shuffle import ShuffleOp
-from raydist.pipelines.ops.skip import SkipOp
-from raydist.pipelines.ops.take import TakeOp
+from raydist.pipelines.ops.take import SkipOp, TakeOp
 from raydist.pipelines.ops.unique import UniqueOp
 from raydist.pipelines.sources.permutation import PermutationOp
 from raydist.pipelines.sources.weighted_indices import WeightedIndicesOp

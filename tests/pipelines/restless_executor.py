@@ -6,9 +6,8 @@ from typing import final
 
 from raydist.options import Options
 from raydist.pipelines.autotune.model import INLINE, StageSetting
+from raydist.pipelines.autotune.tuned_executor import TunedPrefetch, TunedStage
 from raydist.pipelines.autotune.tuned_part import TunedPart
-from raydist.pipelines.autotune.tuned_prefetch import TunedPrefetch
-from raydist.pipelines.autotune.tuned_stage import TunedStage
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending

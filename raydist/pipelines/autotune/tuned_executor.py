@@ -5,6 +5,7 @@ There is no thread for deciding: whoever gives a stage a block looks whether it 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -12,20 +13,178 @@ from collections.abc import Callable
 from typing import final
 
 from raydist.errors import CancelledError
-from raydist.pipelines.autotune.model import Limits, StageSetting
-from raydist.pipelines.autotune.tuned_part import TunedPart
-from raydist.pipelines.autotune.tuned_prefetch import TunedPrefetch
-from raydist.pipelines.autotune.tuned_stage import TunedStage
+from raydist.pipelines.autotune.model import INLINE, Knob, Limits, StageSetting
+from raydist.pipelines.autotune.propose import BLOCKS_PER_WORKER
+from raydist.pipelines.autotune.tuned_part import Totals, TunedPart
 from raydist.pipelines.autotune.tuner import Decision, Period, Tuner
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.budget import Budgets
+from raydist.pipelines.engine.buffer_size import BufferSize
 from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending
 from raydist.pipelines.engine.kernel import StageSpec
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
+from raydist.pipelines.engine.prefetch_thread import PrefetchThread
+from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter
 
-__all__ = ["TunedExecutor"]
+__all__ = ["TunedExecutor", "TunedPrefetch", "TunedStage"]
+
+_WORTH_S = 0.002  # work that a block should have to be given to a thread; giving it costs 0.05 to 0.1 ms
+_MOST_ROWS = 4096
+
+
+@final
+class TunedStage(TunedPart, Executor):
+    """Begins in the caller's thread.
+
+    Args:
+        meter: The stage's.
+        budgets: What it keeps to.
+        look: Called before each block: now may be the time to decide.
+
+    Attributes:
+        knob, setting, totals, least_blocks, charged_bytes: See :class:`TunedPart`.
+    """
+
+    def __init__(self, meter: Meter, budgets: Budgets, look: Callable[[TunedPart], None]) -> None:
+        self.knob = Knob(meter.name)
+        self.totals = Totals()
+        self.window = 1
+        self._look = look
+        self._meter = meter
+        self._ram = budgets.ram
+        self._here = InlineExecutor()
+        self._threads = ThreadExecutor(0, budget=budgets.threads)
+
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        self._look(self)
+        worker = self._threads if self.setting.workers else self._here
+        return _Counted(worker.submit(spec, block, starts), block, self.totals)
+
+    def apply(self, wanted: StageSetting, *, row_s: float, block_bytes: float) -> None:
+        workers = self._threads.resize(wanted.workers)
+        self.setting = StageSetting("threads", workers) if workers else INLINE
+        self.place, self.num_workers = self.setting.place, max(1, workers)
+        self.window = max(1, BLOCKS_PER_WORKER * workers)
+        self.least_blocks = self.window
+        self.least_rows = min(_MOST_ROWS, math.ceil(_WORTH_S / row_s)) if workers and row_s > 0 else 1
+        self._charge(int(BLOCKS_PER_WORKER * workers * block_bytes))
+        self._meter.place, self._meter.parallelism = self.place, self.num_workers
+
+    def _charge(self, num_bytes: int) -> None:
+        self._ram.charge(num_bytes - self.charged_bytes)
+        self.charged_bytes = num_bytes
+
+    def end(self) -> None:
+        self._threads.close()
+        self._charge(0)
+
+    def close(self) -> None:
+        """It is the autotuner's executor that ends it: the next pass of a `repeat` uses it again."""
+
+
+@final
+class _Counted(Pending):
+    """A block under way, counted when it is fetched."""
+
+    def __init__(self, work: Pending, block: Block, totals: Totals) -> None:
+        self._work = work
+        self._rows = block.num_rows
+        self._num_bytes = block.num_bytes
+        self._totals = totals
+
+    def result(self) -> StageResult:
+        begin = time.perf_counter()
+        result = self._work.result()
+        totals = self._totals
+        totals.awaited_s += time.perf_counter() - begin
+        totals.rows += self._rows
+        totals.blocks += 1
+        totals.busy_s += result.busy_s
+        totals.cpu_s += result.cpu_s
+        totals.num_bytes += self._num_bytes + sum([item.num_bytes for item in result.items if isinstance(item, Block)])
+        return result
+
+    def done(self) -> bool:
+        return self._work.done()
+
+    def cancel(self) -> None:
+        self._work.cancel()
+
+
+_LEAST_READ = 4  # blocks of a period in which a thread reads: some were made before it, some will be left behind
+
+
+@final
+class TunedPrefetch(TunedPart, OptionalPrefetch):
+    """Begins without a thread.
+
+    Args:
+        meter: The prefetch's.
+        budgets: What it keeps to.
+        look: Called before each block: now may be the time to decide.
+
+    Attributes:
+        knob, setting, totals, least_blocks, charged_bytes: See :class:`TunedPart`.
+    """
+
+    def __init__(self, meter: Meter, budgets: Budgets, look: Callable[[TunedPart], None]) -> None:
+        self.knob = Knob(meter.name, splits=True)
+        self.totals = Totals()
+        self._meter = meter
+        self._budgets = budgets
+        self._look = look
+        self._running = False
+
+    @property
+    def is_on(self) -> bool:
+        return self.setting.workers > 0
+
+    def look(self) -> None:
+        self._look(self)
+
+    def apply(self, wanted: StageSetting, *, row_s: float, block_bytes: float) -> None:
+        if not wanted.workers:
+            if self.setting.workers and not self._running:
+                self._budgets.threads.give()
+            self.setting = INLINE  # a thread that runs gives itself back when it ends
+        elif not self.setting.workers and self._budgets.threads.take(1):
+            self.setting = StageSetting("threads", 1)
+        self.least_blocks = _LEAST_READ if self.setting.workers else TunedPart.least_blocks
+        self._meter.place = self.setting.place
+        self._meter.kind = "prefetch" if self.setting.workers else "stage"
+
+    def read_ahead(self, source: OpIterator, rows: int) -> PrefetchThread:
+        self._running = True
+        return PrefetchThread(
+            source,
+            BufferSize(rows, tuned=True),
+            self._budgets.ram,
+            self._meter,
+            name=self.knob.name,
+            watch=self.made,
+            on_end=self._ended,
+        )
+
+    def _ended(self) -> None:
+        self._running = False
+        self._budgets.threads.give()
+
+    def made(self, seconds: float) -> None:
+        self.totals.busy_s += seconds
+
+    def handed_out(self, rows: int, num_bytes: int) -> None:
+        totals = self.totals
+        totals.rows += rows
+        totals.num_bytes += num_bytes
+        totals.blocks += 1
+
+    def end(self) -> None:
+        """The iterator that reads ahead ends its thread."""
+
 
 _PERIOD_S = 0.05
 _TRIAL_PERIOD_S = 0.02

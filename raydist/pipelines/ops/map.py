@@ -8,24 +8,45 @@ from functools import cached_property
 from typing import Any, final
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.elements.adopted_arrays import large_blocks
-from raydist.pipelines.elements.block_parts import BlockInParts, rows_together
-from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.block_parts import BlockInParts, ReusedResults, large_blocks, rows_together
+from raydist.pipelines.elements.blocks import Block, Column, object_column
 from raydist.pipelines.elements.declared_output import DeclaredOutput
 from raydist.pipelines.elements.functions import RowCalls, function_label, wants_rng
-from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.elements.reused_results import ReusedResults
+from raydist.pipelines.elements.items import ElementError, Item, size_of
 from raydist.pipelines.elements.rows import items_of_rows
 from raydist.pipelines.elements.seeds import RandomKey
+from raydist.pipelines.elements.spec import DatasetSpec
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
 from raydist.pipelines.engine.probe import probe_spec
 from raydist.pipelines.engine.vectorised import VectorisedKernel
-from raydist.pipelines.ops.seeded_datasets import with_seeds
 from raydist.values import AUTOTUNE
 
-__all__ = ["MapOp", "items_of_results", "parse_parallelism"]
+__all__ = ["MapOp", "items_of_results", "parse_parallelism", "with_seeds"]
+
+
+def with_seeds(items: Sequence[Item], start: int, key: RandomKey) -> list[Item]:
+    """`items`, whose datasets have a seed each, drawn from `key` for the number of their element, from `start` on."""
+    seeded: list[Item] = []
+    for item in items:
+        seeded.append(_seeded(item, start, key) if isinstance(item, Block) and item.holds_datasets else item)
+        start += size_of(item)
+    return seeded
+
+
+def _seeded(block: Block, start: int, key: RandomKey) -> Block:
+    seeds = [int(word >> 1) for word in key.words(start, block.num_rows).tolist()]
+    columns = [
+        _with_column_seeds(column, seeds) if isinstance(spec, DatasetSpec) else column
+        for column, spec in zip(block.columns, block.specs, strict=True)
+    ]
+    return Block(block.structure, block.specs, tuple(columns), block.num_rows)
+
+
+def _with_column_seeds(column: Column, seeds: Sequence[int]) -> Column:
+    return object_column([dataset._with_element_seed(seed) for dataset, seed in zip(column, seeds, strict=True)])
+
 
 _MANY_ROWS = 512  # fewer are done at once: what is found out by looking at the first ones costs more than it brings
 _FIRST_ROWS = 64

@@ -9,10 +9,34 @@ from raydist.errors import InvalidArgumentError
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
+from raydist.pipelines.engine.read_ahead import OptionalReadAhead
 from raydist.pipelines.ops.reading_ahead import ahead_in_a_thread, ahead_where_it_pays
 from raydist.values import AUTOTUNE
 
-__all__ = ["PrefetchOp"]
+__all__ = ["PrefetchOp", "PrefetchWhereItPaysOp"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PrefetchWhereItPaysOp(UnaryOp):
+    """`input`, made by the consumer's thread or by another one, as the autotuner finds out."""
+
+    passes_elements: ClassVar[bool] = True
+
+    state_is_recent: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return "prefetch"
+
+    @property
+    def label(self) -> str:
+        return "prefetch(where it pays)"
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        source = ctx.build(self.input)
+        part = ctx.executor.for_prefetch(ctx.meter(self), ctx.meters, ctx.budgets)
+        return OptionalReadAhead(source, part)
 
 
 @final

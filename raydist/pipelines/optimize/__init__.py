@@ -17,10 +17,10 @@ from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.ops.shard import ShardOp
 from raydist.pipelines.ops.zip import ZipOp
-from raydist.pipelines.optimize.common_subgraphs import computed_once
 from raydist.pipelines.optimize.graph import Names
 from raydist.pipelines.optimize.rewrites import (
     batch_in_stage,
+    computed_once,
     gather_late,
     maps_in_order,
     prefetched,

@@ -7,15 +7,23 @@ import operator
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Generic, Self, TypeVar, final
 
-from raydist.errors import OutOfRangeError
+from raydist.errors import InvalidArgumentError, OutOfRangeError
 from raydist.options import Options
 from raydist.owning_process import OwningProcess, note_inherited
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import Item, IteratorState, count_items, drop_items, keep_items
 from raydist.pipelines.elements.key_order import KeyOrder
-from raydist.pipelines.elements.saved_state import seeds_in, state_errors
+from raydist.pipelines.elements.saved_state import (
+    require_pipelines,
+    require_settings,
+    require_state,
+    seeds_in,
+    state_errors,
+)
+from raydist.pipelines.engine.build import Plan
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.metering.iteration_meters import IterationMeters
@@ -23,11 +31,69 @@ from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.run.chain_length import explain_recursion
 from raydist.pipelines.run.executors import local_executor
 from raydist.pipelines.run.optional import Optional
-from raydist.pipelines.run.pipeline_states import PipelineStates
 from raydist.pipelines.run.plan import make_plan
 from raydist.pipelines.run.reopened import ReopenedEngine
 
 __all__ = ["DatasetIterator"]
+
+_VERSION = 1
+
+
+@final
+class PipelineStates:
+    """Makes states of one pipeline's iterations, and takes them back.
+
+    Args:
+        plan: The pipeline.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    @cached_property  # a state is asked for with every step of a distributed dataset
+    def _fingerprint(self) -> str:
+        return self._plan.fingerprint
+
+    @cached_property
+    def _order_settings(self) -> dict[str, str]:
+        return self._plan.order_settings
+
+    def state_of(self, engine: ReopenedEngine, at: IteratorState, skip: int) -> IteratorState:
+        """The state of an iteration.
+
+        Args:
+            engine: Runs it.
+            at: The engine's state before a block.
+            skip: How many elements of that block, and of those behind it, were handed out.
+        """
+        orders = engine.orders.since(at)
+        return {
+            "version": _VERSION,
+            "pipeline": self._fingerprint,
+            "seed": engine.seed,
+            "epoch": engine.epoch,
+            "at": at,
+            "skip": skip,
+            **({"orders": orders} if orders else {}),
+            **({"own_seeds": dict(engine.own_seeds)} if engine.own_seeds else {}),
+            **({"settings": settings} if (settings := self._order_settings) else {}),
+        }
+
+    def require(self, state: IteratorState) -> None:
+        """See that a state, which may be anything, is one of this pipeline, with its settings.
+
+        Raises:
+            InvalidArgumentError: It is not.
+        """
+        require_pipelines(require_state(state), 1)
+        found = (state.get("version"), state.get("pipeline"))
+        if found != (_VERSION, self._fingerprint):
+            raise InvalidArgumentError(
+                f"The state must be of this pipeline ({self._fingerprint}), got one of {state.get('pipeline')!r} "
+                f"(version {state.get('version')!r}). Build the dataset as it was when the state was saved."
+            )
+        require_settings(state, self._order_settings)
+
 
 _T = TypeVar("_T")
 _CLOSE_S = 4.0  # how long close() waits for another thread's `next`; then it stops what that one waits for

@@ -4,20 +4,60 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, TypeVar, final
 
 from raydist.errors import DataLossError, FailedPreconditionError
 from raydist.failpoints import failpoint
 from raydist.pipelines.formats.files import OpenFile, file_errors
-from raydist.pipelines.stored.directory_lock import locked_directory
 from raydist.pipelines.stored.file_directory import DirectoryFiles, is_file_name, require_file_name
 
-__all__ = ["LocalFiles", "sync_directory"]
+__all__ = ["LocalFiles", "locked_directory", "sync_directory"]
+
+_PAUSE_S = 0.005
+
+
+@contextlib.contextmanager
+def locked_directory(path: str, within_s: float) -> Iterator[bool]:
+    """Inside, no other thread or process of this machine is. It says whether that is so.
+
+    It is not where the file system has no locks, where the directory may not be read, or where somebody stays inside
+    for longer than `within_s`.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        locked = _lock(descriptor, time.monotonic() + within_s)
+        try:
+            yield locked
+        finally:
+            if locked:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may hold a copy of the descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, end: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(_PAUSE_S)
+        except OSError:  # none here
+            return False
+
 
 _T = TypeVar("_T")
 

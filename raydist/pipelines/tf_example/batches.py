@@ -1,17 +1,163 @@
-"""Filling columns from the records of a batch that are written alike."""
+"""Filling columns from the records of a batch that are written alike.
+
+Records that one program wrote often agree in everything but their values: the same features in the same order, with the
+same numbers of values. Then every value stands at the same bytes of every record. A layout is found by walking one
+record; whether others share it is one comparison of the bytes that are no values, and all values of a feature are one
+gather.
+
+A layout is strict: where a record has anything unusual (a feature twice, an unknown field, a list in pieces), there is
+none, and protobuf's parser decides what it means.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
 from raydist.pipelines.tf_example.columns import FeatureColumn
-from raydist.pipelines.tf_example.layout import ExampleLayout
-from raydist.pipelines.tf_example.values import Values
+from raydist.pipelines.tf_example.values import MAX_VARINT, Bytes, Floats, Integers, Values
 
-__all__ = ["fill_alike"]
+__all__ = ["ExampleLayout", "fill_alike"]
+
+_Matrix = np.ndarray[Any, np.dtype[np.uint8]]
+_VARINT, _LENGTH, _FIXED32 = 0, 2, 5  # wire types of protobuf
+
+
+class _UnusualError(Exception):
+    """The record is not written as expected."""
+
+
+@final
+class ExampleLayout:
+    """Where the values of the features stand in records that are written alike.
+
+    Attributes:
+        features: By name, in the order of the record.
+    """
+
+    def __init__(self, record: bytes, features: dict[str, Values]) -> None:
+        self.features = features
+        mask = np.full(len(record), 0xFF, np.uint8)
+        for values in features.values():
+            values.free_bits(mask)
+        self._fixed = np.flatnonzero(mask)
+        self._mask = mask[self._fixed]
+        self._expected = np.frombuffer(record, np.uint8)[self._fixed] & self._mask
+
+    @classmethod
+    def of(cls, record: bytes) -> ExampleLayout | None:
+        """The layout of `record`; None where it is unusual or no Example at all."""
+        try:
+            return cls(record, _walk_example(record))
+        except (_UnusualError, IndexError, UnicodeDecodeError):
+            return None
+
+    def matches(self, matrix: _Matrix) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which records (the rows of `matrix`, as long as the layout's own) have this layout."""
+        same = (matrix[:, self._fixed] & self._mask) == self._expected
+        return np.asarray(same.all(axis=1))
+
+
+def _walk_example(record: bytes) -> dict[str, Values]:
+    """The features of Example { Features features = 1; }."""
+    if not record:
+        raise _UnusualError
+    start = _enter(record, 0, len(record), 1)
+    features: dict[str, Values] = {}
+    while start < len(record):
+        start, end = _field(record, start, len(record), 1)
+        name, values = _walk_entry(record, start, end)
+        if name in features:
+            raise _UnusualError
+        features[name] = values
+        start = end
+    return features
+
+
+def _walk_entry(record: bytes, start: int, end: int) -> tuple[str, Values]:
+    """Name and values of FeatureEntry { string key = 1; Feature value = 2; }."""
+    key_start, key_end = _field(record, start, end, 1)
+    at = _enter(record, key_end, end, 2)
+    number = record[at] >> 3
+    if number not in _WALKS:
+        raise _UnusualError
+    values = _WALKS[number](record, _enter(record, at, end, number), end)
+    return record[key_start:key_end].decode(), values
+
+
+def _walk_bytes(record: bytes, at: int, end: int) -> Values:
+    spans = []
+    while at < end:
+        start, at = _field(record, at, end, 1)
+        spans.append((start, at))
+    return Bytes(tuple(spans))
+
+
+def _walk_floats(record: bytes, at: int, end: int) -> Values:
+    if at < end and record[at] == 1 << 3 | _FIXED32:  # not packed: each with its tag
+        starts = range(at + 1, end, 5)
+        if (end - at) % 5 or any(record[start - 1] != record[at] for start in starts):
+            raise _UnusualError
+        return Floats(tuple(starts))
+    start = _enter(record, at, end, 1) if at < end else end
+    if (end - start) % 4:
+        raise _UnusualError
+    return Floats(tuple(range(start, end, 4)))
+
+
+def _walk_integers(record: bytes, at: int, end: int) -> Values:
+    tagged = at < end and record[at] == 1 << 3 | _VARINT  # not packed: each with its tag
+    at = at if tagged or at == end else _enter(record, at, end, 1)
+    starts, widths = [], []
+    while at < end:
+        if tagged and record[at] != 1 << 3 | _VARINT:
+            raise _UnusualError
+        at += tagged
+        width = _varint(record, at, end)[1]
+        starts.append(at)
+        widths.append(width)
+        at += width
+    return Integers(tuple(starts), tuple(widths))
+
+
+_WALKS = {1: _walk_bytes, 2: _walk_floats, 3: _walk_integers}  # by the numbers of BytesList, FloatList, Int64List
+
+
+def _field(record: bytes, at: int, end: int, number: int) -> tuple[int, int]:
+    """First byte and end of the content of the length-delimited field `number` that begins at `at`."""
+    if at >= end or record[at] != number << 3 | _LENGTH:
+        raise _UnusualError
+    length, width = _varint(record, at + 1, end)
+    start = at + 1 + width
+    if start + length > end:
+        raise _UnusualError
+    return start, start + length
+
+
+def _enter(record: bytes, at: int, end: int, number: int) -> int:
+    """First byte of the content of field `number`, which begins at `at` and ends at `end`."""
+    start, found = _field(record, at, end, number)
+    if found != end:
+        raise _UnusualError
+    return start
+
+
+def _varint(record: bytes, at: int, end: int) -> tuple[int, int]:
+    """A number, and its bytes."""
+    value = 0
+    for width in range(1, MAX_VARINT + 1):
+        if at + width > end:
+            raise _UnusualError
+        byte = record[at + width - 1]
+        value |= (byte & 0x7F) << 7 * (width - 1)
+        if byte < 0x80:
+            if width == MAX_VARINT and byte > 1:
+                raise _UnusualError
+            return value, width
+    raise _UnusualError
+
 
 _Indices = np.ndarray[Any, np.dtype[np.int64]]
 

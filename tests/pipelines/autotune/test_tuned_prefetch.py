@@ -3,8 +3,8 @@ from __future__ import annotations
 from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, Options
 from raydist.pipelines.autotune.model import INLINE, StageSetting
+from raydist.pipelines.autotune.tuned_executor import TunedPrefetch
 from raydist.pipelines.autotune.tuned_part import TunedPart
-from raydist.pipelines.autotune.tuned_prefetch import TunedPrefetch
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.metering.iteration_meters import IterationMeters

@@ -4,8 +4,8 @@ import threading
 
 from raydist.options import AutotuneOptions, Options
 from raydist.pipelines.autotune.model import INLINE, StageSetting
+from raydist.pipelines.autotune.tuned_executor import TunedStage
 from raydist.pipelines.autotune.tuned_part import TunedPart
-from raydist.pipelines.autotune.tuned_stage import TunedStage
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from raydist.dataset import Dataset
-from raydist.pipelines.elements.adopted_arrays import large_blocks
+from raydist.pipelines.elements.block_parts import large_blocks
 from raydist.pipelines.elements.rows import block_of_rows
 from tests.contracts.op import collect, iterate
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from raydist.dataset import Dataset
 from raydist.errors import SpecError
+from raydist.pipelines.elements.block_parts import ReusedResults
 from raydist.pipelines.elements.functions import RowCalls
-from raydist.pipelines.elements.reused_results import ReusedResults
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec
 

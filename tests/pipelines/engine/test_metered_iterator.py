@@ -10,8 +10,8 @@ from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine import metered_iterator
-from raydist.pipelines.engine.metered_iterator import MeteredIterator
+from raydist.pipelines.engine import build as build_module
+from raydist.pipelines.engine.build import MeteredIterator
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 
@@ -54,7 +54,7 @@ class Worker(OpIterator):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(metered_iterator, "time", clock)
+    monkeypatch.setattr(build_module, "time", clock)
     return clock
 
 

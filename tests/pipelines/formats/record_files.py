@@ -10,7 +10,7 @@ from typing import Any
 
 from raydist.pipelines.formats.byte_streams import open_stream
 from raydist.pipelines.formats.tfrecord import TFRecordReader
-from raydist.pipelines.tf_example.message import example_class
+from raydist.pipelines.tf_example.parse import example_class
 
 COMPRESS: dict[str | None, Callable[[bytes], bytes]] = {None: bytes, "GZIP": gzip.compress, "ZLIB": zlib.compress}
 KIND_OF_TYPE = {bytes: "bytes_list", float: "float_list", int: "int64_list"}

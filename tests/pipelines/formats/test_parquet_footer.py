@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import raydist as rd
-from raydist.pipelines.formats.parquet_footer import parse_footer
+from raydist.pipelines.formats.parquet_file import parse_footer
 
 TABLE = pa.table(
     {

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 from xml.etree import ElementTree
 
-from raydist.pipelines.metering.drawing import draw, drawn_stages, lay_out
+from raydist.pipelines.metering.page import draw, drawn_stages, lay_out
 from raydist.pipelines.metering.reading import Reading
 from raydist.pipelines.metering.stats import summarise
 

@@ -10,7 +10,7 @@ import pytest
 from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, Options
 from raydist.pipelines.autotune.tuned_executor import TunedExecutor
-from raydist.pipelines.ops.prefetch_where_it_pays import PrefetchWhereItPaysOp
+from raydist.pipelines.ops.prefetch import PrefetchWhereItPaysOp
 from tests.contracts.op import EXECUTORS, MakeExecutor, check_op, iterate
 from tests.pipelines.restless_executor import RestlessExecutor
 from tests.pipelines.threads import pipeline_threads

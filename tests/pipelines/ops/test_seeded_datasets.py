@@ -17,7 +17,7 @@ from raydist.options import Options
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
-from raydist.pipelines.ops.seeded_datasets import with_seeds
+from raydist.pipelines.ops.map import with_seeds
 from raydist.strategies.one_device import OneDeviceStrategy
 
 

@@ -9,7 +9,7 @@ from raydist.options import Options
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.run.plan import open_iterator
-from raydist.pipelines.sources.file_names import FileNames, names_op
+from raydist.pipelines.sources.record_files import FileNames, names_op
 
 
 def opened(op: DatasetOp) -> FileNames:

@@ -8,8 +8,8 @@ import pytest
 
 from raydist.errors import DeadlineExceededError
 from raydist.options import Timeouts
-from raydist.pipelines.sources import pieces_ahead
-from raydist.pipelines.sources.pieces_ahead import PiecesAhead
+from raydist.pipelines.sources import record_slot
+from raydist.pipelines.sources.record_slot import PiecesAhead
 from tests.pipelines.sources.lists import ListReader
 
 
@@ -71,7 +71,7 @@ def test_what_kills_the_thread_is_raised() -> None:
 
 
 def test_a_file_system_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces_ahead, "Timeouts", lambda: Timeouts(input_s=0.05))
+    monkeypatch.setattr(record_slot, "Timeouts", lambda: Timeouts(input_s=0.05))
     answer = threading.Event()
 
     def wait() -> ListReader:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from raydist.pipelines.stored.directory_lock import locked_directory
+from raydist.pipelines.stored.local_files import locked_directory
 
 
 def test_one_is_inside_and_nothing_stays_there(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raydist.errors import FailedPreconditionError, NotFoundError
-from raydist.pipelines.stored.file_lock import FileLock
+from raydist.pipelines.stored.store import FileLock
 
 
 def test_one_holder_at_a_time(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.tf_example.columns import FixedColumn, RaggedColumn
 from raydist.pipelines.tf_example.features import FixedLenFeature
-from raydist.pipelines.tf_example.message import example_class
+from raydist.pipelines.tf_example.parse import example_class
 from tests.pipelines.formats.record_files import example
 
 

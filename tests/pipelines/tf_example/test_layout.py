@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raydist.pipelines.tf_example.layout import ExampleLayout
+from raydist.pipelines.tf_example.batches import ExampleLayout
 from tests.pipelines.formats.record_files import example
 
 

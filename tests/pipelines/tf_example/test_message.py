@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from raydist.pipelines.tf_example.message import example_class
+from raydist.pipelines.tf_example.parse import example_class
 
 # Example { features { feature { key: "k" value { X_list { value: ... } } } } }, by hand: field numbers and lengths.
 INT64 = bytes.fromhex("0a0d 0a0b 0a016b 1206 1a04 0a02ac02")  # [300], packed

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from raydist.pipelines.tf_example.outputs import row_lengths
 from raydist.pipelines.tf_example.ragged_features import RaggedFeature, RowPartition
-from raydist.pipelines.tf_example.ragged_rows import row_lengths
 
 
 @pytest.mark.parametrize(
