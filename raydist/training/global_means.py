@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GlobalMeans", "labels_that_count"]
 
-_BY_LABELS = frozenset({F.cross_entropy, F.nll_loss, F.linear_cross_entropy})
+# torch 2.11 has no linear_cross_entropy.
+_BY_LABELS = frozenset({F.cross_entropy, F.nll_loss, getattr(F, "linear_cross_entropy", F.cross_entropy)})
 _BY_WEIGHTS = frozenset({F.mse_loss, F.l1_loss, F.huber_loss})
 _LOSSES = frozenset(
     {value for name, value in vars(F).items() if name.endswith("_loss") and inspect.isfunction(value)}

@@ -25,7 +25,7 @@ def seen_on_replicas(options: rd.CommunicationOptions) -> tuple[Seen, ...]:
         def step() -> Seen:
             share = 2 / 9 if rd.get_replica_context().replica_id_in_sync_group == 0 else 0.0
             model.zero_grad()
-            with torch.profiler.profile() as profile:
+            with torch.profiler.profile(acc_events=True) as profile:
                 (share * torch.cat([parameter.flatten() for parameter in model.parameters()])).sum().backward()
             buckets = {event.key for event in profile.key_averages() if event.key.startswith("raydist::bucket")}
             found = [parameter.grad for parameter in model.parameters()]

@@ -111,7 +111,7 @@ def test_gradients_of_earlier_passes_are_added() -> None:
 
 def test_every_bucket_is_a_range_in_a_trace() -> None:
     _, rank = alone()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         rank.run((0, 1, 2))
     names = {event.key for event in profile.key_averages()}
     assert {"raydist::bucket 0", "raydist::bucket 1", "raydist::bucket 2"} | {"raydist::wait for bucket 2"} <= names

@@ -146,7 +146,7 @@ def test_hooks_that_come_later_are_called() -> None:
 def test_profiles_name_the_step() -> None:
     optimizer = sgd()
     note_steps(optimizer, lambda: None)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         optimizer.step()
     assert "Optimizer.step#SGD.step" in {event.key for event in profile.key_averages()}
 
@@ -164,7 +164,7 @@ def test_gradients_are_cleared_as_torch_does_it(set_to_none: bool) -> None:
 def test_profiles_name_the_clearing() -> None:
     optimizer = sgd()
     note_steps(optimizer, lambda: None)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         optimizer.zero_grad()
     assert "Optimizer.zero_grad#SGD.zero_grad" in {event.key for event in profile.key_averages()}
 
