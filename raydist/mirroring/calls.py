@@ -34,8 +34,8 @@ class MirrorCalls(ABC):
         """
 
     @abstractmethod
-    def collect_tensors(self) -> dict[int, TensorImage]:
-        """All other tensors whose values changed since the driver last heard of them."""
+    def collect_tensors(self, handles: Sequence[int] | None = None) -> dict[int, TensorImage]:
+        """All other tensors whose values changed since the driver last heard of them, or those among the given ones."""
 
     @abstractmethod
     def collect_gradients(self) -> dict[int, TensorImage]:

@@ -40,6 +40,12 @@ from raydist.torch_modes import outside_inference_mode
 
 __all__ = ["MirrorDriver"]
 
+_READ_SEVERAL = {
+    *("forward", "state_dict", "parameters", "named_parameters", "buffers", "named_buffers", "param_groups"),
+    *("__deepcopy__", "__reduce_ex__"),
+}
+"""Attributes of modules and optimizers through which a program reads more than one tensor."""
+
 
 @final
 class MirrorDriver:
@@ -249,6 +255,8 @@ class MirrorDriver:
             with self._lock:
                 self._control.touch(obj, handle)
                 self._states.before_read(obj, handle, name)
+                if name in _READ_SEVERAL:
+                    self._variables.want_all()
 
     def zero_grad_of(self, obj: Any, method: Any) -> Any:
         """What the program gets where it reads this method of a mirrored object."""

@@ -45,6 +45,9 @@ class TensorOwner(Protocol):
     def before_values(self, record: TensorRecord) -> None:
         """The values of the tensor are about to be read or written."""
 
+    def want_all(self) -> None:
+        """The values of several tensors are about to be read."""
+
     def before_nothing(self, record: TensorRecord) -> None:
         """Nothing of the replicas is needed."""
 
@@ -223,6 +226,8 @@ class MirroredTensor(torch.Tensor):
         if func in _ANNOUNCED and record_of(args[0]).tensor is not args[0]:
             records = []  # an alias has a gradient and flags of its own
         before, after = _ANNOUNCED.get(func, ("before_values", "after_use"))
+        if len(records) > 1 and before == "before_values":
+            records[0].owner.want_all()
         for record in records:
             getattr(record.owner, before)(record)
         with plain_tensors():

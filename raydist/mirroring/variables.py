@@ -25,6 +25,8 @@ from raydist.torch_modes import outside_inference_mode
 
 __all__ = ["Variables"]
 
+_SMALL_BYTES = 1 << 20  # variables of fewer bytes are fetched together: that takes no longer than one alone
+
 
 @final
 class Variables:
@@ -53,12 +55,16 @@ class Variables:
         self._touched: set[int] = set()
         self._num_expired = 0
         self._fetched_at = 0  # how often values had expired when the last fetch of them began
+        self._alone: tuple[int, int] | None = None  # the same of a tensor that was fetched alone, and its handle
+        self._wanted_at = -1  # the same when something was used that reads more than one tensor
+        self._num_bytes = 0
         self._lock = threading.RLock()
         self._storing = threading.Lock()  # held while a fetched value is no write of the program; never across a wait
 
     def add(self, tensor: torch.Tensor, handle: int) -> None:
         """Make `tensor` mirrored; the replicas hold its present value."""
         self._records[handle] = record = mirror_tensor(tensor, handle, self)
+        self._num_bytes += tensor.numel() * tensor.element_size()
         self.gradients.add(record)
         self.hooks.add(record)
         if record.synced is not None:
@@ -86,8 +92,23 @@ class Variables:
         """Whether the values here are those of the replicas."""
         return self._fetched_at == self._num_expired
 
+    def _is_fresh(self, handle: int) -> bool:
+        return self.is_fresh or self._alone == (self._num_expired, handle)
+
+    def want_all(self) -> None:
+        """Let the next read of a tensor fetch all of them: more will be read."""
+        self._wanted_at = self._num_expired
+
     def before_values(self, record: TensorRecord) -> None:
-        if not self.is_fresh:
+        """Fetch the tensor alone where it is the first that is read; the next one that is read brings all others."""
+        if self._is_fresh(record.handle):
+            return
+        is_first = self._alone is None or self._alone[0] != self._num_expired
+        if not is_first or self._wanted_at == self._num_expired or self._num_bytes <= _SMALL_BYTES:
+            self.refresh()
+        elif record.plain is torch.nn.Parameter and record.handle in self._records:
+            self._refresh_one(record.handle)
+        else:  # a buffer, which may be gathered from all replicas
             self.refresh()
 
     def before_flags(self, record: TensorRecord) -> None:
@@ -120,13 +141,21 @@ class Variables:
             self._scope.mark(copy)
 
     @outside_inference_mode
+    def _refresh_one(self, handle: int) -> None:
+        with self._lock:
+            began = self._num_expired
+            images = self._link.call(0, MirrorCalls.collect_tensors, [handle])
+            attempt_all([functools.partial(self._store, each, image.tensor()) for each, image in images.items()])
+            self._alone = began, handle
+
+    @outside_inference_mode
     def refresh(self) -> None:
         """Fetch every value that changed, after the dispatched steps."""
         with self._lock:
             if self.is_fresh:
                 return
             began = self._num_expired
-            images = self._link.call(0, MirrorCalls.collect_tensors)
+            images = self._link.call(0, MirrorCalls.collect_tensors, None)
             attempt_all([functools.partial(self._store, handle, image.tensor()) for handle, image in images.items()])
             self._aggregations.update(self._table.objects(), self._table.handle_of)
             if any(self._aggregations.of(handle, tensor).is_gathered for handle, tensor in self._tensors()):
@@ -178,7 +207,8 @@ class Variables:
                 is_written = record.is_written(tensor)
             if is_written:
                 self._origin.require_device(tensor)
-                self.refresh()
+                if not self._is_fresh(handle):
+                    self.refresh()
                 with plain_tensors():
                     writes.tensors[handle] = tensor.detach()
             with plain_tensors():

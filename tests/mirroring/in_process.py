@@ -23,11 +23,12 @@ Args = TypeVarTuple("Args")
 
 
 class InProcessLink:
-    """A `ReplicaLink` to replicas in this process. Counts the calls by method."""
+    """A `ReplicaLink` to replicas in this process. Notes the calls by method, and how many tensors came."""
 
     def __init__(self, num_replicas: int) -> None:
         self.replicas = [MirrorReplica(rank, world_size=num_replicas) for rank in range(num_replicas)]
         self.calls: list[str] = []
+        self.fetched: list[int] = []
 
     @property
     def num_replicas(self) -> int:
@@ -36,7 +37,10 @@ class InProcessLink:
     def call(self, rank: int, method: Callable[[MirrorCalls, *Args], T], *args: *Args) -> T:
         self.calls.append(method.__name__)
         there, given = _copied((method, args))
-        return _copied(answer(self.replicas[rank], there, *given))
+        found: T = _copied(answer(self.replicas[rank], there, *given))
+        if isinstance(found, dict) and method.__name__ == "collect_tensors":
+            self.fetched.append(len(found))
+        return found
 
     def call_all(self, method: Callable[[MirrorCalls, *Args], T], *args: *Args) -> list[T]:
         return [self.call(rank, method, *args) for rank in range(self.num_replicas)]

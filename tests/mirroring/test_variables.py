@@ -114,6 +114,60 @@ def test_only_reads_cost_a_call(trained: tuple[Mirror, nn.Linear]) -> None:
     assert mirror.link.calls.count("collect_tensors") == 1
 
 
+@pytest.fixture
+def large() -> tuple[Mirror, nn.Sequential]:
+    """Two layers of 1 MB each, after a step that added 1 to all of their weights."""
+    mirror = Mirror()
+    with mirror.scope():
+        model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(2)))
+
+    def step() -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1)
+
+    mirror.run(step)
+    mirror.link.fetched.clear()
+    return mirror, model
+
+
+def test_one_tensor_is_fetched_alone(large: tuple[Mirror, nn.Sequential]) -> None:
+    mirror, model = large
+    expected = [replica.detach().norm() for replica in mirror.replicas[0].parameters()]
+    assert model[0].weight.norm() == expected[0]
+    assert model[0].weight.norm() == expected[0]
+    assert mirror.link.fetched == [1]
+    assert model[1].weight.norm() == expected[1]
+    assert mirror.link.fetched == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda model: model.state_dict(),
+        lambda model: model(torch.ones(512)),
+        lambda model: [each.norm() for each in model.parameters()],
+        lambda model: torch.stack([model[0].weight, model[1].weight]),
+        lambda model: copy.deepcopy(model),
+    ],
+)
+def test_several_are_fetched_together(large: tuple[Mirror, nn.Sequential], read: Callable[[Any], Any]) -> None:
+    mirror, model = large
+    read(model)
+    assert all(float(each.detach().norm()) for each in model.parameters())
+    assert mirror.link.fetched == [2]
+
+
+def test_a_tensor_is_written_that_was_fetched_alone(large: tuple[Mirror, nn.Sequential]) -> None:
+    mirror, model = large
+    before = mirror.replicas[0].parameters()[1].detach().clone()
+    with torch.no_grad():
+        model[0].weight.zero_()
+    assert mirror.run(lambda: model[0].weight.count_nonzero().item()) == [0] * 2
+    assert mirror.link.fetched == [1]
+    assert torch.equal(model[1].weight, before)
+
+
 def test_unchanged_tensors_are_not_fetched() -> None:
     mirror = Mirror()
     layer, frozen = linear(mirror), linear(mirror)

@@ -213,9 +213,9 @@ class MirrorReplica(MirrorCalls):
         self._buffers.places.settle()
         return self._control.collect(modules=modules)
 
-    def collect_tensors(self) -> dict[int, TensorImage]:
+    def collect_tensors(self, handles: Sequence[int] | None = None) -> dict[int, TensorImage]:
         self._buffers.places.settle()
-        return self._tensors.collect(gathered=False)
+        return self._tensors.collect(gathered=False, among=handles)
 
     def collect_gradients(self) -> dict[int, TensorImage]:
         parameters = [(handle, obj) for handle, obj in self._table.items() if isinstance(obj, torch.nn.Parameter)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -85,10 +85,11 @@ class TensorCollector:
         """The driver knows nothing."""
         self._known.clear()
 
-    def collect(self, *, gathered: bool) -> dict[int, TensorImage]:
-        """Images of the changed tensors: of what the driver reads from all replicas, or of all others."""
+    def collect(self, *, gathered: bool, among: Sequence[int] | None = None) -> dict[int, TensorImage]:
+        """Images of the changed tensors: of what the driver reads from all replicas, or of all others (or of some)."""
         found: dict[int, TensorImage] = {}
-        for handle, obj in self._table.items():
+        named = self._table.items() if among is None else [(each, self._table.object_of(each)) for each in among]
+        for handle, obj in named:
             if isinstance(obj, torch.Tensor) and self._aggregations.of(handle, obj).is_gathered is gathered:
                 image = TensorImage.of(obj)
                 digest = _bytes_digest(image)
