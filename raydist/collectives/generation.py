@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import final
 
 from raydist.collectives.base import Membership
-from raydist.collectives.bulletin import Bulletin
 from raydist.collectives.process_group_backend import Flight, ProcessGroupBackend, RawGroup, RawWork
-from raydist.collectives.rendezvous import connect_store
+from raydist.collectives.rendezvous import Bulletin, connect_store
 from raydist.collectives.translation import describe_operation, describe_ranks, translate_torch_error
 from raydist.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, RaydistError
 

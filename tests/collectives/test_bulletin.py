@@ -4,7 +4,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from raydist.collectives.base import Membership
-from raydist.collectives.bulletin import Bulletin
+from raydist.collectives.rendezvous import Bulletin
 from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
 
 

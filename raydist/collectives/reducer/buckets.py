@@ -15,8 +15,8 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Communicator
+from raydist.collectives.reducer.bucket import BucketLayout, ParameterSpec, plan_buckets
 from raydist.collectives.reducer.exchange import BucketSet, Exchange, StepWeight
-from raydist.collectives.reducer.layout import BucketLayout, ParameterSpec, plan_buckets
 from raydist.collectives.reducer.sparse_rows import SparseRows
 from raydist.collectives.reducer.trailer import BACKWARD_ADVICE, PassStamp, agree
 

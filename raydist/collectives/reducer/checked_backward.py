@@ -12,8 +12,8 @@ from typing import Any, final
 
 import torch
 
-from raydist.collectives.reducer.accumulation import accumulate
 from raydist.collectives.reducer.interception import Interception
+from raydist.collectives.reducer.known_gradients import accumulate
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, fault_of, is_finite
 from raydist.collectives.reducer.parameter_hooks import HeldBack, ParameterHooks
 

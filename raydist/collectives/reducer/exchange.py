@@ -14,8 +14,7 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Communicator, Work
-from raydist.collectives.reducer.bucket import BucketMemory, memory_of
-from raydist.collectives.reducer.layout import BucketLayout
+from raydist.collectives.reducer.bucket import BucketLayout, BucketMemory, memory_of
 from raydist.collectives.reducer.nonfinite import is_finite
 from raydist.collectives.reducer.sparse_rows import SparseRows
 from raydist.collectives.reducer.trailer import ReceivedTrailer, Trailer

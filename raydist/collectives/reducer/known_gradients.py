@@ -1,13 +1,15 @@
-"""Tell global gradients from gradients that a program made by hand, and notice changes that differ between replicas.
+"""Tell global gradients from gradients that a program made by hand, and from those that no_sync() keeps local.
 
 After an exchange `.grad` of each parameter holds a known tensor, written a known number of times. A gradient that is
-still that tensor, not written since, is global. Any other gradient falls into one of two classes:
+still that tensor, not written since, is global. Any other gradient falls into one of three classes:
 
 - *Changed*: a backward pass has exchanged the gradient, and the program has changed it since (clipping, unscaling). It
   stays as it is. A checksum of it travels with the next backward pass: where replicas have changed it differently, all
   of them raise an error then.
 - *Made by hand*: nothing was exchanged since an optimizer used or cleared the gradient. Each replica has computed its
   own, with `torch.autograd.grad` or `torch.func`: it is exchanged before an optimizer uses it.
+- *Accumulated* under `no_sync()`: `.grad` shows the local part mixed with what was global before. The two parts are
+  remembered apart until the next synchronised backward pass sends the local one.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import math
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -25,7 +28,93 @@ from raydist.collectives.base import Communicator
 from raydist.compat.torch_internals import num_writes
 from raydist.errors import CollectiveMismatchError, FailedPreconditionError
 
-__all__ = ["ChangedGradients", "Checksums", "KnownGradients", "combined", "compare"]
+__all__ = ["ChangedGradients", "Checksums", "KnownGradients", "LocalAccumulation", "accumulate", "combined", "compare"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """One parameter's local part.
+
+    Attributes:
+        base: The global part of what `.grad` shows.
+        contribution: The local part, weighted: what will be sent.
+        shown: The tensor that was `.grad` then; `version` is how often it had been written.
+        by_hand: The program has made the local part without a backward pass.
+    """
+
+    base: torch.Tensor | None
+    contribution: torch.Tensor
+    shown: torch.Tensor
+    version: int
+    by_hand: bool
+
+
+@final
+class LocalAccumulation:
+    """The local parts of all parameters of a replica, by parameter index."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, _Record] = {}
+
+    def add(
+        self, index: int, gradient: torch.Tensor | None, new: torch.Tensor, scale: float, *, by_hand: bool = False
+    ) -> torch.Tensor:
+        """Count a new local gradient, and return what `.grad` shows now (`gradient` is what it showed before)."""
+        base, contribution = self.parts_of(index, gradient)
+        if contribution is None and base is not None:
+            base = base.clone()
+        weighted = new.detach() * scale
+        shown = accumulate(gradient, new)
+        total = weighted if contribution is None else accumulate(contribution, weighted)
+        self._records[index] = _Record(base, total, shown, num_writes(shown), by_hand)
+        return shown
+
+    def __bool__(self) -> bool:
+        return bool(self._records)
+
+    def holds(self, index: int, gradient: torch.Tensor) -> bool:
+        """Return True if this gradient has a local part, and nothing was added by hand since that was counted."""
+        record = self._records.get(index)
+        if record is None or record.shown is not gradient:
+            return False
+        return not record.by_hand or num_writes(gradient) == record.version
+
+    def parts_of(self, index: int, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The global and the local part of what `.grad` holds.
+
+        Raises:
+            FailedPreconditionError: `.grad` was changed meanwhile in another way than by zeroing or dropping it.
+        """
+        record = self._records.get(index)
+        if record is None or gradient is None:
+            return gradient, None
+        if gradient is record.shown and num_writes(gradient) == record.version:
+            return record.base, record.contribution
+        if gradient.to_dense().any():
+            raise FailedPreconditionError(
+                f"Gradients accumulated under no_sync() may only be zeroed before the next synchronised backward(), "
+                f"but that of parameter {index} was changed. Scale or clip after the last backward() of the step."
+            )
+        return gradient, None
+
+    def forget(self, indices: Iterable[int]) -> None:
+        """These parameters' local parts have been sent, or dropped."""
+        if self._records:
+            for index in indices:
+                self._records.pop(index, None)
+
+
+def accumulate(earlier: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
+    """What `.grad` is after `new` was added to it: the earlier tensor itself where PyTorch keeps it as well."""
+    if earlier is None:
+        return new
+    if earlier.requires_grad or new.requires_grad:
+        return earlier + new
+    if earlier.is_sparse and not new.is_sparse:
+        return earlier.to_dense().add_(new)
+    return earlier.add_(new)
+
 
 # How a global gradient came about: nothing of note; made by hand in a batch that is over; set to zero.
 _PLAIN, _ADDS_ON, _CLEARED = range(3)

@@ -22,14 +22,20 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.reducer.accumulation import LocalAccumulation, accumulate
 from raydist.collectives.reducer.buckets import Buckets
 from raydist.collectives.reducer.exchange import Exchange, StepWeight
-from raydist.collectives.reducer.known_gradients import ChangedGradients, Checksums, KnownGradients, combined, compare
+from raydist.collectives.reducer.known_gradients import (
+    ChangedGradients,
+    Checksums,
+    KnownGradients,
+    LocalAccumulation,
+    accumulate,
+    combined,
+    compare,
+)
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, fault_of
-from raydist.collectives.reducer.parameter_hooks import HeldBack
+from raydist.collectives.reducer.parameter_hooks import HeldBack, TrainedParameters
 from raydist.collectives.reducer.trailer import PassStamp, ReceivedTrailer, Updates
-from raydist.collectives.reducer.trained_parameters import TrainedParameters
 from raydist.errors import CollectiveMismatchError
 from raydist.values import ReduceOp
 

@@ -17,9 +17,9 @@ from raydist.collectives.reducer.buckets import Buckets
 from raydist.collectives.reducer.exchange import StepWeight
 from raydist.collectives.reducer.interception import Interception
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
+from raydist.collectives.reducer.parameter_hooks import TrainedParameters
 from raydist.collectives.reducer.passes import EngineCall, SynchronisedPasses
 from raydist.collectives.reducer.trailer import Updates
-from raydist.collectives.reducer.trained_parameters import TrainedParameters
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.values import ReduceOp
 

@@ -14,7 +14,7 @@ import torch
 
 from raydist.collectives.base import Communicator
 from raydist.collectives.flat_bytes import flat_bytes
-from raydist.collectives.reducer.layout import ParameterSpec
+from raydist.collectives.reducer.bucket import ParameterSpec
 from raydist.values import ReduceOp
 
 __all__ = ["SparseRows"]

@@ -18,7 +18,7 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Membership, Work
-from raydist.collectives.bulletin import Bulletin
+from raydist.collectives.rendezvous import Bulletin
 from raydist.collectives.shared_memory.control import CALL_BYTES, NUM_SLOTS, ControlBlock, Count, Layout
 from raydist.collectives.shared_memory.transfers import Steps, Transfers, Wait
 from raydist.collectives.tensors import describe_tensor

@@ -10,8 +10,7 @@ import time
 from typing import final
 
 from raydist.collectives.base import Declined, Membership
-from raydist.collectives.bulletin import Bulletin
-from raydist.collectives.rendezvous import connect_store
+from raydist.collectives.rendezvous import Bulletin, connect_store
 from raydist.collectives.shared_memory.futex import why_unsupported
 from raydist.collectives.translation import describe_operation, describe_ranks
 from raydist.compat.torch_internals import Store

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydist.collectives.reducer.accumulation import LocalAccumulation, accumulate
+from raydist.collectives.reducer.known_gradients import LocalAccumulation, accumulate
 from raydist.errors import FailedPreconditionError
 
 

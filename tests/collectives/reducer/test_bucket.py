@@ -7,8 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from raydist.collectives.reducer.bucket import BucketMemory, LazyBucketMemory, PlainBucketMemory
-from raydist.collectives.reducer.layout import Bucket, ParameterSpec, plan_buckets
+from raydist.collectives.reducer.bucket import (
+    Bucket,
+    BucketMemory,
+    LazyBucketMemory,
+    ParameterSpec,
+    PlainBucketMemory,
+    plan_buckets,
+)
 
 Kind = Callable[[Bucket, torch.Tensor], BucketMemory]
 KINDS: tuple[Kind, ...] = (PlainBucketMemory, LazyBucketMemory)

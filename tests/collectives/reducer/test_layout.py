@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.collectives.reducer.layout import BucketLayout, ParameterSpec, plan_buckets
+from raydist.collectives.reducer.bucket import BucketLayout, ParameterSpec, plan_buckets
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)

@@ -12,7 +12,7 @@ from torch import nn
 
 from raydist.collectives.base import Work
 from raydist.collectives.local import LocalGroup
-from raydist.collectives.reducer.layout import ParameterSpec
+from raydist.collectives.reducer.bucket import ParameterSpec
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.sparse_rows import SparseRows
 from raydist.values import ReduceOp

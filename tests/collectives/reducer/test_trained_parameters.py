@@ -6,7 +6,7 @@ import weakref
 import torch
 from torch import nn
 
-from raydist.collectives.reducer.trained_parameters import TrainedParameters
+from raydist.collectives.reducer.parameter_hooks import TrainedParameters
 
 
 class Listener:
