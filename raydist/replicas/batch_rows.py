@@ -1,4 +1,4 @@
-"""Weights that follow from the rows of a batch on each replica, and values of replicas with and without rows. Pure."""
+"""Batch rows and weights of each replica, and per-replica values that skip replicas without rows. Does no I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BatchRows", "MergedValue", "value_on", "weights_of"]
 
 @final
 class MergedValue(PerReplica):
-    """A value of every replica. Those of replicas without rows are passed over, as results of steps are.
+    """A value of every replica. `values` leaves out the replicas without rows, as results of steps do.
 
     Args:
         everybody: One value per replica, in rank order.
@@ -35,11 +35,11 @@ class MergedValue(PerReplica):
 
 
 def value_on(leaf: Any, rank: int, ranks: Sequence[int]) -> Any:
-    """What one replica gets of a leaf of the merged function's result.
+    """Return the value that one replica gets for a leaf of the merged function's result.
 
     Args:
-        leaf: A PerReplica, with a value for each replica or for each of `ranks`, or what all get.
-        rank: The replica. One without rows gets the first value where it has none of its own.
+        leaf: A PerReplica with one value for each replica or for each of `ranks`, or one value for all replicas.
+        rank: The replica. A replica without rows gets the first value if the leaf has none for that replica.
         ranks: The replicas that have rows.
 
     >>> value_on(PerReplica([5, 6]), 1, [0, 1]), value_on(PerReplica([5, 6]), 2, [0, 1]), value_on(7, 2, [0, 1])
@@ -58,14 +58,14 @@ def value_on(leaf: Any, rank: int, ranks: Sequence[int]) -> Any:
 @final
 @dataclass(frozen=True, slots=True)
 class BatchRows:
-    """The rows of one batch, over all replicas.
+    """The rows of one batch on all replicas.
 
     Attributes:
-        counts: Rows of each replica; None without a batch.
-        shares: Of each replica in the global batch.
-        stand_in: Which replicas have none, and work on others'.
-        present: Which replicas count: all but those that stand in; all where no replica has rows.
-        all_present: Whether all do.
+        counts: Number of rows on each replica; None without a batch.
+        shares: Fraction of the global batch on each replica.
+        stand_in: For each replica, True if the replica has no rows and runs on padding rows.
+        present: For each replica, True if its results count: no padding rows, or no replica has rows.
+        all_present: True if the results of all replicas count.
     """
 
     counts: tuple[int, ...] | None
@@ -75,9 +75,9 @@ class BatchRows:
     all_present: bool
 
     @staticmethod
-    @functools.lru_cache(maxsize=64)  # a program has few sizes of batches: a full one, and the last one
+    @functools.lru_cache(maxsize=64)  # a program has few batch sizes: the full one and that of the last batch
     def of(counts: tuple[int, ...] | None, world_size: int, *, stand_in: bool) -> BatchRows:
-        """Those of a batch; `stand_in`: whether replicas without rows work on others'.
+        """Return the rows of a batch; with `stand_in`, replicas without rows run on padding rows.
 
         >>> BatchRows.of((3, 0), 2, stand_in=True).present, BatchRows.of((3, 0), 2, stand_in=False).present
         ((True, False), (True, True))
@@ -88,7 +88,7 @@ class BatchRows:
         return BatchRows(counts, weights_of(counts, world_size), stand_ins, present, all(present))
 
     def weights(self, *, adds_up: bool) -> tuple[float, ...] | None:
-        """Each replica's weight in the global objective; None where contributions are plainly added.
+        """Return the weight of each replica in the global objective, or None if contributions are summed unweighted.
 
         >>> BatchRows.of((3, 0), 2, stand_in=True).weights(adds_up=True)
         (1.0, 0.0)
@@ -99,7 +99,7 @@ class BatchRows:
 
 
 def weights_of(rows: tuple[int, ...] | None, world_size: int) -> tuple[float, ...]:
-    """Share of each replica in the global batch; equal shares without one.
+    """Return the fraction of the global batch on each replica; without rows, all fractions are equal.
 
     >>> weights_of((3, 1), 2), weights_of(None, 2)
     ((0.75, 0.25), (0.5, 0.5))

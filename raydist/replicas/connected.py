@@ -1,4 +1,4 @@
-"""The part of a replica that works together with its peers: batches, gradients, optimizer steps, reductions."""
+"""The synchronous part of a replica: batches, gradients, optimizer steps and reductions with its peers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ __all__ = ["Connected", "GlobalClosure"]
 
 @final
 class GlobalClosure:
-    """The closure that an optimizer gets in place of the program's.
+    """The closure that an optimizer is given instead of the program's closure.
 
     Args:
-        closure: The program's.
-        make_global: Makes the gradients global that the closure leaves behind.
-        reduce: The loss of all replicas, of this one's; both are detached.
+        closure: The closure of the program.
+        make_global: Exchanges the gradients that the closure computed.
+        reduce: Maps the detached loss of this replica to the detached loss of all replicas.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class GlobalClosure:
         self._values: list[tuple[Any, Any]] = []
 
     def __call__(self) -> Any:
-        """Call the program's closure; a number or floating tensor that it returns becomes global."""
+        """Call the program's closure; reduce a float or floating-point tensor that it returns over all replicas."""
         own: Any = self._closure()
         value: Any
         self._make_global()
@@ -67,7 +67,7 @@ class GlobalClosure:
         return value
 
     def own_value(self, returned: Any) -> Any:
-        """What `optimizer.step` returns to the program: of a closure's value this replica's own, as of all losses."""
+        """Return the result of `optimizer.step` for the program: this replica's own loss, not the global loss."""
         return next((own for value, own in self._values if value is returned), returned)
 
 
@@ -92,14 +92,14 @@ class _Replaced(torch.autograd.Function):
 
 @final
 class Connected(Peers):
-    """One of several replicas in lock step.
+    """One of several replicas that run in lock step.
 
-    During a run it follows the batch at hand: its rows weigh gradients and collectives, and once a batch is done that
-    some replicas had no rows of, it brings their buffers in line.
+    During a run it tracks the current batch. The rows of the batch weight gradients and collectives. After a batch,
+    replicas without rows of the batch get the buffers of a replica with rows.
 
     Attributes:
-        num_rows_seen: Rows here of the run's batch argument, else of all batches that it drew; None without any.
-        variables: What rules see of the replica.
+        num_rows_seen: Rows on this replica of the run's batch argument, or of all batches drawn; None without a batch.
+        variables: The view of this replica that its rules get.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Connected(Peers):
         self._sync_check = SyncCheck(communicator, self._gather_objects, mirror.objects)
         self._held_buffers: list[torch.Tensor] = []
         self._rules = rules or ReplicaRules()
-        self._has_rules = type(self._rules) is not ReplicaRules  # else there is nothing to call between steps
+        self._has_rules = type(self._rules) is not ReplicaRules  # otherwise there is nothing to call between steps
         self.variables = VariablesView(communicator, mirror, self._gather_objects, lambda: self.rows)
         self._written = WrittenBuffers(mirror, self._gather_all)
 
@@ -151,7 +151,7 @@ class Connected(Peers):
         check_in_sync: int = 0,
         on_nonfinite: OnNonfinite = "pass",
     ) -> AbstractContextManager[None]:
-        """Around one run of a step function; see `StepHeader` for the arguments."""
+        """Return the context of one run of a step function; see `StepHeader` for the arguments."""
         self._reduce_op, self._stand_in, self._check_in_sync = reduce_op, stand_in, check_in_sync
         if not self._rules.exchanges_gradients:
             self._check_in_sync = 0
@@ -172,7 +172,7 @@ class Connected(Peers):
             yield
 
     def begin_run(self) -> None:
-        """What is done before the function of a `run` is called."""
+        """Begin the first batch, before the function of a `run` is called."""
         try:
             self._begin_batch(self._argument_rows)
         except BaseException:
@@ -180,7 +180,7 @@ class Connected(Peers):
             raise
 
     def end_run(self, *, failed: bool) -> None:
-        """What is done once it is over."""
+        """End the last batch and call the rules; after a failure, undo the effects of padding rows."""
         try:
             if failed:
                 self._undo_stand_in()
@@ -194,9 +194,9 @@ class Connected(Peers):
     def step_optimizer(
         self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Do what the program asks an optimizer for, as the rules want it done.
+        """Run `optimizer.step` as the rules require.
 
-        Gradients that no backward pass has made global are exchanged before, and what a closure returns is global.
+        Gradients that no backward pass exchanged are exchanged first. The loss that a closure returns becomes global.
         """
         if self.world_size == 1 or not self._rules.exchanges_gradients or not self._step_is_open:
             return self._rules.step_optimizer(self.variables, optimizer, step, *args, **kwargs)
@@ -219,25 +219,25 @@ class Connected(Peers):
             )
 
     def make_global(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Exchange the gradients of these that no backward pass has made global, before they are looked at."""
+        """Exchange the gradients that no backward pass has exchanged, before the program reads them."""
         if self.world_size > 1 and self._rules.exchanges_gradients and self._step_is_open:
             given = [parameter for parameter in parameters if isinstance(parameter, torch.nn.Parameter)]
             self._reducer.make_global(given, used=False)
 
     def _global_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """The sum of what all replicas' losses weigh; their gradients weigh the same."""
+        """Return the sum of all replicas' losses, with the weights of their gradients."""
         weight = self._step_weight
         own = (loss * weight.scale if weight.counts else torch.zeros_like(loss)).to(self._communicator.device)
         self._communicator.all_reduce(own, ReduceOp.SUM).wait()
         return own.to(loss.device)
 
     def note_cleared(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """The program has called `zero_grad` of an optimizer or a module with these parameters."""
+        """Note that the program called `zero_grad` of an optimizer or a module with these parameters."""
         if self.world_size > 1:
             self._reducer.note_cleared(parameters)
 
     def next_batch(self, rows: tuple[int, ...]) -> None:
-        """A loop inside the step function drew its next batch: what follows is weighted by its rows."""
+        """Begin the batch that a loop inside the step function drew; its rows weight what follows."""
         self._end_batch(begun=self.rows is not None)
         self._close_step()
         if self._argument_rows is None:
@@ -245,27 +245,27 @@ class Connected(Peers):
         self._begin_batch(rows)
 
     def leave_run(self) -> None:
-        """Do what is done at the end of a run: this one is left at a draw."""
+        """End the run at a draw from an iterator, as at the end of its function."""
         self._end_batch(begun=self.rows is not None)
         self._rules.after_run(self.variables)
 
     def settle_batch(self) -> None:
-        """Have the replicas agree now on what they agree on after the batch at hand, which may go on."""
+        """Synchronize the buffers of all replicas now; the current batch may continue."""
         self._agree_on_buffers()
         self._written.begin()
 
     def largest(self, number: float) -> float:
-        """The largest number of all replicas."""
+        """Return the maximum of `number` over all replicas."""
         return float(self._gather_all(torch.tensor([number], dtype=torch.float64)).max())
 
     @property
     def stands_in(self) -> bool:
-        """This replica has no rows of the batch at hand and works on others': nothing it produces counts."""
+        """True if this replica has no rows of the current batch and runs on padding rows: its results do not count."""
         return self._batch.stand_in[self.rank]
 
     @property
     def share(self) -> float | None:
-        """What values of this replica weigh beside those of others: its rows; None where it stands in."""
+        """The weight of this replica's values: its number of rows; None if it runs on padding rows."""
         if self.stands_in:
             return None
         return 1.0 if self.rows is None else float(self.rows[self.rank])
@@ -286,12 +286,12 @@ class Connected(Peers):
             self._written.begin()
 
     def _weigh(self, batch: BatchRows) -> None:
-        """Work out what follows from the rows: for most batches what the one before has left."""
+        """Compute the weights of a batch. The caller skips this when rows and reduction are those of the last batch."""
         self._weights = batch.weights(adds_up=self._reduce_op is not ReduceOp.MEAN)
         weight = batch.shares[self.rank]
         if not self._rules.exchanges_gradients:
-            weight = float(weight > 0)  # gradients are this replica's own, and those of no rows are none
-        # Under MEAN zero rows weigh nothing; zeroing them keeps a NaN of an empty mean away from the others.
+            weight = float(weight > 0)  # gradients are local; without rows there are none
+        # Under MEAN no rows have weight 0; zeroing the gradients keeps a NaN of an empty mean from spreading.
         empty = batch.stand_in[self.rank] or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
         self._step_weight = self._reducer.weigh(weight, self._reduce_op, empty=empty)
         self._weighed = batch, self._reduce_op
@@ -302,7 +302,7 @@ class Connected(Peers):
             self._reducer.end_step()
 
     def _end_batch(self, *, begun: bool = True) -> None:
-        """`begun`: there was one; what a loop does before its first draw is none."""
+        """End the current batch. `begun` is False in a loop before its first draw, when there was no batch."""
         if self._step_is_open and self._rules.exchanges_gradients and self.world_size > 1:
             self._reducer.make_global(self._attached or (), used=False, batch_ends=True)
         if self._written.are_any or not self._batch.all_present:
@@ -321,26 +321,26 @@ class Connected(Peers):
             self._align_stand_ins()
 
     def _align_stand_ins(self) -> None:
-        """Give replicas that stood in the buffers of the first replica with rows, and their own metrics of before."""
+        """Give replicas on padding rows the buffers of the first replica with rows, and their own previous metrics."""
         root = self._batch.present.index(True)
         buffers = self._mirror.export_buffers()
         for place, buffer in enumerate(buffers):
             if buffer.layout is torch.strided:
                 self._communicator.broadcast(buffer, root).wait()
-            else:  # collectives carry numbers side by side
+            else:  # collectives carry strided tensors only
                 buffers[place] = self._gather_objects(buffer if self.rank == root else None)[root].to(self.device)
         if self.stands_in:
             self._mirror.import_buffers(buffers, own=self._held_buffers)
             self._mirror.restore_metrics(self._held_metrics)
 
     def _undo_stand_in(self) -> None:
-        """After an error nobody has buffers to give: what others' rows did here is as if it had not been."""
+        """Restore buffers and metrics after an error: no replica can broadcast its buffers then."""
         if self.stands_in:
             self._mirror.import_buffers(self._held_buffers)
             self._mirror.restore_metrics(self._held_metrics)
 
     def all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
-        here = self._on_cpu and type(value) is torch.Tensor and value.is_cpu  # asking torch to move it takes longer
+        here = self._on_cpu and type(value) is torch.Tensor and value.is_cpu  # `as_tensor` with a device is slower
         tensor = promote(value if here else torch.as_tensor(value, device=self.device), op)
         wire = None if options is None or options.compression is None else WIRES[options.compression]
         if wire is None or tensor.dtype is not torch.float32:
@@ -358,7 +358,7 @@ class Connected(Peers):
         return reduce_promoted(group, tensor, ReduceOp.SUM, self._weights, self._calls) / sum(self._batch.present)
 
     def _within(self, options: CommunicationOptions | None) -> Communicator:
-        """What carries a call that may have a limit of its own."""
+        """Return the communicator for a call that may have its own time limit."""
         limit_s = None if options is None else options.timeout_seconds
         return self._communicator if limit_s is None else LimitedCommunicator(self._communicator, limit_s)
 
@@ -379,7 +379,7 @@ class Connected(Peers):
         return self._reducer.no_sync()
 
     def _gather_objects(self, value: Any) -> list[Any]:
-        """Return every replica's `value`, also of those without rows: they call the function as well."""
+        """Return the `value` of every replica. Replicas without rows call this function, too."""
         everyones = self._communicator.exchange_on_host(cloudpickle.dumps(value), "all_gather of objects")
         return [pickle.loads(each) for each in everyones]
 
@@ -388,7 +388,7 @@ class Connected(Peers):
 
 
 def _without_effect(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-    """What changes nothing in a reduction, with the autograd edge of `tensor` (whose values may be NaN)."""
+    """Return the identity element of `op`, with the autograd edge of `tensor` (whose values may be NaN)."""
     if op in (ReduceOp.SUM, ReduceOp.MEAN):
         identity: Any = 0
     elif op is ReduceOp.PRODUCT:
@@ -404,7 +404,7 @@ def _without_effect(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
 
 @final
 class _Run:
-    """The block of `Connected.run`; by hand, as it is around every step: a generator takes eight calls more."""
+    """The context of `Connected.run`. A class, because it surrounds every step: a generator takes eight calls more."""
 
     __slots__ = ("_connected",)
 

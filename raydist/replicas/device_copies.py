@@ -1,6 +1,6 @@
-"""The device of a replica, and copies of batches to it.
+"""The device of a replica, and copies of batches to the device.
 
-On a GPU a batch is copied from pinned memory on a stream of its own, while the step before computes.
+On a GPU a batch is copied from pinned memory on a side stream, while the previous step computes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = [
 
 
 class Accelerator(ABC):
-    """A replica's device, for the threads that run its steps.
+    """A replica's device, as used by the threads that run its steps.
 
     Attributes:
-        device: Where its tensors are.
-        defers: Whether operations are noted and run together, so that it must be told where a step begins and ends.
+        device: The `torch.device` of the replica's tensors.
+        defers: True if the device queues operations lazily, so that it must know where a step begins and ends.
     """
 
     device: torch.device
@@ -47,27 +47,27 @@ class Accelerator(ABC):
 
     @abstractmethod
     def seed(self, seed: int) -> None:
-        """Let the random numbers of steps follow from `seed`."""
+        """Seed the random numbers of steps."""
 
     @abstractmethod
     def enter(self) -> None:
-        """A step begins in this thread."""
+        """Begin a step in this thread."""
 
     @abstractmethod
     def leave(self) -> None:
-        """The step has ended: what it noted for later runs now."""
+        """End the step: run the operations that the device has queued."""
 
     @abstractmethod
     def working(self, modes: TorchModes | None, limit_s: float) -> AbstractContextManager[None]:
-        """Within it torch works so in this thread; None: as it does by itself.
+        """Return a context in which torch has these modes in this thread; None means torch's defaults.
 
-        Blocking: where threads of one process run steps, while others want other settings, at most `limit_s`.
+        Blocks for at most `limit_s` while other threads of this process run steps with other modes.
         """
 
 
 @final
 class _TorchDevice(Accelerator):
-    """A CPU or a GPU, which torch looks after by itself."""
+    """A CPU or a GPU, which needs nothing beyond torch."""
 
     defers = False
 
@@ -78,10 +78,10 @@ class _TorchDevice(Accelerator):
         torch.manual_seed(seed % 2**63)
 
     def enter(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def leave(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def working(self, modes: TorchModes | None, limit_s: float) -> AbstractContextManager[None]:
         return contextlib.nullcontext() if modes is None else modes.applied()
@@ -89,7 +89,7 @@ class _TorchDevice(Accelerator):
 
 @final
 class _XlaDevice(Accelerator):
-    """A TPU chip, where operations are noted and run together."""
+    """A TPU chip, which queues operations and runs them together."""
 
     defers = True
 
@@ -112,14 +112,14 @@ class _XlaDevice(Accelerator):
 
 
 _AS_TORCH_HAS_IT = TorchModes()
-_OF_ALL_CHIPS = SharedSettings()  # those of a host are driven by threads of one process
+_OF_ALL_CHIPS = SharedSettings()  # the threads of one process drive all chips of a host
 
 
 def take_gpu(device: torch.device, rank: int) -> None:
-    """Let this process use its GPU by default.
+    """Make `device` the default GPU of this process.
 
     Raises:
-        FailedPreconditionError: Its torch sees none.
+        FailedPreconditionError: The torch of this process sees no GPU.
     """
     if not torch.cuda.is_available():
         raise FailedPreconditionError(
@@ -130,10 +130,10 @@ def take_gpu(device: torch.device, rank: int) -> None:
 
 
 def accelerator_for(device: str) -> Accelerator:
-    """The device of this name, chosen for this thread.
+    """Return the device of this name, opened for this thread.
 
     Raises:
-        FailedPreconditionError: It is a TPU's, and there is no torch_xla.
+        FailedPreconditionError: The device is a TPU, and torch_xla is not installed.
         UnavailableError: There is no such TPU chip.
     """
     named = torch.device(device)
@@ -143,11 +143,11 @@ def accelerator_for(device: str) -> Accelerator:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Copying:
-    """A tensor that is being copied.
+    """A tensor whose copy is in progress.
 
     Attributes:
-        tensor: On the device; not to be used before the event.
-        event: When it is there.
+        tensor: The copy on the device; not to be used before the event.
+        event: Recorded when the copy is complete.
     """
 
     tensor: torch.Tensor
@@ -155,13 +155,13 @@ class Copying:
 
 
 class Streams(Protocol):
-    """What copies need of a device: `CudaStreams`."""
+    """Copies to a device that overlap with its computation: the interface of `CudaStreams`."""
 
     def copy(self, value: torch.Tensor) -> Copying:
-        """Start a copy that does not wait for what the device computes. Does not wait."""
+        """Start a copy that runs beside the device's computation. Does not block."""
 
     def join(self, copying: Copying) -> torch.Tensor:
-        """The copy, for use by what is computed from here on. Does not wait: the device does."""
+        """Return the copy for the current stream. Does not block the host: the stream waits for the copy."""
 
 
 @final
@@ -177,14 +177,14 @@ class CudaStreams:
         self._side = torch.cuda.Stream(device)
 
     def copy(self, value: torch.Tensor) -> Copying:
-        """See `Streams`. Pageable memory would make the copy wait for the device, and the host for the copy."""
+        """See `Streams`. From pageable memory the copy would wait for the device, and the host for the copy."""
         pinned = value.pin_memory()
         with torch.cuda.stream(self._side):
             tensor = pinned.to(self._device, non_blocking=True)
             return Copying(tensor, self._side.record_event())
 
     def join(self, copying: Copying) -> torch.Tensor:
-        """See `Streams`. The allocator is told who uses the memory, so that it is not reused too early."""
+        """See `Streams`. `record_stream` keeps the allocator from reusing the memory too early."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(copying.event)
         copying.tensor.record_stream(current)
@@ -193,11 +193,11 @@ class CudaStreams:
 
 @final
 class DeviceCopies:
-    """Brings tensors to a replica's device, in two steps: `begin` as early as possible, `finish` where they are used.
+    """Copies tensors to a replica's device in two steps: `begin` as early as possible, `finish` before the use.
 
     Args:
-        device: The replica's.
-        streams: Of a device that copies while it computes; None where it does not.
+        device: The device of the replica.
+        streams: Copy streams of the device; None for a device whose copies do not overlap with computation.
     """
 
     def __init__(self, device: torch.device, streams: Streams | None = None) -> None:
@@ -206,17 +206,17 @@ class DeviceCopies:
 
     @classmethod
     def to(cls, device: torch.device) -> DeviceCopies:
-        """For a device of this process."""
+        """Return the copies to a device of this process."""
         return cls(device, CudaStreams(device) if device.type == "cuda" else None)
 
     @property
     def overlap(self) -> bool:
-        """Whether it is worth while to begin early."""
+        """True if an early `begin` overlaps the copy with computation."""
         return self._streams is not None
 
     def begin(self, value: Any) -> Any:
-        """What `finish` makes the value on the device of. May be called by any thread."""
-        if isinstance(value, list | tuple | dict):  # a list of tensors, or what a collate function made
+        """Start to copy `value`; return the argument for `finish`. Any thread may call this."""
+        if isinstance(value, list | tuple | dict):  # a list of tensors, or the result of a collate function
             return map_parts(self.begin, value)
         if not isinstance(value, torch.Tensor) or value.device == self._device:
             return value
@@ -225,7 +225,7 @@ class DeviceCopies:
         return self._streams.copy(value)
 
     def finish(self, begun: Any) -> Any:
-        """The value on the device, for the thread that computes. The same thing may be finished twice."""
+        """Return the value on the device, for the computing thread. May be called twice with the same argument."""
         if isinstance(begun, list | tuple | dict):
             return map_parts(self.finish, begun)
         if isinstance(begun, Copying) and self._streams is not None:
@@ -235,10 +235,10 @@ class DeviceCopies:
 
 @final
 class PartsAhead:
-    """Parts of one step, on their way.
+    """The prefetched parts of one step.
 
     Args:
-        copies: Brings tensors to the device.
+        copies: Copies tensors to the device.
     """
 
     def __init__(self, copies: DeviceCopies) -> None:
@@ -247,13 +247,13 @@ class PartsAhead:
         self._parts: list[Any] = []
 
     def begin(self, header: StepHeader, objects: Sequence[Leaves]) -> None:
-        """Start to copy what a step will need. What goes wrong here goes wrong again in the step, where it belongs."""
+        """Start to copy the arguments of a step. Errors are suppressed here: the step itself raises them again."""
         with contextlib.suppress(Exception):
             self._parts = resolve_parts(header.sources, objects, self._copies.begin)
             self._step = header.step
 
     def begun(self, header: StepHeader, objects: Sequence[Leaves]) -> list[Any]:
-        """The parts of a step, all of them begun; those of another one are dropped."""
+        """Return the parts of a step, with their copies started; prefetched parts of another step are dropped."""
         step, parts = self._step, self._parts
         self._step, self._parts = -1, []
         return parts if step == header.step else resolve_parts(header.sources, objects, self._copies.begin)

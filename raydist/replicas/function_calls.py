@@ -1,7 +1,7 @@
-"""Calls of step functions in a replica, and what surrounds each call: context, draws from iterators, gradients.
+"""Calls of step functions in a replica, with their context, iterators and gradient exchange.
 
-Gradients made by hand are exchanged when an optimizer steps. A GradScaler looks for infinities before, and clipping
-needs the global norm before. torch has no hook there, so its functions are wrapped, once in a process of a replica.
+Gradients that the program sets itself are exchanged when an optimizer steps. `GradScaler` and gradient clipping read
+gradients before that. torch has no hook there, so raydist wraps these torch functions, once in a replica's process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["DrawnIterators", "FunctionCalls", "LoopSide", "watch_gradient_reader
 
 @functools.cache
 def watch_gradient_readers() -> None:
-    """Let `GradScaler` and `torch.nn.utils.clip_grad_*_` see global gradients from now on. May be called again."""
+    """Make `GradScaler` and `torch.nn.utils.clip_grad_*_` read global gradients from now on. May be called again."""
     scaler = torch.amp.GradScaler
     for name in ("unscale_", "step"):
         setattr(scaler, name, _after_exchange(getattr(scaler, name), 1, "optimizer", _parameters_of))
@@ -52,7 +52,7 @@ def watch_gradient_readers() -> None:
 def _after_exchange(
     function: Callable[..., Any], place: int, name: str, find: Callable[[Any], tuple[Any, list[torch.Tensor]]]
 ) -> Callable[..., Any]:
-    """Wrap a function whose argument `name`, at `place`, says whose gradients it reads."""
+    """Wrap a function that reads the gradients of its argument `name`, at position `place`."""
 
     @functools.wraps(function)
     def read(*args: Any, **kwargs: Any) -> Any:
@@ -70,7 +70,7 @@ def _after_exchange(
 
 
 def _told(zero_grad: Callable[..., None]) -> Callable[..., None]:
-    """Wrap `Module.zero_grad`: what a program puts into `.grad` afterwards is new."""
+    """Wrap `Module.zero_grad`: the reducer must know that later values of `.grad` are new."""
 
     @functools.wraps(zero_grad)
     def clear(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -87,7 +87,7 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> tuple[Any, list[torch.Te
 
 
 def _listed(parameters: torch.Tensor | Iterable[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
-    """Return what is given, as a list if it can be gone through once only."""
+    """Return the argument and its parameters; an iterable becomes a list, because it may be exhaustible."""
     if isinstance(parameters, torch.Tensor):
         return parameters, [parameters]
     listed = list(parameters)
@@ -96,14 +96,14 @@ def _listed(parameters: torch.Tensor | Iterable[torch.Tensor]) -> tuple[Any, lis
 
 @final
 class DrawnIterators:
-    """Those of one replica.
+    """Binds the iterators among a step's arguments to one replica.
 
     Args:
-        mirror: Its objects.
-        saves: Writes its shares.
-        loops: Runs that draw; each of their draws is a boundary between steps.
-        copies: Brings batches to its device.
-        launch: Has the device do what was noted for later.
+        mirror: The mirrored objects of the replica.
+        saves: Writes the replica's checkpoint shards.
+        loops: Runs that draw from iterators; each draw is a step boundary.
+        copies: Copies batches to the replica's device.
+        launch: Runs the operations that the device has queued.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class DrawnIterators:
 
     @contextlib.contextmanager
     def bound(self, arguments: Any, header: StepHeader, peers: Connected) -> Iterator[None]:
-        """Within it iterators among the arguments draw this replica's pieces, and tell of how many rows each batch is.
+        """Within the context, iterators among the arguments yield this replica's batches, and report the rows of each.
 
         Args:
-            arguments: A nest of what the step function is given.
-            header: Of the step.
-            peers: The other replicas, as long as the run goes on.
+            arguments: A nest of the step function's arguments.
+            header: Header of the step.
+            peers: The synchronous part of this replica.
         """
         leaves, _ = flatten(arguments)
         iterators = [leaf for leaf in leaves if isinstance(leaf, ReplicaIterator)]
@@ -151,14 +151,14 @@ class DrawnIterators:
 
 @final
 class LoopSide:
-    """A `ReplicaSide`.
+    """The `ReplicaSide` of a loop: access to one replica at the step boundaries inside a run.
 
     Args:
-        mirror: The replica's objects.
-        peers: The others.
-        writer: Of its shares.
-        iterators: Those that the run draws from.
-        launch: Has the device do what was noted for later.
+        mirror: The mirrored objects of the replica.
+        peers: The synchronous part of the replica.
+        writer: Writes the replica's checkpoint shards.
+        iterators: The iterators that the run draws from.
+        launch: Runs the operations that the device has queued.
     """
 
     def __init__(
@@ -197,14 +197,14 @@ class LoopSide:
 
 @final
 class FunctionCalls:
-    """Those of one replica.
+    """Calls step functions in one replica.
 
-    What is the same for all steps is made once: where 64 processes share two cores, a call of Python is 3 us.
+    Objects that are the same for all steps are built once: with 64 processes on two cores, a Python call takes 3 us.
 
     Args:
-        mirror: The replica's variables.
-        accelerator: Its device.
-        limit_s: How long a step may wait for other threads of its process that want other settings of torch.
+        mirror: The mirrored objects of the replica.
+        accelerator: The device of the replica.
+        limit_s: How long a step may wait for threads of this process that need other torch modes.
     """
 
     def __init__(self, mirror: MirrorReplica, accelerator: Accelerator, limit_s: float) -> None:
@@ -214,10 +214,10 @@ class FunctionCalls:
         self._limit_s = limit_s
         self._peers: Connected | None = None
         self._recorder = StepRecorder(lambda: None if self._peers is None else self._peers.share)
-        self._inside: AbstractContextManager[None] = contextlib.nullcontext()  # once there are peers
+        self._inside: AbstractContextManager[None] = contextlib.nullcontext()  # replaced by `join`
 
     def join(self, view: ReplicaView, peers: Connected) -> None:
-        """Functions are called as this replica of this group from now on."""
+        """Call functions as this replica of this process group from now on."""
         self._peers = peers
         self._inside = enter_replica(ReplicaContext(view, peers), self._recorder.recording())
 
@@ -229,7 +229,7 @@ class FunctionCalls:
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> Any:
-        """What the step function returns."""
+        """Call the step function and return its result."""
         with (
             peers.run(
                 header.rows,
@@ -253,7 +253,7 @@ class FunctionCalls:
         return value
 
     def _around(self, header: StepHeader) -> AbstractContextManager[Any]:
-        """Where the driver had set more than most do, or the device is more than most are."""
+        """Return the context for summaries, torch modes and devices that queue operations."""
         around = contextlib.ExitStack()
         if header.summaries is not None:
             around.enter_context(self._recorder.following(header.summaries))
@@ -262,11 +262,11 @@ class FunctionCalls:
         return around
 
     def pack(self, value: Any, header: StepHeader, peers: Connected) -> StepResult:
-        """What a call returned, fit to travel."""
-        # A loop over batches of its own returns what all of them gave, also where its last batch had no rows here.
+        """Convert the result of a call for sending."""
+        # A loop over batches returns results of all its batches, so they count even if the last batch had no rows here.
         absent = header.rows is not None and header.stands_in(peers.rank)
         return pack_result(value, absent=absent, rows=peers.num_rows_seen, summaries=self._recorder.take_records())
 
     def drop_records(self) -> None:
-        """The step has failed: nobody is to see what it recorded."""
+        """Drop the summaries of a step that failed."""
         self._recorder.drop_records()

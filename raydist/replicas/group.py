@@ -1,6 +1,6 @@
-"""The driver's end of a set of replica actors: dispatch steps, wait, call, rebuild after an error, stop.
+"""The driver's handle of a set of replica actors: dispatch steps, wait, call, rebuild after an error, stop.
 
-One group serves every strategy whose replicas run in lock step. It knows nothing of variables or datasets.
+One group serves every strategy whose replicas run in lock step. This module knows nothing of variables or datasets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Args = TypeVarTuple("_Args")
 
 @final
 class ReplicaGroup:
-    """N replicas in lock step. Used by one thread."""
+    """N replicas in lock step. For use by one thread."""
 
     def __init__(
         self,
@@ -56,24 +56,24 @@ class ReplicaGroup:
         self._steps = DispatchedSteps(actors, self._calls, len(setups), timeouts.step_s, self._process)
 
     def on_results(self, *told: Callable[[Sequence[StepResult]], None]) -> None:
-        """Tell these of each step that has ended, in their order: every replica's result. Must not raise, or wait."""
+        """Add callbacks for each ended step, in order, with all results. They must neither raise nor block."""
         self._steps.on_results += told
 
     @property
     def generation(self) -> int:
-        """Of the group as it is now; a step must name it."""
+        """Current generation (incarnation) of the process group; a step header must name it."""
         return self._calls.generation
 
     @property
     def failed(self) -> bool:
-        """A step failed since the group was built: replicas refuse further ones until it is rebuilt."""
+        """True if a step failed in the current generation: replicas refuse further steps until `rebuild`."""
         return self._calls.failed
 
     def start(self) -> None:
-        """Build the runners and the first generation. Blocks until every replica answers (limit: `start_s`).
+        """Start the runners and form the first generation. Blocks until every replica answers (limit: `start_s`).
 
         Raises:
-            FailedPreconditionError: A replica's node has other versions, or lacks its device.
+            FailedPreconditionError: A replica's node has other software versions, or lacks the device.
         """
         asked = [self._actors.about(setup.rank) for setup in self._setups]
         refs = [self._actors.start(setup.rank, ReplicaRunner, setup, self._join_group) for setup in self._setups]
@@ -85,7 +85,7 @@ class ReplicaGroup:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Form a new generation of all replicas; what failed before is forgotten. Dispatched steps are given up."""
+        """Form a new generation of all replicas, and clear earlier failures. Gives up dispatched steps. Blocks."""
         self._steps.tell()
         self._calls.require_alive()
         self._steps.give_up()
@@ -104,7 +104,7 @@ class ReplicaGroup:
         )
 
     def until_now(self) -> Callable[[], None]:
-        """Return what waits for the steps dispatched so far; see `DispatchedSteps.until_now`."""
+        """Return a function that waits for the steps dispatched so far; see `DispatchedSteps.until_now`."""
         return self._steps.until_now()
 
     def dispatch(self, step: PlannedStep) -> StepOutcome:
@@ -112,17 +112,17 @@ class ReplicaGroup:
         return self._steps.dispatch(step)
 
     def wait(self) -> None:
-        """Return once every dispatched step is done; raises the error of the first that failed."""
+        """Wait for every dispatched step; raise the error of the first step that failed."""
         self._steps.wait()
 
     def wait_to_close(self) -> None:
-        """As :meth:`wait`, but for replicas only whose processes still answer beside their steps.
+        """Like :meth:`wait`, but first check that the replicas' processes answer concurrently with their steps.
 
         Raises:
-            DeadlineExceededError: One does not within `close_s`; the steps are given up.
+            DeadlineExceededError: A process does not answer within `close_s`; the steps are given up.
         """
         if not self._actors.reachable:
-            return  # Ray was shut down: there is nothing to wait for
+            return  # Ray was shut down
         silent = self._actors.silent(self._timeouts.close_s) if self._steps.num_under_way else []
         if silent:
             self._silent = True
@@ -134,7 +134,7 @@ class ReplicaGroup:
         self.wait()
 
     def answers(self, within_s: float) -> bool:
-        """Whether every replica has done what was dispatched and answers; waits up to `within_s`."""
+        """Return True if every replica has completed the dispatched steps and answers; waits up to `within_s`."""
         if self._calls.dead is not None or self._silent or not self._actors.reachable:
             return False
         refs = self._calls.ask_all(ReplicaRunner.ping)
@@ -149,14 +149,14 @@ class ReplicaGroup:
         return found
 
     def ask_mirror(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
-        """What one replica's mirrored variables answer, after all dispatched steps; raises an error of theirs."""
+        """Call a method of one replica's mirrored variables after all dispatched steps. Blocks; raises its error."""
         self.wait()
         ref = self._calls.ask(rank, ReplicaRunner.mirror, method, *args)
         found: _T = self._calls.answer_of(rank, ref, f"{method.__name__} of the variables")
         return found
 
     def ask_mirrors(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
-        """What every replica's mirrored variables answer, in rank order; waits and raises as `ask_mirror`."""
+        """Call a method of every replica's mirrored variables; return the results in rank order. See `ask_mirror`."""
         self.wait()
         refs = self._calls.ask_all(ReplicaRunner.mirror, method, *args)
         return self._calls.answers_of_all(refs, f"{method.__name__} of the variables")
@@ -164,16 +164,16 @@ class ReplicaGroup:
     def ask_beside(
         self, method: Callable[[ReplicaRunner, *_Args], _T], *args: *_Args, ranks: Sequence[int] | None = None
     ) -> list[_T]:
-        """What replicas (None: all) answer beside their steps. Any thread may ask; changes nothing here."""
+        """Return what replicas (None: all) answer concurrently with their steps. Thread-safe; changes no state here."""
         return self._calls.beside(method, *args, ranks=ranks)
 
     def close(self, *, gently: bool) -> None:
-        """Stop the replicas; `gently` lets them leave their group first. Never raises because one is gone already."""
+        """Stop the replicas; `gently` lets them leave their group first. Does not raise if a replica is gone."""
         if not self._process.is_this:
             return  # a forked child drops its copy
         if gently and not self._calls.failed and self.answers(self._timeouts.close_s / 2):
             refs = self._calls.ask_all(ReplicaRunner.close)
-            with contextlib.suppress(Exception):  # what does not stop gently is killed next
+            with contextlib.suppress(Exception):  # replicas that do not stop are killed next
                 self._calls.wait(refs, self._timeouts.close_s / 2, "closing", "Timeouts.close_s")
         self._steps.give_up()
         self._actors.kill()

@@ -1,4 +1,4 @@
-"""A replica's seat in the group of its peers: the communicators of one generation, and who watches over them."""
+"""One replica's membership in its process group: the communicators of one generation, and their supervision."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from raydist.replicas.step import ReplicaSetup
 __all__ = ["GroupMember", "Refusals"]
 
 
-# Values that a step reduces inside of a backward pass must not get between the gradients: each has its own group.
+# Each purpose has its own group: a reduction inside a backward pass must not be interleaved with gradient reductions.
 _PURPOSES = ("gradients", "values")
 
 
 @final
 class GroupMember:
-    """Used by the replica's thread; `abort` may come from another.
+    """Membership of one replica. The replica's thread uses this class; any thread may call `abort`.
 
     Args:
-        setup: What the replica is.
-        join_group: How it joins a group of its peers.
-        device: Where its tensors are.
+        setup: Configuration of the replica.
+        join_group: Opens a communicator with the peers.
+        device: Device of the replica's tensors.
 
     Attributes:
-        generation: Of the group that it is in; -1 before the first.
-        progress: What the replica is at, for whoever watches.
+        generation: Current generation (incarnation) of the group; -1 before the first.
+        progress: Current step and collective of the replica, for supervisors.
     """
 
     def __init__(self, setup: ReplicaSetup, join_group: Callable[..., Communicator], device: torch.device) -> None:
@@ -51,8 +51,8 @@ class GroupMember:
         self._aborting = threading.Lock()
 
     def join(self, membership: Membership) -> None:
-        """Form a generation with the others; forgets an earlier failure. Blocks until all are in."""
-        with self._aborting:  # an abort that was meant for the generation before must not meet this one
+        """Join a generation of the group, and clear an earlier failure. Blocks until all replicas have joined."""
+        with self._aborting:  # a late abort of the previous generation must not hit this one
             self.generation = membership.generation
         self.progress.restart()
         if not self._communicators:
@@ -64,11 +64,11 @@ class GroupMember:
 
     @property
     def values(self) -> Communicator:
-        """What all but gradients travels through."""
+        """The communicator of everything except gradients."""
         return self._communicators["values"]
 
     def wire(self, membership: Membership) -> Communicator:
-        """What gradients travel through: where they stay here, a group of this replica alone."""
+        """Return the communicator of gradients; where gradients stay local, a group of this replica alone."""
         return self._communicators.get("gradients") or self._own_wire(membership)
 
     def _own_wire(self, membership: Membership) -> Communicator:
@@ -88,7 +88,7 @@ class GroupMember:
         return WatchedCommunicator(group, purpose, self.progress, self._verdict)
 
     def watch(self, membership: Membership) -> None:
-        """Let a detector see to it that this generation does not wait for itself."""
+        """Start a detector of deadlocks in this generation."""
         self.unwatch()
         if membership.world_size > 1 and membership.store_host:
             end = functools.partial(self.abort, membership.generation)
@@ -98,13 +98,13 @@ class GroupMember:
         return None if self._detector is None else self._detector.verdict()
 
     def unwatch(self) -> None:
-        """Nobody watches any more."""
+        """Stop the deadlock detector."""
         detector, self._detector = self._detector, None
         if detector is not None:
             detector.close()
 
     def abort(self, generation: int) -> None:
-        """End the collectives of a generation now, and with them its peers'. May come late, and from any thread."""
+        """Abort the collectives of a generation, here and thereby on its peers. May come late, and from any thread."""
         with self._aborting:
             if generation == self.generation:
                 for communicator in self._communicators.values():
@@ -126,13 +126,13 @@ _KEPT = 8
 
 @final
 class Refusals:
-    """After a step has failed, those behind it are refused until the next generation.
+    """Refuses the steps after a failed one until the next generation.
 
     Args:
-        rank: The replica, for messages.
+        rank: Rank of the replica, for messages.
 
     Attributes:
-        failed_step: The step that failed; None as long as none has.
+        failed_step: Number of the step that failed; None without a failure.
 
     >>> refusals = Refusals(1)
     >>> refusals.failed(3, ValueError("bad row"))
@@ -147,26 +147,26 @@ class Refusals:
         self._noted: OrderedDict[int, PortableError] = OrderedDict()
 
     def restart(self) -> None:
-        """A generation begins: nothing has failed in it."""
+        """Begin a generation without failures."""
         self.failed_step = self._failure = None
 
     def failed(self, step: int, error: BaseException) -> None:
-        """A step has failed."""
+        """Record that a step failed."""
         self.failed_step, self._failure = step, error
 
     def error(self, step: int) -> CancelledError:
-        """What a step is refused with."""
+        """Return the error of a refused step."""
         return CancelledError(
             f"Step {step} was given up on replica {self._rank}, because step {self.failed_step} failed."
         )
 
     def note(self, step: int) -> None:
-        """Keep for a while why a step was refused: somebody will ask beside the steps."""
+        """Remember for a while why a step was refused, for calls concurrent with the steps."""
         cause = self._failure or CancelledError(f"Step {step} was given up: another replica failed.")
         self._noted[step] = pack_error(cause)
         while len(self._noted) > _KEPT:
             self._noted.popitem(last=False)
 
     def of(self, step: int) -> PortableError | None:
-        """Why a step was refused; None where it was not, as far as is known."""
+        """Return why a step was refused; None if it was not, as far as is known."""
         return self._noted.get(step)

@@ -1,4 +1,4 @@
-"""Comparison of what replicas trained, every so many steps, and of buffers that steps wrote."""
+"""Periodic comparison of trained values between replicas, and aggregation of buffers that steps wrote."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ __all__ = ["SyncCheck", "WrittenBuffers"]
 
 
 class _Mirror(Protocol):
-    """The part of a replica's variables that is needed here."""
+    """The part of a replica's mirrored objects that is needed here."""
 
     def written_buffers(self) -> list[tuple[torch.Tensor, str]]:
-        """The buffers, and how their values meet."""
+        """Return the buffers with an aggregation, and the name of the aggregation of each."""
 
 
 @final
 class WrittenBuffers:
-    """Brings the buffers of one replica in line with the others', once a batch. Costs nothing where there are none.
+    """Aggregates the written buffers of all replicas after each batch. Costs nothing without such buffers.
 
     Args:
-        mirror: The replica's variables.
-        gather_all: Every replica's rows of a tensor, one below the other; all replicas call it together.
+        mirror: The mirrored objects of the replica.
+        gather_all: Concatenates every replica's rows of a tensor; a collective of all replicas.
 
     Attributes:
-        are_any: Whether there were any when the batch at hand began.
+        are_any: True if there were such buffers when the current batch began.
     """
 
     def __init__(self, mirror: _Mirror, gather_all: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -48,16 +48,16 @@ class WrittenBuffers:
         self.are_any = False
 
     def begin(self) -> None:
-        """A batch begins: what is added to a buffer is added to what it holds now."""
+        """Begin a batch: record the values of the buffers, from which a sum computes what the batch added."""
         written = self._mirror.written_buffers()
         self._before = [buffer.detach().clone() for buffer, _ in written]
         self.are_any = bool(written)
 
     def agree(self, present: Sequence[bool]) -> None:
-        """The batch is done: give every replica what all of them wrote.
+        """End a batch: set the buffers of every replica to the aggregate of all.
 
         Args:
-            present: Which replicas count, by rank.
+            present: For each rank, True if the replica's values count.
         """
         if not self._before:
             return
@@ -68,7 +68,7 @@ class WrittenBuffers:
 
 
 def _agreed(values: list[torch.Tensor], before: torch.Tensor, how: str) -> torch.Tensor:
-    """Of a sum it is what replicas added that adds up, so that a batch in which nobody writes changes nothing.
+    """Aggregate the values. A sum adds up the changes to `before`, so that a batch without writes changes nothing.
 
     >>> _agreed([torch.tensor(11), torch.tensor(12)], torch.tensor(10), "sum")
     tensor(13)
@@ -87,17 +87,17 @@ _OF_OWN_ROWS = (
     *(torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm),
     *(torch.nn.InstanceNorm1d, torch.nn.InstanceNorm2d, torch.nn.InstanceNorm3d),
 )
-"""Layers whose running statistics are each replica's own, as PyTorch documents."""
+"""Layers whose running statistics differ between replicas, as PyTorch documents."""
 
 
 @final
 class SyncCheck:
-    """One replica's part in the comparison.
+    """Compares one replica with its peers.
 
     Args:
-        communicator: Carries it.
-        gather: Every replica's value of its argument, in rank order.
-        objects: Everything that is mirrored here, in an order that is the same on every replica.
+        communicator: Communicator of the comparison.
+        gather: Returns every replica's value of its argument, in rank order.
+        objects: All mirrored objects, in an order that is the same on every replica.
     """
 
     def __init__(
@@ -110,17 +110,17 @@ class SyncCheck:
         self._warned_of_buffers = False
 
     def compare(self) -> None:
-        """Return if all replicas hold the same parameters and the same state of optimizers.
+        """Check that all replicas hold the same parameters and the same optimizer state.
 
-        Where only last bits differ, replica 0's values are taken by all, with one warning.
+        If only last bits differ, all replicas take the values of replica 0, with one warning.
 
-        Blocking: until every replica calls it, at most the communicator's limit.
+        Blocks until every replica calls this method, at most for the communicator's time limit.
 
         Raises:
-            CollectiveMismatchError: On every replica alike; names what differs, and the replicas.
+            CollectiveMismatchError: The values differ. Raised on every replica; names the difference and the replicas.
         """
         objects = list(self._objects())
-        if not objects:  # nor do others have any: the driver sends the same to all
+        if not objects:  # then no replica has any: the driver sends the same to all
             return
         entries = list(trained_state(objects))
         digests = [digest_of(value) for _, value in entries]
@@ -133,12 +133,12 @@ class SyncCheck:
         self.compare_buffers()
 
     def compare_buffers(self) -> None:
-        """Warn once if replicas differ in a buffer that is neither torch's nor declared by `rd.set_aggregation`.
+        """Warn once if replicas differ in a buffer that is neither torch's own nor declared by `rd.set_aggregation`.
 
-        Such a buffer holds what each replica computed from its own rows: a module that uses it trains otherwise than on
-        one device. Torch's own layers with running statistics say so in their documentation.
+        Each replica computed such a buffer from its own rows, so a module that uses it trains differently than on one
+        device. The documentation of torch's own layers with running statistics says so.
 
-        Blocking: until every replica calls it, at most the communicator's limit.
+        Blocks until every replica calls this method, at most for the communicator's time limit.
         """
         buffers = [] if self._warned_of_buffers else list(_undeclared_buffers(self._objects()))
         if not buffers:
@@ -192,11 +192,11 @@ class SyncCheck:
             )
 
     def _distance(self, value: torch.Tensor) -> float:
-        """How far replicas are apart, relative to replica 0's largest value; if hardly, `value` becomes replica 0's."""
+        """Return the largest difference relative to replica 0's largest value; copy replica 0's value if it is tiny."""
         first = value.detach().clone()
         self._communicator.broadcast(first, 0).wait()
         most = (value.detach() - first).abs().max().double() / first.abs().max().double().clamp(min=1e-30)
-        # NaN on all replicas is no difference; on some it is one that no maximum would show.
+        # `compare` accepts NaN on all replicas; NaN on some is a difference that a maximum would hide.
         most = torch.where(torch.isnan(most), torch.inf, most).reshape(1)
         self._communicator.all_reduce(most, ReduceOp.MAX).wait()
         if most.item() <= _LAST_BITS:
@@ -205,7 +205,7 @@ class SyncCheck:
 
 
 def _undeclared_buffers(objects: Iterable[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and values of buffers that may hold statistics, in the order of `objects`."""
+    """Yield name and value of each buffer that may hold statistics, in the order of `objects`."""
     for module in objects:
         if isinstance(module, torch.nn.Module) and not isinstance(module, _OF_OWN_ROWS) and not is_chosen_for(module):
             for name, buffer in module.named_buffers(recurse=False):
@@ -218,7 +218,7 @@ def _kind(value: Any) -> str:
 
 
 def _other_kinds(kinds: Sequence[Sequence[tuple[str, str]]]) -> CollectiveMismatchError:
-    """The error of replicas that do not even hold the same things."""
+    """Return the error for replicas that hold different kinds of objects."""
     longest = max(len(theirs) for theirs in kinds)
     padded = [[*theirs, *[(_NOTHING, _NOTHING)] * (longest - len(theirs))] for theirs in kinds]
     row = next(row for row in zip(*padded, strict=True) if len(set(row)) > 1)

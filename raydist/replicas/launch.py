@@ -1,4 +1,4 @@
-"""From devices to running replicas: what to ask the cluster for (pure), and asking for it."""
+"""Launch of replicas: planning the resources (does no I/O), reserving them, and starting the actors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["LaunchPlan", "launch", "make_setups", "plan_one_node", "plan_slice",
 
 _BUCKET_BYTES = (
     25 * 1024 * 1024
-)  # DistributedDataParallel's default: enough for full bandwidth, small enough to overlap
+)  # DistributedDataParallel's default: large enough for full bandwidth, small enough to overlap
 
 log = logging.getLogger("raydist")
 
@@ -35,18 +35,18 @@ log = logging.getLogger("raydist")
 @final
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """What to start.
+    """Resources and setups of the replicas to start.
 
     Attributes:
         setups: One per replica, in rank order.
-        bundles: The Ray resources to reserve: each on one node. One a replica, or one a worker.
+        bundles: The Ray resources to reserve, one bundle for each replica or for each worker.
         placement: Ray's placement strategy for the bundles.
-        resources: What each replica takes of its bundle.
-        store_host: Address on this machine at which the replicas reach the driver's rendezvous store.
-        node_id: A node that the replicas may be on: known before they are placed.
-        num_workers: How many workers (nodes) the replicas belong to.
-        tpu_slice: The kind of slice whose hosts the bundles are; None where they are not a slice's.
-        per_process: Consecutive replicas that one process has, each in a thread.
+        resources: Resources of each replica within its bundle.
+        store_host: Address of this machine at which the replicas reach the driver's rendezvous store.
+        node_id: A node that the replicas may run on, known before the placement.
+        num_workers: Number of workers (nodes).
+        tpu_slice: The kind of TPU slice whose hosts the bundles are; None without a TPU slice.
+        per_process: Number of consecutive replicas in one process, each in a thread.
     """
 
     setups: tuple[ReplicaSetup, ...]
@@ -60,7 +60,7 @@ class LaunchPlan:
     per_process: int = 1
 
     def bundle_of(self, setup: ReplicaSetup) -> int:
-        """The bundle that a replica is in."""
+        """Return the index of a replica's bundle."""
         return setup.rank if len(self.bundles) == len(self.setups) else setup.worker
 
 
@@ -74,7 +74,7 @@ def plan_one_node(
     timeouts: Timeouts,
     communication: CommunicationOptions,
 ) -> LaunchPlan:
-    """One replica per device, all on `node`'s kind of machine, its cores shared between them."""
+    """Plan one replica per device on a machine like `node`; the replicas share its cores."""
     kind = devices[0].kind
     wanted = dict(resources) if resources else cluster.replica_resources(kind)
     return LaunchPlan(
@@ -105,10 +105,10 @@ def make_setups(
     timeouts: Timeouts,
     communication: CommunicationOptions,
 ) -> tuple[ReplicaSetup, ...]:
-    """What each replica is, one for each of `worker_devices` (their names for the user), worker by worker.
+    """Return the setup of each replica, for `worker_devices` (device names for the user), worker by worker.
 
     Raises:
-        InvalidArgumentError: What is to carry their values does not serve devices of this kind.
+        InvalidArgumentError: The communication backend does not support devices of this kind.
     """
     backends_for(torch.device({"GPU": "cuda", "TPU": "xla"}.get(kind, "cpu")), communication.implementation)
     return tuple(
@@ -133,7 +133,7 @@ def make_setups(
 def plan_slice(
     name: str, shape: SliceShape, cluster: Cluster, *, timeouts: Timeouts, communication: CommunicationOptions
 ) -> LaunchPlan:
-    """One actor per host of a TPU slice, with one replica per device that torch_xla has there."""
+    """Plan one actor per host of a TPU slice, with one replica for each device of torch_xla on the host."""
     per_host = shape.devices_per_host
     world_size = shape.num_hosts * per_host
     setups = make_setups(
@@ -141,7 +141,7 @@ def plan_slice(
         tuple(f"TPU:{number}" for number in range(world_size)),
         kind="TPU",
         per_worker=per_host,
-        num_threads=1,  # until it is known which nodes they are on
+        num_threads=1,  # `settle` replaces this once the nodes are known
         timeouts=timeouts,
         communication=communication,
     )
@@ -160,7 +160,7 @@ def plan_slice(
 
 
 def warn_if_crowded(num_replicas: int, node: Node) -> None:
-    """One line where replicas outnumber cores: correct, but slower than fewer replicas."""
+    """Log one warning if there are more replicas than cores: results are correct, but fewer replicas are faster."""
     if num_replicas > node.num_cpus:
         log.warning(
             "%d CPU replicas share the %d cores of this machine: results are the same, but fewer would be faster.",
@@ -170,12 +170,12 @@ def warn_if_crowded(num_replicas: int, node: Node) -> None:
 
 
 def settle(setups: Sequence[ReplicaSetup], hosts: Sequence[str], nodes: Mapping[str, Node]) -> tuple[ReplicaSetup, ...]:
-    """The setups with what follows from their places: a node's name, and its cores shared by the replicas on it.
+    """Complete the setups after the placement: the node's name, and its cores divided by the replicas on it.
 
     Args:
-        setups: In rank order.
-        hosts: The node id of each.
-        nodes: By node id; one that is not there leaves its replicas as they are.
+        setups: Setups in rank order.
+        hosts: Node id of each replica.
+        nodes: Nodes by id; replicas on unknown nodes keep their setup.
     """
     crowds = Counter(hosts)
     return tuple(
@@ -187,7 +187,7 @@ def settle(setups: Sequence[ReplicaSetup], hosts: Sequence[str], nodes: Mapping[
 
 
 def launch(plan: LaunchPlan, timeouts: Timeouts, holder: str) -> ReplicaGroup:
-    """Reserve, start the actors' processes, and return before they answer (`ReplicaGroup.start` waits for that).
+    """Reserve resources and start the actors' processes, without waiting for them (see `ReplicaGroup.start`).
 
     Blocks until the reservation is made (limit: `Timeouts.start_s`). `holder` names the strategy in messages.
     """
@@ -203,7 +203,7 @@ def launch(plan: LaunchPlan, timeouts: Timeouts, holder: str) -> ReplicaGroup:
 
 
 def _seat(plan: LaunchPlan, reservation: Any, timeouts: Timeouts) -> ReplicaGroup:
-    """Start the actors where the bundles are."""
+    """Start one actor for each process, in the reserved bundles."""
     placed = hosts_of(reservation)
     hosts = tuple(placed[plan.bundle_of(setup)] for setup in plan.setups)
     setups = settle(plan.setups, hosts, {node.node_id: node for node in living_nodes()})
@@ -219,6 +219,6 @@ def _seat(plan: LaunchPlan, reservation: Any, timeouts: Timeouts) -> ReplicaGrou
     ]
     actors = ReplicaActors(reservation, seats, name=setups[0].name, per_process=plan.per_process)
     store = RendezvousStore(address_for(hosts, plan.store_host))
-    # Ray knows a group by one member a process.
+    # Ray's collective groups have one member a process.
     join = create_group if plan.per_process == 1 else open_communicator
     return ReplicaGroup(setups, actors, store, timeouts, hosts=hosts, join_group=join)

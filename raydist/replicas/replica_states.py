@@ -1,4 +1,4 @@
-"""The driver's end of saving and restoring the objects that replicas hold."""
+"""Saving and restoring of the objects that replicas hold, on the driver."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["RESTORES", "ReplicaRestorer", "ReplicaSaver", "SAVES"]
 
 @final
 class _Restores:
-    """Stands for the `ShareReader` that each replica has."""
+    """Placeholder for the `ShareReader` of each replica."""
 
 
 RESTORES: Any = _Restores()
@@ -38,13 +38,13 @@ RESTORES: Any = _Restores()
 
 @final
 class ReplicaRestorer:
-    """A `ShareRestorer` of a strategy whose replicas run in lock step.
+    """The `ShareRestorer` of a strategy whose replicas run in lock step.
 
     Args:
-        mirror: The driver's objects.
-        are_alike: Whether all replicas hold the same, in memory that is their own.
-        ask: Has replicas run a function of their `ShareReader` after all steps before, and waits; given that function
-            and its other arguments.
+        mirror: The mirrored objects on the driver.
+        are_alike: Returns True if all replicas hold equal values, each in its own memory.
+        ask: Given a function and its other arguments, runs it with each replica's `ShareReader` after all dispatched
+            steps, and waits.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ReplicaRestorer:
         return not isinstance(obj, SavedRows) and self._mirror.holds(obj)
 
     def can_restore(self, obj: Any) -> bool:
-        """See `ShareRestorer`. What replicas count apart, and what calls back into the program, stays here."""
+        """See `ShareRestorer`. The driver restores per-replica metrics and objects with load hooks itself."""
         return self.holds(obj) and not self._mirror.has_metrics(obj) and not has_load_hooks(obj) and self._are_alike()
 
     def prepare(
@@ -70,13 +70,13 @@ class ReplicaRestorer:
         try:
             answers = self._ask(prepare_share, request, dict(objects), dict(modules))
         except FailedPreconditionError:
-            if are_new:  # a step will say why they cannot be sent
+            if are_new:  # the next step raises an error that says why they cannot be sent
                 return None
             raise
         try:
             return _results(answers)
         except BaseException:
-            with contextlib.suppress(Exception):  # its own error is what must be seen
+            with contextlib.suppress(Exception):  # the first error must be raised
                 self.discard()
             raise
 
@@ -90,7 +90,7 @@ class ReplicaRestorer:
 
 
 def _results(answers: Sequence[bytes]) -> list[Any]:
-    """What replicas have returned; raises what one has raised."""
+    """Return the results of all replicas; raises the error of a replica."""
     found = [pickle.loads(each) for each in answers]
     errors = [each.restore() for each in found if isinstance(each, PortableError)]
     if errors:
@@ -100,7 +100,7 @@ def _results(answers: Sequence[bytes]) -> list[Any]:
 
 @final
 class _Saves:
-    """Stands for the `ShareWriter` that each replica has."""
+    """Placeholder for the `ShareWriter` of each replica."""
 
 
 SAVES: Any = _Saves()
@@ -108,14 +108,14 @@ SAVES: Any = _Saves()
 
 @final
 class ReplicaSaver:
-    """A `ShareSaver` of a strategy whose replicas run in lock step.
+    """The `ShareSaver` of a strategy whose replicas run in lock step.
 
     Args:
-        mirror: The driver's objects.
-        setups: The replicas, once it is planned what they are.
-        dispatch: Has replicas run a function of their `ShareWriter` after all steps before; given that function, the
-            save's token and the function's other arguments.
-        nodes: Ids of the nodes that replicas are on.
+        mirror: The mirrored objects on the driver.
+        setups: Returns the setups of the replicas, once they are planned.
+        dispatch: Given a function, the token of the save and the function's other arguments, runs the function with
+            each replica's `ShareWriter` after all dispatched steps.
+        nodes: Returns the ids of the replicas' nodes.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class ReplicaSaver:
 
     def how(self, obj: Any) -> Literal["divided", "whole"]:
         """See `ShareSaver`."""
-        # Rules of one's own may let replicas differ: of these the driver reads the first one, too.
+        # With custom rules replicas may differ; then the driver saves the values of the first replica.
         return self._mirror.how_saved(obj) if self._have_one_rule() else "whole"
 
     def are_alike(self) -> bool:
-        """Whether what is in the memory of a replica is in that of all others as well."""
-        # A TPU's tensors are read by all of its replicas together.
+        """Return True if the memory of each replica holds the same values."""
+        # All replicas of a TPU slice must take part in reading a tensor.
         return self._have_one_rule() and {torch.device(each.device).type for each in self._setups()} <= {"cpu", "cuda"}
 
     def _have_one_rule(self) -> bool:

@@ -1,4 +1,4 @@
-"""The strategy as code inside a step sees it, and the variables as a replica's rules see them."""
+"""The strategy inside a step function, and the variables that a replica's rules get."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["ReplicaView", "VariablesView"]
 
 @final
 class ReplicaView(Strategy):
-    """What `ctx.strategy` and `rd.get_strategy()` are inside of a replica.
+    """The strategy inside a replica: `ctx.strategy` and `rd.get_strategy()`.
 
     Args:
         worker_devices: One name per replica.
-        objects: What is mirrored here.
+        objects: Returns the mirrored objects of the replica.
     """
 
     def __init__(self, worker_devices: tuple[str, ...], objects: Callable[[], Sequence[Any]] = tuple) -> None:
@@ -80,13 +80,13 @@ class ReplicaView(Strategy):
 
 @final
 class VariablesView(ReplicaVariables):
-    """One replica's objects and wire.
+    """The mirrored objects and the communicator of one replica, for rules.
 
     Args:
-        communicator: The group for values.
-        mirror: This replica's objects.
-        gather: Every replica's value of its argument, in rank order.
-        rows: Of the batch at hand.
+        communicator: The communicator of values.
+        mirror: The mirrored objects of the replica.
+        gather: Returns every replica's value of its argument, in rank order.
+        rows: Returns the rows of the current batch.
     """
 
     def __init__(
@@ -107,16 +107,16 @@ class VariablesView(ReplicaVariables):
         return self._rows()
 
     def items(self) -> Sequence[tuple[int, Any]]:
-        """Handles and mirrored objects of every kind, in an order that is the same on all replicas."""
+        """Return handles and mirrored objects of every kind, in an order that is the same on all replicas."""
         return self._mirror.items()
 
     @property
     def changes(self) -> int:
-        """Another number once objects have come or gone."""
+        """A number that changes when mirrored objects are added or removed."""
         return self._mirror.changes
 
     def take_loaded_states(self) -> frozenset[int]:
-        """Handles of optimizers whose state the driver has replaced since this was asked last."""
+        """Return the handles of optimizers whose state the driver has replaced since the last call."""
         return self._mirror.take_loaded_states()
 
     def parameters(self) -> Sequence[torch.nn.Parameter]:

@@ -1,4 +1,4 @@
-"""Results of steps: how a replica stores them and how the driver's nest of PerReplica reads them."""
+"""Results of steps: the form in which replicas send them, and the PerReplica nest that the driver reads."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = ["ResultLeaf", "ReturnedStructures", "StepOutcome", "StepResult", "Ste
 
 
 @final
-@dataclass(slots=True)  # not frozen, though nobody changes one: that takes twice as long to be read, in every step
+@dataclass(slots=True)  # never changed, but not frozen: unpickling would take twice as long, in every step
 class StepResult:
-    """What one replica's step function returned, without graph and device.
+    """The return value of one replica's step function, without autograd graph, on the host.
 
     Attributes:
-        structure: Its nest.
-        leaves: The leaves of that.
-        absent: The replica had no rows and worked on others': nobody is to see this.
-        rows: Of how many rows it is; None where the step had no distributed batch.
-        summaries: What the step recorded by `rd.summary`.
+        structure: Structure of the returned nest.
+        leaves: Leaves of the returned nest.
+        absent: True if the replica had no rows and ran on padding rows: the result is ignored.
+        rows: Number of rows of the step's batches; None if the step had no distributed batch.
+        summaries: Records of `rd.summary` in the step.
     """
 
     structure: Structure
@@ -49,20 +49,20 @@ class StepResult:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its tensors and arrays, about."""
+        """Approximate bytes of the tensors and arrays."""
         return sum(_num_bytes(leaf) for leaf in self.leaves) + sum(each.shown.num_bytes for each in self.summaries)
 
     @property
     def is_none(self) -> bool:
-        """The step function returned None."""
+        """True if the step function returned None."""
         return self.structure == LEAF and self.leaves[0] is None
 
     def without_summaries(self) -> StepResult:
-        """What the program may keep for long: summaries have been written."""
+        """Return the result without its summaries, which have been written by then."""
         return replace(self, summaries=()) if self.summaries else self
 
     def arrived(self) -> StepResult:
-        """Return the result with all its tensors on the host; waits for a GPU."""
+        """Return the result with all its tensors on the host. Blocks until the GPU has copied them."""
         if not any(isinstance(leaf, ArrivingTensor) for leaf in self.leaves):
             return self
         return replace(
@@ -70,7 +70,7 @@ class StepResult:
         )
 
     def leaf(self, index: int) -> Any:
-        """Leaf `index`, as the step's user sees it."""
+        """Return leaf `index` as the program sees it."""
         value = self.leaves[index]
         return value.unpack() if isinstance(value, Travelling) else value
 
@@ -81,20 +81,20 @@ def _num_bytes(leaf: Any) -> int:
 
 
 def pack_result(value: Any, *, absent: bool, rows: int | None = None, summaries: tuple[Record, ...] = ()) -> StepResult:
-    """Make a step's result fit to travel. Tensors are detached and copied to the CPU.
+    """Convert the return value of a step for sending. Tensors are detached and copied to the CPU.
 
-    The host does not wait for copies from a GPU: call `arrived` of the result before it travels.
+    Does not wait for copies from a GPU: call `arrived` of the result before sending it.
 
     Args:
-        value: What the step function returned.
+        value: The return value of the step function.
         absent: See `StepResult`.
         rows: See `StepResult`.
         summaries: See `StepResult`.
 
     Raises:
-        SpecError: A leaf is neither a tensor nor a number and can't be pickled; says where it stands.
+        SpecError: A leaf is neither a tensor nor a number and can't be pickled; names the path of the leaf.
     """
-    if type(value) is torch.Tensor:  # the nest of most steps, the loss: a dozen calls less
+    if type(value) is torch.Tensor:  # most steps return the loss only: saves a dozen calls
         return StepResult(LEAF, (begin_packing(value),), absent, rows, summaries)
     leaves, structure = flatten(value)
     packed = tuple(_pack_leaf(leaf, path) for leaf, path in zip(leaves, structure.paths(), strict=True))
@@ -107,7 +107,7 @@ def _pack_leaf(leaf: Any, path: str) -> Any:
     if leaf is None or isinstance(leaf, int | float | bool | str | bytes | np.generic):
         return leaf
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-        return leaf.copy()  # the next step, which may run before this travels, may write to it
+        return leaf.copy()  # the next step may write to the array before the result is sent
     try:
         return pickle.loads(cloudpickle.dumps(leaf))
     except Exception as error:
@@ -119,30 +119,30 @@ def _pack_leaf(leaf: Any, path: str) -> Any:
 
 
 class StepOutcome(Protocol):
-    """One dispatched step, as its results are read: by the driver, or by another step."""
+    """The results of one dispatched step, as read by the driver or by another step."""
 
     @property
     def num_replicas(self) -> int:
-        """On how many it runs."""
+        """Number of replicas that run the step."""
 
     def results(self) -> list[StepResult]:
-        """Every replica's result; waits for the step and raises its error."""
+        """Return every replica's result. Blocks until the step ends; raises the step's error."""
 
     def part(self, rank: int, leaf_index: int, nest: str) -> Part:
-        """Return the place of one leaf of one replica's result: who reads it there checks that it has this nest."""
+        """Return a reference to one leaf of one replica's result; the reader checks that the result has this nest."""
 
 
 @functools.lru_cache(maxsize=64)
 def _shown(structure: Structure) -> str:
-    """As it is shown: what travels, since its classes may be the program's own, known to one process only."""
+    """Return the structure as a string. Classes of the program may be unknown to the process that reads it."""
     return str(structure)
 
 
 def require_nest(found: Structure, nest: str) -> None:
-    """Raise where the result of a step has another structure than the one that is shown as `nest`.
+    """Raise if the result of a step has a structure other than the one whose string is `nest`.
 
     Raises:
-        InvalidArgumentError: Shows both.
+        InvalidArgumentError: The structures differ; shows both.
 
     >>> require_nest(flatten({"a": 1})[1], "{'a': '*'}")
     """
@@ -155,11 +155,11 @@ def require_nest(found: Structure, nest: str) -> None:
 
 @final
 class StepValues:
-    """The results of one step on all replicas, fetched together once and shared by the leaves of its nest.
+    """The results of one step on all replicas. They are fetched once, and all leaves of the nest share them.
 
     Args:
-        outcome: The step.
-        learn: Told of the result of a replica with rows, when the results are fetched.
+        outcome: The dispatched step.
+        learn: Called with the result of a replica with rows, when the results are fetched.
     """
 
     def __init__(self, outcome: StepOutcome, learn: Callable[[StepResult], None] | None = None) -> None:
@@ -169,9 +169,9 @@ class StepValues:
         self._failure: Exception | None = None
 
     def results(self) -> list[StepResult]:
-        """Every replica's result; waits for the step and raises its error.
+        """Return every replica's result. Blocks until the step ends; raises the step's error.
 
-        Each call raises the error of the first one: Python reads a property again that raises an AttributeError.
+        Every call raises the same error: Python reads a property again if the property raises an AttributeError.
         """
         if self._failure is not None:
             raise self._failure.with_traceback(None)
@@ -189,34 +189,34 @@ class StepValues:
         return self._results
 
     def rows(self) -> tuple[int, ...] | None:
-        """Rows of each replica whose result counts; None where the step had no distributed batch."""
+        """Return the rows of each replica whose result counts; None if the step had no distributed batch."""
         rows = [result.rows for result in self.results() if not result.absent]
         return None if None in rows else tuple(count for count in rows if count is not None)
 
     def structure(self) -> Structure:
-        """The nest that the replicas with rows returned."""
+        """Return the structure that the replicas with rows returned. Blocks until the step ends."""
         results = self.results()
         return next((result.structure for result in results if not result.absent), results[0].structure)
 
     def nest(self) -> Any:
-        """The result as it turned out: None where every replica returned None."""
+        """Return the nest of PerReplica leaves; a leaf that is None everywhere is None. Blocks until the step ends."""
         structure = self.structure()
         leaves = [ResultLeaf(self, index, structure) for index in range(structure.num_leaves)]
         return unflatten(structure, [None if all(v is None for v in leaf.values) else leaf for leaf in leaves])
 
     def plain_nest(self) -> Any:
-        """The result of the only replica as the function returned it."""
+        """Return the return value of the only replica. Blocks until the step ends."""
         result = self.results()[0]
         return unflatten(result.structure, [result.leaf(index) for index in range(result.structure.num_leaves)])
 
     def expected_nest(self, structure: Structure) -> Any:
-        """The result as it will be if the function returns `structure` again: nothing is waited for."""
+        """Return the nest of PerReplica leaves with the expected `structure`, without blocking."""
         return unflatten(structure, [ResultLeaf(self, index, structure) for index in range(structure.num_leaves)])
 
 
 @final
 class ResultLeaf(PerReplica):
-    """One leaf of a step's result; the values are on their way until they are read."""
+    """One leaf of a step's result. The values are fetched at the first read."""
 
     def __init__(self, step: StepValues, index: int, structure: Structure) -> None:
         super().__init__(())
@@ -250,15 +250,15 @@ _REMEMBERED = 1024
 
 @final
 class ReturnedStructures:
-    """The structure that each step function returned in its last call, as far as its results were read."""
+    """The structure that each step function returned in the last call whose result was read."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], tuple[tuple[Callable[[], Any], ...], Structure]] = {}
 
     def expected(self, fn: Any) -> Structure | None:
-        """Return the structure of the next result of `fn`: NOTHING for None, None where only the result can tell.
+        """Return the expected structure of the next result of `fn`: NOTHING for None, or None if it is unknown.
 
-        Before its first result is read that is NOTHING for a function that is annotated `-> None`.
+        Before the first result is read, a function with the annotation `-> None` is expected to return None.
         """
         parts = _parts(fn)
         weak, structure = self._known.get(tuple(map(id, parts)), ((), None))
@@ -268,7 +268,7 @@ class ReturnedStructures:
         return NOTHING if declared is None or declared == "None" else None
 
     def learn(self, fn: Any, result: StepResult) -> None:
-        """Remember the structure of a result of `fn`. A None inside may be a value next time: it is not remembered."""
+        """Remember the structure of a result of `fn`, unless a leaf is None: that leaf may be a value next time."""
         parts = _parts(fn)
         key = tuple(map(id, parts))
         self._known.pop(key, None)
@@ -284,5 +284,5 @@ class ReturnedStructures:
 
 
 def _parts(fn: Any) -> tuple[Any, ...]:
-    """A bound method is another object each time that the program reads it."""
+    """Return an identity of `fn`: every access to a bound method creates another object."""
     return (fn.__func__, fn.__self__) if type(fn) is types.MethodType else (fn,)

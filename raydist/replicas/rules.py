@@ -1,7 +1,7 @@
-"""What the replicas of a strategy do beyond running steps: what a strategy of one's own may decide.
+"""Rules: actions of a strategy's replicas besides running steps, which custom strategies may override.
 
 A strategy names its rules on the driver (`SynchronousStrategy.replica_rules`), and each replica gets a copy of them.
-They are called in the replica's process, on every replica alike, between the parts of a step.
+Every replica calls the rules in its own process, between the parts of a step.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = ["ReplicaRules", "ReplicaVariables"]
 
 
 class ReplicaVariables(ABC):
-    """One replica's copies of what was made under the scope, and its wire to the other replicas.
+    """One replica's copies of the variables of the scope, and collectives with the other replicas.
 
-    Collectives must be called by all replicas alike; each waits for the slowest of them, at most
-    `Timeouts.collective_s`.
+    All replicas must call the same collectives in the same order. Each collective waits for the slowest replica, for at
+    most `Timeouts.collective_s`.
 
     Attributes:
-        rank: This replica.
-        num_replicas: All replicas.
-        rows: Rows of the batch at hand on each replica; None without a batch.
+        rank: Rank of this replica.
+        num_replicas: Number of replicas.
+        rows: Rows of the current batch on each replica; None without a batch.
     """
 
     rank: int
@@ -35,64 +35,64 @@ class ReplicaVariables(ABC):
     @property
     @abstractmethod
     def rows(self) -> tuple[int, ...] | None:
-        """Rows of the batch at hand on each replica; None without a batch."""
+        """Rows of the current batch on each replica; None without a batch."""
 
     @abstractmethod
     def parameters(self) -> Sequence[torch.nn.Parameter]:
-        """Every parameter, in an order that is the same on all replicas."""
+        """Return every parameter, in an order that is the same on all replicas."""
 
     @abstractmethod
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """Every optimizer, in an order that is the same on all replicas."""
+        """Return every optimizer, in an order that is the same on all replicas."""
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp | str = ReduceOp.SUM) -> None:
-        """Replace `tensor` on every replica by the reduction over all of them, those without rows included.
+        """Replace `tensor` on every replica by the reduction over all replicas, including replicas without rows.
 
         Args:
-            tensor: Of the same shape and dtype everywhere.
+            tensor: A tensor of the same shape and dtype on all replicas.
             op: SUM, MEAN (not weighted by rows), MIN, MAX or PRODUCT.
         """
 
     @abstractmethod
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
-        """Replace `tensor` on every replica by that of one.
+        """Replace `tensor` on every replica by the tensor of replica `root`.
 
         Args:
-            tensor: Of the same shape and dtype everywhere.
-            root: That replica.
+            tensor: A tensor of the same shape and dtype on all replicas.
+            root: Rank of the replica whose tensor is sent.
         """
 
     @abstractmethod
     def gather_numbers(self, about: str, *numbers: int) -> list[tuple[int, ...]]:
-        """Every replica's numbers, in the order of the replicas: equally many of each. As cheap as a collective can be.
+        """Return every replica's numbers in rank order. All replicas pass equally many. The cheapest collective.
 
         Args:
-            about: What they are for, in messages.
-            *numbers: Of 64 bits.
+            about: Purpose of the numbers, for messages.
+            *numbers: Integers of 64 bits.
         """
 
     @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every replica's value, in the order of the replicas.
+        """Return every replica's value in rank order.
 
         Args:
-            value: This replica's. It is pickled: for small ones.
+            value: The value of this replica. It is pickled, so it should be small.
         """
 
 
 class ReplicaRules:
-    """What the replicas of a strategy do beyond running steps; these do nothing more.
+    """Rules of a strategy's replicas; the base class does nothing besides running steps.
 
-    Derive from it, and return an instance from your strategy's `replica_rules`. It is pickled, so its class must be
-    importable in Ray's workers, or belong to the program's main module. What a replica is to remember from step to step
-    it keeps as attributes. Checkpoints hold what the first replica holds, and after a restore all have that.
+    Derive from this class, and return an instance from your strategy's `replica_rules`. The instance is pickled, so its
+    class must be importable in Ray's workers, or belong to the program's main module. State that lives from step to
+    step goes into attributes. Checkpoints hold the attributes of the first replica, and a restore sets them everywhere.
 
     Attributes:
-        exchanges_gradients: Gradients are global when a `backward()` returns. False declares local updates: they stay
-            the replica's own (without rows it has none), replicas may differ, and `check_in_sync` is off.
+        exchanges_gradients: Gradients are global when `backward()` returns. With False, gradients stay on the replica
+            (without rows there are none), replicas may differ, and `check_in_sync` is off.
 
-    Source: tf.distribute.StrategyExtended, which strategies of one's own derive from.
+    Source: tf.distribute.StrategyExtended, from which custom strategies derive.
 
     Example::
 
@@ -112,28 +112,28 @@ class ReplicaRules:
     exchanges_gradients: bool = True
 
     def restart(self) -> None:
-        """The replicas form their group: at the begin, and again after a step that failed.
+        """Reset the rules when the replicas form their group: at the start, and again after a step that failed.
 
-        All replicas hold what replica 0 holds now.
+        All replicas hold the values of replica 0 at this point.
         """
 
     def close(self) -> None:
-        """The replica is done; give back what is held."""
+        """Release resources; the replica ends."""
 
     def after_batch(self, variables: ReplicaVariables) -> None:
-        """A batch is done: a `run` without an iterator, or what a loop does between two draws from it.
+        """Act after a batch: after a `run` without an iterator, or after each part of a loop between two draws.
 
-        Also where a process that is to end leaves the loop at a draw, before the checkpoint; then `after_run` follows.
+        Also called before the checkpoint of a preempted process that leaves its loop at a draw; `after_run` follows.
 
         Args:
-            variables: This replica's.
+            variables: The variables of this replica.
         """
 
     def after_run(self, variables: ReplicaVariables) -> None:
-        """The function given to `run` has returned, on this replica; its last batch is done.
+        """Act after the function given to `run` has returned on this replica, and its last batch is done.
 
         Args:
-            variables: This replica's.
+            variables: The variables of this replica.
         """
 
     def step_optimizer(
@@ -144,16 +144,16 @@ class ReplicaRules:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """The program has called `optimizer.step(*args, **kwargs)`.
+        """Carry out a call `optimizer.step(*args, **kwargs)` of the program.
 
         Args:
-            variables: This replica's.
-            optimizer: One of the scope's.
-            step: Carries it out, on this replica.
-            *args: What the program gave: nothing, or a closure.
-            **kwargs: Likewise.
+            variables: The variables of this replica.
+            optimizer: An optimizer of the scope.
+            step: Runs the optimizer's step on this replica.
+            *args: Arguments of the program: nothing, or a closure.
+            **kwargs: Keyword arguments of the program.
 
         Returns:
-            What the program is to get.
+            The value that the program's call returns.
         """
         return step(*args, **kwargs)

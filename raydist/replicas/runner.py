@@ -1,7 +1,7 @@
-"""One replica at work: unpacks a step, runs it in its replica context, packs the result. No Ray in here.
+"""Runs steps on one replica: unpacks a step, calls it in the replica context, packs the result. Does not use Ray.
 
 A step that fails ends this generation of the group: the replica aborts its communicator, so that its peers fail at once
-instead of waiting, and refuses every later step until the driver has built a new generation.
+instead of waiting, and refuses every later step until the driver forms a new generation.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ __all__ = ["ReplicaRunner"]
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 
-# Between the seeds of two replicas: the second one of a run is not the first one of a run with the next seed.
+# Distance between the seeds of two replicas: replica 1 of a run must not equal replica 0 of a run with the next seed.
 _STREAM = 0x9E3779B97F4A7C15
-_SAVE_S = 2.0  # who closes a strategy gently has waited for its saves
+_SAVE_S = 2.0  # a gentle close comes after all saves were awaited
 
 
 @final
 class ReplicaRunner:
-    """Runs the steps of one replica, in order, in one thread; `abort` may come from another.
+    """Runs the steps of one replica, in order, in one thread. Any thread may call `abort`.
 
     Args:
-        setup: What the replica is.
-        join_group: How it joins a group of its peers.
+        setup: Configuration of the replica.
+        join_group: Opens a communicator with the peers.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ReplicaRunner:
         self._calls = FunctionCalls(self._mirror, self._accelerator, setup.collective_timeout_s)
 
     def join(self, membership: Membership) -> None:
-        """Form a generation of the group with the others; forgets an earlier failure. Blocks until all are in."""
+        """Join a generation of the group, and clear an earlier failure. Blocks until all replicas have joined."""
         self._seat.join(membership)
         self._mirror.updates.restart()
         calls = CallLog()
@@ -128,7 +128,7 @@ class ReplicaRunner:
         self._refusals.restart()
 
     def _merged(self, objects: Mapping[str, Any], alone: Mapping[str, Mapping[str, int]]) -> MergedStates:
-        """What replicas hold apart, merged; all of them are here."""
+        """Merge the values that differ between replicas; a collective of all replicas."""
         return self._mirror.merger(self.variables.gather_objects)(objects, alone)
 
     def _step_optimizer(
@@ -147,7 +147,7 @@ class ReplicaRunner:
         return Updates(log.count, log.rates())
 
     def steps(self, message: StepMessage, objects: Sequence[Leaves]) -> GroupResult:
-        """Run some steps; those behind one that fails are refused."""
+        """Run some steps; refuse those after one that fails."""
         results: list[StepResult] = []
         error: BaseException | None = None
         began = time.perf_counter()
@@ -161,7 +161,7 @@ class ReplicaRunner:
         for header, coming in zip(headers, following, strict=True):
             try:
                 results.append(self._step(header, objects, coming))
-            except BaseException as failure:  # whatever it is, it is the step's, and its peers are to know
+            except BaseException as failure:  # any error belongs to the step: the driver and the peers must get it
                 error = error or failure
         try:
             results = [result.arrived() for result in results]
@@ -170,33 +170,33 @@ class ReplicaRunner:
         return GroupResult(tuple(results), time.perf_counter() - began, error, self._mirror.take_remarks())
 
     def run_one(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
-        """Run a step of a group of one; after one that fails `join` comes before the next.
+        """Run one step in a group of one replica; after a failure the caller must call `join` before the next step.
 
         Args:
-            header: Of the group as it is now.
-            objects: Those that its sources count.
+            header: Header of the step, with the current generation.
+            objects: The object arguments that the header's sources index.
 
         Raises:
-            Exception: What the step raised, with a note.
+            Exception: The error of the step, with a note.
         """
         return self._step(header, objects, None).arrived()
 
     @property
     def mirrored(self) -> MirrorReplica:
-        """This replica's half of the mirrored variables."""
+        """The mirrored objects of this replica."""
         return self._mirror
 
     @property
     def variables(self) -> VariablesView:
-        """What rules see of this replica, once it has joined its group."""
+        """The view of this replica that rules get, once it has joined its group."""
         if self._peers is None:
             raise FailedPreconditionError("raydist bug: a replica must join its group before rules see its variables.")
         return self._peers.variables
 
     def _step(self, header: StepHeader, objects: Sequence[Leaves], coming: StepHeader | None) -> StepResult:
-        """Run one step; what goes wrong in it is raised as it is, with a note on step and replica.
+        """Run one step; an error is raised unchanged, with a note that names the step and the replica.
 
-        The batch of the step that is `coming` is brought to the device meanwhile.
+        Meanwhile the batch of the `coming` step is copied to the device.
         """
         peers = self._peers
         if peers is None:
@@ -224,7 +224,7 @@ class ReplicaRunner:
             self._progress.end_step()
 
     def _refuse(self, header: StepHeader) -> NoReturn:
-        # What the shipment brings is applied all the same: the driver will not send it again.
+        # The payload must be applied nevertheless: the driver will not send it again.
         self._mirror.apply(header.shipment, [None] * len(header.sources))
         self._note_refused(header)
         raise self._refusals.error(header.step)
@@ -254,39 +254,39 @@ class ReplicaRunner:
         return self._calls.pack(value, header, peers)
 
     def _reseed(self, seed: tuple[int, int]) -> None:
-        """Follow `torch.manual_seed` of the driver, each replica on a stream of its own (Dropout masks must differ)."""
+        """Seed this replica from the driver's `torch.manual_seed`. Each replica differs, because Dropout masks must."""
         self._seed = seed
         self._accelerator.seed((seed[0] + self._setup.rank * _STREAM) % 2**63)
 
     def mirror(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
-        """What this replica's half of the mirrored variables answers."""
+        """Call a method of this replica's mirrored objects."""
         return answer(self._mirror, method, *args)
 
     def _note_refused(self, header: StepHeader) -> None:
-        """For who asks beside the steps what became of one."""
+        """Record a refused step, for calls concurrent with the steps."""
         self._loops.pass_by(header.step)
         if header.looks_only:
             self._refusals.note(header.step)
 
     def share_of(self, step: int, token: str) -> Share | PortableError | None:
-        """What became of a save that was dispatched as this step; None while that is not known. Asked beside steps."""
+        """Return the result of a save dispatched as this step; None until it is known. Runs beside the steps."""
         found = self._saves.report(token)
         return pack_error(found) if isinstance(found, Exception) else found or self._refusals.of(step)
 
     def loop(self, method: Callable[[ReplicaLoops, *_Args], _T], *args: *_Args) -> _T:
-        """What is known of the runs that draw batches themselves. Asked beside steps."""
+        """Call a method of the runs that draw batches from iterators. Runs beside the steps."""
         found: _T = getattr(self._loops, method.__name__)(*args)
         return found
 
     def nonfinite_counts(self) -> tuple[int, int]:
-        """Backward passes with NaN or infinities, and steps of optimizers that changed nothing for it."""
+        """Return the number of backward passes with NaN or infinities, and of optimizer steps skipped for that."""
         return self._policy.num_found, self._policy.num_skipped
 
     def ping(self) -> None:
-        """Answer, after every step dispatched before."""
+        """Return after every step dispatched before."""
 
     def abort(self, generation: int) -> None:
-        """End the collectives of a generation now, and with them its peers'. May come late, and from any thread."""
+        """Abort the collectives of a generation, here and thereby on its peers. May come late, and from any thread."""
         self._seat.abort(generation)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What travels with one dispatched step: made by the driver, one header a replica, and read by the replicas. Pure."""
+"""Data of one dispatched step: the driver builds one header for each replica, and the replica reads it. Does no I/O."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ __all__ = [
 @final
 @dataclass(frozen=True, slots=True)
 class ReplicaSetup:
-    """What a replica is, fixed when its actor starts.
+    """Configuration of a replica, fixed when its actor starts.
 
     Attributes:
         name: The strategy's unique name.
-        rank: This replica, 0 .. world_size - 1; of workers, which have no peers, the worker's number.
-        world_size: All replicas.
-        device: Its `torch.device` name, as its own process sees it.
+        rank: Rank of this replica, 0 .. world_size - 1; for workers without peers, the number of the worker.
+        world_size: Number of replicas.
+        device: The `torch.device` name of the replica, in its own process.
         worker_devices: The names of all replicas' devices, for the user.
-        num_threads: Threads for torch's operators.
-        collective_timeout_s: How long a collective may wait for the slowest replica.
+        num_threads: Number of threads of torch's operators.
+        collective_timeout_s: Time limit of a collective in seconds.
         bucket_bytes: Size of one gradient bucket.
         backend: Name of the collective backend; "auto" for the device's default.
-        compression: The type in which gradients travel: "fp16", "bf16", or None for their own.
-        worker: Which of the strategy's workers (nodes) it belongs to, 0 .. num_workers - 1.
-        host: The name of its node, for messages; empty where nobody knows.
-        rules: What it does beyond running steps.
-        accumulation: Which replica adds up for all, and how; None where each does its share.
+        compression: Type of gradients in collectives: "fp16", "bf16", or None for their own type.
+        worker: Number of the replica's worker (node), 0 .. num_workers - 1.
+        host: Name of the replica's node, for messages; empty if unknown.
+        rules: Rules of the replica.
+        accumulation: The replica that reduces for all, and how; None if each replica reduces its part.
     """
 
     name: str
@@ -74,15 +74,15 @@ class ReplicaSetup:
 @final
 @dataclass(frozen=True, slots=True)
 class PartSource:
-    """Where a replica finds its part of one PerReplica argument.
+    """Location of a replica's part of one PerReplica argument.
 
     Attributes:
-        object_index: Which of the step's object arguments holds it; None if `value` is it.
-        leaf_index: Which leaf of that object.
-        value: The part itself, for values that came from the driver.
-        place: Which of the steps that the object holds.
-        on_host: It is not moved to the replica's device.
-        nest: What the object, results of steps, must hold there, as a `Structure` is shown; empty where that is known.
+        object_index: Index of the step's object argument with the part; None if `value` is the part.
+        leaf_index: Index of the leaf in the object.
+        value: The part itself, for values from the driver.
+        place: Position of the step, in an object with the results of several steps.
+        on_host: True if the part is not moved to the replica's device.
+        nest: For results of steps, the expected structure as a string; empty if the structure is known.
     """
 
     object_index: int | None
@@ -96,26 +96,26 @@ class PartSource:
 
 
 @final
-@dataclass(slots=True)  # not frozen, though nobody changes one: that takes twice as long to be read, in every step
+@dataclass(slots=True)  # never changed, but not frozen: unpickling would take twice as long, in every step
 class StepHeader:
-    """One step for one replica. Objects of the store travel beside it, as arguments that Ray maps.
+    """One step for one replica. Objects of Ray's object store are separate arguments of the actor call.
 
     Attributes:
         step: Number of the step, counted by the strategy.
-        generation: Of the group; a replica refuses steps of another one.
-        shipment: The function, its plain arguments and what the driver changed.
-        sources: Where the PerReplica arguments are, in the shipment's order.
+        generation: Generation of the group; a replica refuses steps of another generation.
+        shipment: The step payload: the function, its plain arguments and the driver's changes.
+        sources: Locations of the PerReplica arguments, in the order of the payload.
         rows: Rows of the first distributed batch among the arguments on each replica; None without one.
         gradient_reduce_op: MEAN (by rows) or SUM.
-        stand_in: Replicas without rows run on others' rows and nothing they produce counts; else on zero rows.
-        seed: The driver's torch seed, and how often it was set: a change of either reseeds the replica.
-        check_in_sync: After how many batches replicas compare what they trained; 0 for never.
-        on_nonfinite: What a NaN or an infinity in a gradient does; see `RunOptions`.
-        summaries: What `rd.summary` does where the driver called `run`; None for nothing of its own.
-        random: What each replica's random generator goes on from; nothing where it goes on by itself.
-        looks_only: The function only looks at what replicas hold: for rules and checks it is no step.
-        loop: Its draws are boundaries between steps, for these; None where they are not, or it does not draw.
-        modes: Where the driver had left torch's defaults when it called `run`; None where it had not.
+        stand_in: True if replicas without rows run on padding rows, whose results are ignored; else on zero rows.
+        seed: The driver's torch seed, and how often it was set. A change of either reseeds the replica.
+        check_in_sync: Number of batches between comparisons of the replicas; 0 for none.
+        on_nonfinite: Reaction to a NaN or an infinity in a gradient; see `RunOptions`.
+        summaries: Settings of `rd.summary` at the driver's call of `run`; None for the defaults.
+        random: State of each replica's random generator after a restore; empty if there is none to set.
+        looks_only: True if the function only reads the replica's objects: rules and checks do not count it as a step.
+        loop: Settings of step boundaries at draws from iterators; None if there are no such boundaries.
+        modes: Torch modes at the driver's call of `run`, if they are not torch's defaults; else None.
     """
 
     step: int
@@ -137,31 +137,31 @@ class StepHeader:
     __reduce__ = by_fields
 
     def addressed(self, sources: tuple[PartSource, ...]) -> StepHeader:
-        """The same step for one replica, which finds its parts there."""
+        """Return the same step with the locations of one replica."""
         return replace(self, sources=sources) if sources != self.sources else self
 
     def stands_in(self, rank: int) -> bool:
-        """Whether a replica has no rows of the first batch, and works on others' rows: nothing it produces counts.
+        """Return True if a replica has no rows of the first batch and runs on padding rows: its results are ignored.
 
-        Where no replica has rows nobody works on others': the step is run as on one device.
+        If no replica has rows, no replica uses padding rows: the step runs as on one device.
         """
         return self.stand_in and self.rows is not None and self.rows[rank] == 0 and any(self.rows)
 
     def in_group(self, generation: int, sources: tuple[PartSource, ...]) -> StepHeader:
-        """The same step for a replica of this generation, which finds its parts there."""
+        """Return the same step for a replica of this generation, with the replica's locations."""
         return replace(self, generation=generation, sources=sources)
 
 
 def address_parts(
     values: Sequence[PerReplica], rank: int, *, stand_in: bool, refs: dict[Any, int]
 ) -> tuple[PartSource, ...]:
-    """Where replica `rank` finds its parts of `values`.
+    """Return the locations of replica `rank`'s parts of `values`.
 
     Args:
         values: The PerReplica arguments of one step.
-        rank: The replica.
-        stand_in: A replica without rows is to work on other rows.
-        refs: The object refs that will be sent along, each with its place among them; those missing are added.
+        rank: Rank of the replica.
+        stand_in: True if a replica without rows runs on padding rows.
+        refs: The object references to send along, each with its position; missing references are added.
     """
     sources = []
     for value in values:
@@ -175,10 +175,10 @@ def address_parts(
 
 
 def require_parts(values: Sequence[PerReplica], num_replicas: int) -> None:
-    """Raise where one of `values` is not of this many replicas: parts that nobody asks for would be lost silently.
+    """Raise if one of `values` has parts for another number of replicas: superfluous parts would be lost silently.
 
     Raises:
-        InvalidArgumentError: It is of more, or fewer: another strategy's.
+        InvalidArgumentError: A value has more or fewer parts, so it belongs to another strategy.
     """
     for value in values:
         if value.num_parts != num_replicas:
@@ -190,7 +190,7 @@ def require_parts(values: Sequence[PerReplica], num_replicas: int) -> None:
 
 
 def batch_rows(values: Sequence[PerReplica]) -> tuple[int, ...] | None:
-    """Rows per replica of the first distributed batch among `values`; None without one."""
+    """Return the rows per replica of the first distributed batch among `values`; None without one."""
     return next((value.rows for value in values if value.rows is not None), None)
 
 
@@ -202,13 +202,13 @@ class _Results(Protocol):
     """Leaves that steps returned."""
 
     def require(self, nest: str, place: int) -> None:
-        """Raise where those of one step are not this nest."""
+        """Raise if the result of the step at `place` has another structure than `nest`."""
 
 
 def resolve_parts(
     sources: Sequence[PartSource], objects: Sequence[Leaves], move: Callable[[Any], Any] = _keep
 ) -> list[Any]:
-    """This replica's values of the PerReplica arguments, moved by `move`; one leaf given twice is one tensor."""
+    """Return this replica's values of the PerReplica arguments, moved by `move`; a repeated leaf is the same tensor."""
     seen: dict[tuple[int, int, int, bool], Any] = {}
     parts = []
     for source in sources:
@@ -230,8 +230,8 @@ class StepHeaders:
     """Numbers the steps of a strategy.
 
     Attributes:
-        count: How many there were.
-        looked: Whether some step did something about gradients that are not finite.
+        count: Number of steps so far.
+        looked: True if a step had an `on_nonfinite` other than "pass".
     """
 
     def __init__(self) -> None:
@@ -248,14 +248,14 @@ class StepHeaders:
         generation: int,
         summaries: SummaryOrder | None,
     ) -> StepHeader:
-        """The header of the next step.
+        """Return the header of the next step.
 
         Args:
-            shipment: What it needs.
-            options: How it is run.
-            gradient_reduce_op: How gradients meet.
-            generation: Of the group.
-            summaries: Where what it shows is written; None: nowhere.
+            shipment: The step payload.
+            options: Options of the run.
+            gradient_reduce_op: Reduction of gradients.
+            generation: Generation of the group.
+            summaries: Settings of the step's summaries; None for the defaults.
         """
         self.count += 1
         self.looked |= options.on_nonfinite != "pass"

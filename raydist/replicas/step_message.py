@@ -1,4 +1,4 @@
-"""Consecutive steps that travel together: one message a replica, and one message back. Pure."""
+"""Consecutive steps in one message to each replica, and the message with their results. Does no I/O."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["GroupResult", "KeptObjects", "PlannedStep", "SentObjects", "StepMess
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedStep:
-    """A step as the driver holds it until it is sent.
+    """A step on the driver, until it is sent.
 
     Attributes:
-        header: What every replica is told.
-        parts: Its PerReplica arguments.
+        header: The step header for every replica.
+        parts: The PerReplica arguments of the step.
         returns_none: `run` returned None before the step was done, because the function did so in its last call.
     """
 
@@ -33,9 +33,9 @@ class PlannedStep:
 
     @property
     def carries_values(self) -> bool:
-        """Whether parts of it lie in the driver, where the program may change them once `run` has returned.
+        """True if some parts live in the driver, where the program may change them once `run` has returned.
 
-        Asks for all of them: results of steps that were not sent are sent, or waited for, here and not while this is.
+        Reads all parts now: unsent steps among their sources are sent, or waited for, before this step is being sent.
         """
         return None in [value.part_on(0).ref for value in self.parts]
 
@@ -43,12 +43,12 @@ class PlannedStep:
 @final
 @dataclass(frozen=True, slots=True)
 class StepMessage:
-    """What one replica is sent for some steps. Objects of the store travel beside it, those that it does not keep.
+    """The message to one replica for some steps. Objects of Ray's store that the replica lacks are sent beside it.
 
     Attributes:
         headers: A pickle of the list of headers, made once for all replicas.
-        sources: Where this replica finds its parts, for each step.
-        objects: Numbers of the objects that `sources` count, see `KeptObjects`.
+        sources: Locations of this replica's parts, for each step.
+        objects: Numbers of the objects that `sources` index, see `KeptObjects`.
     """
 
     headers: bytes
@@ -58,7 +58,7 @@ class StepMessage:
     __reduce__ = by_fields
 
     def steps(self) -> list[StepHeader]:
-        """The headers of this replica's steps, in order."""
+        """Return the headers of this replica's steps, in order."""
         headers = zip(pickle.loads(self.headers), self.sources, strict=True)
         return [header.addressed(sources) if sources else header for header, sources in headers]
 
@@ -66,13 +66,13 @@ class StepMessage:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupResult:
-    """What one replica's steps of a group returned (implements `values.Leaves`).
+    """The results of one replica's steps in a group (implements `values.Leaves`).
 
     Attributes:
-        results: In the order of the steps; those before the one that failed, where one did.
-        seconds: What the steps took together.
-        error: Why the others have no result.
-        remarks: What the program should be warned of.
+        results: Results in step order; after a failure, the results of the steps before it.
+        seconds: Duration of all steps together.
+        error: The failure because of which the other steps have no result.
+        remarks: Warnings for the program.
     """
 
     results: tuple[StepResult, ...]
@@ -90,7 +90,7 @@ class GroupResult:
 
     @property
     def absent(self) -> bool:
-        """Each step's result says it for itself."""
+        """False: the result of each step has its own `absent`."""
         return False
 
     def leaf(self, index: int, place: int = 0) -> Any:
@@ -103,11 +103,11 @@ class GroupResult:
 
 
 def address_steps(steps: Sequence[PlannedStep], sent: Sequence[SentObjects]) -> list[tuple[StepMessage, list[Any]]]:
-    """For each replica the message, and the object refs to send along.
+    """Return the message for each replica, and the object references to send along.
 
     Args:
-        steps: To be sent together.
-        sent: What each replica was sent before.
+        steps: Steps to send together.
+        sent: Objects that each replica was sent before.
     """
     headers = pickle.dumps([step.header for step in steps], pickle.HIGHEST_PROTOCOL)
     messages = []
@@ -121,15 +121,15 @@ def address_steps(steps: Sequence[PlannedStep], sent: Sequence[SentObjects]) -> 
     return messages
 
 
-_KEPT = 2  # one that is in use, and the one before it, for whoever holds a batch back
+_KEPT = 2  # the current one, and the previous one for a replica that lags one batch behind
 
 
 @final
 class SentObjects:
-    """The objects of the store that the driver has sent to one replica, by reference.
+    """The objects of Ray's store that the driver has sent to one replica, by reference.
 
-    An object holds the rows of several steps: to map it again for each of them took a replica 1.5 ms. Both sides number
-    the objects as they are sent and keep the last ones, so they need not tell each other.
+    An object holds the rows of several steps, and mapping it again for each step took a replica 1.5 ms. Both sides
+    number the objects in the order of sending and keep the last ones, so they need no messages about this.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class SentObjects:
         self._next = 0
 
     def send(self, refs: Iterable[Any]) -> tuple[tuple[int, ...], list[Any]]:
-        """The numbers of the objects of `refs`, and those refs that must travel, in the order of their numbers."""
+        """Return the numbers of the objects of `refs`, and the references to send, in the order of their numbers."""
         numbers, travelling = [], []
         for ref in refs:
             if ref not in self._numbers:
@@ -149,26 +149,26 @@ class SentObjects:
         return tuple(numbers), travelling
 
     def forget(self) -> None:
-        """Who knows what has arrived: everything must travel again."""
+        """Forget all objects, because a message may not have arrived: every object is sent again."""
         self._numbers.clear()
 
 
 @final
 class KeptObjects:
-    """What a replica was sent, by number."""
+    """The objects that a replica was sent, by number."""
 
     def __init__(self) -> None:
         self._objects: dict[int, Any] = {}
 
     def receive(self, numbers: Sequence[int], arrived: Sequence[Any]) -> list[Any]:
-        """The objects of these numbers.
+        """Return the objects of these numbers.
 
         Args:
-            numbers: As `SentObjects.send` gave them.
-            arrived: The objects that travelled.
+            numbers: Numbers from `SentObjects.send`.
+            arrived: The objects that came with the message.
 
         Raises:
-            FailedPreconditionError: One was sent in a message that did not arrive.
+            FailedPreconditionError: An object was sent in a message that did not arrive.
         """
         if not numbers and not arrived:
             return []

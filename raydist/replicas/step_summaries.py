@@ -1,4 +1,4 @@
-"""The driver's half of what steps show: what it tells them, and what becomes of their records."""
+"""Summaries of steps, on the driver: the settings that steps get, and the writing of their records."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ __all__ = ["StepSummaries", "counting"]
 
 @final
 class StepSummaries:
-    """Of one strategy with replicas elsewhere. It holds the writers that its steps may use, until it is dropped.
+    """Summaries of one strategy with remote replicas. Keeps the writers of its steps until it is dropped.
 
     Args:
-        finish: Waits for all dispatched steps, whose results come by `take_results` meanwhile. A weak reference: what
-            stops the strategy's processes holds this, and must not hold the strategy.
-        until_now: Returns what waits for the steps that have been dispatched so far. A weak reference as well.
+        finish: Returns a function that waits for all dispatched steps; `take_results` gets their results. A weak
+            reference, because the object that stops the strategy's processes holds this one, and must not keep the
+            strategy alive.
+        until_now: Returns a function that waits for the steps dispatched so far. A weak reference as well.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class StepSummaries:
             finish()
 
     def until_now(self) -> Callable[[], None]:
-        """Return what waits for the steps that have been dispatched so far. See `StepsUnderWay.until_now`."""
+        """Return a function that waits for the steps dispatched so far. See `StepsUnderWay.until_now`."""
         until_now = self._until_now()
         return (lambda: None) if until_now is None else until_now()
 
     def order(self) -> SummaryOrder | None:
-        """What a step that is dispatched now must know; None for nothing."""
+        """Return the summary settings of a step that is dispatched now; None for the defaults."""
         place, wanted = destination(), condition()
         if place is None or place.here is None:
             return None if wanted else SummaryOrder(wanted=False)
@@ -56,7 +57,7 @@ class StepSummaries:
         return SummaryOrder(place.writer, place.step, wanted)
 
     def noting(self) -> contextlib.AbstractContextManager[None]:
-        """A step is pickled inside, which may hold writers."""
+        """Return the context in which a step is pickled; it records the writers that the step holds."""
         return noting(self._note)
 
     def _note(self, writer: Any) -> None:
@@ -65,14 +66,14 @@ class StepSummaries:
             writer.follow(self)
 
     def take_results(self, results: Sequence[StepResult]) -> None:
-        """A step has ended: write what its replicas recorded together. From any thread; neither waits nor raises."""
+        """Write the summaries of a step that ended. Any thread may call this; it neither blocks nor raises."""
         for record in merge([result.summaries for result in results]):
-            with contextlib.suppress(FailedPreconditionError):  # dispatched after its writer was closed
+            with contextlib.suppress(FailedPreconditionError):  # the writer was closed before the step was dispatched
                 self._writers[record.writer].take(record)
 
 
 def counting(metrics: TrainingMetrics) -> Callable[[Sequence[StepResult]], None]:
-    """What is told of each step that has ended, and counts it."""
+    """Return a callback for steps that ended, which counts them."""
 
     def count(results: Sequence[StepResult]) -> None:
         metrics.step_ended(sum(result.rows or 0 for result in results))

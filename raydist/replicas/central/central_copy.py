@@ -1,4 +1,4 @@
-"""A replica's end of the one copy of the variables: which tensors show it, and how values get there and back."""
+"""One replica's access to the shared copy of the variables: tensor placement, publishing and fetching of values."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Every parameter of an optimizer, in the order of its groups."""
+    """Return every parameter of an optimizer, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def remembered(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, Any, Any]]:
-    """(number of the parameter, key, value) of all that is kept by parameter, in an order that its steps keep.
+    """Yield (parameter number, key, value) for all per-parameter state, in an order that does not change between steps.
 
     >>> layer = torch.nn.Linear(1, 1, bias=False)
     >>> sgd = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.5)
@@ -51,12 +51,12 @@ def remembered(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, Any, Any
 
 
 def tensors_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What it remembers in tensors that can be placed in a shard."""
+    """Return the optimizer state tensors that can be placed in a shard."""
     return [value for _, _, value in remembered(optimizer) if can_be_placed(value)]
 
 
 def same_memories(before: Sequence[tuple[int, Any, Any]], after: Sequence[tuple[int, Any, Any]]) -> bool:
-    """Whether an optimizer keeps the same tensors and the same plain values; others (lists, say) may have changed."""
+    """Return True for the same tensors and equal plain values; other types (lists, say) count as changed."""
     return len(before) == len(after) and all(
         one[:2] == other[:2] and _same(one[2], other[2]) for one, other in zip(before, after, strict=True)
     )
@@ -71,11 +71,11 @@ def _same(one: Any, other: Any) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class StateImage:
-    """What an optimizer remembers, for those who map its tensors.
+    """The state of an optimizer, for replicas that map its tensors.
 
     Attributes:
-        entries: (number of the parameter, key, where the tensor lies, or the value itself).
-        others: What it keeps under other keys than its parameters.
+        entries: (parameter number, key, place of the tensor in the shard, or the value itself).
+        others: State under keys that are not parameters.
     """
 
     entries: tuple[tuple[int, Any, Any], ...]
@@ -83,7 +83,7 @@ class StateImage:
 
     @staticmethod
     def of(optimizer: torch.optim.Optimizer, place_of: Callable[[torch.Tensor], TensorPlace]) -> StateImage:
-        """The present state; `place_of` tells where a tensor lies."""
+        """Capture the present state; `place_of` returns the place of a tensor in the shard."""
         known = set(parameters_of(optimizer))
         entries = tuple(
             (number, key, place_of(value) if can_be_placed(value) else value)
@@ -95,9 +95,9 @@ class StateImage:
 def take_state(
     optimizer: torch.optim.Optimizer, image: StateImage, bind: Callable[[torch.Tensor, TensorPlace], None]
 ) -> None:
-    """Let an optimizer remember what `image` says; `bind` lets a tensor show what lies at a place.
+    """Replace the state of an optimizer by `image`; `bind` points a tensor at a place in the shard.
 
-    Tensors that it has under the same key stay the same objects.
+    A tensor that the optimizer has under the same key stays the same object.
     """
     parameters = parameters_of(optimizer)
     held = {(number, key): value for number, key, value in remembered(optimizer)}
@@ -112,47 +112,47 @@ def take_state(
         optimizer.state[parameters[number]][key] = value
 
 
-# How far values are from everybody's, and which tensor's.
+# Distance of a replica's values from the shared values, and the tensor with that distance.
 Farthest = tuple[float, torch.Tensor | None]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class CopiedVariables:
-    """What is to lie in the copy, in an order that is the same on all replicas.
+    """The variables to place in the shared copy, in an order that is the same on all replicas.
 
     Attributes:
-        parameters: All of them.
-        optimizers: All of them.
+        parameters: All parameters.
+        optimizers: All optimizers.
     """
 
     parameters: Sequence[torch.Tensor]
     optimizers: Sequence[torch.optim.Optimizer]
 
     def placeable(self) -> list[torch.Tensor]:
-        """The parameters that can lie in a shard."""
+        """Return the parameters that can be placed in a shard."""
         return [parameter for parameter in self.parameters if can_be_placed(parameter)]
 
     def values(self) -> Iterator[Any]:
-        """The parameters, and what optimizers remember."""
+        """Yield the parameters and the values of the optimizers' state."""
         yield from self.parameters
         for optimizer in self.optimizers:
             yield from (value for _, _, value in remembered(optimizer))
 
     def tensors(self) -> list[torch.Tensor]:
-        """Of these what can lie in a shard, each once."""
+        """Return the parameters and state tensors that can be placed in a shard, each once."""
         return list({id(value): value for value in self.values() if can_be_placed(value)}.values())
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class CopyImage:
-    """What other replicas must know to show the same copy.
+    """Data that other replicas need to map the shared copy.
 
     Attributes:
-        address: Of its shard; None for the one that they have.
-        parameters: Where each lies.
-        states: What each optimizer remembers.
+        address: Address of the shard; None if the replicas have mapped the shard already.
+        parameters: Place of each parameter in the shard.
+        states: State of each optimizer.
     """
 
     address: ShardAddress | None
@@ -162,10 +162,10 @@ class CopyImage:
 
 @final
 class CentralCopy:
-    """The variables of one replica, and the shard in which they lie.
+    """The variables of one replica, and the shard that contains them.
 
     Args:
-        map_parameters: Whether parameters on the CPU are read where they lie; else each has a copy, as on a GPU.
+        map_parameters: Map CPU parameters from the shard; otherwise each replica has a private copy, as on a GPU.
     """
 
     def __init__(self, *, map_parameters: bool = True) -> None:
@@ -176,7 +176,7 @@ class CentralCopy:
         self._marks: torch.Tensor | None = None
 
     def forget(self) -> None:
-        """Show no copy any more: tensors stay what they are, and will be placed anew."""
+        """Release the shard. Tensors keep their values, and the next placement starts anew."""
         self._placed = {}
         self._note_copies()
         self._use(None)
@@ -188,7 +188,7 @@ class CentralCopy:
             before.close()
 
     def covers(self, variables: CopiedVariables) -> bool:
-        """Whether all these tensors, and no others, show the copy."""
+        """Return True if all these tensors, and no others, are placed in the shard."""
         found = 0
         for value in variables.values():
             placed = self._placed.get(id(value))
@@ -199,13 +199,13 @@ class CentralCopy:
         return found == len(self._placed)
 
     def written(self) -> int:
-        """A number that tells where this replica has written by hand since the last update; 0 for nowhere."""
+        """Return a checksum of the places written outside an optimizer since the last update; 0 for none."""
         ranges = [] if self._shard is None else self._shard.own_ranges()
         copies = self._marks is not None and not torch.equal(self._mark(), self._marks)
         return (zlib.crc32(repr((ranges, copies)).encode()) | 1) if ranges or copies else 0
 
     def offer(self, variables: CopiedVariables) -> CopyImage:
-        """Place all these tensors, with the values that they have on this replica."""
+        """Place all these tensors in a shard, with the values that they have on this replica."""
         tensors = variables.tensors()
         places, firsts = places_of(tensors)
         sizes = [first.untyped_storage().nbytes() for first in firsts]
@@ -224,14 +224,14 @@ class CentralCopy:
         return CopyImage(None if shard is old else shard.address, of_parameters, tuple(states))
 
     def _keeps_places(self, sizes: list[int], tensors: list[torch.Tensor], places: list[TensorPlace]) -> bool:
-        """Whether the present shard will do: what lies in it would lie there again."""
+        """Return True if the present shard has the right sizes and every placed tensor would keep its place."""
         if self._shard is None or list(self._shard.layout.sizes) != sizes:
             return False
         known = ((self._placed.get(id(tensor)), place) for tensor, place in zip(tensors, places, strict=True))
         return all(placed is None or placed.place.number == place.number for placed, place in known)
 
     def take(self, image: CopyImage, variables: CopiedVariables) -> Farthest:
-        """Let these tensors show the copy that was offered; the parameter that was farthest from it."""
+        """Point these tensors at the offered copy; return the largest distance and the parameter with that distance."""
         if image.address is not None and (self._shard is None or self._shard.address != image.address):
             self._use(VariableShard.open(image.address))
         shard = self._shard
@@ -252,17 +252,17 @@ class CentralCopy:
         return _farthest(distances)
 
     def _bind_state(self, shard: VariableShard, tensor: torch.Tensor, place: TensorPlace) -> None:
-        # What optimizers remember is used where they step: beside the one copy, whatever device the replica has.
+        # Optimizer state is always mapped: the update runs on the CPU, whatever device the replica has.
         if id(tensor) not in self._placed:
             self._placed[id(tensor)] = PlacedTensor.bind(tensor, place, shard, mapped=True)
 
     def settled(self) -> None:
-        """Everybody shows the copy: nobody else may find it."""
+        """Unlink the shard once all replicas have mapped it, so that no other process can open it."""
         if self._shard is not None:
             self._shard.unlink()
 
     def publish(self) -> None:
-        """Make what this replica has written by hand everybody's values. It goes on showing its own until `fetch`."""
+        """Copy this replica's writes outside an optimizer to the shared values. Private pages stay until `fetch`."""
         if self._shard is None:
             return
         with self._shard.writing():
@@ -271,7 +271,7 @@ class CentralCopy:
         self._shard.publish_own()
 
     def farthest(self) -> Farthest:
-        """How far what this replica has written by hand is from everybody's values, and the tensor that is farthest."""
+        """Return the largest distance between this replica's writes and the shared values, and the tensor with it."""
         ranges = [] if self._shard is None else self._shard.own_ranges()
         touched = [placed for placed in self._placed.values() if not placed.mapped or self._overlaps(placed, ranges)]
         return _farthest([(distance_of(placed.own, placed.shared), placed.tensor) for placed in touched])
@@ -284,19 +284,19 @@ class CentralCopy:
         return any(first < end and begin < last for first, last in ranges)
 
     def fetch(self) -> None:
-        """Show everybody's values, whatever was written by hand."""
+        """Discard what this replica wrote outside an optimizer, and read the shared values."""
         if self._shard is not None:
             self._shard.drop_own()
         self.fetch_copies()
 
     def fetch_copies(self) -> None:
-        """Bring copies on other devices up to date."""
+        """Update the copies on other devices."""
         for placed in self._copies:
             placed.fetch()
         self._marks = self._mark() if self._copies else None
 
     def _mark(self) -> torch.Tensor:
-        """Numbers that other bits hardly have, where the copies are; `_version` does not see what `.data` writes."""
+        """Return a checksum of each copy's bits; `_version` does not count writes through `.data`."""
         return torch.stack([mark_of_bits(placed.own) for placed in self._copies])
 
     def _note_copies(self) -> None:
@@ -307,14 +307,14 @@ class CentralCopy:
 
     @contextlib.contextmanager
     def updating(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Inside, an optimizer's parameters and what it remembers are everybody's: it writes for all."""
+        """Within the context, an optimizer's parameters and state are the shared values, which it updates for all."""
         tensors = [*parameters_of(optimizer), *tensors_of(optimizer)]
         held = [self._placed[id(tensor)] for tensor in tensors if id(tensor) in self._placed]
         away = [(placed.tensor, placed.tensor.grad) for placed in held if not placed.mapped]
         with contextlib.ExitStack() as stack:
             if self._shard is not None:
                 stack.enter_context(self._shard.writing())
-            stack.callback(_set_gradients, away)  # done last: a gradient must be where its parameter is
+            stack.callback(_set_gradients, away)  # runs last: a gradient must be on the device of its parameter
             for placed in held:
                 stack.callback(placed.show_own)
                 placed.show_shared()

@@ -1,10 +1,10 @@
-"""One copy of the variables in the host's memory: replicas read it, and one of them applies the reduced gradient.
+"""One copy of the variables in host memory: all replicas read it, and one replica applies the reduced gradient.
 
-Parameters and what optimizers remember lie in a shard (`raydist.storage`) that all replicas map. While a step runs each
-replica reads them through its own view: what a step writes there by hand is private to it, so that no replica sees half
-of it. `optimizer.step()` is carried out by replica 0 alone, on the shared values, while the others wait. What replicas
-write by hand must be the same on all; it is made the value when an optimizer steps and when the run ends. On a GPU a
-replica has a copy of the parameters, brought up to date after each update, and the update is computed on the CPU.
+All replicas map a shard (`raydist.storage`) with the parameters and the optimizer state. During a step each replica has
+a private (copy-on-write) view, so that none sees half of another's write. Replica 0 alone runs `optimizer.step()`, on
+the shared values, while the others wait. Writes outside an optimizer must be the same on all replicas; they are
+published when an optimizer steps and when the run ends. On a GPU a replica has a copy of the parameters, refreshed
+after each update; the update is computed on the CPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CentralVariables(ReplicaRules):
     """Rules of replicas that share one copy of the variables.
 
     Args:
-        map_parameters: Whether parameters on the CPU are read where the copy lies; else as on a GPU.
+        map_parameters: Map CPU parameters from the shared copy; otherwise each replica has a private copy, as on a GPU.
     """
 
     def __init__(self, *, map_parameters: bool = True) -> None:
@@ -57,7 +57,7 @@ class CentralVariables(ReplicaRules):
         if variables.num_replicas > 1:
             self._settle(variables, _END)
 
-    @disable_compiler  # a compiled step would trace it, and what tells of written pages is not for tracing
+    @disable_compiler  # `written` reads the state of memory pages, which a compiled step cannot trace
     def step_optimizer(
         self,
         variables: ReplicaVariables,
@@ -66,7 +66,7 @@ class CentralVariables(ReplicaRules):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        # A closure runs the model, and all replicas take part in that: each then steps on values of its own.
+        # A closure runs the model, with collectives on all replicas: so each replica steps on its private values.
         if variables.num_replicas == 1 or any(map(callable, [*args, *kwargs.values()])):
             return step(*args, **kwargs)
         doing = f"optimizer.step() of {_name_of(optimizer, variables)}"
@@ -79,11 +79,11 @@ class CentralVariables(ReplicaRules):
                 result = step(*args, **kwargs)
             changed = not same_memories(before, list(remembered(optimizer)))
         else:
-            torch.autograd.graph.increment_version(parameters_of(optimizer))  # as if it had been written here
+            torch.autograd.graph.increment_version(parameters_of(optimizer))  # autograd must see a write here, too
         return self._share_update(variables, doing, result, changed)
 
     def _share_update(self, variables: ReplicaVariables, doing: str, result: Any, changed: bool) -> Any:
-        """Wait for the owner, and see what it has done; what its `step` returned."""
+        """Wait for replica 0, refresh copies and placement, and return what the `step` of replica 0 returned."""
         told = variables.gather_numbers(doing, changed, result is not None)[_OWNER]
         self._copy.fetch_copies()
         if told[0]:
@@ -91,7 +91,7 @@ class CentralVariables(ReplicaRules):
         return variables.gather_objects(result)[_OWNER] if told[1] else None
 
     def _settle(self, variables: ReplicaVariables, doing: str) -> None:
-        """Let everything lie in the one copy, with the values that replicas have given it by hand."""
+        """Place all variables in the shared copy, and publish what replicas wrote outside an optimizer."""
         moved = not self._copy.covers(_held(variables))
         written = 0 if moved else self._copy.written()
         told = variables.gather_numbers(doing, zlib.crc32(doing.encode()), moved, written)
@@ -110,7 +110,7 @@ class CentralVariables(ReplicaRules):
             self._copy.settled()
 
     def _publish(self, variables: ReplicaVariables, *, alike: bool) -> None:
-        """Make what replica 0 has written by hand the value; that of others must be the same."""
+        """Publish the writes of replica 0; the writes of the other replicas must be the same."""
         if variables.rank == _OWNER:
             self._copy.publish()
         variables.gather_numbers("what was written by hand", 0)

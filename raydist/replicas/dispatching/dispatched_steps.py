@@ -1,4 +1,4 @@
-"""Steps that are under way on replicas in lock step: sending them, waiting for how they end, telling of errors."""
+"""Steps in flight on replicas in lock step: sending steps, waiting for results, reporting errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Args = TypeVarTuple("_Args")
 
 @final
 class ReplicaCalls:
-    """See the module. Used by one thread, `beside` aside.
+    """Calls to the runners of all replicas. One thread uses this class; any thread may call `beside`.
 
     Args:
         actors: The replicas' processes.
@@ -38,8 +38,8 @@ class ReplicaCalls:
         timeouts: The limit of every wait.
 
     Attributes:
-        generation: Of the group as it is now; -1 before the first.
-        failed: Something failed since that was built.
+        generation: Current generation (incarnation) of the process group; -1 before the first.
+        failed: True if something failed since the current generation was formed.
         dead: The error of a replica that is gone for good.
     """
 
@@ -52,28 +52,28 @@ class ReplicaCalls:
         self._step_s = timeouts.step_s
 
     def require_alive(self) -> None:
-        """Raise where a replica is gone for good.
+        """Raise if a replica is gone for good.
 
         Raises:
-            UnavailableError: One is.
+            UnavailableError: A replica is gone.
         """
         if self.dead is not None:
             raise self.dead
 
     def ask(self, rank: int, method: Callable[[ReplicaRunner, *_Args], object], *args: *_Args) -> Any:
-        """The reference of what a method of one replica's runner will return: its name is what travels."""
+        """Call a method of one replica's runner by name; return the reference of its result. Does not block."""
         return self._actors.call(rank, method.__name__, *args)
 
     def ask_all(self, method: Callable[[ReplicaRunner, *_Args], object], *args: *_Args) -> list[Any]:
-        """As `ask`, of every replica, in rank order."""
+        """Call `ask` for every replica, in rank order."""
         return [self.ask(rank, method, *args) for rank in self._ranks]
 
     def answer_of(self, rank: int, ref: Any, doing: str) -> Any:
-        """What one replica was asked, within `Timeouts.step_s`."""
+        """Return one replica's result; blocks for at most `Timeouts.step_s`."""
         return self.wait([ref], self._step_s, doing, "Timeouts.step_s", names=[self._actors.names[rank]])[0]
 
     def answers_of_all(self, refs: Sequence[Any], doing: str) -> list[Any]:
-        """What every replica was asked, within `Timeouts.step_s`."""
+        """Return every replica's result; blocks for at most `Timeouts.step_s`."""
         return self.wait(refs, self._step_s, doing, "Timeouts.step_s")
 
     def wait(
@@ -86,15 +86,15 @@ class ReplicaCalls:
         names: Sequence[str] | None = None,
         present: bool = True,
     ) -> list[Any]:
-        """See `supervision.wait_for_all`.
+        """Wait for results; see `supervision.wait_for_all`.
 
         Args:
-            refs: What is waited for.
-            timeout_s: How long.
-            doing: What is being done, for messages.
-            limit: What sets the limit, for messages.
-            names: Of those who were asked; None: all replicas.
-            present: What goes wrong says something about the group as it is now.
+            refs: References of the results.
+            timeout_s: Longest wait in seconds.
+            doing: The activity, for messages.
+            limit: Name of the setting that gives the limit, for messages.
+            names: Names of the called replicas; None for all replicas.
+            present: An error concerns the current generation of the group: `failed` and `dead` are updated.
         """
         try:
             return self._actors.wait(
@@ -115,7 +115,7 @@ class ReplicaCalls:
     def beside(
         self, method: Callable[[ReplicaRunner, *_Args], _T], *args: *_Args, ranks: Sequence[int] | None = None
     ) -> list[_T]:
-        """What replicas (None: all) answer beside their steps. Any thread may ask; changes nothing here."""
+        """Return what replicas (None: all) answer concurrently with their steps. Thread-safe; changes no state here."""
         asked = self._ranks if ranks is None else ranks
         refs = [self._actors.ask_beside(rank, method.__name__, *args) for rank in asked]
         names = [self._actors.names[rank] for rank in asked]
@@ -124,7 +124,7 @@ class ReplicaCalls:
         )
 
     def give_up(self) -> None:
-        """Make every replica's collectives end now: a peer will not come."""
+        """Abort the collectives of every replica, because one of the replicas will not take part."""
         self.failed = True
         self._actors.control_all(ReplicaRunner.abort.__name__, self.generation)
 
@@ -135,14 +135,14 @@ def _nothing() -> None:
 
 @final
 class DispatchedSteps:
-    """A window of steps, sent in order. Threads take turns: one waits for what another one is waiting for.
+    """A window of steps, sent in order. Thread-safe: one thread waits for steps, the others wait for that thread.
 
     Args:
         actors: The replicas' processes.
-        calls: Of their runners: told when one of them fails.
+        calls: Calls to the runners; records that a step failed.
         num_replicas: How many replicas there are.
-        step_s: The limit of a step.
-        process: Who may use them.
+        step_s: Time limit of a step in seconds.
+        process: The process that may use this object.
 
     Attributes:
         num_replicas: How many replicas there are.
@@ -162,26 +162,26 @@ class DispatchedSteps:
         self._dispatcher = Dispatcher(self._send, lambda ref, within_s: actors.are_ready([ref], within_s), self._pace)
         self._untold: Exception | None = None
         self._failure: Failure | None = None  # the first of this generation
-        self._last = -1  # step that was dispatched
+        self._last = -1  # number of the last dispatched step
         self.on_results: list[Callable[[Sequence[StepResult]], None]] = []
-        """Told of each step that has ended, in their order: every replica's result. Must not raise, or wait."""
+        """Callbacks for each ended step, in order, with all replicas' results. They must neither raise nor block."""
 
     @property
     def num_under_way(self) -> int:
-        """Steps that nobody has waited for."""
+        """Number of steps that nobody has waited for."""
         return self._dispatcher.num_steps
 
     def dispatch(self, step: PlannedStep) -> StepOutcome:
         """Send one step to every replica, now or soon.
 
-        Blocks only while too many are under way; then the error of the oldest ones may come out.
+        Blocks only while the window is full; the error of the oldest steps may be raised then.
         """
         self._calls.require_alive()
         with self._turn:
             while self._dispatcher.num_steps >= self._dispatcher.window_with(step):
                 self._finish_oldest()
                 self.tell()
-            step.carries_values  # noqa: B018  # results among its arguments may be waited for: not in the dispatcher
+            step.carries_values  # noqa: B018  # may block on arguments: must not happen in the dispatcher
             self._last = step.header.step
             return _Outcome(self, self._dispatcher.add(step))
 
@@ -189,19 +189,19 @@ class DispatchedSteps:
         try:
             messages = address_steps(steps, self._sent)
             return [self._actors.send(rank, *message) for rank, message in enumerate(messages)]
-        except BaseException:  # KeyboardInterrupt: who was sent the steps would wait for who was not
+        except BaseException:  # KeyboardInterrupt, too: replicas with the steps would wait for replicas without them
             self._calls.give_up()
             raise
 
     def wait(self) -> None:
-        """Return once every dispatched step is done; raises the error of the first that failed."""
+        """Wait for every dispatched step; raise the error of the first step that failed."""
         with self._turn:
             self.tell()
             while self._finish_oldest():
                 self.tell()
 
     def until_now(self) -> Callable[[], None]:
-        """Return what waits, in any thread, for the steps dispatched so far. Their errors are told by later calls."""
+        """Return a function that waits, in any thread, for the steps dispatched so far. Later calls raise errors."""
         last = self._last
 
         def wait() -> None:
@@ -212,7 +212,7 @@ class DispatchedSteps:
         return wait
 
     def give_up(self) -> None:
-        """Forget steps that nobody will wait for: they follow one that failed, and were refused."""
+        """Forget steps in flight: they follow a failed step, and the replicas refuse them."""
         for group in self._dispatcher.give_up():
             group.cause = self._failure
             self._actors.discard(group.refs)
@@ -221,18 +221,18 @@ class DispatchedSteps:
             sent.forget()
 
     def tell(self) -> None:
-        """Raise the error of a step that nobody has been told about."""
+        """Raise the error of a step that has not been raised yet."""
         self._process.require("used")
         error, self._untold = self._untold, None
         if error is not None:
             raise _to_raise(error).with_traceback(None)
 
     def _finish_oldest(self) -> bool:
-        """Wait for the oldest group; False if there is none. An error is told later."""
+        """Wait for the oldest group; return False if there is none. `tell` raises its error later."""
         group = self._dispatcher.oldest()
         if group is None:
             return False
-        consequence = self._calls.failed  # of what was told already
+        consequence = self._calls.failed  # of an error that was reported already
         group.cause = self._failure
         try:
             self._finish(group)
@@ -243,7 +243,7 @@ class DispatchedSteps:
         return True
 
     def _finish(self, group: SentGroup, *, present: bool = True) -> None:
-        """Wait until it is known how the steps ended. One that nobody waited for says nothing about what is now."""
+        """Wait until the steps of a group have ended. `present` is False for steps of an earlier generation."""
         try:
             group.succeed(self._wait_for(group, present=present))
         except Exception as error:
@@ -268,7 +268,7 @@ class DispatchedSteps:
             self._pace.learn(key, seconds=group.seconds_a_step, num_bytes=size)
 
     def results_of(self, step: DispatchedStep) -> list[StepResult]:
-        """The results of one step in rank order; raises its error, as often as it is asked for."""
+        """Return the results of one step in rank order. Blocks; raises the step's error, at every call."""
         self._process.require("used")
         with self._turn:
             return self._results_of(step)
@@ -285,7 +285,7 @@ class DispatchedSteps:
             return group.results_at(step.place)
         except BaseException as error:
             _to_raise(error)
-            # What came of it is told here, and not again when the strategy closes.
+            # The caller gets the error here, so closing the strategy must not raise the same error again.
             if self._untold is not None and error is what_was_raised(self._untold):
                 self._untold = None
             raise
@@ -298,18 +298,18 @@ class DispatchedSteps:
         return step.group
 
     def part_of(self, step: DispatchedStep, rank: int, leaf_index: int, nest: str) -> Part:
-        """Return the place of a leaf of one replica's result: who reads it there checks that it has this nest."""
+        """Return a reference to one leaf of one replica's result; the reader checks that the result has this nest."""
         return Part(ref=self._group_of(step).refs[rank], leaf_index=leaf_index, place=step.place, nest=nest)
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Stop sending steps."""
         self._dispatcher.close()
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _Outcome(StepOutcome):
-    """A step of all replicas."""
+    """A step on all replicas."""
 
     steps: DispatchedSteps
     step: DispatchedStep
@@ -326,7 +326,7 @@ class _Outcome(StepOutcome):
 
 
 def _to_raise(error: BaseException) -> BaseException:
-    """What was raised. Where replicas have left the process, the driver's side leaves it now, too."""
+    """Return the original error. After a preemption of the replicas, the driver leaves the process group, too."""
     raised = what_was_raised(error)
     if isinstance(raised, Preempted):
         leave(before_draw=False)

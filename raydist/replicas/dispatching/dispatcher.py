@@ -1,4 +1,4 @@
-"""Which steps are sent when: soon while the replicas wait for work, in full groups while they are busy."""
+"""Decides when steps are sent: at once while the replicas are idle, in full groups while they are busy."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from raydist.replicas.step_message import GroupResult, PlannedStep
 
 __all__ = ["DispatchedStep", "Dispatcher", "Failure", "SentGroup"]
 
-_BUSY = 2  # groups under way: one that the replicas work on, and one that they find when they are done with it
-_SLICE_S = 5.0  # how long the thread may sleep beyond the end of the dispatcher
+_BUSY = 2  # groups in flight: one that the replicas run, and one in their queue
+_SLICE_S = 5.0  # longest time that the thread lives on after `close`
 
 
 @final
 class DispatchedStep:
-    """A step that was handed to the dispatcher. Results hold it: so it holds nothing of what the step was given.
+    """A step that was handed to the dispatcher. Results refer to this object, so it holds no arguments of the step.
 
     Attributes:
-        step: Its number.
-        group: Its group, once it was sent.
-        place: Its place in there.
+        step: Number of the step.
+        group: The group with the step, once it was sent.
+        place: Position of the step in the group.
     """
 
     __slots__ = ("group", "place", "step")
@@ -42,18 +42,18 @@ class DispatchedStep:
 @final
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A step that failed, for which the replicas refuse all that follow.
+    """A step that failed. The replicas refuse all steps after it.
 
     Attributes:
-        step: Its number.
-        error: What it raised.
+        step: Number of the failed step.
+        error: The error that the step raised.
     """
 
     step: int
     error: Exception
 
     def consequence(self, step: int) -> CancelledError:
-        """Return the error of a later step."""
+        """Return the error of a step after the failed one."""
         error = CancelledError(
             f"Step {step} was given up, because step {self.step} failed ({describe(self.error)}). The first error is "
             "the cause of this one: mend that."
@@ -64,18 +64,18 @@ class Failure:
 
 @final
 class SentGroup:
-    """Steps that were sent in one message to each replica, and what is known of how they ended.
+    """Steps that were sent in one message to each replica, and their results once these are known.
 
     Args:
-        first_step: Number of the first one.
-        keys: Of each step's function.
-        refs: Of what each replica will answer.
-        none_given: For each step, that `run` returned None before it was done.
+        first_step: Number of the first step.
+        keys: Digest of each step's function.
+        refs: Reference of each replica's answer.
+        none_given: For each step, True if `run` returned None before the step was done.
 
     Attributes:
-        surprise: A step returned a value where `run` had returned None; None as long as none is known to have.
-        error: What a step of it raised; None as long as none is known to have failed.
-        cause: An earlier step that failed, for which the replicas refuse these; None where there is none.
+        surprise: Error of a step that returned a value although `run` had returned None; None if no such step is known.
+        error: Error of a step in the group; None if no failure is known.
+        cause: An earlier step that failed, because of which the replicas refuse these steps; None without one.
     """
 
     def __init__(
@@ -93,37 +93,37 @@ class SentGroup:
 
     @property
     def num_steps(self) -> int:
-        """Steps in it."""
+        """Number of steps in the group."""
         return len(self.keys)
 
     @property
     def title(self) -> str:
-        """Its steps, for messages."""
+        """The step numbers, for messages."""
         last = self.first_step + self.num_steps - 1
         return f"step {last}" if last == self.first_step else f"steps {self.first_step} to {last}"
 
     @property
     def num_done(self) -> int:
-        """Steps that every replica has done."""
+        """Number of steps that every replica has completed."""
         return self.num_steps if self.error is None else self._failed_at
 
     @property
     def seconds_a_step(self) -> float:
-        """What a step took, on the slowest replica."""
+        """Average seconds a step, on the slowest replica."""
         return max((answer.seconds for answer in self._answers or ()), default=0.0) / self.num_steps
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What the program should be warned of."""
+        """Warnings for the program."""
         return tuple(remark for answer in self._answers or () for remark in answer.remarks)
 
     @property
     def finished(self) -> bool:
-        """Whether it is known how the steps ended."""
+        """True once the results of the steps, or their failure, are known."""
         return self._answers is not None
 
     def succeed(self, answers: Sequence[GroupResult]) -> None:
-        """Every replica has done every step."""
+        """Record the results of every replica; all steps succeeded."""
         self._answers = answers
         for place, none_given in enumerate(self.none_given):
             if none_given and not all(result.is_none or result.absent for result in self.results_at(place)):
@@ -133,7 +133,7 @@ class SentGroup:
                 )
 
     def fail(self, error: Exception, answers: Sequence[GroupResult]) -> None:
-        """A step failed on some replica; `answers` hold what each replica did before."""
+        """Record that a step failed on some replica; `answers` hold the results of each replica before the failure."""
         self._answers = answers
         done = min((len(answer.results) for answer in answers), default=0)
         self._failed_at = min(done, self.num_steps - 1)
@@ -143,17 +143,17 @@ class SentGroup:
 
     @property
     def failure(self) -> Failure | None:
-        """The step that failed first, here or before; None as long as none has."""
+        """The step that failed first, in this or an earlier group; None without a failure."""
         if self.error is None or self.cause is not None:
             return self.cause
         return Failure(self.first_step + self._failed_at, self.error)
 
     def drop_summaries(self) -> None:
-        """They have been written: results may live for long."""
+        """Drop the summaries, which have been written by now: results may live long."""
         self._answers = [answer.without_summaries() for answer in self._answers or ()]
 
     def results_at(self, place: int) -> list[StepResult]:
-        """Every replica's result of one step; raises its error."""
+        """Return every replica's result of the step at `place`; raises the step's error."""
         if self.error is not None and place == self._failed_at:
             raise what_was_raised(self.error).with_traceback(None)
         if self.failure is not None and self.error is not None and place > self._failed_at:
@@ -163,14 +163,14 @@ class SentGroup:
 
 @final
 class Dispatcher:
-    """Gathers steps while the replicas are busy and sends them when one of the groups under way is done.
+    """Collects steps while the replicas are busy, and sends them when one of the groups in flight is done.
 
-    Long steps of many replicas also wait a moment for company though replicas could begin: their messages cost much.
+    With many replicas, long steps also wait a moment for further steps although replicas are idle: messages are costly.
 
     Args:
-        send: Sends some steps in one message to each replica; gives the refs of the answers.
-        await_done: Waits up to so many seconds for the first of these refs to be there; whether it is.
-        pace: What steps took so far.
+        send: Sends some steps in one message to each replica; returns the references of the answers.
+        await_done: Waits up to so many seconds for the given reference; returns True if it is ready.
+        pace: Measured costs of steps.
     """
 
     def __init__(
@@ -186,26 +186,26 @@ class Dispatcher:
         self._gathered: list[tuple[DispatchedStep, PlannedStep]] = []
         self._gathered_at = 0.0
         self._running: deque[SentGroup] = deque()  # not known to be done
-        self._unfinished: deque[SentGroup] = deque()  # whose errors nobody has looked for
+        self._unfinished: deque[SentGroup] = deque()  # whose errors nobody has read
         self._closed = False
         self._thread: threading.Thread | None = None
 
     @property
     def num_steps(self) -> int:
-        """Steps that nobody has waited for."""
+        """Number of steps that nobody has waited for."""
         with self._changed:
             return len(self._gathered) + sum(group.num_steps for group in self._unfinished)
 
     def window_with(self, step: PlannedStep) -> int:
-        """How many steps may be under way if `step` is to be added."""
+        """Return how many steps may be in flight if `step` is added."""
         with self._changed:
             return self._pace.window(self._keys(step))
 
     def add(self, step: PlannedStep) -> DispatchedStep:
-        """Send a step, now or with others as soon as a group is done. Does not wait."""
+        """Send a step, now or with others as soon as a group is done. Does not block."""
         dispatched = DispatchedStep(step.header.step)
         with self._changed:
-            at_once = step.carries_values  # asks for parts, so that steps whose results it uses are sent now
+            at_once = step.carries_values  # reads the parts, which sends the steps whose results they are
             if self._gathered and len(self._gathered) + 1 > self._pace.group_size(self._keys(step)):
                 self._send_gathered()
             if not self._gathered:
@@ -218,14 +218,14 @@ class Dispatcher:
         return dispatched
 
     def _is_to_go(self) -> bool:
-        """Whether nothing is gained if what was gathered stays."""
+        """Return True if collecting further steps gains nothing."""
         keys = self._keys()
         if len(keys) >= self._pace.group_size(keys):
             return True
         return len(self._running) < _BUSY and self._linger_s(keys) <= 0
 
     def _linger_s(self, keys: Sequence[bytes]) -> float:
-        """How much longer what was gathered waits for company, where replicas could begin."""
+        """Return for how many more seconds the collected steps wait for further ones while replicas are idle."""
         linger_s = self._pace.linger_s(keys)
         return self._gathered_at + linger_s - time.monotonic() if linger_s else 0.0
 
@@ -233,7 +233,7 @@ class Dispatcher:
         return [step.header.shipment.digest for step in (*(planned for _, planned in self._gathered), *more)]
 
     def flush(self) -> None:
-        """Send what was gathered."""
+        """Send the collected steps."""
         with self._changed:
             self._send_gathered()
 
@@ -250,25 +250,25 @@ class Dispatcher:
             self._unfinished.append(group)
 
     def oldest(self) -> SentGroup | None:
-        """The first group whose errors nobody has looked for; None when there is nothing under way."""
+        """Return the first group whose errors nobody has read; None if there is none."""
         with self._changed:
             if not self._unfinished:
                 self._send_gathered()
             return self._unfinished[0] if self._unfinished else None
 
     def is_under_way(self, group: SentGroup) -> bool:
-        """Whether it is yet to be waited for."""
+        """Return True if nobody has waited for the group."""
         with self._changed:
             return group in self._unfinished
 
     def finished(self, group: SentGroup) -> None:
-        """It is known how the oldest group ended."""
+        """Note that the results of the oldest group are known."""
         with self._changed:
             self._unfinished.remove(group)
             self._note_done(group)
 
     def give_up(self) -> list[SentGroup]:
-        """Forget everything under way: the groups that nobody will wait for. What was gathered is sent before."""
+        """Send the collected steps, forget all groups in flight, and return these groups."""
         with self._changed:
             self._send_gathered()
             groups = list(self._unfinished)
@@ -289,7 +289,7 @@ class Dispatcher:
         self._changed.notify_all()
 
     def _send_when_done(self) -> None:
-        """Run by the thread: the program may do something else while its steps wait."""
+        """Send steps when a group is done. Runs in a thread: the program may be busy while its steps wait."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._gathered)
@@ -310,7 +310,7 @@ class Dispatcher:
             self._changed.wait(linger_s)
 
     def close(self) -> None:
-        """End the thread. What was gathered stays where it is. May be called twice."""
+        """End the thread. Collected steps are not sent. May be called twice."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""How many steps to send together, and how far ahead of the replicas: from what steps took so far. Pure."""
+"""How many steps are sent together and how many may be in flight, from the measured costs of steps. Does no I/O."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import final
 
 __all__ = ["Pace"]
 
-_GROUP_S = 0.1  # a group is over so soon that an error, or a result, of its first step is hardly told later
-# What an actor call costs a replica and the driver: 8 steps of 45 ms that share one take 7 % less than one or two do
-# (two nodes of one replica). Of longer steps, one message for several is sent where it would take more than this share.
+_GROUP_S = 0.1  # short enough that an error or result of the group's first step is hardly delayed
+# Cost of an actor call for replica and driver: 8 steps of 45 ms in one call take 7 % less than in calls of one or two
+# (two nodes of one replica). Long steps share a message if it would cost more than this fraction of a step.
 _MESSAGE_S = 2e-3
 _MESSAGE_SHARE = 0.01
-_LONGEST_GROUP_S = 1.4  # about: of steps of 0.2 s and a bit, six
-# Of groups that are as long as this, the next one is gathered while the last one that was sent begins.
+_LONGEST_GROUP_S = 1.4  # approximate limit: 6 steps of slightly more than 0.2 s
+# With groups of at least this length, only one group waits behind the running one.
 _LONG_GROUP_S = 0.5
-# Of a step, that replicas without work may be kept waiting for more steps; less than a ms would gather none.
+# Fraction of a step for which idle replicas may wait for more steps; waits below 1 ms would collect none.
 _LINGER_SHARE = 0.01
 _LEAST_LINGER_S = 1e-3
-_MOST_STEPS = 16  # beyond this a message costs a step little: 1.3 ms of CPU in all for two replicas
-_MOST_BYTES = 64 << 10  # of results in one message: the first that is read brings all of them, and holds them
-_WINDOW = 8  # steps ahead: enough to hide the dispatch, few enough to bound what waits in queues
-# Of long steps fewer: a save waits for them, and who is told to leave has 3 s (`ray job stop`).
+_MOST_STEPS = 16  # more would save little: a message takes 1.3 ms of CPU in all for two replicas
+_MOST_BYTES = 64 << 10  # of results in one message: reading the first result fetches, and keeps, all of them
+_WINDOW = 8  # steps in flight: enough to hide the dispatch, few enough to bound the queues
+# Fewer long steps: a save waits for them, and a preempted job has 3 s (`ray job stop`).
 _WINDOW_S = 1.0
 _SHORTEST_WINDOW = 3
-_REMEMBERED = 256  # functions
+_REMEMBERED = 256  # number of functions
 
 
 @final
@@ -39,7 +39,7 @@ class _Cost:
 @final
 @dataclass(frozen=True, slots=True)
 class _Advice:
-    """What is to be done with steps of some functions, see `Pace`."""
+    """Group size, wait and window for steps of some functions; see `Pace`."""
 
     group_size: int
     linger_s: float
@@ -48,10 +48,10 @@ class _Advice:
 
 @final
 class Pace:
-    """Remembers what the steps of each function cost, by a key of the function. Steps of an unknown one go alone.
+    """Measured costs of steps, by a key of their function. Steps of unknown functions are sent alone.
 
     Args:
-        num_replicas: That a step is sent to.
+        num_replicas: Number of replicas that each step is sent to.
 
     >>> pace = Pace()
     >>> pace.group_size([b"f"])
@@ -64,15 +64,15 @@ class Pace:
     def __init__(self, num_replicas: int = 1) -> None:
         self._messages_s = num_replicas * _MESSAGE_S
         self._costs: dict[bytes, _Cost] = {}
-        self._advice: dict[frozenset[bytes], _Advice] = {}  # 4 us to work out, and asked for often
+        self._advice: dict[frozenset[bytes], _Advice] = {}  # a computation takes 4 us, and there are many calls
 
     def learn(self, key: bytes, *, seconds: float, num_bytes: int) -> None:
-        """Take note of a step.
+        """Record the cost of a step.
 
         Args:
-            key: Of its function; an empty one names none.
-            seconds: That it took.
-            num_bytes: Of its result.
+            key: Key of the function; an empty key is ignored.
+            seconds: Duration of the step.
+            num_bytes: Size of the step's result.
         """
         if not key:
             return
@@ -83,17 +83,17 @@ class Pace:
             del self._costs[next(iter(self._costs))]
 
     def group_size(self, keys: Sequence[bytes]) -> int:
-        """How many steps may travel together, where they alternate between the functions of `keys`; at least 1."""
+        """Return how many steps that alternate between the functions of `keys` may share a message; at least 1."""
         return self._on(keys).group_size
 
     def linger_s(self, keys: Sequence[bytes]) -> float:
-        """How long steps may wait for others that will travel with them, though replicas could begin; mostly 0."""
+        """Return how long steps may wait for further steps although replicas are idle; mostly 0."""
         return self._on(keys).linger_s
 
     def window(self, keys: Sequence[bytes]) -> int:
-        """How many steps may be under way: one group that runs, one that waits, and one that is gathered.
+        """Return how many steps may be in flight: one running group, one waiting group, and one that is collected.
 
-        Of long ones only the first two: a save waits for all of them, some 3 s at most.
+        Long groups: only the first two, because a save waits for all of them, some 3 s at most.
         """
         return self._on(keys).window
 
@@ -121,7 +121,7 @@ class Pace:
         return max(1, min(by_time, by_bytes, _MOST_STEPS))
 
     def _to_save_messages(self, seconds: float) -> int:
-        """How many steps of so many seconds share their messages, that these are a small part of them."""
+        """Return how many steps of so many seconds must share a message to keep its cost a small fraction."""
         return min(int(self._messages_s / (_MESSAGE_SHARE * seconds)), round(_LONGEST_GROUP_S / seconds))
 
     def _linger_s(self, costs: Sequence[_Cost | None]) -> float:
