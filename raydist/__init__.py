@@ -1,7 +1,7 @@
 """tf.data and tf.distribute for PyTorch, on Ray.
 
-`import raydist as rd` gives the public names below. Each is imported when it is first used, so that the import itself
-needs neither torch nor Ray.
+`import raydist as rd` provides the public names below. Each name is imported at its first use, so that importing
+raydist loads neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The public names and the modules that define them. The imports above say the same to type checkers and editors.
+# The public names and their modules. The imports above give the same list to type checkers and editors.
 _MODULE_OF = {
     "checkpoints_iterator": "raydist.checkpoints.latest",
     "latest_checkpoint": "raydist.checkpoints.latest",
@@ -263,7 +263,7 @@ if not TYPE_CHECKING:  # type checkers know the names above, and should report a
             raise AttributeError(f"module 'raydist' has no attribute {name!r}.")
         home = _MODULE_OF[name]
         value = import_module(f"raydist.{name}") if home == "raydist" else getattr(import_module(home), name)
-        globals()[name] = value  # the next access finds it without coming here
+        globals()[name] = value  # the next access does not call `__getattr__`
         return value
 
 

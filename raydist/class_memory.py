@@ -1,4 +1,4 @@
-"""Remembering what is true of a class, without keeping the class."""
+"""A cache of function results per class that does not keep the class alive."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _T = TypeVar("_T")
 
 
 def remembered_by_class(fn: Callable[[Any], _T]) -> Callable[[Any], _T]:
-    """As `functools.cache` for a function of a class. A class that nobody uses is forgotten.
+    """Cache a function of a class, as `functools.cache` does, without keeping the class alive.
 
-    Mirrored objects have classes of their own, which hold their strategy: a cache must not hold them.
+    Mirrored objects have classes of their own that refer to their strategy: a cache must not hold them.
 
     >>> @remembered_by_class
     ... def name_of(cls):

@@ -1,6 +1,6 @@
-"""The Ray cluster under a strategy: start one, or join the one that runs.
+"""The Ray cluster of a strategy: start a local Ray, or join a running cluster.
 
-With `placement`, `actors/` and `collectives/ray_backend.py` this is the only module that imports ray.
+Besides `placement`, `actors/` and `collectives/ray_backend.py` only this module imports ray.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ __all__ = [
     "without_drained",
 ]
 
-_STARTED_HERE = "raydist_local"  # a custom resource marks a Ray of ours: the mark lives exactly as long as the cluster
-_SHARED_CPU = 0.001  # on a Ray of ours replicas and input workers share the cores, so that any count fits
-# Ray collects what is to be freed for a second: by then an input pipeline has written 300 MB into pages that nobody had
-# used before, at twice the price of those just read (0.55 against 0.28 ms of CPU for a batch of 400 KB).
+_STARTED_HERE = "raydist_local"  # custom resource of a Ray that raydist started; it lives as long as the cluster
+_SHARED_CPU = 0.001  # on such a Ray, replicas and input workers share the cores, so that any count fits
+# Ray frees objects once a second by default: by then an input pipeline has written 300 MB into fresh pages, at twice
+# the cost of reused ones (0.55 against 0.28 ms of CPU for a batch of 400 KB).
 _FREE_AT_ONCE = {"free_objects_period_milliseconds": 0}
-_LOOK_S = 0.5  # between two looks whether Ray is shut down, where a thread waits for that
-_NEEDED = {"gcs_server", "raylet"}  # of the processes of a Ray: what it does not live without
+_LOOK_S = 0.5  # period of the check for a shutdown of Ray
+_NEEDED = {"gcs_server", "raylet"}  # processes that Ray cannot run without
 _LOOPBACK = "127.0.0.1"
 _CONNECT_S = 10.0  # for one TCP connection to a cluster's address
 
-_AT_ONCE_S = 0.2  # what has room is placed by then
+_AT_ONCE_S = 0.2  # bundles that fit are placed within this time
 
 _log = logging.getLogger("raydist")
 
@@ -64,20 +64,20 @@ _log = logging.getLogger("raydist")
 @final
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A reservation of this process: for whom, and what it takes of which node."""
+    """A reservation of this process: its holder, and the resources taken from each node."""
 
     holder: str
     taken: tuple[tuple[str, Mapping[str, float]], ...]
 
 
 _held: dict[str, _Held] = {}
-"""The reservations of this process that were not given back, by the id of their placement group."""
+"""The active reservations of this process, by the id of their placement group."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine of the cluster: its resources in all."""
+    """One machine of the cluster, with its total resources."""
 
     node_id: str
     address: str
@@ -93,7 +93,7 @@ class Node:
 
     @property
     def title(self) -> str:
-        """Its name in messages: several nodes may have one address."""
+        """The node's name in messages: several nodes may have one address."""
         return f"node {self.address} ({self.node_id[:8]})"
 
 
@@ -103,37 +103,37 @@ class Cluster:
     """The cluster that this process is connected to.
 
     Attributes:
-        started_here: raydist started it: it lives until this process ends, and its cores are shared freely.
-        nodes: Living nodes, this process's own first; those that are drained are left out.
+        started_here: True if raydist started Ray: Ray lives until this process ends, and its cores are shared freely.
+        nodes: Living nodes, this process's own first, without nodes that are being drained.
     """
 
     started_here: bool
     nodes: tuple[Node, ...]
 
     def best_node(self) -> Node:
-        """The node with most GPUs, else this process's own if it has CPUs, else the one with most CPUs."""
+        """Return the node with most GPUs; without any, this process's own if it has CPUs, else the one with most."""
         gpu_node = max(self.nodes, key=lambda node: node.num_gpus)
         if gpu_node.num_gpus:
             return gpu_node
         return self.nodes[0] if self.nodes[0].num_cpus else max(self.nodes, key=lambda node: node.num_cpus)
 
     def replica_resources(self, kind: str) -> dict[str, float]:
-        """What one replica on a "GPU" or a "CPU" asks for, where the user has not said."""
+        """Return the default resources of one replica on a "GPU" or a "CPU"."""
         return {"GPU": 1.0} if kind == "GPU" else self.cpu_replica_resources()
 
     def cpu_replica_resources(self) -> dict[str, float]:
-        """What one CPU replica asks for."""
+        """Return the default resources of one CPU replica."""
         return {"CPU": _SHARED_CPU if self.started_here else 1.0}
 
     def store_host(self) -> str:
-        """The address of this machine for all others of the cluster; loopback where there is no other."""
+        """Return this machine's address for the other nodes; loopback if there are none."""
         return "127.0.0.1" if len(self.nodes) == 1 else self.nodes[0].address
 
 
 def connect() -> Cluster:
-    """Join the cluster this process belongs to or that RAY_ADDRESS names; start one on this machine if there is none.
+    """Join the cluster of this process or of RAY_ADDRESS; start Ray on this machine if there is none.
 
-    Blocks until Ray is up (its own limits apply). A Ray started here is kept for the next strategy.
+    Blocks until Ray is up (with Ray's own limits). A Ray started here is kept for later strategies.
     """
     ensure_ray()
     nodes = living_nodes()
@@ -141,14 +141,14 @@ def connect() -> Cluster:
 
 
 def ensure_ray() -> None:
-    """:func:`connect`, for who asks nothing of the cluster: 1 ms less."""
+    """Connect to Ray as :func:`connect` does, without describing the cluster: 1 ms less."""
     if not ray.is_initialized():
         _initialize()
     _require_living()
 
 
 def connected() -> Cluster | None:
-    """The cluster that this process is connected to already, if it is; nothing is started."""
+    """Return the cluster that this process is connected to, or None; starts nothing."""
     return connect() if ray.is_initialized() else None
 
 
@@ -163,7 +163,7 @@ def _initialize() -> None:
 
 @contextlib.contextmanager
 def _keeping_breakpoints() -> Iterator[None]:
-    """Let `breakpoint()` stay pdb in this process, where Ray would have it ask for a package that is not there."""
+    """Keep `breakpoint()` as pdb in this process: Ray redirects it to debugpy, which may not be installed."""
     before = os.environ.get("PYTHONBREAKPOINT")
     yield
     if os.environ.get("RAY_DEBUG") != "legacy" and importlib.util.find_spec("debugpy") is None:
@@ -183,7 +183,7 @@ def _await_end() -> None:
 
 
 def _require_living() -> None:
-    """Fail at once where the Ray of this process has died: Ray itself waits for a minute, and ends the process then."""
+    """Raise if the Ray of this process has died: Ray itself would wait for a minute, and end the process."""
     node = own_node()
     ended: set[str] = set() if node is None else {name for name, _ in node.dead_processes()}
     dead = sorted(ended & _NEEDED)
@@ -208,14 +208,14 @@ def _join(address: str) -> None:
 
 
 def _require_listener(address: str) -> None:
-    """Fail at once where nobody listens: ray.init asks a dead address for minutes."""
+    """Raise if nothing listens at the address: ray.init would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():  # "auto" and "local" name no port
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
 def living_nodes() -> tuple[Node, ...]:
-    """The nodes that live, this process's own first."""
+    """Return the living nodes, this process's own first."""
     nodes = [
         Node(info["NodeID"], info["NodeManagerAddress"], dict(info["Resources"]))
         for info in ray.nodes()
@@ -226,11 +226,11 @@ def living_nodes() -> tuple[Node, ...]:
 
 
 def without_drained(nodes: Sequence[Node], going: Collection[str]) -> tuple[Node, ...]:
-    """Nodes that take something new; this process's own stays the first, without resources where it is drained.
+    """Return the nodes that accept new work. This process's node stays first, without resources if it is drained.
 
     Args:
-        nodes: Living ones, this process's own first.
-        going: Ids of those that are drained. Where that is all, nothing is left out: Ray says what it misses.
+        nodes: Living nodes, this process's own first.
+        going: Ids of nodes that are being drained. If all nodes are, none is left out: Ray reports what is missing.
 
     >>> here, there = (Node(name, "10.0.0.1", {"CPU": 4.0}) for name in ("here", "there"))
     >>> [(node.node_id, node.num_cpus) for node in without_drained((here, there), {"here"})]
@@ -244,12 +244,12 @@ def without_drained(nodes: Sequence[Node], going: Collection[str]) -> tuple[Node
 
 
 def title_of_this_node() -> str:
-    """The `Node.title` of the node that this process is on."""
+    """Return the `Node.title` of this process's node."""
     return Node(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), {}).title
 
 
 def address_of(host: str) -> str:
-    """The address of a host as Ray's nodes have it; the host itself where nobody knows it. May ask a name server."""
+    """Return a host's address as Ray's nodes have it, or the host itself if unknown. May query a name server."""
     try:
         found = socket.gethostbyname(host)
     except (OSError, UnicodeError):
@@ -260,22 +260,22 @@ def address_of(host: str) -> str:
 def place(
     bundles: Sequence[Mapping[str, float]], *, strategy: str, timeout_s: float, holder: str = "a strategy"
 ) -> PlacementGroup:
-    """Reserve one bundle per replica; wait until all are there.
+    """Reserve one bundle per replica; block until all are placed.
 
-    An autoscaling cluster may still grow, so a request that does not fit now waits too, but never beyond `timeout_s`.
-    Strategies of this process that the program has dropped give back what they hold first.
+    A request that does not fit now waits for at most `timeout_s`, because the cluster may have an autoscaler.
+    Strategies of this process that the program has dropped release their reservations first.
 
     Args:
-        bundles: Resources of each.
+        bundles: Resources of each bundle.
         strategy: Ray's placement strategy.
-        timeout_s: The limit.
-        holder: What messages call the strategy that asks.
+        timeout_s: Longest wait in seconds.
+        holder: Name of the requesting strategy in messages.
 
     Raises:
-        DeadlineExceededError: Not placed in time, or strategies of this process hold what is missing, which ends the
-            wait early; says what was asked for, what each node has, and who holds it.
-        FailedPreconditionError: It can never be, on the nodes that there are or that an autoscaler may add.
-        InvalidArgumentError: One of them takes nothing.
+        DeadlineExceededError: Not placed in time, or strategies of this process hold the resources, which ends the wait
+            early; names the request, the resources of each node, and the holders.
+        FailedPreconditionError: The nodes, with those that an autoscaler may add, can never hold the bundles.
+        InvalidArgumentError: A bundle takes no resource.
     """
     for bundle in bundles:
         if not any(amount > 0 for amount in bundle.values()):
@@ -288,7 +288,7 @@ def place(
     grows = False if any(_STARTED_HERE in node.resources for node in living_nodes()) else None
     try:
         if _held and not group.wait(_AT_ONCE_S):
-            gc.collect()  # closes strategies that only cycles of references keep
+            gc.collect()  # closes strategies in reference cycles
         if await_placed(request, group.wait, timeout_s=timeout_s, grows=grows, require_room=_require_room):
             hosts = hosts_of(group)
             _held[group.id.hex()] = _Held(holder, tuple(zip(hosts, bundles, strict=True)))
@@ -304,7 +304,7 @@ def place(
 
 
 def waits_for_own(bundles: Sequence[Mapping[str, float]], strategy: str) -> bool:
-    """Return True where only reservations of this process keep what is asked for from being placed."""
+    """Return True if the bundles would fit without the reservations of this process."""
     if not _held:
         return False
     free = free_resources()
@@ -320,10 +320,10 @@ def waits_for_own(bundles: Sequence[Mapping[str, float]], strategy: str) -> bool
 
 
 def _require_room(request: Request) -> None:
-    """Raise where strategies of this process hold what is missing: nobody else can give it back.
+    """Raise if strategies of this process hold the missing resources: waiting cannot help.
 
     Raises:
-        DeadlineExceededError: They do; names them.
+        DeadlineExceededError: The resources are held; names the strategies.
     """
     held = list(_held.values())
     taken = [(node, amounts) for each in held for node, amounts in each.taken]
@@ -350,13 +350,13 @@ def _describe_held() -> str:
 
 
 def hosts_of(group: PlacementGroup) -> tuple[str, ...]:
-    """The id of the node that each bundle of a placed group is on, in the order of the bundles."""
+    """Return the node id of each bundle of a placed group, in bundle order."""
     nodes = placement_group_table(group)["bundles_to_node_id"]
     return tuple(nodes[index] for index in range(len(nodes)))
 
 
 def address_for(hosts: Sequence[str], address: str) -> str:
-    """Where these nodes reach this process: at `address`, but for nodes that were added since that was chosen."""
+    """Return this process's address for the nodes `hosts`: not loopback if nodes were added since it was chosen."""
     here = ray.get_runtime_context().get_node_id()
     if address == _LOOPBACK and set(hosts) != {here}:
         reached_at: str = ray.util.get_node_ip_address()
@@ -365,10 +365,10 @@ def address_for(hosts: Sequence[str], address: str) -> str:
 
 
 def release(group: PlacementGroup) -> None:
-    """Give the reservation back; every actor still in it is killed."""
+    """Remove the reservation; Ray kills every actor in it."""
     _held.pop(group.id.hex(), None)
     if ray.is_initialized():
-        with contextlib.suppress(Exception):  # of another Ray, by now: it went with that
+        with contextlib.suppress(Exception):  # the group may belong to a Ray that was shut down
             remove_placement_group(group)
 
 

@@ -1,7 +1,7 @@
-"""Threads that end before the interpreter does.
+"""Threads that are stopped and joined before the interpreter ends.
 
-A thread that comes back from C++ while the interpreter ends aborts the process ("terminate called without an active
-exception"): every function of torch's that lets other threads run is such a way back. CPython 3.14 lets them hang.
+A thread that returns from C++ while the interpreter ends aborts the process ("terminate called without an active
+exception"); torch functions that release the GIL are such returns. CPython 3.14 lets these threads hang instead.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Callable
 
 __all__ = ["end_at_exit"]
 
-_LIMIT_S = 15.0  # for all together; who is held up longer than that is left behind
+_LIMIT_S = 15.0  # for all threads together; slower threads are not waited for
 
 _stops: weakref.WeakKeyDictionary[threading.Thread, Callable[[], object]] = weakref.WeakKeyDictionary()
 
 
 def end_at_exit(thread: threading.Thread, stop: Callable[[], object]) -> None:
-    """Have the process's end wait for a daemon thread, where it is still alive then: at most 15 s for all of them.
+    """Join a daemon thread at the end of the process, if it is alive then: at most 15 s for all threads together.
 
-    To be called before the thread is started.
+    Call this before the thread is started.
 
     Args:
-        thread: May run functions of others.
-        stop: Called first, to tell the thread to end. Must return at once.
+        thread: A thread that may run user functions or C++ code.
+        stop: Called first, to tell the thread to end. It must not block.
     """
     _stops[thread] = stop
 

@@ -1,4 +1,4 @@
-"""Every error that raydist raises by itself.
+"""Exceptions that raydist raises.
 
 The tree (each also derives from the builtin in brackets, so that ordinary `except` clauses work)::
 
@@ -14,10 +14,9 @@ The tree (each also derives from the builtin in brackets, so that ordinary `exce
     +-- CancelledError                          work given up because other work failed
     +-- CollectiveMismatchError                 replicas called different collectives or shapes
 
-`Preempted` is none of them: it is a SystemExit, as the process is to end.
-
-A message says what must hold, what was got, and what to do. All of them keep their type, message, fields and
-notes when they cross a process border.
+`Preempted` is not a `RaydistError`: it is a SystemExit, because the process must end. A message says what must hold,
+what was found, and what to do. All errors keep their type, message, fields and notes when they are pickled between
+processes.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ class RaydistError(Exception):
     """Base of every error of raydist.
 
     Args:
-        message: What must hold, what was got, and what to do.
+        message: The condition that must hold, the value found, and what to do.
 
     Attributes:
-        message: The same, without the notes that name the operation, the element and the worker.
+        message: The message without the notes that name the operation, the element and the worker.
 
     >>> import pickle
     >>> error = InvalidArgumentError("batch_size must be >= 1, got 0.")
@@ -62,7 +61,7 @@ class RaydistError(Exception):
         self.message = message
 
     def __str__(self) -> str:
-        # FileNotFoundError and TimeoutError derive from OSError, whose __str__ is about errno.
+        # FileNotFoundError and TimeoutError derive from OSError, whose __str__ formats errno.
         return self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,7 +77,7 @@ def _rebuild(cls: type[RaydistError], message: str, fields: dict[str, Any]) -> R
 
 @final
 class InvalidArgumentError(RaydistError, ValueError):
-    """An argument is outside of what is allowed; nothing was started and nothing was lost. Also a `ValueError`.
+    """An argument is outside the allowed range; nothing was started and nothing was lost. Also a `ValueError`.
 
     >>> rd.Dataset.range(3).batch(0)
     Traceback (most recent call last):
@@ -90,7 +89,7 @@ class InvalidArgumentError(RaydistError, ValueError):
 
 @final
 class SpecError(RaydistError, TypeError):
-    """Elements differ in structure, dtype or shape where they must agree; the message shows both. Also a `TypeError`.
+    """Elements that must agree differ in structure, dtype or shape; the message shows both. Also a `TypeError`.
 
     >>> rd.Dataset.range(3).concatenate(rd.Dataset.from_tensors("a")).element_spec  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -117,13 +116,13 @@ class DataLossError(RaydistError):
     """A file is corrupt or truncated.
 
     Args:
-        message: As for :class:`RaydistError`.
-        path: The file.
-        offset: Where in it.
+        message: See :class:`RaydistError`.
+        path: Path of the file.
+        offset: Byte offset of the record that cannot be read.
 
     Attributes:
-        path: The file, as it was given.
-        offset: Byte offset of the record that cannot be read, or None where the format has none.
+        path: Path of the file, as the program gave it.
+        offset: Byte offset of the record that cannot be read, or None if the format has no offsets.
 
     >>> import os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "x.tfrecord")
@@ -158,7 +157,7 @@ class NotFoundError(RaydistError, FileNotFoundError):
 
 @final
 class FailedPreconditionError(RaydistError):
-    """A call that is right in another state: a closed strategy, a module made outside the scope, ...
+    """A call that is not allowed in the present state: a closed strategy, a module made outside the scope, ...
 
     >>> iterator = iter(rd.Dataset.range(3))
     >>> iterator.close()
@@ -175,11 +174,11 @@ class UnavailableError(RaydistError):
     """A process or a machine is gone; the message names it.
 
     Args:
-        message: As for :class:`RaydistError`.
-        actor: The actor that died.
+        message: See :class:`RaydistError`.
+        actor: Name of the actor that died.
 
     Attributes:
-        actor: The actor that died, where one did and is known.
+        actor: Name of the actor that died, if it is known.
 
     >>> UnavailableError("Replica 1 is gone.", actor="replica-1").actor
     'replica-1'
@@ -196,7 +195,7 @@ class UnavailableError(RaydistError):
 class DeadlineExceededError(RaydistError, TimeoutError):
     """A wait reached its limit (see `rd.Timeouts`). Also a `TimeoutError`.
 
-    The message names who did not answer and which limit to raise.
+    The message names the process that did not answer, and the limit to raise.
 
     >>> try:
     ...     raise DeadlineExceededError("Replica 1 must answer within 10 s. Raise Timeouts.close_s.")
@@ -221,7 +220,7 @@ class CancelledError(RaydistError):
 
 @final
 class CollectiveMismatchError(RaydistError):
-    """Replicas called different collectives, or the same one with other shapes or dtypes; all are shown.
+    """Replicas called different collectives, or the same one with other shapes or dtypes; the message shows all.
 
     >>> str(CollectiveMismatchError("Replica 0 called all_reduce, replica 1 barrier."))
     'Replica 0 called all_reduce, replica 1 barrier.'
@@ -232,13 +231,13 @@ class CollectiveMismatchError(RaydistError):
 
 @final
 class Preempted(SystemExit):
-    """The process was asked to end (SIGTERM, or its node goes away) and has saved a checkpoint: it ends with `code`.
+    """The process must end (SIGTERM, or its node is drained) and has saved a checkpoint; the exit code is `code`.
 
-    A `SystemExit`: left alone it ends the program with that code, so that whoever started it can start it again.
+    A `SystemExit`: if it is not caught, the program ends with that code, and its supervisor can start it again.
 
     Args:
         code: The exit code.
-        message: What happened, and where the checkpoint is.
+        message: The reason, and the path of the checkpoint.
 
     >>> error = Preempted(42, "This process is to end: it received SIGTERM.")
     >>> error.code, str(error)

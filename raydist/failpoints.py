@@ -1,6 +1,6 @@
-"""Named places in which a process may be killed, to show that what it wrote before is whole.
+"""Named points at which a test may kill the process, to show that the files written before are complete.
 
-They do nothing unless a handler is installed, or the environment of the process says at which of them it ends itself.
+A failpoint does nothing unless a handler is installed, or the environment names the failpoint that kills the process.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from raydist.errors import InvalidArgumentError
 __all__ = ["FAILPOINT_VARIABLE", "KNOWN_FAILPOINTS", "failpoint", "installed"]
 
 FAILPOINT_VARIABLE = "RAYDIST_FAILPOINT"
-"""`name` or `name:count`: the process kills itself (SIGKILL) when it comes to the failpoint for the count-th time."""
+"""`name` or `name:count`: the process kills itself (SIGKILL) at the count-th pass of the failpoint."""
 
 KNOWN_FAILPOINTS = (
     "checkpoint.before_files",
     "checkpoint.within_file",  # after a part of a tensor's bytes
-    "checkpoint.before_flush",  # all of a file is written, none of it need have reached the disk
+    "checkpoint.before_flush",  # the file is written, but perhaps nothing of it is on disk
     "checkpoint.after_flush",
     "checkpoint.before_manifest",
     "checkpoint.within_manifest",
-    "checkpoint.before_rename",  # the manifest is safe, but has not its name yet
+    "checkpoint.before_rename",  # the manifest is on disk, under a temporary name
     "checkpoint.after_rename",
     "retention.before_manifest",
-    "retention.after_manifest",  # the manifest is gone, the files are there
+    "retention.after_manifest",  # the manifest is gone, the files are still there
     "retention.within_files",
     "retention.after_files",
     "cleanup.before",
@@ -39,12 +39,12 @@ KNOWN_FAILPOINTS = (
     "lease.within",
     "lease.after",
 )
-"""All there are, in the order in which a save, what removes an old checkpoint and what follows come to them."""
+"""All failpoints, in the order of a save, the removal of old checkpoints, and the cleanup."""
 
 
 @final
 class _Handlers:
-    """Who is told of failpoints."""
+    """The installed handlers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,11 +76,11 @@ class _Handlers:
                     os.kill(os.getpid(), signal.SIGKILL)
 
 
-_handlers = _Handlers()  # one for the process: a save passes failpoints in threads and in files of many modules
+_handlers = _Handlers()  # one per process: a save passes failpoints in several threads and modules
 
 
 def failpoint(name: str) -> None:
-    """A place in which the process may be killed; nothing happens unless somebody asked for it.
+    """Mark a point at which a test may kill the process; otherwise nothing happens.
 
     >>> failpoint("checkpoint.before_manifest")
     """
@@ -95,7 +95,7 @@ def _require_known(name: str) -> None:
 
 @contextlib.contextmanager
 def installed(handler: Callable[[str], None]) -> Iterator[None]:
-    """Have `handler` called with the name of each failpoint, in whatever thread comes to it; it may raise.
+    """Call `handler` with the name of each failpoint within the context, in any thread; the handler may raise.
 
     >>> passed = []
     >>> with installed(passed.append):

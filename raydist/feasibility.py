@@ -1,4 +1,4 @@
-"""Whether nodes can ever hold what is asked of them. Pure: amounts of resources, and nothing that runs."""
+"""Checks whether nodes can hold bundles of resources, from the amounts alone. Does no I/O."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Amounts = Mapping[str, float]
 
 
 def why_never(bundles: Sequence[Amounts], nodes: Sequence[Amounts], strategy: str) -> str | None:
-    """Why these nodes could not hold the bundles even with nothing else on them; None where they could.
+    """Return why these nodes could not hold the bundles even if they were empty; None if they could.
 
     Args:
-        bundles: Resources of each.
-        nodes: Resources of each node in all, in use or not.
-        strategy: Ray's placement strategy: STRICT_PACK wants one node, STRICT_SPREAD a node for each bundle.
+        bundles: Resources of each bundle.
+        nodes: Total resources of each node, in use or not.
+        strategy: Ray's placement strategy: STRICT_PACK needs one node, STRICT_SPREAD a node for each bundle.
 
     >>> why_never([{"GPU": 1.0}], [{"CPU": 8.0}], "PACK")
     'no node has 1 GPU: the most is 0'
@@ -58,7 +58,7 @@ def _too_much(wanted: Amounts, nodes: Sequence[Amounts], what_for: str) -> str:
 
 
 def _too_many(bundles: Sequence[Amounts], nodes: Sequence[Amounts]) -> str | None:
-    """What is lacking in all nodes together; for bundles of one kind exactly, else by amounts alone."""
+    """Return what is lacking in all nodes together: exact for equal bundles, else a comparison of the sums."""
     kinds = {tuple(sorted(bundle.items())) for bundle in bundles}
     if len(kinds) == 1:
         room = sum(_how_many(bundles[0], node, len(bundles)) for node in nodes)
@@ -75,7 +75,7 @@ def _how_many(bundle: Amounts, node: Amounts, most: int) -> int:
 
 
 def _most_apart(bundles: Sequence[Amounts], nodes: Sequence[Amounts]) -> int:
-    """How many bundles find a node of their own, at most: a matching, grown one path at a time."""
+    """Return how many bundles can have a node of their own, by augmenting paths of a bipartite matching."""
     holder: dict[int, int] = {}
 
     def place(bundle: int, tried: set[int]) -> bool:

@@ -1,4 +1,4 @@
-"""What can be done with any exception, whatever its class does: `__str__` may raise, `__notes__` be no list."""
+"""Operations on arbitrary exceptions: `__str__` may raise, and `__notes__` may not be a list."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 TRACEBACKS = "RAYDIST_TRACEBACKS"
-"""The environment variable that keeps raydist's own frames in tracebacks, where it is "full"."""
+"""Name of the environment variable that, set to "full", keeps raydist's own frames in tracebacks."""
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
 
 LEAVING = (SystemExit, KeyboardInterrupt, GeneratorExit)
-"""What ends whoever it is raised in. All else is an error of what raised it, also where it is no `Exception`."""
+"""Exceptions that end the caller. Every other exception is an error, even if it is not an `Exception`."""
 
 
 @final
 class RemoteTraceback(Exception):
-    """The traceback of another process, shown as the cause of the error (as concurrent.futures does)."""
+    """The traceback of another process, shown as the cause of the error (as in concurrent.futures)."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -56,10 +56,10 @@ class RemoteTraceback(Exception):
 
 @final
 class Carried(Exception):
-    """Carries what is no `Exception` through code that handles errors of elements and steps, up to the user.
+    """Wraps an exception that is not an `Exception`, so that error handlers pass it on to the user.
 
     Args:
-        original: What was raised.
+        original: The wrapped exception.
     """
 
     def __init__(self, original: BaseException) -> None:
@@ -68,7 +68,7 @@ class Carried(Exception):
 
 
 def as_exception(error: BaseException) -> Exception:
-    """`error` if it is an `Exception`, else one that carries it.
+    """Return `error` if it is an `Exception`, else a `Carried` that wraps it.
 
     >>> as_exception(ValueError("bad"))
     ValueError('bad')
@@ -77,7 +77,7 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def what_was_raised(error: BaseException) -> BaseException:
-    """What a user's function raised, where `error` may carry it.
+    """Return the exception of the user's function: `error`, or the one that `error` wraps.
 
     >>> class Odd(BaseException): ...
     >>> what_was_raised(as_exception(Odd("bad")))
@@ -87,7 +87,7 @@ def what_was_raised(error: BaseException) -> BaseException:
 
 
 def annotate(error: BaseException, note: str) -> None:
-    """Add a note to an exception; nothing where it has that note, or its class allows none. Never raises.
+    """Add a note to an exception, unless it has that note or allows none. Never raises.
 
     >>> error = ValueError("bad")
     >>> error.__notes__ = "odd: no list"
@@ -99,9 +99,9 @@ def annotate(error: BaseException, note: str) -> None:
     try:
         notes = _listed(getattr(error, "__notes__", None))
         if note not in notes:
-            # Not by add_note: a class may have one of its own, as it may have a __setattr__.
+            # Not add_note or setattr: the class of the exception may override both.
             BaseException.__setattr__(error, "__notes__", [*notes, note])
-    except Exception:  # a property that raises, say: the error itself is what matters
+    except Exception:  # e.g. a property that raises: the error itself matters more
         return
 
 
@@ -112,7 +112,7 @@ def _listed(notes: object) -> list[object]:
 
 
 def message_of(error: BaseException) -> str:
-    """`str(error)`, also of one that cannot say it.
+    """Return `str(error)`; if `__str__` raises, return a description instead.
 
     >>> message_of(KeyError("x"))
     "'x'"
@@ -124,7 +124,7 @@ def message_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Its class and the first line of what it says, for the message of another error.
+    """Return the class and the first line of the message, for the message of another error.
 
     >>> describe(ValueError("bad\\nand worse"))
     'ValueError: bad'
@@ -134,7 +134,7 @@ def describe(error: BaseException) -> str:
 
 
 def shown(value: object) -> str:
-    """`repr(value)`, also of what cannot say it.
+    """Return `repr(value)`; if `__repr__` raises, return the name of the class.
 
     >>> shown(3)
     '3'
@@ -158,14 +158,14 @@ def _is_ours(filename: str) -> bool:
 
 
 def _keeps_frames(error: BaseException) -> bool:
-    """Return True where raydist's frames tell something: on request, and in an error of raydist itself."""
+    """Return True if raydist's frames are of use: on request, and for errors of raydist itself."""
     return os.environ.get(TRACEBACKS) == "full" or "raydist bug" in message_of(error)
 
 
 def fold(error: BaseException) -> None:
-    """Drop raydist's frames from the traceback of an error, so that the user's are seen.
+    """Drop raydist's frames from the traceback of an error, so that the user's frames are visible.
 
-    An error that raydist did not raise on purpose, and that no other frame took part in, keeps them.
+    An error that raydist did not raise on purpose keeps its frames if all of them are raydist's.
     """
     frames = list(_walk(error.__traceback__))
     others = [frame for frame in frames if not _is_ours(frame.tb_frame.f_code.co_filename)]
@@ -185,7 +185,7 @@ def _walk(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def folded(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorate a public function: errors that leave it show the user's frames only.
+    """Decorate a public function so that errors that leave it show the user's frames only.
 
     >>> try:
     ...     rd.OneDeviceStrategy("cpu").run(lambda: 1 / 0)
@@ -200,13 +200,13 @@ def folded(function: Callable[_P, _T]) -> Callable[_P, _T]:
             return function(*args, **kwargs)
         except BaseException as error:
             fold(error)
-            raise  # adds no frame: Python takes the traceback that the error has now
+            raise  # adds no frame: Python uses the error's present traceback
 
     return call
 
 
 def format_folded(error: BaseException) -> str:
-    """The traceback of an error with its causes, as Python prints it, without raydist's frames."""
+    """Format the traceback of an error and its causes as Python does, without raydist's frames."""
     found = traceback.TracebackException.from_exception(error)
     if not _keeps_frames(error):
         _fold_text(found)
@@ -216,7 +216,7 @@ def format_folded(error: BaseException) -> str:
 def _fold_text(found: traceback.TracebackException | None) -> None:
     while found is not None:
         kept = [frame for frame in found.stack if not _is_ours(frame.filename)]
-        if kept:  # nothing but raydist's: that is where to look
+        if kept:  # a stack of raydist's frames alone is kept: the fault is there
             found.stack = traceback.StackSummary.from_list(kept)
         for each in found.exceptions or ():
             _fold_text(each)

@@ -10,9 +10,9 @@ __all__ = ["begin_host_copy"]
 
 
 def begin_host_copy(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Begin to copy a tensor to the host; the function that is returned waits for the copy and returns it.
+    """Begin to copy a tensor to the host; return a function that waits for the copy and returns it.
 
-    On a GPU the copy goes to pinned memory, behind all that the current stream has to do. Elsewhere it is made at once.
+    From a GPU the copy goes to pinned memory, in the order of the current stream. Elsewhere it is made at once.
 
     >>> read = begin_host_copy(torch.ones(2))
     >>> read()

@@ -1,7 +1,7 @@
-"""What the workers of a submitted job need beyond what Ray gives them: the folder of the script that runs.
+"""Environment of the workers of a submitted job: adds the folder of the script to their import path.
 
-Outside of jobs Ray puts the script's folder on the workers' `sys.path`. In a job with a working directory it does not,
-and a module that lies beside a script in a subfolder could be imported by the driver alone.
+Outside of jobs Ray adds the script's folder to the workers' `sys.path`. In a job with a working directory Ray does not,
+so that only the driver could import a module beside a script in a subfolder.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 
 __all__ = ["script_folder_for_workers"]
 
-_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # how Ray tells a job's driver what the job was submitted with
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's description of the job, for the job's driver
 
 
 def script_folder_for_workers(environ: Mapping[str, str], argv0: str, sys_path: Sequence[str]) -> dict[str, str]:
-    """Environment variables for the workers of this driver; empty where Ray does what is needed.
+    """Return environment variables for the workers of this driver; empty if Ray adds the folder itself.
 
     Args:
         environ: The driver's environment.
-        argv0: The script, `sys.argv[0]`.
-        sys_path: The driver's `sys.path`. A script that was started with `python -m` has no folder on it.
+        argv0: Path of the script, `sys.argv[0]`.
+        sys_path: The driver's `sys.path`. With `python -m` it does not contain the script's folder.
 
     >>> job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"working_dir": "gcs://package.zip"}}'}
     >>> script_folder_for_workers(job, "/package/examples/train.py", ["/package/examples"])
@@ -31,7 +31,7 @@ def script_folder_for_workers(environ: Mapping[str, str], argv0: str, sys_path: 
     """
     submitted = json.loads(environ.get(_JOB_CONFIG) or "{}").get("runtime_env") or {}
     folder = os.path.dirname(os.path.realpath(argv0))
-    # Ray refuses a variable that the job has set itself; whoever sets PYTHONPATH has seen to it.
+    # Ray refuses a variable that the job sets itself; a job that sets PYTHONPATH is responsible for it.
     decided = "PYTHONPATH" in (submitted.get("env_vars") or {})
     if "working_dir" not in submitted or folder not in sys_path or decided:
         return {}

@@ -1,6 +1,6 @@
-"""Starting child processes from a thread that lasts: the kernel may tie them to the thread that started them.
+"""Starts child processes from a thread that outlives them: the kernel may tie a child to its parent thread.
 
-Linux signals a child that asked for it (PR_SET_PDEATHSIG) when the *thread* that started it ends, not its process.
+Linux signals a child with PR_SET_PDEATHSIG when the *thread* that started it ends, not the process.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ __all__ = ["run_where_it_lasts"]
 
 
 def run_where_it_lasts(start: Callable[[], None], await_end: Callable[[], None], *, name: str) -> None:
-    """Call `start` in a thread that lasts as long as what it starts; returns, or raises, what it does.
+    """Call `start` in a thread that lasts as long as the started processes; return, or raise, once `start` has ended.
 
     Args:
         start: Starts child processes.
-        await_end: Returns when they have ended. A thread of our own calls it and ends then, or with the process; the
-            main thread, which lasts anyway, does without.
-        name: Of that thread.
+        await_end: Returns when the processes have ended. Called in the new thread, which ends then, or with the
+            process. Not called if this is the main thread, which needs no other thread.
+        name: Name of the new thread.
     """
     if threading.current_thread() is threading.main_thread():
         start()

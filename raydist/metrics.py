@@ -1,7 +1,7 @@
-"""What torchmetrics lacks: a weighted mean that stays exact over millions of steps.
+"""A weighted mean that stays exact over millions of steps, as a torchmetrics metric.
 
-Any torchmetrics metric works in a scope. Importing this module imports torch and torchmetrics, so it is imported only
-when it is used.
+Any torchmetrics metric works in a scope. This module imports torch and torchmetrics, so it is imported at its first use
+only.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["Mean"]
 
 @final
 class Mean(Metric):
-    """Weighted mean of all values given to it (tf.keras.metrics.Mean): sum(weight * value) / sum(weight).
+    """Weighted mean of all values (tf.keras.metrics.Mean): sum(weight * value) / sum(weight).
 
-    Sums are kept in float64 (torchmetrics.MeanMetric keeps float32, which loses digits of a loss over a long epoch) and
-    added over replicas, so that uneven batches weigh what they hold. Without any weight the mean is 0, as in Keras.
+    Sums are float64 (torchmetrics.MeanMetric keeps float32, which loses digits of a loss over a long epoch) and added
+    over replicas, so that uneven batches count by weight. With a total weight of 0 the mean is 0, as in Keras.
 
     Args:
-        settings: Those of `torchmetrics.Metric`.
+        settings: Arguments of `torchmetrics.Metric`.
 
     Attributes:
         total: Sum of weight * value so far: a float64 scalar.
@@ -48,7 +48,7 @@ class Mean(Metric):
         self.add_state("weight", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, value: Any, weight: Any = 1.0) -> None:
-        """Add values. Copies nothing to other replicas and waits for none.
+        """Add values. Does not communicate with other replicas.
 
         Args:
             value: A number, or a tensor of values of any shape.
@@ -66,7 +66,7 @@ class Mean(Metric):
         self.weight += weights.sum()
 
     def compute(self) -> torch.Tensor:
-        """The mean so far: a float64 scalar, 0 where all weights are 0.
+        """Return the mean so far: a float64 scalar, 0 if all weights are 0.
 
         >>> mean = rd.Mean()
         >>> mean.update(2.0)

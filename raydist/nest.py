@@ -1,10 +1,10 @@
 """Nested structures: tuples, namedtuples, dicts and dataclasses of leaves.
 
-An element of a dataset, a distributed batch and the result of a step are all *nests*: a :class:`Structure` (the
-shape of the nest) and its leaves in a fixed order. A Python list is a leaf (it stands for one tensor), as in tf.data.
+An element of a dataset, a distributed batch and the result of a step are all *nests*: a :class:`Structure` (the shape
+of the nest) and its leaves in a fixed order. A Python list is a leaf (it becomes one tensor), as in tf.data.
 
-What a step returns keeps its classes: a `ModelOutput`, or an object of another class derived from dict or tuple, or of
-a dataclass, is built again with its attributes. In the elements of datasets every mapping is a dict.
+Results of steps keep their classes: a `ModelOutput`, or an object of another class derived from dict or tuple, or of a
+dataclass, is rebuilt with its attributes. In the elements of datasets every mapping becomes a dict.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["LEAF", "NOTHING", "Structure", "flatten", "is_nested", "leaves_in", 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Form:
-    """How an object that is more than its items is built again, without its constructor.
+    """Describes how to rebuild an object with attributes beside its items, without its constructor.
 
     Attributes:
-        kind: Its class.
-        num_attributes: How many of its last keys name attributes; the others are items.
-        linked: Attributes that hold the item of the same name.
-        absent: Attributes that are None.
+        kind: Class of the object.
+        num_attributes: Number of attributes: the last keys of the structure; the other keys are items.
+        linked: Names of attributes that hold the item of the same name.
+        absent: Names of attributes that are None.
     """
 
     kind: type
@@ -44,15 +44,15 @@ class Form:
 class Structure:
     """The shape of a nest, without its leaves: hashable, picklable, comparable.
 
-    Leaves stand in the order of sorted dict keys, so that {a, b} equals {b, a} and their leaves correspond. The order
-    in which a dict is built again is no part of what is compared.
+    Leaves are in the order of sorted dict keys, so that {a, b} equals {b, a} and their leaves correspond. The original
+    order of a dict's keys is not compared.
 
     Attributes:
         kind: None for a leaf, else the type to build: `tuple`, `dict`, a namedtuple or a dataclass.
         keys: Field names or dict keys in leaf order; indices for a plain tuple.
         children: One structure per key.
-        shown: Of a dict, the places of its keys in the order in which it has them; empty if they are sorted.
-        form: Of an object that is built as its own class; None for all others.
+        shown: For a dict, the indices of its keys in their original order; empty if the keys are sorted.
+        form: For an object that is rebuilt as its own class; None for all others.
     """
 
     kind: type | None = None
@@ -63,7 +63,7 @@ class Structure:
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         names = ("kind", "keys", "children", "shown", "form")
-        defaults = (None, (), (), (), None)  # pickles of earlier versions have no `shown`, and no `form`
+        defaults = (None, (), (), (), None)  # earlier versions pickled neither `shown` nor `form`
         for name, value in zip(names, (*state, *defaults[len(state) :]), strict=True):
             object.__setattr__(self, name, value)
 
@@ -73,10 +73,10 @@ class Structure:
         return 1 if self.kind is None else sum(child.num_leaves for child in self.children)
 
     def paths(self, prefix: str = "") -> list[str]:
-        """Names of the leaves, for messages and column names: `['image', 'label']`, `['0', '1.x']`, `['']`.
+        """Return the names of the leaves, for messages and columns: `['image', 'label']`, `['0', '1.x']`, `['']`.
 
         Args:
-            prefix: Stands before every name, with a dot.
+            prefix: Prepended to every name, with a dot.
 
         >>> flatten({"x": 1, "y": (2, 3)})[1].paths()
         ['x', 'y.0', 'y.1']
@@ -87,7 +87,7 @@ class Structure:
         return [p for key, child in zip(self.keys, self.children, strict=True) for p in child.paths(f"{dot}{key}")]
 
     def places(self) -> list[int]:
-        """The leaves in the order in which the nest shows them: that of its dicts' keys.
+        """Return the indices of the leaves in the original order of the dicts' keys.
 
         >>> flatten({"y": (2, 3), "x": 1})[1].places()
         [1, 2, 0]
@@ -105,11 +105,11 @@ class Structure:
 
     @property
     def is_sorted(self) -> bool:
-        """Whether every dict has its keys in sorted order."""
+        """True if every dict has its keys in sorted order."""
         return not self.shown and all(child.is_sorted for child in self.children)
 
     def by_key(self) -> Structure:
-        """The same with the keys of every dict in sorted order.
+        """Return the same structure with the keys of every dict in sorted order.
 
         >>> unflatten(flatten({"y": 2, "x": 1})[1].by_key(), [3, 4])
         {'x': 3, 'y': 4}
@@ -119,7 +119,7 @@ class Structure:
         return Structure(self.kind, self.keys, tuple(child.by_key() for child in self.children), form=self.form)
 
     def __str__(self) -> str:
-        """As the nest of stars: none is built, as a class of the program's own may want other values.
+        """Show the nest with a star for each leaf. Builds no nest: a class of the program may reject stars.
 
         >>> str(flatten({"y": (2, [3]), "x": None})[1])
         "{'x': '*', 'y': ('*', '*')}"
@@ -143,14 +143,14 @@ class Structure:
 
 LEAF = Structure()
 NOTHING = Structure(type(None))
-"""None, where it is no leaf."""
+"""The structure of None, where None is not a leaf."""
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 _SHORT = tuple(Structure(tuple, tuple(range(count)), (LEAF,) * count) for count in range(8))
 
 
 def is_nested(value: Any) -> bool:
-    """Whether `value` has parts (a tuple, dict, namedtuple or dataclass instance).
+    """Return True if `value` has parts (a tuple, dict, namedtuple or dataclass instance).
 
     >>> is_nested((1, 2)), is_nested([1, 2])
     (True, False)
@@ -161,7 +161,7 @@ def is_nested(value: Any) -> bool:
 
 @remembered_by_class
 def _has_parts(kind: Any) -> bool:
-    # Asked for every leaf of every batch: abstract classes and `is_dataclass` take a microsecond.
+    # Called for every leaf of every batch: abstract classes and `is_dataclass` take a microsecond.
     return issubclass(kind, tuple | Mapping) or dataclasses.is_dataclass(kind)
 
 
@@ -169,7 +169,7 @@ _Parts = tuple[type, tuple[Any, ...], Sequence[Any], tuple[int, ...], Form | Non
 
 
 def _parts(value: Any, classes: bool) -> _Parts:
-    """(kind, keys, values, shown, form) of a nested value. Dict keys are sorted: {a, b} equals {b, a}."""
+    """Return (kind, keys, values, shown, form) of a nested value. Dict keys are sorted: {a, b} equals {b, a}."""
     cls: Any = type(value)
     if isinstance(value, tuple):
         fields = getattr(value, "_fields", None)
@@ -180,7 +180,7 @@ def _parts(value: Any, classes: bool) -> _Parts:
     if cls is dict or (isinstance(value, Mapping) and not (classes and _is_rebuilt(cls))):
         return _dict_parts(value)
     if isinstance(value, Mapping):
-        if not isinstance(value, dict):  # a mapping around its items, as UserDict is: all of it is attributes
+        if not isinstance(value, dict):  # a wrapper around items, like UserDict: everything is in attributes
             return _with_attributes(value, cls, (), [])
         _, keys, values, shown, _ = _dict_parts(value)
         return _with_attributes(value, dict, keys, values, shown)
@@ -200,14 +200,14 @@ def _dict_parts(value: Mapping[Any, Any]) -> _Parts:
 def _is_rebuilt(cls: Any) -> bool:
     """Return True for a mapping class whose objects can be built from their items and attributes."""
     if issubclass(cls, dict):
-        return not issubclass(cls, defaultdict)  # its factory is no part of it that can be seen
+        return not issubclass(cls, defaultdict)  # the factory is no visible part of it
     return bool(cls.__flags__ & _HEAP_TYPE and cls.__dictoffset__)
 
 
 def _with_attributes(
     value: Any, kind: type, keys: tuple[Any, ...], values: Sequence[Any], shown: tuple[int, ...] = ()
 ) -> _Parts:
-    """The parts of an object with attributes beside its items; those of a dataclass are attributes alone."""
+    """Return the parts of an object with attributes beside its items; for a dataclass, all parts are attributes."""
     items = dict(zip(keys, values, strict=True))
     held = _attributes(value)
     linked = tuple(name for name, attribute in held.items() if name in items and items[name] is attribute)
@@ -221,7 +221,7 @@ def _with_attributes(
 
 def _attributes(value: Any) -> dict[str, Any]:
     try:
-        held: dict[str, Any] = object.__getattribute__(value, "__dict__")  # past what a class does on access
+        held: dict[str, Any] = object.__getattribute__(value, "__dict__")  # bypasses overrides of attribute access
     except AttributeError:
         return {}
     return held
@@ -235,13 +235,13 @@ def _sorted_keys(keys: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def flatten(value: Any, none: Structure = LEAF, *, classes: bool = True) -> tuple[list[Any], Structure]:
-    """Leaves of a nest in order, and its structure.
+    """Return the leaves of a nest in order, and its structure.
 
     Args:
-        value: Anything: what is no tuple, dict, namedtuple or dataclass is a leaf, a list too. The leaves of a dict
-            come in sorted order of its keys; the structure knows the order that they had.
-        none: What None is: a leaf, or NOTHING: a part without leaves.
-        classes: The structure builds objects of the very classes; False: every mapping becomes a dict.
+        value: Any value. Everything except a tuple, dict, namedtuple or dataclass is a leaf, lists included. The leaves
+            of a dict are in sorted key order; the structure remembers the original order.
+        none: The structure of None: a leaf, or NOTHING for a part without leaves.
+        classes: True keeps the classes of objects; False makes every mapping a dict.
 
     >>> flatten({"x": 1, "y": (2, 3)})[0]
     [1, 2, 3]
@@ -266,14 +266,14 @@ def _flatten_into(value: Any, leaves: list[Any], none: Structure, classes: bool)
 
 
 def _plain_tuple(children: tuple[Structure, ...]) -> Structure:
-    # Most batches are short tuples of tensors: to make their structure took as long as all else of a `flatten`.
+    # Most batches are short tuples of tensors: building their structure took as long as all the rest of `flatten`.
     if len(children) < len(_SHORT) and children == _SHORT[len(children)].children:
         return _SHORT[len(children)]
     return Structure(tuple, tuple(range(len(children))), children)
 
 
 def leaves_in(value: Any) -> list[Any]:
-    """The leaves that :func:`flatten` gives, where nobody asks for the structure: in less than half the time.
+    """Return the leaves of :func:`flatten` without the structure, in less than half the time.
 
     >>> leaves_in({"y": (2, None), "x": 1})
     [1, 2, None]
@@ -297,14 +297,14 @@ def _add_leaves(value: Any, leaves: list[Any]) -> None:
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
-    """The nest of `structure` with these leaves: the inverse of :func:`flatten`.
+    """Build the nest of `structure` with these leaves: the inverse of :func:`flatten`.
 
     Args:
-        structure: What `flatten` gave.
-        leaves: As many as it has.
+        structure: A structure from `flatten`.
+        leaves: As many leaves as the structure has.
 
     Raises:
-        SpecError: There are more.
+        SpecError: There are more leaves.
 
     >>> leaves, structure = flatten(({"x": 1}, 2))
     >>> unflatten(structure, leaves)
@@ -356,17 +356,17 @@ def _rebuild(structure: Structure, form: Form, values: list[Any]) -> Any:
 
 
 def _new_tuple(kind: Any, values: list[Any]) -> Any:
-    """An object of a class derived from tuple; a plain tuple where that class takes no such values (torch.Size)."""
+    """Build an object of a class derived from tuple; a plain tuple if the class rejects the values (torch.Size)."""
     for make in (functools.partial(tuple.__new__, kind), kind):
         try:
             return make(values)
-        except TypeError:  # what C code made (torch.return_types) is made by itself alone
+        except TypeError:  # only C code can build some classes (torch.return_types)
             continue
     return tuple(values)
 
 
 def _make(kind: Any, values: dict[str, Any]) -> Any:
-    """A namedtuple or dataclass; fields that its constructor does not take are set afterwards."""
+    """Build a namedtuple or dataclass; fields that its constructor does not take are set afterwards."""
     late = [each.name for each in getattr(kind, "__dataclass_fields__", {}).values() if not each.init]
     made = kind(**{name: value for name, value in values.items() if name not in late})
     for name in late:
@@ -375,22 +375,22 @@ def _make(kind: Any, values: dict[str, Any]) -> Any:
 
 
 def map_structure(fn: Callable[..., Any], *nests: Any, none: Structure = LEAF, classes: bool = True) -> Any:
-    """Apply `fn` leaf by leaf to nests of one structure; dicts come with their keys in the order of the first nest.
+    """Apply `fn` to the corresponding leaves of nests of one structure; dict keys keep the order of the first nest.
 
     Args:
-        fn: Gets one leaf of each nest.
-        nests: At least one.
-        none: What None is in them: see :func:`flatten`.
+        fn: Called with one leaf of each nest.
+        nests: One nest or more.
+        none: The structure of None, see :func:`flatten`.
         classes: See :func:`flatten`.
 
     Raises:
-        SpecError: Their structures differ.
+        SpecError: The structures differ.
 
     >>> map_structure(lambda a, b: a + b, (1, {"x": 2}), (10, {"x": 20}))
     (11, {'x': 22})
     """
     if len(nests) == 1 and nests[0] is not None and not is_nested(nests[0]):
-        return fn(nests[0])  # one tensor, most often: taking it apart and together costs more than what is done to it
+        return fn(nests[0])  # most often one tensor: flatten and unflatten would cost more than `fn`
     leaves, structure = flatten(nests[0], none, classes=classes)
     columns = [leaves]
     for other in nests[1:]:

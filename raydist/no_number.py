@@ -1,4 +1,4 @@
-"""What stands for values and is none itself: whoever computes with it is told how to get at them."""
+"""Objects that hold a value and are not the value: arithmetic on them raises an error that says how to read it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["NoNumber"]
 
 
 class NoNumber(ABC):
-    """Refuses arithmetic, comparisons and truth; equality is identity, as for other objects."""
+    """Refuses arithmetic, comparisons and truth tests; equality is identity, as for other objects."""
 
     @staticmethod
     @abstractmethod
     def _refusal() -> str:
-        """That it is no number, and what to do."""
+        """Return the message of the error: the object is not a number, and what to do."""
 
     def _refuse(self, *_: object) -> NoReturn:
         raise InvalidArgumentError(self._refusal())

@@ -1,4 +1,4 @@
-"""Which process something lives in: a forked child has a copy of it, but neither its threads nor its connections."""
+"""The process that owns an object: a forked child has a copy of it, without its threads and connections."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _T = TypeVar("_T")
 
 @final
 class OwningProcess:
-    """The process that made something.
+    """The process that made an object.
 
     Args:
-        what: That, for messages.
+        what: Description of the object, for messages.
 
     >>> OwningProcess("This iterator").require("read")
     """
@@ -35,11 +35,11 @@ class OwningProcess:
 
     @property
     def is_this(self) -> bool:
-        """Whether this code runs in it."""
+        """True in the process that made the object."""
         return os.getpid() == self._pid
 
     def require(self, doing: str) -> None:
-        """FailedPreconditionError in a forked child: what the thing waits for does not exist there."""
+        """Raise FailedPreconditionError in a forked child, which lacks the object's threads and connections."""
         if os.getpid() != self._pid:
             raise FailedPreconditionError(
                 f"{self._what} must be {doing} by the process that made it ({self._pid}), this is its forked child "
@@ -49,15 +49,15 @@ class OwningProcess:
 
 
 class Inherited(Protocol):
-    """Something that a forked child has a copy of."""
+    """An object that is told when it is a copy in a forked child."""
 
     def became_a_copy(self) -> None:
-        """This is the child: hand out nothing more."""
+        """Stop working: this is the forked child."""
 
 
 @final
 class _CopiesInChildren:
-    """Everything that wants to know when it has become a copy."""
+    """Tells objects in a forked child that they are copies."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakSet[Inherited] = weakref.WeakSet()
@@ -71,21 +71,21 @@ class _CopiesInChildren:
             thing.became_a_copy()
 
 
-_copies = _CopiesInChildren()  # one for the process: Python never forgets what is registered for forks
+_copies = _CopiesInChildren()  # one per process: callbacks for forks cannot be unregistered
 
 
 def note_inherited(thing: Inherited) -> None:
-    """Have `thing` told in forked children, so that it needs no look at the process id each time it is used."""
+    """Tell `thing` in forked children that it is a copy, which saves a check of the process id at each use."""
     _copies.add(thing)
 
 
 def never_free(thing: object) -> None:
-    """Keep a C++ object of the parent to the end of a forked child: its destructor would want threads of the parent."""
+    """Keep a C++ object alive in a forked child: its destructor would need threads of the parent."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def call_here(fn: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
-    """Call a user's function; a child that it forks does not come back from it.
+    """Call a user's function; a child that the function forks does not return from here.
 
     >>> call_here(max, 2, 3)
     3
@@ -102,11 +102,11 @@ def call_here(fn: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
 
 
 def end_forked_child(pid: int, error: BaseException | None = None) -> None:
-    """End this process if it is not `pid`: a user's function has forked, and its child comes back to what called it.
+    """End this process if it is not `pid`: a user's function has forked, and the child returns to its caller.
 
     Args:
         pid: The process in which the function was called.
-        error: What the function raised; it is printed, for nobody else will hear of it.
+        error: The error of the function, which is printed: nothing else reports it.
     """
     if os.getpid() == pid:
         return

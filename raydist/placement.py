@@ -1,4 +1,4 @@
-"""Waiting until Ray has placed what was asked: what is said meanwhile, and when it is clear that it never will be."""
+"""Waits until Ray has placed a request, logs the reason of the wait, and detects requests that can never be placed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from raydist.feasibility import why_never
 
 __all__ = ["Outlook", "Request", "await_placed", "describe_amounts", "look", "may_grow", "require_feasible"]
 
-_SETTLE_S = 2.0  # what fits is placed by then; nodes that are about to join have joined
+_SETTLE_S = 2.0  # requests that fit are placed by then; starting nodes have joined
 _LOOK_S = 1.0
-_REPORT_S = 15.0  # an autoscaler that runs has reported by then: it does so every 5 s
+_REPORT_S = 15.0  # a running autoscaler reports every 5 s
 _STATUS_S = 5.0
-_NEW_S = 10.0  # until the monitor of a new cluster tells: its first report has nothing in it
-_WATCHED_TYPE = "node_"  # begins the type of each node where Ray's monitor only looks on
+_NEW_S = 10.0  # for a new cluster, whose first report is empty
+_WATCHED_TYPE = "node_"  # prefix of all node types if Ray's monitor does not add nodes
 
 _log = logging.getLogger("raydist")
 
@@ -32,13 +32,13 @@ _log = logging.getLogger("raydist")
 @final
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked of the cluster.
+    """A request for resources of the cluster.
 
     Attributes:
-        bundles: Resources of each.
+        bundles: Resources of each bundle.
         strategy: Ray's placement strategy.
-        key: What the autoscaler calls it: the id of a placement group; empty for an actor of its own.
-        what: What they are for, in the plural: "replicas".
+        key: The autoscaler's name of the request: the id of a placement group; empty for a single actor.
+        what: Purpose of the bundles, in the plural: "replicas".
     """
 
     bundles: tuple[Mapping[str, float], ...]
@@ -53,14 +53,14 @@ class Request:
 @final
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What may become of the cluster.
+    """Expected growth of the cluster.
 
     Attributes:
-        grows: Whether nodes are added when they are needed; None where nobody has said.
-        refused: Keys of requests that no node could be added for, as the autoscaler sees it now.
-        refused_shapes: Resources of actors of their own of which it says the same.
-        starting: Nodes that it adds just now, by type.
-        failed: Why nodes could not be added.
+        grows: True if an autoscaler adds nodes; None if that is unknown.
+        refused: Keys of requests for which the autoscaler cannot add nodes at present.
+        refused_shapes: Resources of single actors for which the autoscaler cannot add nodes at present.
+        starting: Number of nodes that are being added, by type.
+        failed: Reasons why nodes could not be added.
     """
 
     grows: bool | None
@@ -83,7 +83,7 @@ class Outlook:
 
 
 def describe_amounts(bundles: Sequence[Mapping[str, float]]) -> str:
-    """How many of each kind.
+    """Return the number of bundles of each kind, as text.
 
     >>> describe_amounts([{"CPU": 1.0}, {"CPU": 1.0}, {"GPU": 1.0}])
     "2 x {'CPU': 1.0}, 1 x {'GPU': 1.0}"
@@ -100,23 +100,23 @@ def await_placed(
     grows: bool | None = None,
     require_room: Callable[[Request], None] = lambda _: None,
 ) -> bool:
-    """Whether what was asked for is there within `timeout_s` seconds. Says once what is waited for.
+    """Wait for a request; return True once it is placed, False after `timeout_s` seconds. Logs the wait once.
 
     Args:
-        request: What was asked.
-        wait: Waits so many seconds for it; whether it is there.
-        timeout_s: The limit.
-        grows: Whether nodes may be added, where that is known without asking.
-        require_room: Raises where no wait can help on the nodes that there are.
+        request: The request.
+        wait: Waits up to so many seconds for the request; returns True once it is placed.
+        timeout_s: Longest wait in seconds.
+        grows: True if nodes may be added, False if not, None to ask the autoscaler.
+        require_room: Raises if waiting cannot help on the present nodes.
 
     Raises:
-        FailedPreconditionError: The nodes that there are, and those that the autoscaler could add, can never hold it.
+        FailedPreconditionError: Neither the present nodes nor those that the autoscaler may add can hold the request.
     """
     began = time.monotonic()
     if wait(min(_SETTLE_S, timeout_s)):
         return True
     if timeout_s <= _SETTLE_S:
-        return False  # too soon to say more
+        return False  # too soon to know more
     told = False
     while (left := timeout_s - (time.monotonic() - began)) > 0:
         outlook = look() if grows is None else Outlook(grows)
@@ -136,9 +136,9 @@ def await_placed(
 
 
 def require_feasible(request: Request, outlook: Outlook) -> None:
-    """Raise FailedPreconditionError where the cluster can never hold what was asked.
+    """Raise FailedPreconditionError if the cluster can never hold the request.
 
-    An autoscaler tells only what it could do now. Where others use nodes, more may be possible when they have ended.
+    An autoscaler reports only what it could add now: more may fit once other programs release nodes.
     """
     if outlook.grows is None or (outlook.grows and not outlook.refuses(request)):
         return
@@ -156,8 +156,8 @@ def require_feasible(request: Request, outlook: Outlook) -> None:
 
 
 def look() -> Outlook:
-    """What Ray's autoscaler says, of either version; nobody has said anything where it cannot be asked."""
-    client, messages = gcs_client(), cast("Any", autoscaler_pb2)  # generated, without types
+    """Return what Ray's autoscaler (either version) reports; an unknown outlook if it does not answer."""
+    client, messages = gcs_client(), cast("Any", autoscaler_pb2)  # generated code without types
     reply = messages.GetClusterStatusReply()
     try:
         reply.ParseFromString(client.get_cluster_status(timeout_s=_STATUS_S))
@@ -171,9 +171,9 @@ def look() -> Outlook:
 
 
 def may_grow() -> bool:
-    """Whether an autoscaler looks after the cluster that this process is connected to: nodes may come.
+    """Return True if the cluster of this process has an autoscaler, so that nodes may be added.
 
-    Blocks for some seconds where the cluster has just begun, and does not tell yet.
+    Blocks for some seconds if the cluster has just started and reports nothing yet.
     """
     deadline = time.monotonic() + _NEW_S
     while (grows := look().grows) is None and _is_watched() and time.monotonic() < deadline:
@@ -182,7 +182,7 @@ def may_grow() -> bool:
 
 
 def _is_watched() -> bool:
-    """Whether there is a monitor that will tell."""
+    """Return True if the cluster has a monitor, which will report."""
     report = gcs_client().internal_kv_get(DEBUG_AUTOSCALING_STATUS.encode(), None)
     return bool(json.loads(report or b"{}"))
 
@@ -204,7 +204,7 @@ def _outlook_of(state: Any) -> Outlook:
 
 
 def _outlook_of_report(report: bytes | None) -> Outlook:
-    """Of the first version, which tells of nodes by type; where it only looks on, each node is a type of its own."""
+    """Parse a report of autoscaler version 1. Without an autoscaler each node is a node type of its own."""
     summary = json.loads(report).get("autoscaler_report") if report else None
     if not summary:
         return Outlook(grows=None)

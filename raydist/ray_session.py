@@ -1,4 +1,4 @@
-"""How long this process has its Ray: until it is shut down, and never in a forked child."""
+"""The lifetime of this process's connection to Ray, also in forked children."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ __all__ = ["RaySession"]
 
 @final
 class RaySession:
-    """This process's connection to Ray, from `ray.init` to `ray.shutdown`: what was started through it ends with it.
+    """The connection of this process to Ray, from `ray.init` to `ray.shutdown`: what it started ends with it.
 
-    Whatever is asked of Ray when it is shut down starts another one, so ask here before.
+    Most calls of Ray after a shutdown start another Ray, so callers check this object first.
     """
 
     def __init__(self) -> None:
-        node = own_node()  # every ray.init makes one
+        node = own_node()  # every ray.init makes a new one
         self._node: Callable[[], Any] = weakref.ref(node) if ray.is_initialized() else _no_node
 
     @property
     def is_open(self) -> bool:
-        """Whether it still is. Costs 0.3 us."""
+        """True while the connection is open. Costs 0.3 us."""
         node = self._node()
         return node is not None and node is own_node() and ray.is_initialized()
 
     def require(self, what: str) -> None:
-        """UnavailableError if Ray was shut down since."""
+        """Raise UnavailableError if Ray was shut down since."""
         if not self.is_open:
             raise UnavailableError(
                 f"{what} needs the Ray that it was started with, and that was shut down (ray.shutdown()). Keep Ray "
@@ -50,9 +50,9 @@ def _no_node() -> None:
 
 
 def _leave_ray_to_the_parent() -> None:
-    """In a forked child: its end must neither wait for threads that only the parent has, nor end the parent's Ray.
+    """Detach a forked child from Ray: its exit must neither wait for the parent's threads nor end the parent's Ray.
 
-    Ray wants to hear of an exception that nobody caught, and to shut down at exit.
+    Ray registers an exception hook and a shutdown at exit.
     """
     if not ray.is_initialized():
         return
@@ -61,7 +61,7 @@ def _leave_ray_to_the_parent() -> None:
     for kept in (*vars(global_state()).values(), *vars(global_worker()).values()):
         never_free(kept)
     system = ctypes.CDLL(None)
-    if hasattr(system, "on_exit"):  # what it is given last is called first: the C++ destructors behind it hang
+    if hasattr(system, "on_exit"):  # the last registered function runs first: before C++ destructors, which would hang
         system.on_exit(ctypes.cast(system._exit, ctypes.c_void_p), None)
 
 

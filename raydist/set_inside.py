@@ -1,4 +1,4 @@
-"""A context variable that has a value inside of a block."""
+"""A context manager that sets a context variable."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _T = TypeVar("_T")
 
 @final
 class SetInside:
-    """For a `with` statement: inside, the variable has this value. It may be used again once it is left.
+    """Sets a context variable within a `with` block. An instance may be used again after the block.
 
-    Some are around every step. A generator with `contextlib.contextmanager` takes eight calls of Python, this takes
-    three; where sixty-four processes share two cores, a call is 5 us.
+    Some instances surround every step. A generator with `contextlib.contextmanager` takes eight Python calls, this
+    class takes three; with 64 processes on two cores, a call takes 5 us.
 
     Args:
-        variable: Of this thread or task.
-        value: What it is inside.
-        *others: What else is done by this one; they are not used by themselves meanwhile.
+        variable: The context variable.
+        value: The value within the block.
+        *others: Further instances to enter in the same block; they must not be in use otherwise.
 
     >>> from contextvars import ContextVar
     >>> color = ContextVar("color", default="white")

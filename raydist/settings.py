@@ -1,4 +1,4 @@
-"""Groups of checked settings that know which of them were given: what :class:`raydist.Options` is made of."""
+"""Groups of validated settings that remember which of them were set: the base of :class:`raydist.Options`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _G = TypeVar("_G", bound="SettingsGroup")
 class SettingsGroup:
     """Named settings with defaults. An unknown name is an AttributeError, a wrong type a TypeError.
 
-    Only what was set explicitly takes part in :meth:`merge`.
+    :meth:`merge` considers only the settings that were set explicitly.
 
     Args:
-        settings: Values by name, for the attributes of the group.
+        settings: Values of the group's settings, by name.
     """
 
     __slots__ = ("_frozen", "_values")
@@ -38,7 +38,7 @@ class SettingsGroup:
 
     @classmethod
     def names(cls) -> list[str]:
-        """The settings of this group.
+        """Return the names of the settings in this group.
 
         >>> rd.AutotuneOptions.names()
         ['enabled', 'cpu_budget', 'ram_budget']
@@ -46,10 +46,10 @@ class SettingsGroup:
         return [name for name, setting in vars(cls).items() if isinstance(setting, Setting)]
 
     def merge(self, later: Self) -> Self:
-        """These settings, and over them whatever was set explicitly in `later`.
+        """Return these settings, overridden by those that were set explicitly in `later`.
 
         Args:
-            later: A group of the same class. Neither is changed.
+            later: A group of the same class. Neither group is changed.
 
         >>> rd.Options(seed=1, deterministic=False).merge(rd.Options(seed=2))
         Options(seed=2, deterministic=False)
@@ -62,7 +62,7 @@ class SettingsGroup:
         return merged
 
     def frozen(self) -> Self:
-        """A copy that cannot be changed: setting anything in it is an InvalidArgumentError.
+        """Return a copy that cannot be changed: setting an attribute of it is an InvalidArgumentError.
 
         >>> rd.Options(seed=1).frozen().seed
         1
@@ -101,9 +101,9 @@ class Setting(Generic[_T]):
     """One setting of a group, a descriptor.
 
     Args:
-        make_default: Gives the value of a setting that nobody set.
-        accepts: Whether a value is of the right type and range.
-        expected: What `accepts` asks for, for the message.
+        make_default: Returns the default value.
+        accepts: Returns True if a value has the right type and range.
+        expected: Description of the accepted values, for the message.
     """
 
     def __init__(self, make_default: Callable[[], _T], accepts: Callable[[object], bool], expected: str) -> None:
@@ -127,7 +127,7 @@ class Setting(Generic[_T]):
             return value
         default = self._make_default()
         if isinstance(default, SettingsGroup) and not instance._frozen:
-            instance._values[self._name] = default  # so that what is set inside it is kept
+            instance._values[self._name] = default  # so that settings inside it are kept
         elif isinstance(default, SettingsGroup):
             default._freeze()
         return default
@@ -145,22 +145,22 @@ class Setting(Generic[_T]):
 
 
 def typed(default: _T, kind: type[_T]) -> Setting[_T]:
-    """A setting of exactly one type."""
+    """Return a setting of exactly one type."""
     return Setting(lambda: default, lambda value: type(value) is kind, f"a {kind.__name__}")
 
 
 def one_of(default: _T, *choices: _T) -> Setting[_T]:
-    """A setting with a few possible values."""
+    """Return a setting with a few possible values."""
     return Setting(lambda: default, lambda value: value in choices, f"one of {', '.join(map(repr, choices))}")
 
 
 def count(default: int, minimum: int) -> Setting[int]:
-    """A whole number from `minimum` on."""
+    """Return a setting for whole numbers from `minimum` on."""
     return Setting(lambda: default, lambda value: _is_count(value, minimum), f"an int >= {minimum}")
 
 
 def optional_count(default: int | None, minimum: int) -> Setting[int | None]:
-    """A whole number from `minimum` on, or None."""
+    """Return a setting for whole numbers from `minimum` on, or None."""
 
     def accepts(value: object) -> bool:
         return value is None or _is_count(value, minimum)
@@ -173,5 +173,5 @@ def _is_count(value: object, minimum: int) -> bool:
 
 
 def group(kind: type[_G]) -> Setting[_G]:
-    """A group inside a group."""
+    """Return a setting that is a group itself."""
     return Setting(kind, lambda value: type(value) is kind, f"a {kind.__name__}")

@@ -1,11 +1,11 @@
-"""A file in `/dev/shm` that the ranks of a group have mapped, and the locks by which they see each other live.
+"""A file in `/dev/shm` that the ranks of a group map, and file locks that show which ranks are alive.
 
-Each rank holds a lock on its own byte of the file through a descriptor of its own (an open file description lock). The
-kernel lets go of it when the process ends, however it ends, and shows it to whoever asks: across containers, and for
-ranks that are threads of one process. Byte 0 is a lock for writers and readers of what lies in the file.
+Each rank locks its own byte of the file through its own descriptor (an open file description lock). The kernel releases
+the lock when the process ends in any way, and shows it to all processes: across containers, and for ranks that are
+threads of one process. Byte 0 is a lock for writers and readers of the contents.
 
-A file may have no name: then it is found through its first process, by whoever may look into that, and is gone with its
-last process without anybody's help.
+A file may have no name: other processes of the same user open it through /proc of its first process, and the kernel
+frees it with its last process.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _FLOCK = "@hhqqi4x"
 
 @final
 class Segment:
-    """One rank's end of the file. Made by :meth:`create` on one rank and by :meth:`open` on the others.
+    """One rank's mapping of the file. :meth:`create` makes it on one rank, :meth:`open` on the others.
 
     Attributes:
-        name: Of the file; a whole path where it has none of its own.
-        token: Its first bytes: proof that the same file is seen.
-        size: Its length in bytes.
-        memory: All of it, as a tensor of bytes.
+        name: Name of the file; a whole path if the file has no name.
+        token: First bytes of the file, which prove that two ranks map the same file.
+        size: Length of the file in bytes.
+        memory: The whole file as a tensor of bytes.
     """
 
     def __init__(self, name: str, size: int) -> None:
         self.name = name
         self.size = size
-        path = DIRECTORY / name  # which is the name itself where that is absolute
-        # The mapping needs no descriptor. Locks have one of their own: they go when it is closed.
+        path = DIRECTORY / name  # an absolute name stays as it is
+        # The mapping needs no descriptor. The locks have their own descriptor: closing it releases them.
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_size != size:
@@ -69,17 +69,17 @@ class Segment:
 
     @staticmethod
     def create(size: int) -> Segment:
-        """A new file, of which all memory is there already.
+        """Create a file with all of its memory allocated.
 
         Raises:
-            OSError: There is no room for it, or no such place.
+            OSError: There is no room for the file, or no such directory.
         """
         _require_room(size)
         name = _PREFIX + secrets.token_hex(16)
         path = DIRECTORY / name
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            # A hole that cannot be filled later would end the process with SIGBUS.
+            # Writing to a hole that cannot be filled would end the process with SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
             os.pwrite(descriptor, secrets.token_bytes(TOKEN_BYTES), 0)
             return Segment(name, size)
@@ -91,10 +91,10 @@ class Segment:
 
     @staticmethod
     def create_nameless(size: int) -> Segment:
-        """A new file that never had a name, of which all memory is there already; `/dev/shm` may be smaller than it.
+        """Create a file without a name, with all of its memory allocated; the size of `/dev/shm` is no limit.
 
         Raises:
-            OSError: There is no room for it.
+            OSError: There is no room for the file.
         """
         _require_room(size)
         descriptor = os.memfd_create(_PREFIX + "nameless", os.MFD_CLOEXEC)
@@ -109,10 +109,10 @@ class Segment:
 
     @staticmethod
     def open(name: str, size: int, token: bytes) -> Segment:
-        """The file that another rank has created, by its name or by that rank's `way_in`.
+        """Open the file that another rank created, by its name or by that rank's `way_in`.
 
         Raises:
-            OSError: It is not there, or is another one.
+            OSError: The file does not exist, or is another file.
         """
         segment = Segment(name, size)
         if segment.token != token:
@@ -125,35 +125,35 @@ class Segment:
         return self.memory.data_ptr()
 
     def bytes(self) -> memoryview:
-        """All of its bytes."""
+        """Return all bytes of the file."""
         return self._buffer
 
     def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor that lies in the segment, and keeps it mapped."""
+        """Return a flat tensor in the segment, which keeps the segment mapped."""
         if numel == 0:
             return torch.empty(0, dtype=dtype)
-        # No view of `memory`: autograd refuses some operations on views, and adding sparse tensors to one that begins
-        # inside a storage writes elsewhere (torch 2.13).
+        # Not a view of `memory`: autograd refuses some operations on views, and adding sparse tensors to a view with an
+        # offset writes elsewhere (torch 2.13).
         return torch.frombuffer(self._buffer, dtype=dtype, count=numel, offset=offset)
 
     def hold(self, rank: int) -> None:
-        """Show that `rank` lives, until the segment is closed or the process ends."""
+        """Show that `rank` is alive, until the segment is closed or the process ends."""
         fcntl.fcntl(self._open_descriptor(), fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, rank + 1, 1))
 
     def holds(self, rank: int) -> bool:
-        """Return True if another end of the segment shows that `rank` lives."""
+        """Return True if another mapping of the segment shows that `rank` is alive."""
         answer = fcntl.fcntl(self._open_descriptor(), fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, rank + 1, 1))
         kind: int = struct.unpack(_FLOCK, answer)[0]
         return kind != fcntl.F_UNLCK
 
     def way_in(self) -> str:
-        """Return the path that `open` takes once the name is gone; it works as long as this end is open."""
+        """Return a path for `open` that works without the file's name, as long as this mapping is open."""
         return _path_of(self._open_descriptor())
 
     def try_lock(self, *, shared: bool) -> bool:
-        """Take the lock of the file's contents, with other readers or alone; False where others stand in the way.
+        """Take the lock of the contents, shared with other readers or exclusive; return False if it is held.
 
-        Threads that use one end must take turns by themselves: for the kernel they are one.
+        Threads that use one mapping need a lock of their own: for the kernel they are one owner.
         """
         kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
         try:
@@ -163,23 +163,23 @@ class Segment:
         return True
 
     def unlock(self) -> None:
-        """Let go of what :meth:`try_lock` took."""
+        """Release the lock of :meth:`try_lock`."""
         fcntl.fcntl(self._open_descriptor(), fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 1))
 
     def unlink(self) -> None:
-        """Remove the file's name, if it has one: nobody can open it any more. May be called twice."""
+        """Remove the file's name, if it has one: no process can open it any more. May be called twice."""
         if not self.name.startswith("/"):
             (DIRECTORY / self.name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of the lock. The memory goes with the last tensor that lies in it. May be called twice."""
+        """Release the locks. The memory is freed with the last tensor in it. May be called twice."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
     def __del__(self) -> None:
-        # Whoever drops one without closing it would keep a descriptor each time.
-        with contextlib.suppress(AttributeError, OSError, TypeError):  # never made, or the interpreter is half gone
+        # A mapping that is dropped without `close` would leak a descriptor.
+        with contextlib.suppress(AttributeError, OSError, TypeError):  # half initialised, or the interpreter is ending
             self.close()
 
     def _open_descriptor(self) -> int:
@@ -189,7 +189,7 @@ class Segment:
 
 
 def _require_room(size: int) -> None:
-    """Files in memory may know no limit but the machine's: the kernel would end processes to fill them."""
+    """Raise if memory is short: files in memory may have no other limit, and the kernel would kill processes."""
     left = free_memory()
     if left is not None and size > left:
         raise OSError(errno.ENOSPC, f"{size:,} bytes are wanted, {left:,} are left of the machine's memory")
@@ -205,7 +205,7 @@ def _flock(kind: int, start: int, length: int) -> bytes:
 
 
 def remove_leftovers() -> None:
-    """Remove files of groups whose ranks were all killed while they met: old, ours, and locked by nobody."""
+    """Remove files of groups whose ranks were all killed while they started: old, our own, and not locked."""
     for path in DIRECTORY.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = path.stat()
@@ -224,7 +224,7 @@ def _in_use(path: Path) -> bool:
 
 @final
 class _HeldSegments:
-    """Closes them in children made by fork: those would go on showing that a dead parent lives."""
+    """Closes segments in forked children, which would otherwise go on showing that a dead parent is alive."""
 
     def __init__(self) -> None:
         self._segments: weakref.WeakSet[Segment] = weakref.WeakSet()
@@ -238,5 +238,5 @@ class _HeldSegments:
             segment.close()
 
 
-# One per process, as forks are.
+# One per process, because fork handlers are.
 _HELD = _HeldSegments()

@@ -1,7 +1,7 @@
-"""What steers torch for a block of a program, so that replicas compute as the driver does: I1.
+"""Torch modes of a thread, sent with each step so that replicas compute as the driver would (invariant I1).
 
-A program that writes `with torch.no_grad():` or `torch.autocast(...)` around `strategy.run`, or has chosen a default
-dtype, means what the step computes. So that travels with the step, where it is not as torch has it.
+A program that calls `strategy.run` within `torch.no_grad()` or `torch.autocast(...)`, or has changed the default dtype,
+expects that the step computes so. The modes are sent with the step if they are not torch's defaults.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ __all__ = ["TorchModes", "outside_inference_mode"]
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_DEVICES = ("cpu", "cuda", "xla")  # those that autocast may be for
+_DEVICES = ("cpu", "cuda", "xla")  # device types that are checked for autocast
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TorchModes:
-    """How torch works in one thread; the defaults are torch's.
+    """Torch modes of one thread; the defaults are torch's.
 
     Attributes:
-        grad: `torch.no_grad` is not in force.
-        inference: `torch.inference_mode` is.
-        autocast: Types of devices with autocast, and the dtype that it casts to.
-        caches_casts: Whether casts of weights are kept until the block ends.
-        settings: Those of its process.
+        grad: False within `torch.no_grad`.
+        inference: True within `torch.inference_mode`.
+        autocast: Device types with autocast, each with its dtype.
+        caches_casts: True if autocast caches the casts of weights until the block ends.
+        settings: Settings of the process.
     """
 
     grad: bool = True
@@ -45,7 +45,7 @@ class TorchModes:
 
     @staticmethod
     def here() -> TorchModes | None:
-        """Those of this thread; None where all is as torch has it.
+        """Return the modes of this thread; None if all are torch's defaults.
 
         >>> with torch.no_grad():
         ...     TorchModes.here().grad
@@ -65,7 +65,7 @@ class TorchModes:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Within it this thread and its process work so. What is as torch has it is left as it is.
+        """Set these modes within the context, in this thread and its process. Defaults are not set.
 
         >>> with TorchModes(grad=False, settings=TorchSettings(torch.float64)).applied():
         ...     torch.ones(1).dtype, torch.is_grad_enabled()
@@ -76,7 +76,7 @@ class TorchModes:
 
     @contextlib.contextmanager
     def applied_among(self, shared: SharedSettings, limit_s: float) -> Iterator[None]:
-        """The same in one of several threads that run steps; see `SharedSettings.applied`."""
+        """Set these modes in one of several threads that run steps; see `SharedSettings.applied`."""
         with shared.applied(self.settings, limit_s), self._in_thread():
             yield
 
@@ -96,9 +96,9 @@ _AS_TORCH_HAS_IT = tuple(getattr(TorchModes(), each.name) for each in fields(Tor
 
 
 def outside_inference_mode(fn: Callable[_P, _T]) -> Callable[_P, _T]:
-    """`fn`, whose tensors are usual ones also where it is called within `torch.inference_mode`.
+    """Wrap `fn` so that it returns ordinary tensors within `torch.inference_mode`, too.
 
-    What is fetched there is used by later steps, and torch counts no writes to tensors of that mode.
+    Later steps use the fetched tensors, and torch counts no writes to inference tensors.
 
     >>> with torch.inference_mode():
     ...     outside_inference_mode(torch.ones)(1).is_inference()

@@ -1,4 +1,4 @@
-"""What steers torch for a whole process, and how threads that want it otherwise take turns."""
+"""Process-wide settings of torch, and their use by threads that need different ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TorchSettings:
 
     @staticmethod
     def here() -> TorchSettings:
-        """Those of this process. One object as long as all is as torch has it.
+        """Return the settings of this process. The same object as long as all are torch's defaults.
 
         >>> TorchSettings.here().dtype
         torch.float32
@@ -49,7 +49,7 @@ class TorchSettings:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Within it they are those of this process. What is as torch has it is left as it is.
+        """Set these settings of the process within the context. Defaults are not set.
 
         >>> with TorchSettings(torch.float64).applied():
         ...     torch.ones(1).dtype
@@ -75,7 +75,7 @@ class TorchSettings:
 
 @final
 class SharedSettings:
-    """Settings of one process for several threads: those that want the same run together, others wait for them."""
+    """Settings of one process for several threads: threads with equal settings run together, others wait."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -85,10 +85,10 @@ class SharedSettings:
 
     @contextlib.contextmanager
     def applied(self, settings: TorchSettings, limit_s: float) -> Iterator[None]:
-        """Within it they are those of the process. Blocking: while others want other ones, at most `limit_s`.
+        """Set these settings within the context. Blocks for at most `limit_s` while threads use other settings.
 
         Raises:
-            DeadlineExceededError: They took longer.
+            DeadlineExceededError: The other threads took longer.
         """
         with self._changed:
             free = self._changed.wait_for(lambda: not self._num_inside or settings == self._settings, limit_s)
@@ -119,4 +119,4 @@ def _deterministic() -> str:
 
 
 _DEFAULTS = TorchSettings()
-_AS_TORCH_HAS_IT = astuple(_DEFAULTS)  # to make and compare objects takes three times as long, before every step
+_AS_TORCH_HAS_IT = astuple(_DEFAULTS)  # making and comparing objects takes three times as long, before every step

@@ -1,4 +1,4 @@
-"""Values that exist once per replica, and the small words shared by every layer."""
+"""Per-replica values, reductions and constants that every layer uses."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ INFINITE_CARDINALITY = -1
 """The cardinality of a dataset without an end (tf.data.INFINITE_CARDINALITY)."""
 
 UNKNOWN_CARDINALITY = -2
-"""The cardinality of a dataset whose elements nobody has counted (tf.data.UNKNOWN_CARDINALITY)."""
+"""The cardinality of a dataset with an unknown number of elements (tf.data.UNKNOWN_CARDINALITY)."""
 
 
 @final
 class ReduceOp(enum.Enum):
-    """How values of several replicas become one (tf.distribute.ReduceOp, and what collectives add).
+    """Reduction of the values of several replicas to one (tf.distribute.ReduceOp, and more for collectives).
 
     Attributes:
-        SUM: Their sum.
-        MEAN: Their mean; `strategy.reduce` says what weighs how much.
+        SUM: Sum of the values.
+        MEAN: Mean of the values; see `strategy.reduce` for the weights.
         MIN: The smallest, element by element.
         MAX: The largest, element by element.
-        PRODUCT: Their product.
+        PRODUCT: Product of the values.
     """
 
     SUM = "SUM"
@@ -51,12 +51,12 @@ class ReduceOp(enum.Enum):
     MAX = "MAX"
     PRODUCT = "PRODUCT"
 
-    # Members are singletons: what Enum does in Python for every look into a table of them is not needed.
+    # Members are singletons: the hash of Enum, in Python, would slow down every dict lookup.
     __hash__ = object.__hash__
 
     @classmethod
     def parse(cls, op: ReduceOp | str) -> ReduceOp:
-        """The op for a `ReduceOp` or its name in any case.
+        """Return the op for a `ReduceOp` or its name in any case.
 
         Args:
             op: "sum", "MEAN", `ReduceOp.MAX`, ...
@@ -75,29 +75,29 @@ class ReduceOp(enum.Enum):
         return known
 
 
-_OPS = {op.value: op for op in ReduceOp}  # a look into an Enum's own table takes three calls in Python
+_OPS = {op.value: op for op in ReduceOp}  # a lookup in Enum's own table takes three Python calls
 
 
 @final
 class Replicated:
-    """Marks a value in a batch that goes whole to every replica: class weights, say, or the edges of a graph.
+    """Marks a value in a batch that every replica gets whole: class weights, say, or the edges of a graph.
 
-    Use it as a leaf of an element of a dataset (what a function of `map` returns, say), or in the arguments of
-    `strategy.run`. Steps and plain iterations get the value itself; functions of later transformations get this object,
-    so that the mark is not lost. All other leaves of a batch must have equally many rows.
+    Use it as a leaf of a dataset's elements (in the result of a function of `map`, say), or in the arguments of
+    `strategy.run`. Steps and plain iteration get the value itself. Functions of later transformations get this object,
+    so that the mark is kept. All other leaves of a batch must have equally many rows.
 
     Args:
-        value: In a dataset an array, tensor, number, bytes or str; in arguments of `run` anything.
+        value: In a dataset an array, tensor, number, bytes or str; in arguments of `run` any value.
 
     Attributes:
-        value: The same.
+        value: The marked value.
 
     >>> weights = [1.0, 2.0, 3.0]
     >>> ds = rd.Dataset.range(4).batch(4).map(lambda x: {"x": x, "weights": rd.Replicated(weights)})
     >>> next(iter(ds))["weights"]
     tensor([1., 2., 3.])
 
-    Source: an argument of tf.distribute.Strategy.run that is no distributed value.
+    Source: a plain (not distributed) argument of tf.distribute.Strategy.run.
     """
 
     __slots__ = ("value",)
@@ -110,30 +110,30 @@ class Replicated:
 
 
 class Leaves(Protocol):
-    """What one replica's part of a nest is stored as: one object whose leaves are picked by number.
+    """Storage of one replica's part of a nest: one object whose leaves are read by index.
 
-    An object may hold the parts of several steps, each at its place.
+    An object may hold the parts of several steps, each at its position.
     """
 
     absent: bool
-    """True for the results of a replica that had no rows: reductions pass over them."""
+    """True for the results of a replica without rows: reductions skip them."""
 
     def leaf(self, index: int, place: int = 0) -> Any:
-        """Leaf `index` of the part at `place`, as the user sees it (a torch tensor, a number, ...)."""
+        """Return leaf `index` of the part at `place`, as the user sees it (a torch tensor, a number, ...)."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where one replica's value of a PerReplica is: a leaf of the `Leaves` stored as `ref`, or `value`.
+    """Location of one replica's value of a PerReplica: a leaf of the `Leaves` stored as `ref`, or `value`.
 
     Attributes:
-        ref: The object's; None for `value`.
-        leaf_index: Which leaf.
+        ref: Reference of the stored object; None for `value`.
+        leaf_index: Index of the leaf.
         value: The value itself.
-        place: Which of the steps in the object.
-        on_host: It stays in the host's memory, whatever the replica's device.
-        nest: What the object must hold there, as a `Structure` is shown; empty where that is known.
+        place: Position of the step in the object.
+        on_host: True if the value stays in host memory, whatever the replica's device.
+        nest: The expected structure as a string; empty if the structure is known.
     """
 
     ref: Any = None
@@ -153,11 +153,11 @@ _ONE_FOR_EACH = (
 class PerReplica(NoNumber):
     """One value per replica: a leaf of a distributed batch or of the result of `strategy.run`.
 
-    The values themselves may still be computed; :attr:`values` waits for them, and so does printing. Subclasses know
-    where they are. It is no number: use `strategy.reduce`, or `strategy.local_results` for the single values.
+    The values may still be computed; reading :attr:`values` and printing wait for them. A PerReplica is not a number:
+    use `strategy.reduce`, or `strategy.local_results` for the single values.
 
     Args:
-        values: One per replica, in their order.
+        values: One value per replica, in rank order.
 
     Source: tf.distribute.DistributedValues, PerReplica.
 
@@ -168,7 +168,7 @@ class PerReplica(NoNumber):
     __nest_leaf__ = True
 
     rows: tuple[int, ...] | None = None
-    """Rows on each replica, where this is a leaf of a distributed batch."""
+    """Rows on each replica, for a leaf of a distributed batch; else None."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values: tuple[Any, ...] | None = tuple(values)
@@ -176,9 +176,9 @@ class PerReplica(NoNumber):
     @property
     @folded
     def values(self) -> tuple[Any, ...]:
-        """The values in replica order, fetched when first asked for.
+        """The values in replica order, fetched at the first read.
 
-        Blocks until all are there, and raises what failed. Results of replicas that had no rows are left out.
+        Blocks until all values are there; raises the error of a step. Results of replicas without rows are left out.
         """
         if self._values is None:
             self._values = self._fetch()
@@ -186,14 +186,14 @@ class PerReplica(NoNumber):
 
     @property
     def num_parts(self) -> int:
-        """Number of replicas that this value has parts on (known without waiting)."""
+        """Number of replicas that have a part of this value; does not block."""
         return len(self.values)
 
     @property
     def weights(self) -> tuple[int, ...] | None:
-        """What each of :attr:`values` weighs in a mean over replicas; None: all the same.
+        """Weight of each of :attr:`values` in a mean over replicas; None for equal weights.
 
-        For results of a step the rows that each replica worked on. Waits for them.
+        For results of a step, the rows of each replica. Blocks until the step ends.
 
         >>> PerReplica([1, 2]).weights is None
         True
@@ -201,11 +201,11 @@ class PerReplica(NoNumber):
         return None
 
     def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
-        """Where the value of one replica is. Never blocks where the value is on a replica.
+        """Return the location of one replica's value. Does not block if the value is on a replica.
 
         Args:
-            rank: The replica, from 0.
-            stand_in: For a replica without rows: the rows that it works on in their place.
+            rank: Rank of the replica, from 0.
+            stand_in: True for a replica without rows, which gets padding rows.
 
         >>> PerReplica(["a", "b"]).part_on(1).value
         'b'
@@ -216,19 +216,19 @@ class PerReplica(NoNumber):
         raise FailedPreconditionError("raydist bug: a PerReplica without values must know how to fetch them.")
 
     def _ranks(self) -> Sequence[int]:
-        """The replica of each of the values."""
+        """Return the rank of each of the values."""
         return range(len(self.values))
 
     @folded
     def __repr__(self) -> str:
-        values = self.values  # waits: printing is reading
+        values = self.values  # blocks: printing reads the values
         inner = ", ".join(f"{rank}: {value!r}" for rank, value in zip(self._ranks(), values, strict=True))
         return f"PerReplica({inner})"
 
     @folded
     def __getattr__(self, name: str) -> Any:
         found = getattr(type(self), name, None)
-        if isinstance(found, property):  # it raised: an AttributeError of a step, say
+        if isinstance(found, property):  # the property raised: an AttributeError of a step, say
             return found.__get__(self)
         hint = "" if name.startswith("_") else f" {_ONE_FOR_EACH}"
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}", name=name, obj=self)
@@ -243,19 +243,19 @@ class PerReplica(NoNumber):
 
     @classmethod
     def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> NoReturn:
-        """What a function of torch does that is given one in the place of a tensor."""
+        """Raise when a torch function gets a PerReplica in place of a tensor."""
         raise InvalidArgumentError(f"{_ONE_FOR_EACH} {getattr(function, '__name__', function)} of torch takes tensors.")
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class InputContext:
-    """Tells a dataset function for whom it builds (tf.distribute.InputContext).
+    """Tells a dataset function which pipeline it builds (tf.distribute.InputContext).
 
     Attributes:
-        num_input_pipelines: Pipelines that are built, one for each worker; shard the files by it.
-        input_pipeline_id: Which of them this one is, from 0.
-        num_replicas_in_sync: Replicas that share a global batch.
+        num_input_pipelines: Number of pipelines, one for each worker; shard the files by it.
+        input_pipeline_id: Index of this pipeline, from 0.
+        num_replicas_in_sync: Number of replicas that share a global batch.
 
     >>> context = InputContext(num_input_pipelines=2, input_pipeline_id=0, num_replicas_in_sync=4)
     >>> [int(x) for x in rd.Dataset.range(6).shard(context.num_input_pipelines, context.input_pipeline_id)]
@@ -267,13 +267,13 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """`global_batch_size / num_replicas_in_sync`.
+        """Return `global_batch_size / num_replicas_in_sync`.
 
         Args:
-            global_batch_size: Rows of one step of all replicas together.
+            global_batch_size: Rows of one step on all replicas together.
 
         Raises:
-            InvalidArgumentError: That is no whole number.
+            InvalidArgumentError: The quotient is not a whole number.
 
         >>> InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(32)
         8
