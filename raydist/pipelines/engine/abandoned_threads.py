@@ -1,4 +1,4 @@
-"""Threads that do not end: Python cannot stop one that a user's function holds up, so it is left behind, by name."""
+"""Threads that do not end. Python cannot stop a thread that a user's function blocks, so close() leaves it behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 __all__ = ["CLOSE_S", "join_threads"]
 
 CLOSE_S = 4.0
-"""How long closing waits for the functions under way. All threads of one executor share it."""
+"""Seconds that closing waits for running functions. All threads of one executor share this limit."""
 
 
 def join_threads(threads: Sequence[threading.Thread], work_of: Callable[[str], str], limit_s: float = CLOSE_S) -> bool:
@@ -18,11 +18,11 @@ def join_threads(threads: Sequence[threading.Thread], work_of: Callable[[str], s
 
     Args:
         threads: Daemon threads that were told to end.
-        work_of: What the thread of this name is doing, for the warning.
-        limit_s: Seconds for all of them together.
+        work_of: Returns the work of the thread with this name, for the warning.
+        limit_s: Seconds for all threads together.
 
     Returns:
-        Whether all of them have ended.
+        True if all threads have ended.
     """
     deadline = time.monotonic() + limit_s
     for thread in threads:

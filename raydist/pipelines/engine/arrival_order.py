@@ -1,8 +1,8 @@
-"""In which order the blocks of stages were handed out, where any order is allowed.
+"""The order in which stages hand out blocks when any order is allowed.
 
-The state of an iterator is a state of the past and the items handed out since. Going on from there gives the same items
-again only in the same order: so a stage that does not keep the order notes it, and the notes since that past state are
-part of the iterator's state. A stage that resumes follows the notes first.
+The state of an iterator is a past state and the number of items handed out since. Resuming from this state gives the
+same items only in the same order. So a stage that does not keep the order notes it, and the notes made since the past
+state are part of the iterator's state. A stage that resumes follows the notes first.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, final
 __all__ = ["ArrivalOrder", "ArrivalOrders"]
 
 _LONG = 2000  # characters
-_MAX_NOTES = 1 << 20  # of a state from outside
+_MAX_NOTES = 1 << 20  # of a state that a user loads
 _MAX_TEXT = 1 << 24
 
 
 @final
 class ArrivalOrder:
-    """Of one stage: sizes of its blocks, which are numbered as they are read, and their numbers as they were given."""
+    """The order of one stage: the sizes of its blocks in reading order, and the order in which it handed them out."""
 
     def __init__(self, first: int = 0, sizes: Iterable[int] = (), given: int = 0, numbers: Iterable[int] = ()) -> None:
         self._first = first  # number of the block of the first size
@@ -32,7 +32,7 @@ class ArrivalOrder:
         self._numbers = list(numbers)
 
     def size_of(self, number: int) -> int | None:
-        """Items of a block that was read before; None for a new one."""
+        """Return the number of items of a block that was read before; None for a new block."""
         at = number - self._first
         return self._sizes[at] if 0 <= at < len(self._sizes) else None
 
@@ -42,24 +42,24 @@ class ArrivalOrder:
             self._sizes.append(size)
 
     def number_at(self, given: int) -> int | None:
-        """Which block was given after so many others; None if that is open."""
+        """Return the number of the block that was handed out after `given` others; None if none is noted."""
         at = given - self._given
         return self._numbers[at] if 0 <= at < len(self._numbers) else None
 
     def was_given(self, given: int, number: int) -> None:
-        """Note that a block was given after so many others."""
+        """Note that block `number` was handed out after `given` others."""
         if given == self._given + len(self._numbers):
             self._numbers.append(number)
 
     def since(self, first: int, given: int) -> list[Any]:
-        """The notes from block `first` on, and since `given` blocks were given, in short."""
+        """Return, run-length encoded, the sizes from block `first` on and the numbers from place `given` on."""
         numbers = self._numbers[given - self._given :]
         distances = [number - place for place, number in enumerate(numbers, given)]  # few different ones: see `_short`
         return [first, _counted(self._sizes[first - self._first :]), given, _counted(distances)]
 
     @classmethod
     def parse(cls, notes: list[Any]) -> ArrivalOrder:
-        """From what `since` gave."""
+        """Return the order that `since` has encoded."""
         first, sizes, given, distances = notes
         numbers = [place + distance for place, distance in enumerate(_repeated(distances), int(given))]
         return cls(int(first), _repeated(sizes), int(given), numbers)
@@ -78,20 +78,20 @@ def _repeated(counted: Iterable[Sequence[int]]) -> list[int]:
 
 @final
 class ArrivalOrders:
-    """Of all stages of one iterator."""
+    """The orders of all stages of one iterator."""
 
     def __init__(self) -> None:
         self._orders: dict[str, ArrivalOrder] = {}
 
     def of(self, name: str) -> ArrivalOrder:
-        """The order of the stage `name`."""
+        """Return the order of the stage `name`."""
         return self._orders.setdefault(name, ArrivalOrder())
 
     def since(self, state: Any) -> dict[str, Any]:
-        """What has to be kept with `state`: for each stage in it, the notes since the oldest state of it.
+        """Return the notes to save with `state`: for each stage in the state, the notes since its oldest state there.
 
-        A state at the end of one pass says nothing of the next ones, which may have given elements since: the notes of
-        later passes over a stage that is in it are kept whole.
+        A state at the end of one pass says nothing about later passes, which may have handed out elements since. The
+        notes of later passes of such a stage are kept whole.
         """
         oldest: dict[str, tuple[int, int]] = {}
         for name, first, given in _marks(state):
@@ -101,23 +101,23 @@ class ArrivalOrders:
         return {name: _short(self.of(name).since(*since)) for name, since in found.items()}
 
     def _later(self, names: Collection[str]) -> list[str]:
-        """Orders made after the last of `names` of the same stage, in another of its passes."""
+        """Return the orders that the same stages made after the last of `names`, in later passes."""
         made = list(self._orders)
         last = {_stage(name): number for number, name in enumerate(made) if name in names}
         return [name for number, name in enumerate(made) if number > last.get(_stage(name), number)]
 
     def load(self, notes: dict[str, Any]) -> None:
-        """Forget all orders but those that `since` gave."""
+        """Replace all orders with the notes that `since` returned."""
         self._orders = {name: ArrivalOrder.parse(_long(order)) for name, order in notes.items()}
 
 
 def _stage(name: str) -> str:
-    """The name of a stage without that of a pass: "map-1" of "map-1@0.2"."""
+    """Return the name of a stage without its pass: "map-1" of "map-1@0.2"."""
     return name.rpartition("@")[0]
 
 
 def _short(notes: list[Any]) -> list[Any] | str:
-    """Long notes as text that is short: thousands of turns are some kilobytes."""
+    """Compress long notes to text: thousands of blocks take some kilobytes."""
     text = json.dumps(notes)
     return notes if len(text) < _LONG else base64.b85encode(zlib.compress(text.encode())).decode()
 
@@ -135,7 +135,7 @@ def _long(notes: list[Any] | str) -> list[Any]:
 
 
 def _marks(state: Any) -> Iterator[tuple[str, int, int]]:
-    """Name, first block and number of given ones in each state of a stage that lies in `state`."""
+    """Yield the name, first block and number of blocks handed out of each stage state inside `state`."""
     if isinstance(state, dict):
         if "order" in state:
             yield state["order"], state["first"], state["given"]

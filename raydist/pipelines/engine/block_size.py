@@ -1,4 +1,4 @@
-"""How many elements the blocks of one stage have."""
+"""The number of elements in the blocks of a stage."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ from raydist.pipelines.elements.items import StageResult
 
 __all__ = ["BlockSize"]
 
-_FIRST_ROWS = 64  # elements of a first block, before their size is known
-_MAX_ROWS = 4096  # enough to make the cost of a block vanish beside that of its elements
+_FIRST_ROWS = 64  # elements of the first block, before the size of an element is known
+_MAX_ROWS = 4096  # enough that the cost of a block is negligible beside the cost of its elements
 _MAX_BYTES = 8 << 20
-_MAX_BATCH_BYTES = (
-    32 << 20
-)  # a batch is made in one place elsewhere, where it would otherwise be joined from parts here
-_WORTH_S = 0.01  # work worth sending to another process and back, which takes 1 to 2 ms
-_SLOW_S = 0.02  # an input that takes longer to make a block is waited for: smaller blocks
+_MAX_BATCH_BYTES = 32 << 20  # a batch is made whole in a worker: this process joins no parts
+_WORTH_S = 0.01  # seconds of work that justify a round trip to another process (1 to 2 ms)
+_SLOW_S = 0.02  # an input that needs longer for a block makes the stage wait: use smaller blocks
 
 
 @final
 class BlockSize:
-    """As many as the consumer wants, within a number of bytes.
+    """The block size of one stage: as many elements as the consumer wants, within a number of bytes.
 
-    To other processes go larger blocks, if that is what it takes to give a worker some milliseconds of work, and as
-    long as the input is quick: what the consumer did not ask for yet is kept for it. What is chosen here changes how
-    early elements are made, never which or in what order.
+    Blocks for other processes are larger where a worker would otherwise get less than some milliseconds of work, and
+    only while the input is fast. The stage keeps elements that the consumer has not asked for yet. The block size
+    changes how early elements are made, never their values or their order.
 
     Args:
-        away: Whether blocks go to another process.
-        together: Elements that the consumer takes at a time: blocks are multiples of it where they are no smaller.
-        element_bytes: Of each element, if that is known.
+        away: True if blocks go to another process.
+        together: Elements that the consumer takes at a time. Blocks of at least this size are multiples of it.
+        element_bytes: Bytes of an element, if known.
     """
 
     def __init__(self, *, away: bool, together: int = 1, element_bytes: int | None = None) -> None:
@@ -44,20 +42,20 @@ class BlockSize:
             self._know([element_bytes])
 
     def rows(self, limit: int, window: int, least: int) -> int:
-        """Elements of the next block, for a consumer that wants `limit` and a window of so many blocks."""
+        """Return the size of the next block, for a consumer of `limit` elements and `window` blocks in flight."""
         rows = max(1, min(max(-(-limit // window), least, self._least), self._most))
         fitting = self._most_whole // self._together * self._together
         whole = min(fitting, -(-rows // self._together) * self._together)
-        # A consumer that wants less than a whole one completes what it has: the next blocks are then whole again.
+        # A request for less than `together` elements completes a batch that has begun; later blocks are whole again.
         return rows if not whole or rows <= limit < whole else whole
 
     def learn_input(self, seconds: float) -> None:
-        """The input took so long to make a block."""
+        """Note that the input took `seconds` to make a block."""
         if seconds > _SLOW_S:
             self._least = max(1, self._least // 2)
 
     def learn(self, block: Block, result: StageResult) -> None:
-        """`block` gave `result`."""
+        """Note the size and the cost of the elements that `block` gave."""
         sizes = [item.num_bytes // item.num_rows for item in result.items if isinstance(item, Block) and item.num_rows]
         if sizes:
             self._know(sizes)
@@ -66,7 +64,7 @@ class BlockSize:
             self._least = max(1, min(worth, 2 * max(self._least, block.num_rows)))
 
     def _know(self, sizes: Sequence[int]) -> None:
-        """Elements have so many bytes."""
+        """Limit the block size by the bytes of an element."""
         self._most = max(1, min(_MAX_ROWS, _MAX_BYTES // max(1, *sizes)))
         is_whole = self._away and self._together * max(sizes) <= _MAX_BATCH_BYTES
         self._most_whole = max(self._most, self._together) if is_whole else self._most

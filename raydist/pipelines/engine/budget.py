@@ -1,4 +1,4 @@
-"""Hard budgets: what is not granted is not used."""
+"""Hard limits on threads and memory: a user of a resource takes a share of its budget first."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Budget", "Budgets"]
 
 @final
 class Budget:
-    """So many of something; whoever uses some takes it first and gives it back. May be used by several threads.
+    """A limited amount of a resource. Users take a share before use and give it back. Safe for several threads.
 
     Args:
-        limit: All there is.
+        limit: Total amount.
     """
 
     def __init__(self, limit: float = float("inf")) -> None:
@@ -27,18 +27,18 @@ class Budget:
 
     @property
     def free(self) -> float:
-        """What nobody has taken."""
+        """Return the amount that is not taken."""
         return self.limit - self._taken
 
     def take(self, wanted: int) -> int:
-        """As much of `wanted` as there is."""
+        """Take at most `wanted`, as far as the budget allows, and return the amount taken."""
         with self._lock:
             granted = int(max(0, min(wanted, self.limit - self._taken)))
             self._taken += granted
             return granted
 
     def charge(self, amount: int) -> None:
-        """Count what is there already, even where it is more than was free; negative to give it back."""
+        """Count an amount that is already in use, even beyond the limit. A negative amount gives it back."""
         with self._lock:
             self._taken += amount
 
@@ -49,11 +49,11 @@ class Budget:
 
 @final
 class Budgets:
-    """What one iteration may use.
+    """The budgets of one iteration.
 
     Attributes:
-        threads: Threads for functions, whoever chose their number; no limit unless `cpu_budget` is set.
-        tuned_threads: The number that the autotuner may use: `cpu_budget`, or the cores of this process.
+        threads: Threads for functions of all stages; no limit unless `cpu_budget` is set.
+        tuned_threads: Threads that the autotuner may use: `cpu_budget`, or the number of cores of this process.
     """
 
     def __init__(self, options: AutotuneOptions | None = None) -> None:
@@ -64,6 +64,6 @@ class Budgets:
 
     @functools.cached_property
     def ram(self) -> Budget:
-        """Bytes in the buffers of all prefetches: `ram_budget`, or half of the memory that is free when it is asked."""
+        """Bytes for the buffers of all prefetches: `ram_budget`, or half of the memory that is free at first access."""
         free = free_memory()
         return Budget(self._ram_budget or (float("inf") if free is None else free / 2))

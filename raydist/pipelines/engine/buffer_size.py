@@ -1,4 +1,4 @@
-"""How many elements a prefetch keeps ready."""
+"""The number of elements that a prefetch keeps ready."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import final
 __all__ = ["BufferSize"]
 
 _MOST = 1024
-_WATCHED = 64  # questions of the consumer between two looks for room that nobody needs
+_WATCHED = 64  # requests of the consumer between two checks for unused room
 
 
 @final
 class BufferSize:
-    """Grows when the consumer finds the buffer empty although it was full since: it takes elements in bursts.
+    """A buffer size that doubles when a bursty consumer empties a buffer that was full.
 
-    A buffer that is never full would not be fuller if it were larger. One that is always more than half full is halved.
+    A buffer that is never full would not be fuller if it were larger. A buffer that is always more than half full is
+    halved.
 
     Args:
-        first: Elements at the beginning, and at least.
-        tuned: Whether it may change.
+        first: Initial and smallest number of elements.
+        tuned: True if the size may change.
 
     Attributes:
-        size: Elements.
+        size: Current number of elements.
     """
 
     def __init__(self, first: int, *, tuned: bool) -> None:
@@ -33,11 +34,11 @@ class BufferSize:
         self._least_found = _MOST
 
     def filled(self) -> None:
-        """The buffer holds `size` elements."""
+        """Note that the buffer holds `size` elements."""
         self._was_full = True
 
     def asked(self, found: int) -> None:
-        """The consumer wants one, and `found` elements are ready."""
+        """Note that the consumer wants an element while `found` elements are ready."""
         if not self._tuned:
             return
         self._asked += 1

@@ -1,4 +1,4 @@
-"""From a planned graph to running iterators: names, stages, executors, and a meter around each iterator."""
+"""Build running iterators from a planned graph: names, stages, executors, and a meter around each iterator."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _Made = TypeVar("_Made")
 
 @final
 class MeteredIterator(ClosesInput, OpIterator):
-    """Tells a meter about each block of `source`.
+    """An iterator that reports each block of `source` to a meter.
 
-    Own time is the time of a call less that of the metered calls inside it, in the same thread: so it does not matter
-    how many inputs there are, who else reads them, or which of them are read in other threads.
+    Own time is the time of a call minus the time of the metered calls inside it in the same thread. So it is
+    independent of the number of inputs, of their other readers, and of other threads that read them.
     """
 
     def __init__(self, source: OpIterator, meter: Meter, meters: IterationMeters) -> None:
@@ -84,7 +84,7 @@ class MeteredIterator(ClosesInput, OpIterator):
 
 
 def walk(op: DatasetOp) -> Iterator[DatasetOp]:
-    """Every operation of a graph once, inputs before their consumers."""
+    """Yield every operation of a graph once, inputs before their consumers."""
     seen: set[int] = set()
 
     def visit(node: DatasetOp) -> Iterator[DatasetOp]:
@@ -99,10 +99,10 @@ def walk(op: DatasetOp) -> Iterator[DatasetOp]:
 
 
 def name_operations(op: DatasetOp) -> dict[int, str]:
-    """A stable name for every operation of the graph as written, by `id`.
+    """Return a stable name for every operation of the graph as written, by `id`.
 
-    Sources are numbered first, so that neither what follows an operation nor any optimisation changes its name, and
-    with it its random choices.
+    Sources get the first numbers, so later operations and optimisations do not change the name of an operation, on
+    which its random choices depend.
     """
     return {id(node): f"{node.name}-{number}" for number, node in enumerate(walk(op))}
 
@@ -110,14 +110,14 @@ def name_operations(op: DatasetOp) -> dict[int, str]:
 @final
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be run.
+    """A graph that is ready to run.
 
     Attributes:
         written: The graph as the user wrote it.
-        optimised: The graph that is run.
+        optimised: The graph that runs.
         names: Name of each operation of both graphs, by `id`.
         options: Options of the whole pipeline.
-        rewrites: The settings of `OptimizationOptions` that have changed the graph.
+        rewrites: The settings of `OptimizationOptions` that changed the graph.
     """
 
     written: DatasetOp
@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the stages that are run: a state fits only the pipeline that it was saved from."""
+        """A hash of the stages of the plan. A state fits only the pipeline that saved it."""
         flags = self.options.optimization
         fused = f"map_fusion={flags.map_fusion},filter_fusion={flags.filter_fusion}"
         labels = ",".join([fused, *(_fingerprint(node, self.names) for node in walk(self.optimised))])
@@ -136,12 +136,12 @@ class Plan:
 
     @property
     def order_settings(self) -> dict[str, str]:
-        """By name, the operations whose settings decide which element comes when."""
+        """By name, the operations whose settings decide the order of elements."""
         return {self.names[id(node)]: settings for node in walk(self.written) if (settings := node.order_settings)}
 
     @property
     def own_seeds(self) -> dict[str, int]:
-        """By name, the seeds of operations that keep one random order for ever."""
+        """By name, the seeds of operations that keep one random order for all iterations."""
         seeds = ((self.names[id(node)], node.own_seed) for node in walk(self.written))
         return {name: seed for name, seed in seeds if seed is not None}
 
@@ -152,7 +152,7 @@ def _fingerprint(op: DatasetOp, names: dict[int, str]) -> str:
 
 
 def plan_as_written(op: DatasetOp, options: Options) -> Plan:
-    """The graph as the user wrote it, without rewrites: enough to look at a few elements."""
+    """Return a plan without rewrites: enough to read a few elements."""
     return Plan(op, op, name_operations(op), options)
 
 
@@ -167,20 +167,20 @@ def start(
     orders: ArrivalOrders | None = None,
     own_seeds: Mapping[str, int] | None = None,
 ) -> OpIterator:
-    """One pass over a plan.
+    """Start one pass over a plan.
 
     Args:
-        plan: What to run.
-        planner: Gets datasets inside functions ready to be run.
-        seed: Root of every random choice that has no seed of its own.
-        epoch: Which epoch of the dataset this is, from 0.
-        executor: Where stages run whose parallelism was left to raydist. The caller closes it.
-        meters: Count and time what every stage does.
-        orders: Notes for stages that hand out blocks in any order, part of the state; None: all keep the order.
-        own_seeds: Of operations that keep one order for ever, from a state; None: what the plan says.
+        plan: Plan to run.
+        planner: Plans the datasets that functions return.
+        seed: Root of every random choice that has no own seed.
+        epoch: Number of the epoch of the dataset, from 0.
+        executor: Runs stages whose parallelism is left to raydist. The caller closes it.
+        meters: Count elements and time of every stage.
+        orders: Notes of stages that hand out blocks in any order, part of the state; None: all stages keep the order.
+        own_seeds: Seeds of operations that keep one order, from a state; None: the seeds of the plan.
     """
     meters = meters or IterationMeters()
-    meters.tops.clear()  # of an earlier epoch, whose operations may be gone
+    meters.tops.clear()  # of an earlier epoch, whose operations may not exist any more
     budgets = Budgets(plan.options.autotune)
     any_order, orders = orders is not None, orders or ArrivalOrders()
     ctx = IterContext(
@@ -191,7 +191,7 @@ def start(
 
 
 def build(op: DatasetOp, ctx: IterContext) -> OpIterator:
-    """An iterator over `op`: its own, or stages for a chain of elementwise operations."""
+    """Return an iterator over `op`: its own one, or stages for a chain of elementwise operations."""
     if not isinstance(op, ElementwiseOp):
         iterator = op.make_iterator(ctx if op.state_is_recent else replace(ctx, any_order=False))
         return _metered(iterator, ctx.meter(op), op, ctx)
@@ -204,7 +204,7 @@ def build(op: DatasetOp, ctx: IterContext) -> OpIterator:
 
 
 def _metered(iterator: OpIterator, meter: Meter, op: DatasetOp, ctx: IterContext) -> OpIterator:
-    """`iterator`, which makes the elements of `op`, with its meter."""
+    """Return `iterator`, which makes the elements of `op`, wrapped with its meter."""
     if not ctx.meters.enabled:
         return iterator
     ctx.meters.tops[id(op)] = meter.name

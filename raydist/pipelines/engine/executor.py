@@ -1,6 +1,7 @@
-"""The executor port: where the work of a stage is done.
+"""The executor interface: where the work of a stage runs.
 
-A stage is a chain of fused kernels: see `kernel.py`. Threads implement the port in this package, actors above it.
+A stage is a chain of fused kernels: see `kernel.py`. This package implements the interface with threads, and the layer
+above with actors.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ __all__ = ["Executor", "InlineExecutor", "Pending"]
 
 
 class Pending(ABC):
-    """The coming result of one submitted block."""
+    """The future result of one submitted block."""
 
     @abstractmethod
     def result(self) -> StageResult:
-        """The result. Waits, up to the executor's limit; raises DeadlineExceededError or UnavailableError."""
+        """Return the result. Blocks up to the executor's limit; raises DeadlineExceededError or UnavailableError."""
 
     def done(self) -> bool:
-        """Whether `result` would answer at once."""
+        """Return True if `result` does not block."""
         return True
 
     def cancel(self) -> None:  # noqa: B027 - what is done at once cannot be given up
-        """Nobody wants the result any more: who waits for it gets a CancelledError."""
+        """Discard the result: a caller that waits for it gets a CancelledError."""
 
 
 class Executor(ABC):
-    """Runs stages on blocks.
+    """An interface that runs stages on blocks.
 
     Attributes:
-        window: Blocks worth having in flight; 1 for work that is done at once.
-        place: Where the work is done; "inline" is the caller's thread.
-        num_workers: How many blocks are worked on at a time.
-        least_rows: Elements that a block should have, so that the work on it is worth more than its way.
+        window: Useful number of blocks in flight; 1 for an executor that works inside `submit`.
+        place: Where the work runs; "inline" is the caller's thread.
+        num_workers: Number of blocks processed at a time.
+        least_rows: Elements of a block that make its work worth the transfer.
     """
 
     window: int
@@ -53,31 +54,31 @@ class Executor(ABC):
     least_rows: int = 1
 
     def for_stage(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> Executor:
-        """What runs one stage whose parallelism was left to raydist; this executor closes it.
+        """Return the executor of one stage whose parallelism is left to raydist. This executor closes it.
 
         Args:
-            meter: The stage's.
-            meters: Those of the whole iteration.
-            budgets: What the iteration may use.
+            meter: Meter of the stage.
+            meters: Meters of the whole iteration.
+            budgets: Budgets of the iteration.
         """
         return self
 
     def for_prefetch(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> OptionalPrefetch | None:
-        """What decides when a pipeline is read ahead that nobody asked to; None: never."""
+        """Return the policy that switches an automatic prefetch on and off; None for no automatic prefetch."""
         return None
 
     def block_size(self, spec: StageSpec, together: int) -> BlockSize:
-        """What says how large the blocks of a stage are, whose consumer takes so many elements `together`."""
+        """Return the block size policy of a stage whose consumer takes `together` elements at a time."""
         known = spec.kernels[-1].element_bytes if spec.kernels else None
         return BlockSize(away=self.place == "actors", together=together, element_bytes=known)
 
     @abstractmethod
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
-        """Begin `run_stage(spec, block, starts)`."""
+        """Start `run_stage(spec, block, starts)`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give up what has not begun, and stop. May be called twice."""
+        """Discard blocks that have not begun, and stop. May be called twice."""
 
 
 @final
@@ -91,7 +92,7 @@ class _Ready(Pending):
 
 @final
 class InlineExecutor(Executor):
-    """Works at once, in the caller's thread."""
+    """An executor that works inside `submit`, in the caller's thread."""
 
     def __init__(self) -> None:
         self.window = 1
@@ -100,4 +101,4 @@ class InlineExecutor(Executor):
         return _Ready(run_stage(spec, block, starts))
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: no thread runs."""

@@ -1,7 +1,7 @@
-"""Neighbouring operations as one stage: the settings `map_fusion` and `filter_fusion`.
+"""Fusion of neighbouring operations into one stage: the settings `map_fusion` and `filter_fusion`.
 
-A stage runs its kernels on a block one after the other, so that the elements between them go through no queue, and no
-other thread or process.
+A stage runs its kernels on a block one after the other. The elements between them pass through no queue and no other
+thread or process.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from raydist.pipelines.engine.op_kinds import ElementwiseOp
 __all__ = ["Stage", "chain_of", "fuse"]
 
 Stage = list[tuple[ElementwiseOp, Kernel]]
-"""Operations that run together, with the work of each."""
+"""Operations that run together, each with its kernel."""
 
 
 def chain_of(op: DatasetOp) -> tuple[list[ElementwiseOp], DatasetOp]:
-    """Neighbouring elementwise operations below `op`, source side first, and what they read."""
+    """Return the chain of elementwise operations that ends in `op`, source side first, and its input."""
     chain: list[ElementwiseOp] = []
     while isinstance(op, ElementwiseOp):
         chain.append(op)
@@ -31,8 +31,8 @@ def chain_of(op: DatasetOp) -> tuple[list[ElementwiseOp], DatasetOp]:
 def fuse(chain: Sequence[ElementwiseOp], ctx: IterContext) -> list[Stage]:
     """Cut a chain into stages.
 
-    The cuts depend on the operations and options alone, never on the executor: a state saved on one executor is loaded
-    on another.
+    The cuts depend on the operations and options alone, never on the executor: a state saved with one executor loads
+    with another.
     """
     stages: list[Stage] = []
     for op in chain:
@@ -48,7 +48,7 @@ def _joins(stage: Stage, op: ElementwiseOp, kernel: Kernel, options: Options) ->
         return False
     if not all(_may_fuse(part, options) for part in (stage[-1][1], kernel)):
         return False
-    # The index of an element behind a filter is known only when the filter has run.
+    # The index of an element after a filter is known only once the filter has run.
     return not kernel.uses_index or all(part.preserves_count for _, part in stage)
 
 

@@ -1,7 +1,7 @@
-"""Many short datasets at once: those that a function makes of one input after the other, often alike.
+"""Computation of many short, similar datasets at once, such as the datasets that a function returns.
 
-An iterator for each would cost a hundred times what its few elements cost. Where their graphs differ only in the data
-that they read from memory, and every operation knows what it makes of equal groups of rows, all are computed together.
+An iterator for each dataset would cost a hundred times as much as its few elements. Where the graphs differ only in the
+data that they read from memory, and every operation implements `of_groups`, all datasets are computed together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["groups_of", "rows_of"]
 
 
 def rows_of(ops: Sequence[DatasetOp]) -> Block | None:
-    """The elements of datasets that are alike, one dataset after the other; None where it takes iterators."""
+    """Return the elements of similar datasets, one dataset after the other; None where iterators are needed."""
     held = [op.held for op in ops]
     first = held[0]
     if first is None:
@@ -31,7 +31,7 @@ def rows_of(ops: Sequence[DatasetOp]) -> Block | None:
 
 
 def groups_of(ops: Sequence[DatasetOp]) -> Groups | None:
-    """The elements of datasets that are alike; None where they are not, or where it takes an iterator."""
+    """Return the elements of similar datasets as groups; None where they differ or iterators are needed."""
     first = ops[0]
     held = first.held
     if held is not None:
@@ -69,7 +69,7 @@ def _is_of_one_kind(first: Block, other: Block) -> bool:
 
 
 def _alike(ops: Sequence[DatasetOp]) -> bool:
-    """Whether operations differ in nothing but what they read."""
+    """Return True if the operations differ only in their inputs."""
     kind = type(ops[0])
     if any(type(op) is not kind for op in ops):
         return False
@@ -81,7 +81,7 @@ def _alike(ops: Sequence[DatasetOp]) -> bool:
 
 
 def _settings(op: DatasetOp) -> list[str]:
-    """The fields of an operation that say what it does, not what it reads."""
+    """Return the fields of an operation that are settings, not inputs."""
     inputs = op.inputs
     read = {id(inputs), *map(id, inputs)}
     names = [field.name for field in dataclasses.fields(op) if field.name != "given_name"]

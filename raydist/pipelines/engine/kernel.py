@@ -1,7 +1,7 @@
-"""The work of a stage: kernels, pure functions of blocks, run one after the other on one block.
+"""Kernels: pure functions of blocks, which a stage runs one after the other on each block.
 
-Every executor calls the same function, :func:`run_stage`; whether it does so at once, on threads or on a pool of actors
-changes no element and no order.
+Every executor calls the same function, :func:`run_stage`. Running it inline, on threads or on a pool of actors changes
+no element and no order.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ __all__ = ["Kernel", "StageSpec", "other_kind_error", "reject_others", "run_stag
 
 
 class Kernel(ABC):
-    """Work on blocks that needs nothing but the block and where it starts: a pure function, picklable.
+    """Picklable work on blocks: a pure function of the block and of the index where the block starts.
 
-    It may run in threads or other processes, and again after a failure.
+    A kernel may run in threads or other processes, and again after a failure.
     """
 
     label: str
     """Operation and user function, for error notes: "map-1 (train.py:12 augment)"."""
 
     preserves_count: ClassVar[bool] = True
-    """Whether n elements in are n elements (or errors) out, so that the next kernel's start is known beforehand."""
+    """True if n elements in give n elements (or errors) out: then the start of the next kernel is known."""
 
     element_bytes: int | None = None
-    """Bytes of each element out, where that is known beforehand: then the first block need not be a small one."""
+    """Bytes of each result, where known beforehand: then the first block need not be small."""
 
     multiplies: ClassVar[bool] = False
-    """Whether one element in may be very many out, so that what follows is a stage of its own, on smaller blocks."""
+    """True if one element in may give many out: the following operations then form another stage, on smaller blocks."""
 
     @property
     @abstractmethod
     def uses_index(self) -> bool:
-        """Whether results depend on `start` (random numbers): then `start` must be known before the work begins."""
+        """True if results depend on `start` (random numbers): then `start` must be known before the work begins."""
 
     @abstractmethod
     def run(self, block: Block, start: int) -> Sequence[Item]:
-        """Results in order. `start` is the index of the block's first item among all inputs of this operation.
+        """Return the results in order. `start` is the index of the first item among all inputs of this operation.
 
-        Errors of earlier operations count as items: they keep their place and pass by.
+        Errors of earlier operations count as items: they keep their place.
         """
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """Fused kernels, picklable; sent to a worker once.
+    """A picklable chain of fused kernels; each worker receives it once.
 
     Attributes:
-        name: Its operations and epoch, "map-1+filter-2@0.3": unique among the specs of one iterator.
+        name: Operations and epoch, "map-1+filter-2@0.3": unique among the specs of one iterator.
         kernels: The work, in order.
     """
 
@@ -79,10 +79,10 @@ def run_stage(
     Args:
         spec: The stage.
         block: Consecutive elements.
-        starts: For each kernel, the index of the first item that it gets here.
-        signatures: For each kernel, what its results must be, "" for anything; None to take each one's first result as
-            the measure. Other elements become errors.
-        make_column: Where large columns of the result may be made.
+        starts: For each kernel, the index of its first item in this block.
+        signatures: For each kernel, the required signature of its results, "" for any; None to require the signature of
+            each kernel's first result. Elements with another signature become errors.
+        make_column: Allocates large columns of the result.
     """
     begun_at, begin, begin_cpu = time.time(), time.perf_counter(), time.thread_time()
     items: Sequence[Item] = (block,)
@@ -113,11 +113,11 @@ def _first_signature(items: Sequence[Item]) -> str:
 
 
 def reject_others(items: Sequence[Item], signature: str, label: str) -> Sequence[Item]:
-    """Errors in the place of elements of another structure or dtype."""
+    """Return `items` with an error in place of each element of another structure or dtype."""
     if len(items) == 1 and isinstance(items[0], Block) and items[0].signature == signature:
         return items
     kept: list[Item] = []
-    last: Block | None = None  # that had it
+    last: Block | None = None  # the last block with `signature`
     for item in items:
         if isinstance(item, ElementError):
             kept.append(item)
@@ -130,7 +130,7 @@ def reject_others(items: Sequence[Item], signature: str, label: str) -> Sequence
 
 
 def _are_alike(block: Block, other: Block) -> bool:
-    """Whether two blocks have one signature for sure. Quicker than to ask for both."""
+    """Return True if two blocks certainly have the same signature. Faster than comparing the signatures."""
     return block.structure is other.structure and block.specs == other.specs
 
 
@@ -139,7 +139,7 @@ def _rejected(block: Block, signature: str, label: str) -> list[Item]:
 
 
 def other_kind_error(label: str, signature: str, other: str) -> SpecError:
-    """The error for an element of another structure or dtype than those before it."""
+    """Return the error for an element whose structure or dtype differs from the elements before it."""
     return SpecError(
         f"All elements must have one structure and dtype: {label} gave {signature}, and now {other}. Let it return the "
         "same for every element."
@@ -161,7 +161,7 @@ def _run_kernel(kernel: Kernel, number: int, items: Sequence[Item], start: int) 
 
 
 def _run_block(kernel: Kernel, block: Block, start: int) -> Sequence[Item]:
-    """A kernel that fails as a whole is run row by row, so that the error stands where it belongs."""
+    """Run a kernel on a block; if it fails, run it row by row, so that each error stands in the place of its row."""
     try:
         return kernel.run(block, start)
     except LEAVING:

@@ -1,4 +1,4 @@
-"""What the machine or the container has to spare."""
+"""Cores and memory that the machine or the container has free."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 
 __all__ = ["free_in_containers", "free_memory", "num_cores"]
 
-_CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))  # of versions 2 and 1, as a container sees them
+_CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))  # of versions 2 and 1, as seen inside a container
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 _FILE_PAGES = re.compile(r"^(?:in)?active_file (\d+)$", re.MULTILINE)
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
-_LEAST = 1 << 30  # of what counts as free: less is found only when others are about to give much back
+_LEAST = 1 << 30  # lower bound of the result: less is free only while other processes are about to release much
 
 
 def num_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory() -> int | None:
-    """Bytes that can be had without swapping, on the machine and in the container; None where no system tells."""
+    """Return the bytes available without swapping, on the machine and in the container; None except on Linux."""
     if sys.platform != "linux":
         return None
     found = _AVAILABLE.search(Path("/proc/meminfo").read_text())
@@ -32,7 +32,7 @@ def free_memory() -> int | None:
 
 
 def free_in_containers(folders: Iterable[Path]) -> list[int]:
-    """What the container in each cgroup folder may still take; what it holds of files can be given back."""
+    """Return the bytes that each cgroup folder still allows. Cached file pages count as free."""
     free = []
     for folder in folders:
         for limit, used in _LIMITS:

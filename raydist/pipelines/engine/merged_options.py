@@ -9,7 +9,7 @@ __all__ = ["merged_options"]
 
 
 def merged_options(op: DatasetOp) -> Options:
-    """The options set anywhere in the graph of `op`: operations win over their inputs, later inputs over earlier."""
+    """Return the options set in the graph of `op`. Operations win over their inputs, later inputs over earlier ones."""
     merged = Options()
     for source in op.inputs:
         merged = merged.merge(merged_options(source))

@@ -1,8 +1,8 @@
-"""The two nouns of the input engine.
+"""The two interfaces of the pipeline engine.
 
 A :class:`DatasetOp` *describes* one operation of a pipeline: an immutable, picklable node that knows its inputs. An
-:class:`OpIterator` (`op_iterator.py`) *runs* one pass over it. Descriptions start nothing; iterators hold all the state
-there is.
+:class:`OpIterator` (`op_iterator.py`) *runs* one pass over it. Descriptions start nothing; iterators hold all the
+state.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Placement = Literal["inline", "pool", "exchange"]
 
 @dataclass(frozen=True, eq=False)
 class DatasetOp(ABC):
-    """Description of one operation. Subclasses are frozen dataclasses with `eq=False` (an op is itself, not its value).
+    """Description of one operation. Subclasses are frozen dataclasses with `eq=False`: operations compare by identity.
 
-    No operation asks what type another one is, and neither does the planner: they read these properties. Only a rewrite
-    (`optimize/`) names the operations that it is about. An operation of your own becomes a dataset by `rd.Dataset(op)`.
+    Operations and the planner do not test the type of other operations; they read these properties. Only rewrites
+    (`optimize/`) name the operations that they change. `rd.Dataset(op)` makes a dataset of your own operation.
 
     Args:
-        given_name: What the user calls it (`name=` of the method that makes it): shown, and without any other effect.
+        given_name: Name from the user (`name=` of the method that makes the operation), for display only.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True, eq=False)
@@ -67,107 +67,108 @@ class DatasetOp(ABC):
     given_name: str | None = field(default=None, kw_only=True, metadata={"fingerprint": False})
 
     placement: ClassVar[Placement] = "inline"
-    """Where it may run: "inline", "pool" or "exchange"."""
+    """Where the operation may run: "inline", "pool" or "exchange"."""
     preserves_order: ClassVar[bool] = True
-    """Whether elements come out in the order in which they came in."""
+    """True if elements come out in the order in which they came in."""
     content_blind: ClassVar[bool] = False
-    """Whether it only picks and orders elements, so that it may work on their indices instead."""
+    """True if the operation only picks and orders elements, so that it may work on their indices instead."""
     passes_elements: ClassVar[bool] = False
-    """Whether its elements are elements of its inputs, unchanged or put together: rows stay rows."""
+    """True if the results are elements of the inputs, unchanged or concatenated: rows stay rows."""
     pure: ClassVar[bool] = False
-    """Whether `is_pure` is true whatever the settings."""
+    """True if `is_pure` is true for all settings."""
     state_is_recent: ClassVar[bool] = False
-    """Whether its state looks no further back than the last few blocks of its input: then these may come in any order,
-    if that is wanted, because the order of so few can be part of the state."""
+    """True if the state depends only on the last few blocks of the input. These blocks may then come in any order, if
+    the options allow it, because the order of few blocks can be part of the state."""
 
     @property
     @abstractmethod
     def inputs(self) -> tuple[DatasetOp, ...]:
-        """The operations that this one reads, in their order; none for a source."""
+        """The operations that this one reads, in order; empty for a source."""
 
     @cached_property
     def chain_length(self) -> int:
-        """Operations that follow each other up to this one, at most."""
+        """Number of operations on the longest path from a source to this one."""
         return 1 + max((source.chain_length for source in self.inputs), default=0)
 
     @abstractmethod
     def cardinality(self) -> int:
-        """Number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY. Never runs anything."""
+        """Return the number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY. Never runs anything."""
 
     @abstractmethod
     def element_spec(self) -> Any:
-        """Nest of `rd.TensorSpec` of one element. May run a user function on the first elements."""
+        """Return the nest of `rd.TensorSpec` of one element. May run a user function on the first elements."""
 
     @abstractmethod
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        """One pass over this operation. Starts nothing: threads begin with the first block that is asked for.
+        """Return one pass over this operation. Starts nothing: threads begin with the first request for a block.
 
         Args:
-            ctx: What the pass is run with; inputs are made with `ctx.build(input)`.
+            ctx: Context of the pass; `ctx.build(input)` makes the iterators of inputs.
         """
 
     def at_epoch(self, epoch: int, saved: IteratorState | None) -> DatasetOp:
-        """The operation for an epoch that begins now, in the program's process: for sources that keep a state.
+        """Return the operation for an epoch that begins now, in the driver process. For sources that keep a state.
 
         Args:
             epoch: Number of the epoch, from 0.
-            saved: For an epoch that another iterator began, what that one's state says of this operation.
+            saved: State of this operation, if another iterator began the epoch.
         """
         return self
 
     def random_access(self) -> RandomAccess | None:
-        """How to read any element by its index, or None where that is not possible. Reads nothing yet."""
+        """Return random access to the elements, or None where that is not possible. Reads nothing yet."""
         return None
 
     @property
     def order_settings(self) -> str:
-        """Settings that decide which of its elements comes when: a state fits only where they are the same."""
+        """Settings that decide the order of the elements. A state fits only an operation with the same settings."""
         return ""
 
     @property
     def gives_rows(self) -> bool:
         """Return True if no element can be a batch: rows of a source that no operation makes batches of.
 
-        Where a user's function, or another operation that may make batches, lies in between, nobody can tell: False.
+        A user's function between the source and this operation may make batches: the result is then False.
         """
         return (self.passes_elements or self.content_blind) and any(source.gives_rows for source in self.inputs)
 
     @property
     def has_declared_shapes(self) -> bool:
-        """Return True if `element_spec` is a promise; False if a function's first results were looked at."""
+        """Return True if `element_spec` is a promise; False if it is inferred from a function's first results."""
         return all(source.has_declared_shapes for source in self.inputs)
 
     @property
     def own_seed(self) -> int | None:
-        """The seed of a random order that the operation keeps from iteration to iteration; None without such an order.
+        """The seed of a random order that is the same in all iterations; None without such an order.
 
-        It was drawn when the operation was made, so a state has it: the operation of another program drew another one.
+        It is drawn when the operation is made, so a state contains it: the operation of another program has another
+        seed.
         """
         return None
 
     @property
     def is_pure(self) -> bool:
-        """Whether its elements follow from its inputs' elements and its settings alone.
+        """Return True if the elements follow from the elements of the inputs and from the settings alone.
 
-        No random choice, and no function of the user's that may remember something from call to call.
+        A pure operation makes no random choice and calls no user function, which might keep state between calls.
         """
         return self.pure
 
     @property
     def held(self) -> Block | None:
-        """All elements, where they lie in memory as they are."""
+        """All elements, if they lie in memory unchanged."""
         return None
 
     def of_groups(self, inputs: Sequence[Groups]) -> Groups | None:
-        """What many operations like this one make of their inputs, at once.
+        """Return the results of many operations like this one, computed at once.
 
-        Only for operations without a function of the user's, without random choices, and without errors of their own.
+        Only for operations without user functions, random choices and own errors.
 
         Args:
-            inputs: For each input of this operation, its elements in all these operations.
+            inputs: For each input of this operation, the elements of that input in all these operations.
 
         Returns:
-            The elements of all of them; None where each takes an iterator.
+            The elements of all operations; None where each needs an iterator.
         """
         return None
 
@@ -178,32 +179,32 @@ class DatasetOp(ABC):
 
     @property
     def is_noop(self) -> bool:
-        """Whether the only input can stand for this operation."""
+        """Return True if the only input can replace this operation."""
         return False
 
     @property
     def name(self) -> str:
-        """The method that made this operation, for `explain()` and messages."""
+        """The method that makes this operation, for `explain()` and messages."""
         return type(self).__name__.removesuffix("Op").lower()
 
     @property
     def label(self) -> str:
-        """`name` and the arguments worth showing, for `explain()` and messages."""
+        """`name` and the main arguments, for `explain()` and messages."""
         return self.name
 
     @final
     @property
     def full_label(self) -> str:
-        """`label`, and what the user calls the operation."""
+        """`label`, and the user's name of the operation."""
         return self.label if self.given_name is None else f'{self.label} "{self.given_name}"'
 
 
 class Planned(Protocol):
-    """A graph that is ready to be run."""
+    """A graph that is ready to run."""
 
     @property
     def optimised(self) -> DatasetOp:
-        """The graph."""
+        """The graph that runs."""
 
     @property
     def names(self) -> dict[int, str]:
@@ -211,13 +212,13 @@ class Planned(Protocol):
 
 
 Planner = Callable[[DatasetOp, Options], Planned]
-"""Gets a graph ready to be run. Runs nothing."""
+"""Function that prepares a graph for running. Runs nothing."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class IterContext:
-    """What one pass over a pipeline is run with.
+    """The context of one pass over a pipeline.
 
     Attributes:
         seed: Root seed of the iteration: `Options(seed=)`, or drawn when it started.
@@ -226,14 +227,15 @@ class IterContext:
         executor: Runs kernels: inline, on threads, or on a pool of actors.
         operation_names: Stable name of each operation (by `id`) in the pipeline as written: "shuffle-3".
         builder: Turns an op into an iterator, fusing neighbouring kernels (`build.py`).
-        planner: Names and rewrites the graph of a dataset inside a function.
-        plan: Whoever owns the operations: kept, because `operation_names` knows them by `id`.
-        meters: Count and time what every stage does.
-        budgets: Threads and memory that it may use.
+        planner: Names and rewrites the graph of a dataset that a function returns.
+        plan: Owner of the operations; referenced because `operation_names` knows the operations by `id`.
+        meters: Count elements and time of every stage.
+        budgets: Threads and memory that the pass may use.
         orders: Notes of the stages that hand out blocks in any order.
-        any_order: Whether stages may do so here: their readers have recent states, saved together with `orders`.
-        own_seeds: By name, those of operations that keep one order for ever. Operations of datasets that functions make
-            have none: they are made anew each time.
+        any_order: True if stages may use any order here: their readers have recent states, saved together with
+            `orders`.
+        own_seeds: By name, the seeds of operations that keep one order for all iterations. Operations of datasets that
+            functions return have none: each call makes new ones.
     """
 
     seed: int
@@ -251,22 +253,22 @@ class IterContext:
     own_seeds: Mapping[str, int] = field(repr=False, default_factory=dict)
 
     def build(self, op: DatasetOp) -> OpIterator:
-        """An iterator over `op`."""
+        """Return an iterator over `op`."""
         return self.builder(op, self)
 
     def inner_epoch(self, pass_index: int) -> IterContext:
-        """The context of pass `pass_index` of what is inside a `repeat`."""
+        """Return the context of pass `pass_index` over the operations inside a `repeat`."""
         return replace(self, epoch=(*self.epoch, pass_index))
 
     def meter(self, op: DatasetOp) -> Meter:
-        """The meter of an operation that is a stage of its own."""
+        """Return the meter of an operation that is a stage of its own."""
         kind: StageKind = "source" if not op.inputs else "stage" if op.preserves_order else "exchange"
         inputs = [id(source) for source in op.inputs]
         name = self.operation_names[id(op)]
         return self.meters.meter(name, label=op.full_label, kind=kind, inputs=inputs, owner=(type(op).__name__,))
 
     def key(self, op: DatasetOp, seed: int | None = None, *, every_epoch: bool = True) -> RandomKey:
-        """The random stream of `op`. An explicit `seed` names it alone: two operations of one kind and seed agree."""
+        """Return the random stream of `op`. With `seed`, all operations of the same kind and seed share a stream."""
         epoch = self.epoch if every_epoch else ()
         if seed is not None:
             return RandomKey(seed, op.name, epoch)

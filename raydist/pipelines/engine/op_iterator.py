@@ -1,7 +1,7 @@
 """One pass over an operation.
 
 Iterators pull *blocks* (see `elements/blocks.py`) and pass the wanted number of elements down: `next_block(limit)`
-returns between 1 and `limit` elements. Because nobody receives more than was asked for, most iterators keep nothing
+returns between 1 and `limit` elements. No iterator receives more than it asked for. So most iterators keep nothing
 between two calls, and the state of a whole pipeline is a handful of integers.
 """
 
@@ -17,50 +17,50 @@ from raydist.pipelines.elements.items import IteratorState
 __all__ = ["MACHINERY_ERRORS", "ClosesInput", "OpIterator"]
 
 MACHINERY_ERRORS = (UnavailableError, DeadlineExceededError, CancelledError)
-"""Errors of what runs a pipeline, not of an element: they end the iteration, and no element takes their place."""
+"""Errors of the pipeline itself, not of an element: they end the iteration, and no element takes their place."""
 
 
 class OpIterator(ABC):
-    """One pass over an operation. Used by one thread at a time."""
+    """One pass over an operation. Only one thread may use it at a time."""
 
     @abstractmethod
     def next_block(self, limit: int) -> Block:
-        """The next 1 .. `limit` elements.
+        """Return the next 1 .. `limit` elements.
 
         Raises:
             StopIteration: No element is left.
-            Exception: The error of the element at this place. The iterator stays usable and goes on after it.
+            Exception: The error of the element at this place. The iterator continues after that element.
         """
 
     def next_blocks(self, limit: int) -> list[Block]:
-        """The next 1 .. `limit` elements, in blocks that lie ready together. Errors as those of `next_block`.
+        """Return the next 1 .. `limit` elements, as blocks that are ready together. Raises like `next_block`.
 
-        Large elements are blocks of their own, and a call of each iterator for every one would be the larger cost.
+        Large elements are blocks of their own; a call of each iterator for every block would cost more than the block.
         """
         return [self.next_block(limit)]
 
     def has_ready(self) -> bool:
-        """Whether `next_block` would not wait for a thread. One that was not asked yet begins to work."""
+        """Return True if `next_block` would not wait for a thread. The first call may start the threads."""
         return True
 
     @abstractmethod
     def state_dict(self) -> IteratorState:
-        """State after the elements and errors handed out so far.
+        """Return the state after the elements and errors handed out so far.
 
-        An iterator that holds a rest (a read-ahead, elements that follow an error) answers with the state before that
-        rest and the number of items handed out since: see `resume.py`.
+        An iterator that holds remaining items (a read-ahead, elements after an error) returns the state before these
+        items and the number of items handed out since: see `resume.py`.
         """
 
     @abstractmethod
     def load_state_dict(self, state: IteratorState) -> None:
-        """Continue where `state` was taken. Called on a fresh iterator, before its first block."""
+        """Continue at `state`. Must be called on a fresh iterator, before its first block."""
 
     def close(self) -> None:  # noqa: B027 - most iterators hold nothing to close
         """Stop threads and release what this iterator and its inputs hold. May be called twice."""
 
 
 class ClosesInput:
-    """For what reads one input (an iterator, a producer) and owns it: closing closes the input."""
+    """Base class of an iterator or producer that owns one input: closing closes the input."""
 
     _source: OpIterator
 

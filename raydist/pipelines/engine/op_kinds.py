@@ -1,4 +1,4 @@
-"""Kinds of operations: a source, one on a single input, and one that works element by element."""
+"""Kinds of operations: sources, operations with a single input, and elementwise operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ElementwiseOp", "SourceOp", "UnaryOp"]
 
 
 class SourceOp(DatasetOp):
-    """An operation that reads no other."""
+    """An operation without inputs."""
 
     @final
     @property
@@ -24,7 +24,7 @@ class SourceOp(DatasetOp):
 
 @dataclass(frozen=True, eq=False)
 class UnaryOp(DatasetOp):
-    """An operation on the elements of one input. Where it says nothing else, it has as many, and of the same kind."""
+    """An operation with one input. By default its cardinality and element spec are those of the input."""
 
     input: DatasetOp
 
@@ -47,24 +47,24 @@ class ElementwiseOp(DatasetOp):
 
     @abstractmethod
     def kernel(self, ctx: IterContext) -> Kernel:
-        """The work on one block."""
+        """Return the work on one block."""
 
     @property
     def parallelism(self) -> int | None:
-        """Calls at a time; None lets the executor choose; 1 means in order, in one thread.
+        """Number of parallel calls; None lets the executor choose; 1 means in order, in one thread.
 
-        Neighbours are fused into one stage only if theirs are equal.
+        Fusion joins only neighbours of equal parallelism.
         """
         return None
 
     @property
     def deterministic(self) -> bool | None:
-        """False lets results come in any order; None leaves it to `Options.deterministic`."""
+        """False lets results come in any order; None leaves the choice to `Options.deterministic`."""
         return None
 
     @property
     def rows_together(self) -> int:
-        """Elements that the consumer takes at a time: blocks had better be multiples of it."""
+        """Elements that the consumer takes at a time: blocks should be multiples of this number."""
         return 1
 
     @final

@@ -1,4 +1,4 @@
-"""A prefetch that nobody asked for, and that an executor may switch on and off while a pipeline runs."""
+"""The interface of an automatic prefetch, which an executor switches on and off while a pipeline runs."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ __all__ = ["OptionalPrefetch"]
 
 
 class OptionalPrefetch(ABC):
-    """Decides whether a thread reads a pipeline ahead; the iterator that reads the pipeline asks before each block."""
+    """A policy that decides if a thread prefetches a pipeline. The iterator asks it before each block."""
 
     @property
     @abstractmethod
     def is_on(self) -> bool:
-        """Whether a thread is to read ahead now."""
+        """Return True if a thread is to prefetch now."""
 
     @abstractmethod
     def look(self) -> None:
-        """Now may be the time to decide. Whoever reads a block through the prefetch calls this before."""
+        """Decide again if it is time. The reader calls this before each block."""
 
     @abstractmethod
     def read_ahead(self, source: OpIterator, rows: int) -> PrefetchThread:
-        """A thread for `source`, not yet started, that keeps `rows` elements ready, or more where that helps."""
+        """Return a thread for `source`, not yet started, that keeps `rows` elements ready, or more where that helps."""
 
     @abstractmethod
     def made(self, seconds: float) -> None:
-        """A block was made in so many seconds, in whatever thread."""
+        """Note that a block was made in `seconds`, in any thread."""
 
     @abstractmethod
     def handed_out(self, rows: int, num_bytes: int) -> None:
-        """The consumer has got a block."""
+        """Note that the consumer received a block."""

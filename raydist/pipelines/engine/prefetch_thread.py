@@ -1,4 +1,4 @@
-"""A thread that reads ahead, and the buffer between it and its consumer."""
+"""A thread that prefetches from an iterator, and the buffer between this thread and the consumer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["PrefetchThread"]
 
-_RAM_POLL_S = 0.05  # how often a thread looks whether another buffer has left it memory
+_RAM_POLL_S = 0.05  # interval at which a thread checks if another buffer has freed memory
 
 
 @final
 class _Buffer:
-    """What the two threads share. The background thread owns the source, and closes it unless it was only paused."""
+    """State shared by two threads. The background thread owns the source and closes it unless it was only paused."""
 
     def __init__(self, source: OpIterator, size: BufferSize, ram: Budget, meter: Meter) -> None:
         self.source = source
@@ -39,14 +39,14 @@ class _Buffer:
         self._failure: BaseException | None = None
         self._elements = 0
         self._bytes = 0
-        self._reserved = 0  # bytes of what is being made
+        self._reserved = 0  # bytes reserved for the elements in production
         self._row_bytes = 0  # of the largest elements so far
         self._size = size
         self._ram = ram
         self._meter = meter
 
     def room(self) -> int:
-        """Elements that may be made now; waits for room, and is 0 when there is no more to be made."""
+        """Wait for room and return the number of elements to make; 0 after `stop` or `pause`."""
         with self._changed:
             while not (self._stopped or self._paused):
                 if self._elements < self._size.size and (rows := self._reserve(self._size.size - self._elements)):
@@ -55,7 +55,7 @@ class _Buffer:
             return 0
 
     def _reserve(self, rows: int) -> int:
-        """How many of `rows` elements the budget has memory for. One is always allowed where none is ready."""
+        """Return how many of `rows` elements the memory budget allows; at least one while no element is ready."""
         if not self._row_bytes:
             return 1
         self._reserved = self._ram.take(rows * self._row_bytes)
@@ -83,9 +83,9 @@ class _Buffer:
             self._changed.notify_all()
 
     def finish(self, failure: BaseException | None) -> bool:
-        """No more is made, because of an error that stands behind everything made so far, or at the end.
+        """End production, with the error that follows the elements made so far, or at the end of the source.
 
-        Returns whether the source is not needed any more.
+        Returns True if the source is not needed any more.
         """
         with self._changed:
             self._release()
@@ -96,11 +96,11 @@ class _Buffer:
 
     @property
     def has_ready(self) -> bool:
-        """Whether `get` would answer at once."""
+        """Return True if `get` does not block."""
         return bool(self._ready) or self._ended
 
     def get(self, limit_s: float) -> tuple[Sequence[Item], IteratorState] | None:
-        """The next items; None at the end, and where it was paused."""
+        """Return the next items; None at the end, and after the last items of a paused thread. Blocks."""
         with self._changed:
             self._meter.ask()
             self._size.asked(self._elements)
@@ -128,11 +128,11 @@ class _Buffer:
 
     @property
     def was_paused(self) -> bool:
-        """Whether the source has more, but the thread has stopped."""
+        """Return True if the thread has stopped before the end of the source."""
         return self._paused and self._failure is None
 
     def pause(self) -> None:
-        """Make no more than what is being made."""
+        """Stop after the elements in production."""
         with self._changed:
             self._paused = self._paused or not self._ended
             self._changed.notify_all()
@@ -147,7 +147,7 @@ class _Buffer:
 
 
 def _produce(buffer: _Buffer, first: int, watch: Callable[[float], None], on_end: Callable[[], None]) -> None:
-    """The background thread. It knows the buffer only, so that an abandoned iterator is collected and stops it."""
+    """Run the background thread. It refers only to the buffer: an abandoned iterator is collected and stops it."""
     request = RequestSize(first=first)
     failure: BaseException | None = None
     try:
@@ -159,11 +159,11 @@ def _produce(buffer: _Buffer, first: int, watch: Callable[[float], None], on_end
                 break
             except MACHINERY_ERRORS:
                 raise
-            except Exception as error:  # of one element: handed out at its place
+            except Exception as error:  # of one element: handed out in its place
                 items = (ElementError(error),)
             watch(time.perf_counter() - begin)
             buffer.put(items, buffer.source.state_dict())
-    except BaseException as error:  # SystemExit too: a thread that died silently would look like the end of the data
+    except BaseException as error:  # SystemExit too: a thread that ends silently would look like the end of the data
         failure = error
     finally:
         if buffer.finish(failure):
@@ -172,7 +172,7 @@ def _produce(buffer: _Buffer, first: int, watch: Callable[[float], None], on_end
 
 
 def _nothing(seconds: float = 0.0) -> None:
-    """Nobody wants to know."""
+    """Ignore the report."""
 
 
 @final
@@ -180,12 +180,12 @@ class PrefetchThread:
     """A thread that reads `source` into a buffer from `start` on, until the end, `pause` or `stop`.
 
     Args:
-        source: What is read; nobody else may use it meanwhile.
-        size: Elements of the buffer.
-        ram: What the bytes in the buffer are taken from.
-        meter: Shows how full the buffer is.
-        name: Of the operation, for the thread.
-        first: Elements to ask for at first.
+        source: Iterator to read; no other thread may use it meanwhile.
+        size: Number of elements in the buffer.
+        ram: Budget for the bytes in the buffer.
+        meter: Reports the fill level of the buffer.
+        name: Name of the operation, for the thread.
+        first: Number of elements of the first request.
         watch: Called by the thread with the seconds that each block took.
         on_end: Called by the thread when it ends.
     """
@@ -211,16 +211,16 @@ class PrefetchThread:
         self._finalizer = weakref.finalize(self, self._buffer.stop)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         end_at_exit(self._thread, self._finalizer)
         self._thread.start()
 
     def get(self) -> tuple[Sequence[Item], IteratorState] | None:
-        """The next items, made together, and the source's state behind them; None at the end, or where it was paused.
+        """Return the next items, made together, and the source's state after them; None at the end or after a pause.
 
         Raises:
-            DeadlineExceededError: It takes longer than `Timeouts.input_s`.
-            Exception: An error of the machinery, which ended the thread.
+            DeadlineExceededError: The items take longer than `Timeouts.input_s`.
+            Exception: A pipeline error that ended the thread.
         """
         begin = time.perf_counter()
         ready = self._buffer.get(self._limits.input_s)
@@ -229,16 +229,16 @@ class PrefetchThread:
 
     @property
     def has_ready(self) -> bool:
-        """Whether `get` would answer at once."""
+        """Return True if `get` does not block."""
         return self._buffer.has_ready
 
     @property
     def was_paused(self) -> bool:
-        """After `get` gave None: whether the source has more, and is the caller's again."""
+        """Return True, after `get` returned None, if the source has more elements. The caller owns the source again."""
         return self._buffer.was_paused
 
     def pause(self) -> None:
-        """Read no further. What was made is still handed out."""
+        """Stop reading. `get` still returns the items made before."""
         self._buffer.pause()
 
     def stop(self) -> None:

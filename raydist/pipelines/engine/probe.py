@@ -1,4 +1,4 @@
-"""Finding out what a function returns, by running it on first elements."""
+"""Inference of a function's result spec: run the function on the first elements."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 
 __all__ = ["PROBED_ELEMENTS", "QUICK_S", "merged_specs", "open_probe", "probe_spec"]
 
-PROBED_ELEMENTS = 3  # as many are looked at to find out what a function returns,
-QUICK_S = 0.2  # and no further one after this time
+PROBED_ELEMENTS = 3  # elements to look at at most
+QUICK_S = 0.2  # seconds after which no further element is read
 
 Specs = tuple[Sequence[TensorSpec], Structure]
-"""The leaves of a nest of specs, and the nest."""
+"""The leaves of a nest of specs, and the structure of the nest."""
 
 
 def open_probe(op: DatasetOp) -> OpIterator:
-    """One pass over `op` in the caller's thread, for a look at first elements. The graph is run as it is written."""
+    """Return one pass over `op` in the caller's thread, to look at first elements. The graph runs without rewrites."""
     plan = plan_as_written(op, merged_options(op))
     return start(plan, plan_as_written, seed=0, epoch=0, executor=InlineExecutor())
 
 
 def probe_spec(op: DatasetOp) -> Any:
-    """Nest of TensorSpec of the first elements of `op`: a dimension in which they differ is None.
+    """Return the nest of TensorSpec of the first elements of `op`. A dimension in which they differ is None.
 
-    At most three are looked at, and only while that is quick; what follows need not be like them.
+    At most three elements are read, and only within 0.2 s. Later elements may differ.
 
     Raises:
-        FailedPreconditionError: There is no first element.
-        Exception: The function's own error on that element.
+        FailedPreconditionError: The dataset is empty.
+        Exception: The function's own error on the first element.
     """
     found: list[Specs] = []
     deadline = time.monotonic() + QUICK_S
@@ -53,7 +53,7 @@ def probe_spec(op: DatasetOp) -> Any:
                 f"The element_spec of {op.label} is found by running it on a first element, and the dataset is empty. "
                 "Declare it with output_spec=."
             ) from None
-    except Exception:  # behind the first element it tells nothing
+    except Exception:  # an error after the first element does not matter here
         if not found:
             raise
     finally:
@@ -62,17 +62,17 @@ def probe_spec(op: DatasetOp) -> Any:
 
 
 def _asked(spec: TensorSpec, column: Column) -> TensorSpec:
-    """`spec`; that of a dataset, if nobody has asked for its elements yet, with them."""
+    """Return `spec`; for a dataset without known elements, ask the dataset for its element spec."""
     if not isinstance(spec, DatasetSpec) or spec.element_spec is not None:
         return spec
     try:
         return DatasetSpec(column[0].element_spec)
-    except FailedPreconditionError:  # one that may have no elements
+    except FailedPreconditionError:  # a dataset that may be empty
         return spec
 
 
 def merged_specs(found: Sequence[Specs]) -> Any:
-    """The nest of what covers `found`, as far as these are of one structure and dtypes: else of the first of them."""
+    """Return the nest of specs that covers all of `found` with the structure and dtypes of the first spec."""
     specs, structure = found[0]
     for others, other in found[1:]:
         merged = [most_specific_common(mine, theirs) for mine, theirs in zip(specs, others, strict=False)]

@@ -1,8 +1,8 @@
-"""Iterators for operations that make several items at a time: what they make is a producer, how it resumes is here.
+"""Iterators for operations that make several items at a time: a producer makes the items, an iterator here resumes.
 
-An operation whose position is a few numbers is a :class:`ResumableProducer`, run by :class:`BorderIterator`. One that
-remembers much (a user's running value, every key seen) is a plain :class:`Producer`, run by :class:`ReplayIterator`,
-whose state is a count.
+An operation whose position is a few numbers is a :class:`ResumableProducer`, run by :class:`BorderIterator`. An
+operation with a large state (a user's running value, every key seen) is a plain :class:`Producer`, run by
+:class:`ReplayIterator`, whose state is a count.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 _WHOLE = 1 << 62
-_ROWS = 1024  # items made at a time while an iterator makes again what it handed out before
+_ROWS = 1024  # items made at a time while an iterator repeats what it handed out before
 
 
 def read_item(source: OpIterator, limit: int) -> Item:
-    """The next 1 .. `limit` elements of `source`, or the error at this place. StopIteration at its end."""
+    """Return the next 1 .. `limit` elements of `source`, or the error at this place. Raises StopIteration."""
     try:
         return source.next_block(limit)
     except (StopIteration, *MACHINERY_ERRORS):
@@ -45,9 +45,9 @@ def read_item(source: OpIterator, limit: int) -> Item:
 
 
 def read_watched(source: OpIterator, size: RequestSize) -> Item:
-    """As many of the next elements as `size` finds worth reading at a time, or the error at this place.
+    """Return as many of the next elements as `size` chooses, or the error at this place.
 
-    For producers that must read a number of elements to make one that nobody knows.
+    For producers that read an unknown number of elements to make one.
     """
     try:
         return size.read(source, _WHOLE)
@@ -58,14 +58,14 @@ def read_watched(source: OpIterator, size: RequestSize) -> Item:
 
 
 class Producer(ABC):
-    """Makes the items of one pass."""
+    """Interface of an object that makes the items of one pass."""
 
     @abstractmethod
     def make(self, limit: int) -> Sequence[Item]:
-        """Some items in order, as many as `limit` elements of output ask for; none is no end.
+        """Return some items in order, as needed for `limit` elements of output. An empty result is not the end.
 
         Raises:
-            StopIteration: There are no more.
+            StopIteration: No item is left.
         """
 
     @abstractmethod
@@ -78,16 +78,16 @@ class ResumableProducer(Producer):
 
     @abstractmethod
     def border(self) -> IteratorState:
-        """Where the next `make` goes on: JSON-able and small."""
+        """Return the position of the next `make`: small and JSON-able."""
 
     @abstractmethod
     def restore(self, border: IteratorState) -> None:
-        """Go on at `border`. Called on a fresh producer."""
+        """Continue at `border`. Must be called on a fresh producer."""
 
 
 @final
 class BorderIterator(OpIterator):
-    """Its state is the producer's last border and the number of items handed out since."""
+    """An iterator whose state is the producer's last border and the number of items handed out since."""
 
     def __init__(self, producer: ResumableProducer) -> None:
         self._producer = producer
@@ -117,7 +117,7 @@ class BorderIterator(OpIterator):
 
 @final
 class ReplayIterator(OpIterator):
-    """Its state is the number of items handed out: resuming makes them again, which reads the input again."""
+    """An iterator whose state is the number of items handed out. Resuming makes and drops that many again."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
@@ -163,10 +163,10 @@ class ReplayIterator(OpIterator):
 
 @final
 class OneKind:
-    """Holds the elements of several inputs to one structure, order of keys and dtypes: those of the first element.
+    """A check that the elements of several inputs have the structure, order of keys and dtypes of the first element.
 
     Attributes:
-        signature: What elements must be, "" before the first.
+        signature: Required signature of the elements, "" before the first.
     """
 
     def __init__(self, label: str) -> None:
@@ -175,18 +175,18 @@ class OneKind:
         self._order = KeyOrder()
 
     def checked(self, items: Sequence[Item]) -> Sequence[Item]:
-        """`items`, with a SpecError in the place of each element that is different."""
+        """Return `items`, with a SpecError in place of each element that differs."""
         if not self.signature:
             self.signature = next((item.signature for item in items if isinstance(item, Block)), "")
         kept = reject_others(items, self.signature, self._label)
         return [self._order.of(item) if isinstance(item, Block) else item for item in kept]
 
     def border(self) -> IteratorState:
-        """What is known of the first element, for the state of the operation."""
+        """Return the properties of the first element, for the state of the operation."""
         outline = self._order.outline()
         return {"signature": self.signature, **({} if outline is None else {"keys": outline})}
 
     def restore(self, border: IteratorState) -> None:
-        """Go on with what `border` gave."""
+        """Continue with the result of `border`."""
         self.signature = str(border["signature"])
         self._order.restore(border.get("keys"))

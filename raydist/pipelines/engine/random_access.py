@@ -1,4 +1,4 @@
-"""Reading any element by its index."""
+"""Random access to elements by index."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["RandomAccess"]
 
 
 class RandomAccess(ABC):
-    """Reads any elements of an operation by their indices, without state. Picklable."""
+    """Stateless, picklable access to the elements of an operation by index."""
 
     cheap: ClassVar[bool] = False
-    """Whether an element costs no more to make than its index costs to move."""
+    """True if making an element costs no more than moving its index."""
 
     portable: ClassVar[bool] = False
-    """Whether its pickle is small, so that workers may read the elements themselves."""
+    """True if the pickle is small, so that workers may read the elements themselves."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def gather(self, indices: Any) -> Block:
-        """The elements at `indices` (int64 array), in that order."""
+        """Return the elements at `indices` (int64 array), in that order."""
 
     def read(self, start: int, stop: int) -> Block:
-        """The elements `start` .. `stop` - 1."""
+        """Return the elements `start` .. `stop` - 1."""
         return self.gather(np.arange(start, stop))

@@ -1,6 +1,6 @@
-"""Iterators over a source that a thread reads ahead: always, or while somebody says so.
+"""Iterators over a source that a thread prefetches: always, or while an :class:`OptionalPrefetch` says so.
 
-The states of both have one form: the source's before what was made and not handed out yet, and how much of that was.
+Both states have one form: the state of the source before the items not handed out, and a count of handed-out items.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["OptionalReadAhead", "ReadAhead"]
 
 @final
 class ReadAhead(OpIterator):
-    """Hands out what a thread makes, from the first block on. Its state is that of the elements handed out."""
+    """An iterator over the results of a prefetch thread. Its state covers the elements handed out."""
 
     def __init__(self, source: OpIterator, ahead: PrefetchThread) -> None:
         self._source = source
@@ -74,17 +74,17 @@ class ReadAhead(OpIterator):
 
 @final
 class OptionalReadAhead(OpIterator):
-    """Reads its source itself, or takes what a thread has read; in both cases its state is of what was handed out.
+    """An iterator that reads its source itself or from a prefetch thread. Its state covers the elements handed out.
 
-    It changes over between two blocks: to the thread at once, back when all that the thread has made is handed out.
-    Where nobody decides, it reads itself.
+    The iterator switches between two blocks: to the thread at once, and back when all results of the thread are handed
+    out. Without a policy, the iterator reads the source itself.
     """
 
     def __init__(self, source: OpIterator, part: OptionalPrefetch | None) -> None:
         self._source = source
         self._part = part
         self._ahead: PrefetchThread | None = None
-        self._outbox: Outbox | None = None  # None: all that was made is handed out
+        self._outbox: Outbox | None = None  # None: all items are handed out
         self._rows = 1
 
     def next_block(self, limit: int) -> Block:
@@ -119,7 +119,7 @@ class OptionalReadAhead(OpIterator):
         self._ahead.start()
 
     def _take(self, ahead: PrefetchThread, limit: int, together: bool) -> list[Block]:
-        """What the thread has made next, or what comes after it has stopped."""
+        """Return the next result of the thread; after a pause, the next block of the source."""
         outbox = self._open_outbox()
         while not outbox:
             ready = ahead.get()

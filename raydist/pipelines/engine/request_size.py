@@ -1,4 +1,4 @@
-"""How many elements to ask for at a time, where the consumer takes them one by one."""
+"""The number of elements to request at a time when the consumer takes elements one by one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 
 __all__ = ["RequestSize"]
 
-_QUICK_S = 0.002  # a block that takes less may as well be larger
-_SLOW_S = 0.02  # one that takes more delays the first of its elements too much
+_QUICK_S = 0.002  # a faster block may be larger
+_SLOW_S = 0.02  # a slower block delays its first element too much
 _MAX_BYTES = 1 << 20
 _FEW, _FEW_BYTES = 8, 4 << 20  # large elements come a few at a time: a request costs 50 to 100 us
-_FEWER = 16  # a filter may leave so few of the elements that it was asked for: one in so many
+_FEWER = 16  # a filter may return few of the requested elements; larger requests are fine down to one in so many
 
 
 @final
 class RequestSize:
-    """Begins with one element, doubles while blocks are quick and small, and halves when they are slow.
+    """A request size that doubles while blocks are fast and small, and halves when they are slow.
 
-    What it chooses changes how early elements are made, never which or in what order.
+    The size changes how early elements are made, never their values or their order.
     """
 
     def __init__(self, most: int = 4096, first: int = 1) -> None:
@@ -30,14 +30,14 @@ class RequestSize:
         self.rows = min(first, most)
 
     def read(self, source: OpIterator, limit: int) -> Block:
-        """The next block of `source`, of at most `limit` elements, watched."""
+        """Return the next block of `source`, of at most `limit` elements, and adapt the size."""
         begin = time.perf_counter()
         block = source.next_block(min(limit, self.rows))
         self._learn(block.num_rows, block.num_bytes, time.perf_counter() - begin)
         return block
 
     def read_together(self, source: OpIterator, limit: int) -> list[Block]:
-        """As `read`, in several blocks where they lie ready."""
+        """Return the next elements like `read`, as several blocks where these are ready."""
         begin = time.perf_counter()
         blocks = source.next_blocks(min(limit, self.rows))
         seconds = time.perf_counter() - begin
@@ -49,7 +49,7 @@ class RequestSize:
             self.rows = max(1, self.rows // 2)
         elif seconds < _QUICK_S and self.rows <= _FEWER * num_rows:
             rows = min(self._most, self.rows * 2)
-            if rows * num_bytes <= _most_bytes(rows) * num_rows:  # twice as many like these
+            if rows * num_bytes <= _most_bytes(rows) * num_rows:  # twice as many elements of this size
                 self.rows = rows
         if num_bytes > _most_bytes(num_rows):
             self.rows = max(1, self.rows // 2)

@@ -1,8 +1,8 @@
-"""Resuming: a clean state, and how many items were handed out since.
+"""Resuming from a border state and the number of items handed out since.
 
-An iterator that reads ahead cannot say where its input was when a given element was made; it knows the state of its
-input between two groups of items. So its state is that of the last such border, and the number of items (elements and
-errors) handed out since; resuming makes the items again and drops that many.
+An iterator that reads ahead knows the state of its input only between two groups of items, not at each element. So its
+state is the state at the last such border, and the number of items (elements and errors) handed out since. Resuming
+makes these items again and drops them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Outbox", "read_items"]
 
 
 def read_items(source: OpIterator, count: int) -> list[Item]:
-    """The next `count` elements and errors of `source`; fewer only at its end."""
+    """Return the next `count` elements and errors of `source`; fewer only at the end."""
     items: list[Item] = []
     while count > 0:
         try:
@@ -39,21 +39,21 @@ def read_items(source: OpIterator, count: int) -> list[Item]:
 
 @final
 class Outbox:
-    """Items that were made but not asked for yet, and the state they can be made again from."""
+    """A queue of items that the consumer has not taken, and the state from which they can be made again."""
 
     def __init__(self, border: IteratorState) -> None:
         self._border = border
         self._groups: deque[tuple[int, IteratorState]] = deque()  # (items in the group, state after it)
         self._items: deque[Item] = deque()
         self._handed_out = 0  # items since the border
-        self._to_drop = 0  # of these, items that must be made again before new ones follow
+        self._to_drop = 0  # items still to be made again and dropped before new ones follow
 
     def __bool__(self) -> bool:
         return bool(self._items)
 
     @property
     def is_clean(self) -> bool:
-        """Whether all items were handed out, so that the border is where their maker is now."""
+        """Return True if all items were handed out: the border is then the current state of the source."""
         return not self._items and not self._groups and not self._handed_out
 
     def put(self, items: Sequence[Item], after: IteratorState) -> None:
@@ -68,7 +68,7 @@ class Outbox:
         self._advance()
 
     def take(self, limit: int) -> Block:
-        """The next 1 .. `limit` elements. Raises the error that stands at this place."""
+        """Return the next 1 .. `limit` elements. Raises the error at this place."""
         item = self._items.popleft()
         if isinstance(item, ElementError):
             self._count(1)
@@ -81,7 +81,7 @@ class Outbox:
         return item
 
     def take_together(self, limit: int) -> list[Block]:
-        """As `take`, and the blocks behind that one which still fit whole, up to an error."""
+        """Return the next block like `take`, and the blocks after it that fit whole, up to an error."""
         blocks = [self.take(limit)]
         room = left = limit - blocks[0].num_rows
         while self._items and isinstance(item := self._items[0], Block) and item.num_rows <= left:
@@ -102,11 +102,11 @@ class Outbox:
             self._handed_out -= total
 
     def state_dict(self) -> IteratorState:
-        """The last border and the items handed out since."""
+        """Return the last border and the number of items handed out since."""
         return {"at": self._border, "skip": self._handed_out}
 
     def load_state_dict(self, state: IteratorState) -> IteratorState:
-        """Forget everything and resume from `state`; returns the border that the owner must go back to."""
+        """Discard all items and resume from `state`; returns the border to which the owner must go back."""
         self._items.clear()
         self._groups.clear()
         self._border = state["at"]

@@ -1,4 +1,4 @@
-"""An executor on threads of this process: numpy, Arrow, image codecs and I/O release the GIL."""
+"""An executor on threads of this process. Numpy, Arrow, image codecs and I/O release the GIL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["ThreadExecutor"]
 
 @final
 class _Task(Pending):
-    """One block of work, and its result."""
+    """One block of work and its result."""
 
     def __init__(self, spec: StageSpec, block: Block, starts: tuple[int, ...], limit_s: float) -> None:
         self._spec = spec
@@ -40,7 +40,7 @@ class _Task(Pending):
         self.thread_name = threading.current_thread().name
         try:
             self._result = run_stage(self._spec, self._block, self._starts)
-        except BaseException as error:  # SystemExit in a user's function: raised where the result is waited for
+        except BaseException as error:  # SystemExit in a user's function: raised in `result`
             self._error = error
         self._done.set()
 
@@ -79,7 +79,7 @@ def _work(tasks: _Tasks, budget: Budget) -> None:
 
 
 def _stop(tasks: _Tasks, threads: list[threading.Thread]) -> None:
-    """Cancel what has not begun and let every thread end."""
+    """Cancel tasks that have not begun, and let every thread end."""
     while True:
         try:
             task = tasks.get_nowait()
@@ -93,12 +93,12 @@ def _stop(tasks: _Tasks, threads: list[threading.Thread]) -> None:
 
 @final
 class ThreadExecutor(Executor):
-    """`num_threads` threads, started with the first block and ended by `close()` or when nobody holds the executor.
+    """An executor on `num_threads` threads, from the first block until `close()` or garbage collection.
 
     Args:
-        num_threads: As many, or what `budget` has left; without any, the caller's thread works.
+        num_threads: Number of threads, limited by `budget`. Without any, the caller's thread works.
         timeouts: `element_s` for one block.
-        budget: What the threads are taken from; each gives itself back when it has ended.
+        budget: Budget for threads. Each thread returns its share when it ends.
     """
 
     place: StagePlace = "threads"
@@ -114,13 +114,13 @@ class ThreadExecutor(Executor):
         self._starting = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._numbers = itertools.count()
-        self._staying = 0  # threads that were not told to end
-        # The threads hold the queue, not the executor: an abandoned one is collected and stops them.
+        self._staying = 0  # threads without a request to end
+        # The threads refer to the queue, not to the executor: an abandoned executor is collected and stops them.
         self._finalizer = weakref.finalize(self, _stop, self._tasks, self._threads)
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
         task = _Task(spec, block, starts, self._limit_s)
-        with self._starting:  # a prefetching thread and its consumer may both come first; or the one that closes
+        with self._starting:  # a prefetch thread, its consumer and `close` may come at the same time
             if not self._finalizer.alive:
                 raise CancelledError(f"{spec.name} needs an open executor, and this one is closed. Use a new iterator.")
             self._start()
@@ -133,9 +133,9 @@ class ThreadExecutor(Executor):
         return task
 
     def resize(self, num_threads: int) -> int:
-        """Have `num_threads` from now on, or what the budget has left: that number. Who goes first finishes its block.
+        """Set the number of threads, as far as the budget allows, and return it. A thread that ends finishes its block.
 
-        0 is allowed: then the caller's thread works.
+        With 0 threads, the caller's thread works.
         """
         with self._starting:
             if not self._finalizer.alive:
@@ -160,7 +160,7 @@ class ThreadExecutor(Executor):
             self._staying += 1
 
     def close(self) -> None:
-        """End the threads, and wake who waits for a result. A thread whose function does not return is left behind."""
+        """End the threads and wake callers of `result`. A thread whose function does not return is left behind."""
         with self._starting:
             self._finalizer()
             threads, self._threads = self._threads, []

@@ -1,4 +1,4 @@
-"""A map function run over whole blocks by `torch.func.vmap`, where that makes the same of them."""
+"""Vectorisation of a map function over whole blocks with `torch.func.vmap`, where the results are the same."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["VectorisedKernel"]
 @final
 @dataclass(eq=False)
 class VectorisedKernel(Kernel):
-    """Results of `fn` under vmap, as long as the first and the last row of each block are what `plain` makes of them.
+    """A kernel that runs `fn` under vmap while the first and last row of each block equal the results of `plain`.
 
-    A function that vmap cannot run, or that it runs with other results, is called for every element from then on.
+    Once vmap fails or gives other results, the kernel calls the function for every element.
     """
 
     preserves_count: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class VectorisedKernel(Kernel):
         if not self._refused and block.num_rows > 1 and not block.holds_objects:
             try:
                 return self._run_whole(block, start)
-            except Exception as error:  # whatever vmap has against the function: calling it for each element tells
+            except Exception as error:  # any error of vmap: calling the function for each element shows the cause
                 self._refused = True
                 reason = f"{type(error).__name__}: {error}".split("\n")[0]
         else:
@@ -71,21 +71,21 @@ class VectorisedKernel(Kernel):
 
 
 def _mapped(fn: Callable[..., Any], block: Block) -> Block:
-    # Torch is imported by the first block: this layer does without, and so do the workers of other pipelines.
+    # Torch is imported with the first block: pipelines without vectorisation need no torch.
     import torch
 
-    # Copies: `fn` may write to what it gets, and what comes of it is compared with what it makes of `block` again.
+    # Copies: `fn` may write to its arguments, and `plain` runs on `block` again for comparison.
     tensors = [tensor_of_array(column.copy(), torch.from_numpy) for column in block.columns]
     nest = unflatten(block.structure, tensors)
     result = torch.func.vmap(fn)(*nest) if block.structure.kind is tuple else torch.func.vmap(fn)(nest)
     leaves, structure = flatten_element(result)
-    columns = tuple(array_of_tensor(leaf.detach()) for leaf in leaves)  # modules give tensors with gradients
+    columns = tuple(array_of_tensor(leaf.detach()) for leaf in leaves)  # modules return tensors with gradients
     specs = tuple(TensorSpec(column.shape[1:], column.dtype) for column in columns)
     return Block(structure, specs, columns, block.num_rows)
 
 
 def _require_same(made: Sequence[Item], row: int, expected: Sequence[Item]) -> None:
-    """SpecError unless row `row` of the one block in `made` is the one element in `expected`."""
+    """Raise SpecError unless row `row` of the one block in `made` equals the one element in `expected`."""
     (whole,), (one,) = made, expected
     if not isinstance(whole, Block) or not isinstance(one, Block):
         raise SpecError(f"elements fail: row {row} gave {one!r:.80}")

@@ -1,4 +1,4 @@
-"""A block done row by row: the same result as in one piece."""
+"""Combination of row-by-row results into the result of the whole block."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ __all__ = ["join_results"]
 
 
 def join_results(spec: StageSpec, rows: Sequence[StageResult]) -> StageResult:
-    """The result of a block from those of its rows, each run with `starts` as if no kernel dropped anything.
+    """Join the results of the rows of a block, each run with `starts` as if no kernel dropped anything.
 
-    As in a whole block, what a kernel makes first is the measure: a row of another structure or dtype is an error.
+    As in a whole block, the first result of a kernel sets the signature: a row of another structure or dtype is an
+    error.
     """
     signatures = tuple(_first([row.signatures[number] for row in rows]) for number in range(len(spec.kernels)))
     entered = [0] * len(spec.kernels)
     items: list[Item] = []
     for number, row in enumerate(rows):
-        # Behind a filter a row stands further ahead than was assumed when it was sent.
+        # After a filter, the index of a row is lower than the sender assumed.
         items += [_moved(item, entered[_kernel(item)] - number) for item in _checked(spec, row, signatures)]
         entered = [mine + theirs for mine, theirs in zip(entered, row.inputs, strict=True)]
     busy_s, cpu_s = sum(row.busy_s for row in rows), sum(row.cpu_s for row in rows)

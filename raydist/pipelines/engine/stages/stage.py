@@ -23,7 +23,7 @@ __all__ = ["StageIterator"]
 @final
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A block under way, or an error of the input that passes by; and the input's state behind it."""
+    """A block in flight or an error of the input, and the state of the input after it."""
 
     item: SentBlock | ElementError
     input_state: IteratorState
@@ -31,15 +31,15 @@ class _Place:
 
 @final
 class StageIterator(OpIterator):
-    """Keeps a window of blocks in an executor and delivers results in order.
+    """An iterator that keeps a window of blocks in an executor and delivers results in order.
 
-    Its state is the input's, the index at which each kernel goes on, and the items handed out since.
+    The state consists of the input's state, the next index of each kernel, and the number of items handed out since.
 
     Args:
         source: The input.
-        spec: The work.
-        workers: Who does it.
-        meter: Counts it.
+        spec: Kernels to run.
+        workers: Executor settings.
+        meter: Counts the work.
     """
 
     def __init__(self, source: OpIterator, spec: StageSpec, workers: StageWorkers, meter: Meter) -> None:
@@ -85,7 +85,7 @@ class StageIterator(OpIterator):
                 self._ended = True
             except MACHINERY_ERRORS:
                 raise
-            except Exception as error:  # of one element of the input: it passes by, at its place
+            except Exception as error:  # of one element of the input: handed out in its place
                 self._places.append(_Place(ElementError(error), self._source.state_dict()))
                 self._shift(1)
             else:
@@ -94,7 +94,7 @@ class StageIterator(OpIterator):
                 self._shift(block.num_rows)
 
     def _shift(self, count: int) -> None:
-        """The index of the next element is known for kernels before a filter, and assumed for those behind it."""
+        """Advance the next index: exact for kernels before a filter, an assumption for kernels after it."""
         self._next_starts = tuple(start + count for start in self._next_starts)
 
     def _receive(self, outbox: Outbox, place: _Place) -> None:
@@ -105,7 +105,7 @@ class StageIterator(OpIterator):
             result = self._results.receive(place.item, self._starts)
             items, entered = result.items, result.inputs
         self._starts = tuple(start + count for start, count in zip(self._starts, entered, strict=True))
-        if len(self._places) == 1:  # nothing else is under way, so nothing need be assumed
+        if len(self._places) == 1:  # nothing else is in flight, so the index is exact again
             self._next_starts = self._starts
         outbox.put(items, self._border(place.input_state))
 

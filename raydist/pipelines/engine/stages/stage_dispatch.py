@@ -1,4 +1,4 @@
-"""A stage's way to its executor and back: how much is under way, and results made fit to be handed out."""
+"""Dispatch of blocks to a stage's executor: flow control, and checks of the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["StageWorkers", "SentBlock", "StageDispatch"]
 @final
 @dataclass(frozen=True, slots=True)
 class SentBlock:
-    """One block under way; `starts` is where each kernel is assumed to begin."""
+    """One block in flight; `starts` is the assumed first index of each kernel."""
 
     block: Block
     work: Pending
@@ -31,12 +31,12 @@ class SentBlock:
 @final
 @dataclass(frozen=True, slots=True)
 class StageWorkers:
-    """Who does the work of a stage.
+    """The executor of a stage and its limits.
 
     Attributes:
         executor: Runs the blocks.
-        most: Blocks under way at most; None for the executor's window, which may change as it runs.
-        owned: Whether the stage closes the executor.
+        most: Largest number of blocks in flight; None for the executor's window, which may change at run time.
+        owned: True if the stage closes the executor.
         together: Elements that the consumer takes at a time.
     """
 
@@ -47,16 +47,16 @@ class StageWorkers:
 
     @property
     def window(self) -> int:
-        """Blocks under way at most, now."""
+        """The largest number of blocks in flight, now."""
         return self.executor.window if self.most is None else min(self.most, self.executor.window)
 
 
 @final
 class StageDispatch:
-    """Receives the results of one stage, counts its work, and watches the size of its elements.
+    """Sender and receiver of the blocks of one stage, which counts the work and tracks the size of elements.
 
     Attributes:
-        signatures: What each kernel made first, "" for nothing yet: all else is an error.
+        signatures: Signature of each kernel's first result, "" before any. Results with another signature are errors.
     """
 
     def __init__(self, spec: StageSpec, workers: StageWorkers, meter: Meter) -> None:
@@ -67,19 +67,19 @@ class StageDispatch:
         self._size = workers.executor.block_size(spec, workers.together)
 
     def rows(self, limit: int) -> int:
-        """Elements of the next block, for a consumer that wants `limit`."""
+        """Return the number of elements of the next block, for a consumer that wants `limit`."""
         rows = self._size.rows(limit, self._workers.window, self._workers.executor.least_rows)
         self._meter.buffer_limit = rows * self._workers.window
         return rows
 
     def send(self, block: Block, starts: tuple[int, ...], made_in_s: float) -> SentBlock:
-        """Begin the work on a block, which the input made in `made_in_s` seconds."""
+        """Start the work on a block, which the input made in `made_in_s` seconds."""
         self._size.learn_input(made_in_s)
         self._meter.buffered += block.num_rows
         return SentBlock(block, self._workers.executor.submit(self._spec, block, starts), starts)
 
     def receive(self, sent: SentBlock, starts: tuple[int, ...]) -> StageResult:
-        """The result of a block whose first element is, for each kernel, element number `starts`. Waits for it."""
+        """Return the result of a block whose first element has index `starts` for each kernel. Blocks."""
         meter, here = self._meter, self._workers.executor.place == "inline"
         meter.ask()
         begin = time.perf_counter()
@@ -89,25 +89,25 @@ class StageDispatch:
         meter.worked(result, here=here)
         meter.buffered -= sent.block.num_rows
         assumed = sent.starts
-        if assumed != starts and result.is_numbered:  # behind a filter, the numbers were only assumed
+        if assumed != starts and result.is_numbered:  # after a filter, the indices were assumptions
             result, assumed = run_stage(self._spec, sent.block, starts, self.signatures), starts
         self._explain_errors(result.items, assumed, starts)
         self._size.learn(sent.block, result)
         return result
 
     def _result(self, sent: SentBlock) -> StageResult:
-        """The result of a block; one that could not be worked on at all is as many errors as it has elements."""
+        """Return the result of a block. If the block fails as a whole, every element becomes an error."""
         try:
             return self._checked(sent, sent.work.result())
         except MACHINERY_ERRORS:
             raise
-        except Exception as error:  # a function that cannot be loaded by a worker, say
+        except Exception as error:  # such as a function that a worker cannot load
             rows = sent.block.num_rows
             num_kernels = len(self._spec.kernels)
             return StageResult((ElementError(error),) * rows, (rows,) * num_kernels, ("",) * num_kernels)
 
     def _checked(self, sent: SentBlock, result: StageResult) -> StageResult:
-        """The result; made again where it begins with another structure or dtype than the blocks before it."""
+        """Return the result; run the block again if its structure or dtype differs from earlier blocks."""
         if result.signatures == self.signatures:
             return result
         pairs = zip(self.signatures, result.signatures, strict=True)
@@ -118,14 +118,14 @@ class StageDispatch:
         return result
 
     def _explain_errors(self, items: Sequence[Item], assumed: tuple[int, ...], starts: tuple[int, ...]) -> None:
-        """Add what only the stage knows: the index of an element behind a filter."""
+        """Add the index of an element after a filter to its error: only the stage knows it."""
         for item in items:
             if isinstance(item, ElementError) and item.index is not None:
                 index = item.index - assumed[item.kernel] + starts[item.kernel]
                 annotate(item.error, f"In {self._spec.kernels[item.kernel].label}, element {index} of its input.")
 
     def close(self) -> None:
-        """Forget what is under way; close the executor if it is the stage's own."""
+        """Discard the blocks in flight; close the executor if the stage owns it."""
         self._meter.buffered = 0
         if self._workers.owned:
             self._workers.executor.close()

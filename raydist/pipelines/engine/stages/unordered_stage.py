@@ -1,4 +1,4 @@
-"""A stage that hands out blocks as they are finished (`deterministic=False`): a slow one does not hold back others."""
+"""A stage that hands out blocks as they finish (`deterministic=False`): a slow block does not delay the others."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["UnorderedStageIterator"]
 
-_FIRST_NAP_S = 0.0002  # between two looks for a finished block; doubled up to the last
+_FIRST_NAP_S = 0.0002  # between two checks for a finished block; doubled up to the last
 _LAST_NAP_S = 0.005
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A block under way, or an error of the input that passes by; the input's state and the indices before it."""
+    """A block in flight or an error of the input, and the input's state and the indices before it."""
 
     item: SentBlock | ElementError
     input_state: IteratorState
@@ -38,16 +38,17 @@ class _Place:
 
 @final
 class UnorderedStageIterator(OpIterator):
-    """Keeps a window of blocks in an executor and delivers results as they come.
+    """An iterator that keeps a window of blocks in an executor and delivers results as they finish.
 
-    Its state is the input's before the oldest block that was not given, the numbers of younger ones that were, and the
-    items handed out since. In what order blocks were given is noted in `order`; on resuming the notes are followed.
+    The state consists of the input's state before the oldest block not handed out, the numbers of later blocks handed
+    out, and the number of items handed out since. `order` notes the order of blocks; after resuming, the stage follows
+    these notes.
 
     Args:
         source: The input.
-        spec: The work.
-        workers: Who does it.
-        meter: Counts it.
+        spec: Kernels to run.
+        workers: Executor settings.
+        meter: Counts the work.
         order: Notes of this stage.
     """
 
@@ -62,8 +63,8 @@ class UnorderedStageIterator(OpIterator):
         self._places: dict[int, _Place] = {}  # by number, oldest first
         self._next = 0  # number of the next block to be read
         self._next_starts = (0,) * len(spec.kernels)
-        self._first = 0  # number of the oldest block that was not given
-        self._ahead: set[int] = set()  # numbers behind it that were
+        self._first = 0  # number of the oldest block not handed out
+        self._ahead: set[int] = set()  # numbers of later blocks that were handed out
         self._given = 0
         self._ended = False
         self._outbox: Outbox | None = None
@@ -114,7 +115,7 @@ class UnorderedStageIterator(OpIterator):
                 self._begin(item, before, time.perf_counter() - begin)
 
     def _read(self, rows: int) -> Item:
-        """The next block; one that was read before has the size that it had."""
+        """Return the next block; a block that was read before keeps its size."""
         size = self._order.size_of(self._next)
         if size is None:
             return read_item(self._source, rows)
@@ -135,14 +136,14 @@ class UnorderedStageIterator(OpIterator):
         self._next = number + 1
         self._next_starts = tuple(start + count for start in starts)
         self._order.was_read(number, count)
-        if number in self._ahead:  # it was given before the state was saved
+        if number in self._ahead:  # handed out before the state was saved
             self._pass_given()
             return
         sent = item if isinstance(item, ElementError) else self._results.send(item, starts, made_in_s)
         self._places[number] = _Place(sent, before, starts)
 
     def _choose(self) -> int:
-        """The number of the block to give: the noted one, else the oldest that is finished. Waits for it."""
+        """Return the number of the next block: the noted one, else the oldest finished one. Blocks."""
         noted = self._order.number_at(self._given)
         if noted is not None:
             if noted not in self._places:
@@ -183,7 +184,7 @@ class UnorderedStageIterator(OpIterator):
         outbox.put(items, self._border())
 
     def _pass_given(self) -> None:
-        """The oldest block that was not given; or, of those given before a state was saved, the next to be read."""
+        """Advance `_first` past the blocks that were handed out, up to the next one to be read."""
         while self._first in self._ahead and self._first < self._next:
             self._ahead.remove(self._first)
             self._first += 1
