@@ -1,4 +1,4 @@
-"""Checks of the arguments that users give to operations."""
+"""Checks of the arguments of operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["parts_like", "require_choice", "whole_number"]
 
 
 def whole_number(name: str, value: Any) -> int:
-    """`value` as an int: Python's, numpy's or torch's whole numbers; InvalidArgumentError for all else, True included.
+    """Return `value` as an int. Accepts whole numbers of Python, numpy and torch, but no bool.
+
+    Raises:
+        InvalidArgumentError: `value` is no whole number.
 
     >>> whole_number("batch_size", 2.0)
     Traceback (most recent call last):
@@ -28,18 +31,18 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def require_choice(deterministic: Any) -> None:
-    """TypeError unless `deterministic` is a bool, or None for whatever the options say."""
+    """Raise TypeError unless `deterministic` is a bool, or None for the choice of the options."""
     if deterministic is not None and not isinstance(deterministic, bool):
         raise TypeError(f"deterministic must be a bool or None, got {deterministic!r}.")
 
 
 def parts_like(structure: Structure, nest: Any, name: str) -> list[Any]:
-    """What stands in `nest` in the place of each leaf of `structure`: shapes are tuples, and yet no nests.
+    """Return the part of `nest` for each leaf of `structure`. A part may be a tuple, such as a shape.
 
-    None for all leaves, where `nest` is None.
+    If `nest` is None, every part is None.
 
     Raises:
-        InvalidArgumentError: `nest`, the argument `name`, has no such places.
+        InvalidArgumentError: `nest`, the argument `name`, lacks the part of a leaf.
     """
     if nest is None:
         return [None] * structure.num_leaves

@@ -1,4 +1,4 @@
-"""Blocks as `pyarrow.RecordBatch`es and back, without copies where Arrow's layout is numpy's.
+"""Conversion between blocks and `pyarrow.RecordBatch`es, without copies where Arrow's layout is numpy's.
 
 | column of a block                | column of a record batch               | copies |
 |----------------------------------|----------------------------------------|--------|
@@ -40,17 +40,17 @@ __all__ = [
 ]
 
 DTYPE_KEY = b"raydist.dtype"
-"""Which numpy dtype a column had, in the metadata of its field."""
+"""Key of a column's numpy dtype in the metadata of its field."""
 
 
 def arrow_batches(block: Block) -> list[pa.RecordBatch]:
-    """One record batch per element, whose rows are the entries of the element's first dimension."""
-    places = block.structure.places()  # columns as a user sees the keys of the elements
+    """Return one record batch per element, whose rows are the entries of the element's first dimension."""
+    places = block.structure.places()  # columns in the order of keys that the user sees
     return [block_to_arrow(rows_of_batch(block.slice(row, row + 1))).select(places) for row in range(block.num_rows)]
 
 
 def block_to_arrow(block: Block) -> pa.RecordBatch:
-    """A record batch with one row per element and one column per leaf, named by the leaf's path ("value" for a single).
+    """Return a record batch with one row per element and one column per leaf, named by path ("value" if single).
 
     >>> from raydist.pipelines.elements.rows import block_of_rows
     >>> block_to_arrow(block_of_rows([{"x": 1, "y": "a"}])).column_names
@@ -70,10 +70,10 @@ def _dtype_text(column: Column, spec: TensorSpec) -> bytes:
 
 
 def block_of_arrow(batch: pa.RecordBatch, structure: Structure) -> Block:
-    """The block that :func:`block_to_arrow` made `batch` of. Its columns are read-only where they map the batch.
+    """Return the block from which :func:`block_to_arrow` made `batch`. Columns that map the batch are read-only.
 
     Raises:
-        SpecError: The batch has another number of columns than the structure has leaves.
+        SpecError: The number of columns differs from the number of leaves of the structure.
     """
     if batch.num_columns != structure.num_leaves:
         raise SpecError(
@@ -97,7 +97,7 @@ def _spec(column: Column, dtype: np.dtype[Any]) -> TensorSpec:
 
 
 def column_to_arrow(column: Column) -> pa.Array:
-    """A column as an Arrow array, with one entry a row."""
+    """Return a column as an Arrow array, with one entry per row."""
     column = as_bits(column)
     if column.dtype.kind == "c":
         halves = np.ascontiguousarray(column).view(f"f{column.dtype.itemsize // 2}")
@@ -122,12 +122,12 @@ def _tensors(column: Column) -> pa.Array:
 def _numbers(column: Column) -> pa.Array:
     if column.dtype.kind not in "iuf" or not column.dtype.isnative:
         return pa.array(column)
-    values = pa.py_buffer(np.ascontiguousarray(column))  # `pa.array` would load pandas first, which takes 0.3 s
+    values = pa.py_buffer(np.ascontiguousarray(column))  # `pa.array` would import pandas first, which takes 0.3 s
     return pa.Array.from_buffers(pa.from_numpy_dtype(column.dtype), len(column), [None, values])
 
 
 def _lists(values: pa.Array, size: int, count: int) -> pa.Array:
-    """`count` lists of `size` values; unlike `FixedSizeListArray.from_arrays` it takes a size of 0."""
+    """Return `count` lists of `size` values. Unlike `FixedSizeListArray.from_arrays`, a size of 0 works."""
     return pa.Array.from_buffers(pa.list_(values.type, size), count, [None], children=[values])
 
 
@@ -154,7 +154,7 @@ def _ragged(column: Column) -> pa.Array:
 
 
 def column_of_arrow(array: pa.Array, dtype: np.dtype[Any]) -> Column:
-    """The column of `dtype` that :func:`column_to_arrow` made `array` of; read-only where it maps the array."""
+    """Return the column of `dtype` from which :func:`column_to_arrow` made `array`; read-only if it maps the array."""
     if pa.types.is_struct(array.type):
         return _of_ragged(array, dtype)
     if has_bits(dtype):
@@ -171,7 +171,7 @@ def column_of_arrow(array: pa.Array, dtype: np.dtype[Any]) -> Column:
 
 
 def maps(array: pa.Array, dtype: np.dtype[Any]) -> bool:
-    """Whether :func:`column_of_arrow` gives the memory of `array` itself, whatever its length."""
+    """Return True if :func:`column_of_arrow` returns the memory of `array` itself, for any length."""
     if isinstance(array.type, pa.FixedShapeTensorType):
         return True
     return _is_plain(array, bits_dtype(dtype))
@@ -183,7 +183,7 @@ def _is_plain(array: pa.Array, dtype: np.dtype[Any]) -> bool:
 
 
 def _of_numbers(array: pa.Array, dtype: np.dtype[Any]) -> Column:
-    values = array.buffers()[1]  # `to_numpy` would load pandas first
+    values = array.buffers()[1]  # `to_numpy` would import pandas first
     if not len(array) or values is None:
         return np.empty(0, dtype)
     column = np.frombuffer(values, dtype, len(array), array.offset * dtype.itemsize)

@@ -1,4 +1,4 @@
-"""From the schema of a table and a user's choices to how its columns become leaves."""
+"""Conversion of a table's schema, with the user's choices about nulls and decimals, to leaves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ADVICE = (
     "Give fill_null=value (or {column: value}) to fill nulls, null_masks=True to get a mask leaf beside each column"
 )
 _DECIMALS = {"float64": pa.float64(), "text": pa.string()}
-_NO_VALUE: Any = object()  # in the place of a fill value
+_NO_VALUE: Any = object()  # stands for a missing fill value
 _NAT = np.datetime64("NaT").astype(np.int64).item()
 _BOOL8 = "arrow.bool8"
 
@@ -38,12 +38,12 @@ _BOOL8 = "arrow.bool8"
 @final
 @dataclass(frozen=True)
 class Conversion:
-    """A user's choices about nulls and decimals: the arguments of `from_parquet` and `from_arrow`.
+    """The user's choices about nulls and decimals: the arguments of `from_parquet` and `from_arrow`.
 
     Attributes:
-        fill_null: A value for nulls, or a dict of them by column; None: nulls stay.
-        null_masks: Whether columns get boolean leaves that tell nulls, or the names of the columns that do.
-        decimals: Type of the leaves of decimals, "float64" or "text".
+        fill_null: A value for nulls, or a dict of values by column; None keeps nulls.
+        null_masks: True if columns get boolean leaves that mark nulls, or the names of such columns.
+        decimals: Type of the leaves of decimal columns, "float64" or "text".
         by_default: Fill values of columns for which the user gives none by name.
     """
 
@@ -54,7 +54,7 @@ class Conversion:
 
     @classmethod
     def of(cls, fill_null: Any, null_masks: bool | Sequence[str], decimals: str) -> Conversion:
-        """Check the arguments, as far as that needs no schema."""
+        """Check the arguments, as far as possible without a schema."""
         if decimals not in _DECIMALS:
             raise InvalidArgumentError(f'decimals must be "float64" or "text", got {decimals!r}.')
         if isinstance(null_masks, bool):
@@ -64,7 +64,7 @@ class Conversion:
         return cls(fill_null, tuple(null_masks), decimals)
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise InvalidArgumentError where a column does not exist, or a fill value fits nothing."""
+        """Raise InvalidArgumentError if a named column does not exist, or a fill value fits no column."""
         by_column = isinstance(self.fill_null, Mapping)
         filled = list(self.fill_null) if by_column else []
         masked = [] if isinstance(self.null_masks, bool) else list(self.null_masks)
@@ -89,7 +89,7 @@ class Conversion:
             )
 
     def of_column(self, column: str) -> _Choice:
-        """The choices for one column."""
+        """Return the choices for one column."""
         fill = self.by_default.get(column, _NO_VALUE if self.fill_null is None else self.fill_null)
         if isinstance(self.fill_null, Mapping):
             fill = self.fill_null.get(column, self.by_default.get(column, _NO_VALUE))
@@ -100,33 +100,33 @@ class Conversion:
 @final
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A user's choices about one value; see :class:`Conversion`."""
+    """The user's choices about one value; see :class:`Conversion`."""
 
     fill: Any
     masked: bool
     decimals: str
 
     def filled(self, fill: Any) -> _Choice:
-        """The same with another fill value."""
+        """Return the same choices with another fill value."""
         return _Choice(fill, self.masked, self.decimals)
 
 
 def null_error(column: str, place: str, otherwise: str) -> SpecError:
-    """The error of a null at a place of a table; `otherwise` says how to leave its row out."""
+    """Return the error for a null at a place of a table; `otherwise` says how to drop the row."""
     return SpecError(
         f"Elements must not have nulls, but column {column!r} has one in {place}. {_ADVICE}, or {otherwise}."
     )
 
 
 def fields_of_schema(schema: pa.Schema, conversion: Conversion) -> tuple[ArrowField, ...]:
-    """The columns of a schema as leaves.
+    """Return the columns of a schema as fields.
 
     >>> fields = fields_of_schema(pa.schema({"x": pa.int8(), "days": pa.list_(pa.date32())}), Conversion())
     >>> [field.specs() for field in fields]
     [{'x': TensorSpec(shape=(), dtype=int8)}, {'days': TensorSpec(shape=(None,), dtype=datetime64[D])}]
 
     Raises:
-        SpecError: No column, two leaves of one name, or a type that no tensor can hold.
+        SpecError: There is no column, two leaves have one name, or no tensor can hold a type.
     """
     if len(schema) == 0:
         raise SpecError("A table must have at least one column, got none. Write it with one.")
@@ -200,7 +200,7 @@ def _list(kind: Any, shape: tuple[int, ...] | None, path: str, choice: _Choice, 
 
 
 def _whole_list(kind: Any, fill: Any, of_pairs: bool) -> Any:
-    """A list as a scalar that Arrow can fill nulls with; None where it does not fit."""
+    """Return a list as an Arrow scalar that can replace nulls; None where the list does not fit."""
     values = fill.tolist() if isinstance(fill, np.ndarray) else list(fill)
     if pa.types.is_fixed_size_list(kind):
         values = np.asarray(values, object).reshape(-1).tolist()
@@ -225,7 +225,7 @@ def _leaf(kind: Any, path: str, choice: _Choice) -> ArrowLeaf:
 
 
 def _representation(kind: Any, path: str) -> tuple[np.dtype[Any], pa.DataType, Any]:
-    """The dtype of a leaf, the Arrow type that it is read as, and what stands for a null."""
+    """Return the dtype of a leaf, the Arrow type of its values, and the replacement for nulls."""
     for is_kind, dtype, null in _PLAIN:
         if is_kind(kind):
             return dtype or np.dtype(kind.to_pandas_dtype()), kind, null
@@ -268,7 +268,7 @@ def _inferred(fill: Any) -> Any:
 
 
 def _fitting(fill: Any, dtype: np.dtype[Any], kind: pa.DataType) -> Any:
-    """A fill value as a leaf has it; _NO_VALUE where it does not fit."""
+    """Return a fill value as a value of the leaf; _NO_VALUE where it does not fit."""
     try:
         if dtype.kind in "mM":
             return _time(fill, dtype)
@@ -282,7 +282,7 @@ def _fitting(fill: Any, dtype: np.dtype[Any], kind: pa.DataType) -> Any:
 
 
 def _time(fill: Any, dtype: np.dtype[Any]) -> Any:
-    """A date, a time or a duration as a number of the units of the leaf."""
+    """Return a date, a time or a duration as a number of units of the leaf."""
     if isinstance(fill, datetime.time):
         fill = datetime.datetime.combine(datetime.date.min, fill) - datetime.datetime.min
     if isinstance(fill, datetime.datetime) and fill.tzinfo is not None:

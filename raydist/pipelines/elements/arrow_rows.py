@@ -1,6 +1,6 @@
-"""Rows of Arrow tables, of any origin, as blocks: columns by name as a dict.
+"""Conversion of the rows of any Arrow table to blocks: each row is a dict of its columns by name.
 
-(Blocks as record batches of raydist's own, and back: `arrow.py`.)
+(`arrow.py` converts raydist's own blocks to record batches and back.)
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _AS_IT_IS = Conversion()
 
 @final
 class RowSchema:
-    """Makes blocks of the rows of tables of one schema.
+    """A converter of the rows of tables with one schema to blocks.
 
     Attributes:
-        schema: Of the tables.
+        schema: Schema of the tables.
         spec: Nest of TensorSpec of one row.
     """
 
@@ -38,9 +38,9 @@ class RowSchema:
         self._specs, self._structure = flatten(self.spec)
 
     def block(self, batch: pa.RecordBatch) -> tuple[Block, Mapping[int, str]]:
-        """The rows of `batch`, and those with a null that has no value here: a column with one by the row's number.
+        """Return the rows of `batch`, and for each row with a null that has no replacement, one such column.
 
-        Numbers are not copied: their columns are read-only.
+        Numbers are not copied: such columns are read-only.
         """
         nulls = RowNulls()
         spread = Spread(batch.num_rows)
@@ -51,7 +51,7 @@ class RowSchema:
         return Block(self._structure, tuple(self._specs), tuple(leaves), batch.num_rows), nulls.rows
 
     def items(self, batch: pa.RecordBatch, null_error: Callable[[int, str], RaydistError]) -> list[Item]:
-        """The rows of `batch`; where one has such a null, `null_error(row, column)` stands in its place."""
+        """Return the rows of `batch`, with `null_error(row, column)` in place of each row with such a null."""
         block, nulls = self.block(batch)
         if not nulls:
             return [block]
@@ -65,7 +65,7 @@ class RowSchema:
         return items if start == batch.num_rows else [*items, block.slice(start, batch.num_rows)]
 
     def null_rows(self, batch: pa.RecordBatch) -> dict[int, str]:
-        """The rows with such a null, as `block` finds them; looks only at columns that may have one."""
+        """Return the rows with such a null, like `block`; reads only columns that may have one."""
         nulls = RowNulls()
         for field, array in zip(self._fields, batch.columns, strict=True):
             if may_have_nulls(array):

@@ -1,7 +1,7 @@
 """Arrow types as leaves of elements.
 
-The classes describe what a type becomes (`arrow_fields.py` makes them from a schema): they give the specs of leaves,
-and make columns of arrays.
+The classes describe the leaves of a type (`arrow_fields.py` makes them from a schema). Their methods return the specs
+of the leaves, and make columns from arrays.
 
 | Arrow type                               | leaf                                                                      |
 |------------------------------------------|---------------------------------------------------------------------------|
@@ -10,10 +10,10 @@ and make columns of arrays.
 | dates, timestamps                        | `datetime64` with the unit of the type; with a time zone: the UTC instant |
 | times of day, durations                  | `timedelta64` with the unit of the type; times since midnight             |
 | decimals                                 | float64 or str                                                            |
-| dictionaries, run-end encoded, extension | what their values or their storage are                                    |
+| dictionaries, run-end encoded, extension | the leaf of their values or of their storage type                         |
 | struct                                   | a dict                                                                    |
 | fixed-size list, `fixed_shape_tensor`    | a further dimension                                                       |
-| list                                     | a dimension of differing length; of structs: a dict of such leaves        |
+| list                                     | a dimension of any length; a list of structs: a dict of such leaves       |
 | list in a list                           | a dict: "values" of all inner lists, joined, and their "lengths"          |
 | map                                      | a dict of lists: "keys" and "values"                                      |
 """
@@ -49,12 +49,12 @@ __all__ = [
 
 _Mask = np.ndarray[Any, np.dtype[np.bool_]]
 ITEM = "_item"
-"""The name of the items of lists: that of their masks is made with it."""
+"""Name of the items of lists, which is part of the names of their masks."""
 
 
 @final
 class RowNulls:
-    """The rows with a null that has neither a fill value nor a mask, and one column of each."""
+    """The rows with a null that has neither a fill value nor a mask, with one column each."""
 
     def __init__(self) -> None:
         self.rows: dict[int, str] = {}
@@ -72,8 +72,8 @@ class Spread:
 
     Attributes:
         num_rows: Rows of the block.
-        shape: Dimensions of fixed length inside a row, or inside each entry of a list of the row.
-        ends: For lists: how many entries (of that shape) the rows up to each row have. None: each row has one.
+        shape: Dimensions of fixed length inside a row, or inside each entry of a row's list.
+        ends: For lists: number of entries (of that shape) up to the end of each row. None: each row has one entry.
     """
 
     num_rows: int
@@ -81,7 +81,7 @@ class Spread:
     ends: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
     def column(self, values: np.ndarray[Any, Any]) -> Column:
-        """The rows of `values`, which has one value for each entry of the array."""
+        """Return the column of rows of `values`, which has one value for each entry of the array."""
         values = values.reshape(self._count, *self.shape, *values.shape[1:])
         if self.ends is None:
             return values
@@ -95,32 +95,32 @@ class Spread:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def rows(self, mask: _Mask) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The rows in which `mask`, which has one value for each entry, is true."""
+        """Return the rows in which `mask`, which has one value for each entry, is true."""
         found = np.flatnonzero(mask) // max(1, math.prod(self.shape))
         return np.unique(found if self.ends is None else np.searchsorted(self.ends, found, side="right"))
 
     def fixed(self, shape: tuple[int, ...]) -> Spread:
-        """The distribution of the values of arrays of this shape."""
+        """Return the distribution of the values of arrays of this shape."""
         return Spread(self.num_rows, (*self.shape, *shape), self.ends)
 
     def listed(self, lengths: np.ndarray[Any, np.dtype[np.int64]]) -> Spread:
-        """The distribution of the values of lists of these lengths."""
+        """Return the distribution of the values of lists of these lengths."""
         sums = np.concatenate([[0], np.cumsum(lengths)])
         entries = np.arange(1, self.num_rows + 1) if self.ends is None else self.ends
         return Spread(self.num_rows, (), sums[entries * math.prod(self.shape)])
 
     @property
     def is_flat(self) -> bool:
-        """Whether each row has one entry."""
+        """Return True if each row has one entry."""
         return self.ends is None and not self.shape
 
 
 class _Made(NamedTuple):
-    """A nest of specs or columns, and the masks of list items: they stand beside the value, under its name and theirs.
+    """A nest of specs or columns, and the masks of list items, which become siblings of the value.
 
     Attributes:
         nest: The nest.
-        masks: The ends of names, and specs or columns.
+        masks: Suffixes of names, and the specs or columns of the masks.
     """
 
     nest: Any
@@ -128,18 +128,18 @@ class _Made(NamedTuple):
 
 
 class ArrowValue(ABC):
-    """An Arrow type."""
+    """Interface of an Arrow type."""
 
     fills: bool
-    """Whether nulls of this type get a value."""
+    """True if nulls of this type have a replacement."""
 
     @abstractmethod
     def specs(self, shape: tuple[int | None, ...]) -> _Made:
-        """The nest of TensorSpec, with the dimensions of the lists around."""
+        """Return the nest of TensorSpec, with the dimensions of the surrounding lists."""
 
     @abstractmethod
     def columns(self, array: pa.Array, spread: Spread, nulls: RowNulls) -> _Made:
-        """The nest of columns of an array. Nulls that have no other value are zeros or empty."""
+        """Return the nest of columns of an array. Nulls without replacement are zeros or empty."""
 
 
 @final
@@ -148,11 +148,11 @@ class ArrowField:
     """A column of a table, a field of a struct, or the items of a list.
 
     Attributes:
-        name: Its key in the dict that it belongs to.
-        path: Its place in the schema, for messages.
-        value: Its type.
+        name: Key in the surrounding dict.
+        path: Place in the schema, for messages.
+        value: Type of the values.
         nullable: Whether the schema allows nulls.
-        masked: Whether its column has masks.
+        masked: True if the user wants masks for this column.
     """
 
     name: str
@@ -162,16 +162,16 @@ class ArrowField:
     masked: bool
 
     def specs(self, shape: tuple[int | None, ...] = ()) -> dict[str, Any]:
-        """TensorSpecs by key."""
+        """Return the TensorSpecs by key."""
         mask = TensorSpec(shape, np.bool_) if self.masked and self.nullable else None
         return self._named(self.value.specs(shape), mask)
 
     def columns(self, array: pa.Array, spread: Spread, nulls: RowNulls, outer: _Mask | None = None) -> dict[str, Any]:
-        """Columns of an array by key. `outer` tells the entries that are null because what they belong to is."""
+        """Return the columns of an array by key. `outer` marks entries that are null because their parent is null."""
         array = plain_array(array)
         if outer is not None:
             array = pa.StructArray.from_arrays([array], names=["value"], mask=pa.array(outer)).flatten()[0]
-            nulls = RowNulls() if self.masked and not self.nullable else nulls  # the mask of the outer value tells
+            nulls = RowNulls() if self.masked and not self.nullable else nulls  # the mask of the parent marks the null
         mask = _null_mask(array)
         if mask is not None and not (self.masked and self.nullable) and not self.value.fills:
             nulls.add(self.path, spread.rows(mask))
@@ -188,13 +188,13 @@ class ArrowField:
 @final
 @dataclass(frozen=True, slots=True)
 class ArrowLeaf(ArrowValue):
-    """Numbers, text or times.
+    """A type of numbers, text or times.
 
     Attributes:
-        dtype: Of the leaf.
-        kind: The Arrow type that values are read as.
-        null: What stands for a null, as a value of `kind`.
-        fills: Whether the user chose that.
+        dtype: Dtype of the leaf.
+        kind: Arrow type to which values are cast.
+        null: Replacement for nulls, as a value of `kind`.
+        fills: True if the user chose the replacement.
     """
 
     dtype: np.dtype[Any]
@@ -209,7 +209,7 @@ class ArrowLeaf(ArrowValue):
         if pa.types.is_null(array.type):
             array = pa.nulls(len(array), self.kind)
         elif pa.types.is_decimal(array.type):
-            array = array.cast(pa.string())  # a cast from there to float64 rounds correctly, one from decimals does not
+            array = array.cast(pa.string())  # text to float64 rounds correctly, a cast of decimals does not
         elif self.dtype.kind in "mM":
             array = array.view(pa.int64() if array.type.bit_width == 64 else pa.int32())
         if array.type != self.kind:
@@ -225,7 +225,7 @@ class ArrowLeaf(ArrowValue):
 @final
 @dataclass(frozen=True, slots=True)
 class ArrowStruct(ArrowValue):
-    """Named values."""
+    """A type of named values."""
 
     fields: tuple[ArrowField, ...]
     fills: bool
@@ -244,13 +244,13 @@ class ArrowStruct(ArrowValue):
 @final
 @dataclass(frozen=True, slots=True)
 class ArrowList(ArrowValue):
-    """Lists.
+    """A type of lists.
 
     Attributes:
-        items: What the lists hold, under the name "_item".
-        shape: Dimensions of their values; None: the length differs.
-        fill: A whole list for nulls; None: an empty list, or one of items that have a fill value.
-        fills: Whether nulls get a value.
+        items: Field of the items, with the name "_item".
+        shape: Dimensions of the lists; None for lists of any length.
+        fill: A whole list as replacement for nulls; None: an empty list, or a list of replacement items.
+        fills: True if nulls have a replacement.
     """
 
     items: ArrowField
@@ -285,13 +285,13 @@ class ArrowList(ArrowValue):
 
 
 def _unnamed(found: dict[str, Any]) -> _Made:
-    """The value of the items of a list, and its masks."""
+    """Return the nest of the items of a list, and their masks."""
     nest = found.pop(ITEM)
     return _Made(nest, found)
 
 
 def _flat(array: pa.Array, lengths: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
-    """The items of lists, one list after the other. None are of nulls."""
+    """Return the items of lists, one list after the other. Null lists have none."""
     if not (pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type)):
         return array.flatten()
     starts = np.cumsum(lengths) - lengths  # `flatten` of views loses items of the null type
@@ -302,30 +302,30 @@ def _flat(array: pa.Array, lengths: np.ndarray[Any, np.dtype[np.int64]]) -> pa.A
 
 
 def _null_mask(array: pa.Array) -> _Mask | None:
-    """Which entries are null; None where none is."""
+    """Return the mask of null entries; None if there are none."""
     return np.asarray(array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else None
 
 
 def plain_array(array: pa.Array) -> pa.Array:
-    """The same values in an array whose type says only what they are."""
+    """Return the same values in an array without dictionary, run-end, extension, view or map type."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return plain_array(array.storage)
     if pa.types.is_dictionary(kind):
         return plain_array(array.dictionary_decode())
     if pa.types.is_run_end_encoded(kind):
-        entries = np.arange(array.offset, array.offset + len(array))  # `run_end_decode` does not know all types
+        entries = np.arange(array.offset, array.offset + len(array))  # `run_end_decode` does not support all types
         runs = np.searchsorted(array.run_ends.to_numpy(), entries, side="right")
         return plain_array(array.values).take(pa.array(runs))
     plain = plain_type(kind)
-    if pa.types.is_map(kind):  # a map lies as a list of structs does, and a cast loses values of the null type
+    if pa.types.is_map(kind):  # a map has the layout of a list of structs, and a cast loses values of the null type
         pairs = pa.StructArray.from_arrays([array.keys, array.items], fields=list(plain.value_type))
         return pa.Array.from_buffers(plain, len(array), array.buffers()[:2], offset=array.offset, children=[pairs])
     return array if plain == kind else array.cast(plain)
 
 
 def plain_type(kind: Any) -> pa.DataType:
-    """The type of the plain array."""
+    """Return the type of the plain array."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
@@ -340,7 +340,7 @@ def plain_type(kind: Any) -> pa.DataType:
 
 
 def may_have_nulls(array: pa.Array) -> bool:
-    """Whether a null may lie in the array at any depth. Looks at no value."""
+    """Return True if the array may contain a null at any depth. Reads no value."""
     kind = array.type
     if array.null_count:
         return True
@@ -356,7 +356,7 @@ def may_have_nulls(array: pa.Array) -> bool:
 
 
 def read_names(fields: Iterable[pa.Field]) -> None:
-    """Raise UnicodeDecodeError where a name is no text. Arrow decodes names when they are asked for."""
+    """Raise UnicodeDecodeError if a name is no text. Arrow decodes names on access."""
     for one in fields:
         _ = one.name
         if pa.types.is_nested(one.type):

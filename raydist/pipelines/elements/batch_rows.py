@@ -1,4 +1,4 @@
-"""The rows of a batch that is one element: what `unbatch` hands out, and how batches become Arrow tables."""
+"""The rows of a batch that is one element, for `unbatch` and for Arrow tables."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["row_spec", "rows_of_batch"]
 
 
 def row_spec(spec: TensorSpec) -> TensorSpec:
-    """The spec of one row of a leaf.
+    """Return the spec of one row of a leaf.
 
     Raises:
         InvalidArgumentError: The leaf has no first dimension.
-        SpecError: The leaf is no tensor, and no list of tensors.
+        SpecError: The leaf is neither a tensor nor a list of tensors.
     """
     _require_tensors(spec)
     if spec.shape == ():
@@ -32,11 +32,11 @@ def _require_tensors(spec: TensorSpec) -> None:
 
 
 def rows_of_batch(batch: Block) -> Block:
-    """The rows of one element as a block.
+    """Return the rows of one element as a block.
 
     Raises:
         InvalidArgumentError: A leaf has no first dimension, or first dimensions differ.
-        SpecError: A leaf is no tensor, and no list of tensors.
+        SpecError: A leaf is neither a tensor nor a list of tensors.
     """
     for spec in batch.specs:
         _require_tensors(spec)
@@ -49,7 +49,7 @@ def rows_of_batch(batch: Block) -> Block:
 
 
 def _entries(leaf: Any) -> Any:
-    """The entries of a list of tensors as a column; any other leaf itself."""
+    """Return the entries of a list of tensors as a column; any other leaf itself."""
     if not isinstance(leaf, ListLeaf):
         return leaf
     return stack_leaves(leaf.entries, set(map(type, leaf.entries)))[0] if leaf.entries else object_column([])

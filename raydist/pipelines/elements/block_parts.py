@@ -1,13 +1,13 @@
-"""Columns made of the values that a function returned: which arrays are taken over, which are copied, and when.
+"""Columns from the values that a function returned: the choice between taking arrays over and copying them.
 
-A large block is made some rows at a time, so that what was just made is copied while the processor's cache holds it.
-2,560 images of 3 KB, made by a function one by one and then stacked, took 3.4 us each, as every byte went to memory and
-back twice; 128 to 256 at a time, each stacked at its place in the block, 2.4 us.
+Large blocks are stacked from small groups of results, because copying is faster while the results are in the
+processor's cache. 2,560 images of 3 KB from a function took 3.4 us each when stacked at the end, as every byte went to
+memory and back twice; groups of 128 to 256, each stacked at its place in the block, took 2.4 us.
 
-Elements are the values that a function returned, whatever it does to its memory later (tf.data copies each result at
-once). To copy every result would cost all functions what few need, so the first two tell. An array is taken over where
-nobody else can reach it: Python counts the references to each object, and an array that only its result refers to has
-left the function for good. Any other is copied, as small ones always are.
+Elements are the values that a function returned, even if it writes to its memory later (tf.data copies each result at
+once). Few functions need copies, so the first two results decide (:class:`ReusedResults`). An array is taken over if
+nothing else can reach it: Python counts references, and an array that only its result refers to has left the function
+for good. All other arrays are copied, and small ones always.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from raydist.pipelines.elements.spec import TensorSpec
 
 __all__ = ["BlockInParts", "ReusedResults", "large_blocks", "rows_together"]
 
-_LARGE_BYTES = 1 << 16  # copying less costs no more than a block of its own does
+_LARGE_BYTES = 1 << 16  # a copy of fewer bytes costs no more than a separate block
 
 _Array = np.ndarray
 
 
 def large_blocks(values: list[Any]) -> list[Block] | None:
-    """A block for each of `values`, which are taken out of the list; None where they are not large and dense.
+    """Return a block for each of `values`, which is emptied; None where the values are not large and dense.
 
     A value is an array, or a plain tuple or dict of arrays.
     """
@@ -50,7 +50,7 @@ def large_blocks(values: list[Any]) -> list[Block] | None:
 
 
 def _is_large(value: Any) -> bool:
-    if type(value) is _Array:  # the common case, and each microsecond counts: it is paid for every batch
+    if type(value) is _Array:  # the common case, for every batch: each microsecond counts
         return bool(value.nbytes >= _LARGE_BYTES)
     return bool(sum(leaf.nbytes for leaf in _arrays(value)[0]) >= _LARGE_BYTES)
 
@@ -63,7 +63,7 @@ def _holds_numbers(value: Any) -> bool:
 
 
 def _arrays(value: Any) -> tuple[Sequence[Any], Structure]:
-    """The leaves of a value and its nest; no leaves where it is anything but arrays, or has deeper parts."""
+    """Return the leaves of a value and its nest; no leaves unless all of them are arrays at depth 0 or 1."""
     kind = type(value)
     if kind is _Array:
         return (value,), LEAF
@@ -75,7 +75,7 @@ def _arrays(value: Any) -> tuple[Sequence[Any], Structure]:
 
 
 def _taken_over(values: list[Any]) -> Block:
-    """The last of `values`."""
+    """Remove the last of `values` and return it as a block."""
     most = _OURS[type(values[-1])]
     leaves, structure, references = _popped(values)
     columns = tuple([_column(leaf, is_ours=count <= most) for leaf, count in zip(leaves, references, strict=True)])
@@ -88,7 +88,7 @@ def _spec(shape: tuple[int, ...], dtype: np.dtype[Any]) -> TensorSpec:
 
 
 def _popped(values: list[Any]) -> tuple[Sequence[Any], Structure, list[int]]:
-    """The arrays of the last value, taken out of the list; and how many references there are to it and to each."""
+    """Remove the last value; return its arrays, its nest, and the counts of references to the value and each array."""
     value = values.pop()
     held = sys.getrefcount(value)
     leaves, structure = _arrays(value)
@@ -102,7 +102,7 @@ def _column(leaf: np.ndarray[Any, Any], *, is_ours: bool) -> Column:
 
 
 def _fewest(make: Callable[[], Any]) -> int:
-    """The references that there are where nobody but us holds a value: found out, for they differ between Pythons."""
+    """Return the reference count of a value that nothing else holds: measured, because it differs between Pythons."""
     return _popped([make()])[2][0]
 
 
@@ -115,15 +115,15 @@ _OURS = {
 
 @final
 class ReusedResults:
-    """Whether a function returns memory that it goes on writing to: found out in its first block of several rows."""
+    """A check of whether a function returns memory that it writes to later, made in its first block of several rows."""
 
     def __init__(self) -> None:
         self._found: bool | None = None
 
     def begin(self, calls: RowCalls, num_rows: int) -> tuple[list[Any], list[int]]:
-        """The first results of `calls`, of `num_rows`, and which are errors; none where nothing need be found out.
+        """Return the first results of `calls`, of `num_rows`, and the rows with errors; nothing if already checked.
 
-        What the function returns after these is copied where it shares memory.
+        If results share memory, `calls` copies all later results.
         """
         if self._found is not None or num_rows < 2:
             calls.make_own = _copied if self._found else None
@@ -140,7 +140,7 @@ class ReusedResults:
 
 
 def _share_memory(first: Any, second: Any) -> bool:
-    """Whether two results are, or have in the same place, one object that can be written to.
+    """Return True if two results are one mutable object, or contain one in the same place.
 
     >>> array = np.zeros(3)
     >>> _share_memory((array, 1), (array, 1)), _share_memory((1, "a"), (1, "a"))
@@ -160,19 +160,19 @@ def _copied(value: Any) -> Any:
 
 
 def _copied_leaf(leaf: Any) -> Any:
-    """A copy; `leaf` itself where it cannot be copied: it is no tensor, which is told where elements are made of it."""
+    """Return a copy; `leaf` itself if copying fails. Such a leaf is no tensor, and making elements of it raises."""
     with contextlib.suppress(Exception):
         if isinstance(leaf, np.ndarray | list):
             return copy.deepcopy(leaf)
-        return leaf.clone()  # a tensor of torch's: this layer does without
+        return leaf.clone()  # a torch tensor, without an import of torch
     return leaf
 
 
-_PART_BYTES = 1 << 19  # with the results that it is stacked from, what a core's own cache of 1 MB holds
+_PART_BYTES = 1 << 19  # bytes that fit, with the results that are stacked, into a core's cache of 1 MB
 
 
 def rows_together(result: Any) -> int:
-    """How many results of a function like this one are a part; any number of those that are no dense numbers."""
+    """Return the number of results like this one in a group; no limit for results that are not dense numbers."""
     (item,) = items_of_rows([result])
     if not isinstance(item, Block) or not _is_dense(item):
         return sys.maxsize
@@ -181,7 +181,7 @@ def rows_together(result: Any) -> int:
 
 @final
 class BlockInParts:
-    """The results of `num_rows` elements, handed in some at a time; dense ones of one kind become one block.
+    """Collector of the results of `num_rows` elements, in groups; dense results of one kind become one block.
 
     >>> from raydist.pipelines.elements.rows import block_of_rows
     >>> whole = BlockInParts(5)
@@ -194,12 +194,12 @@ class BlockInParts:
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
         self._items: list[Item] = []
-        self._given = 0  # results so far
-        self._open: Block | None = None  # being filled; it has room for all that may come
-        self._filled = 0  # rows of it
+        self._given = 0  # results added so far
+        self._open: Block | None = None  # the block being filled, with room for all remaining results
+        self._filled = 0  # rows of it that are filled
 
     def add(self, items: Sequence[Item]) -> None:
-        """The next results. Their memory is the caller's again: dense columns are copied."""
+        """Add the next results. Dense columns are copied, so the caller may reuse their memory."""
         for item in items:
             if not isinstance(item, Block):
                 self._keep(item, 1)
@@ -213,7 +213,7 @@ class BlockInParts:
                 self._keep(item, item.num_rows)
 
     def items(self) -> list[Item]:
-        """All results. To be called once, at the end."""
+        """Return all results. Must be called once, at the end."""
         self._end_block()
         return self._items
 

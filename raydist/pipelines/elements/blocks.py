@@ -1,8 +1,8 @@
-"""Blocks: some consecutive elements as columns, the unit in which a pipeline moves and works.
+"""Blocks: consecutive elements as columns, the unit in which a pipeline moves and processes data.
 
-A block of n elements holds one column per leaf. A column of a fixed-shape number is one dense array of shape
-(n, *leaf_shape); anything else (bytes, str, arrays of varying shape) is an object array whose first axis has n entries.
-So `batch` is a reshape, `take` a slice, and a shuffle one gather.
+A block of n elements holds one column per leaf. A column of numbers of one shape is a dense array of shape (n,
+*leaf_shape); anything else (bytes, str, arrays of varying shape) is an object array whose first axis has n entries. So
+`batch` is a reshape, `take` a slice, and a shuffle one gather.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Column = np.ndarray[Any, np.dtype[Any]]
 
 _MAX_SIGNATURE = 400
 _OBJECTS = frozenset([CollatedSpec, DatasetSpec, RaggedSpec, ReplicatedSpec])
-_taken = RecycledMemory(most_idle_bytes=8 << 20)  # of blocks that a shuffle makes
+_taken = RecycledMemory(most_idle_bytes=8 << 20)  # for the blocks that a shuffle makes
 
 
 @final
@@ -43,16 +43,16 @@ _taken = RecycledMemory(most_idle_bytes=8 << 20)  # of blocks that a shuffle mak
 class Block:
     """Consecutive elements, column by column.
 
-    A column that something else may read as well (a user's array, a mapped file) is marked read-only, `writeable`
-    False; a writable one belongs to the block. Whoever hands elements out copies read-only ones, so that a user may
-    work in place.
+    A column that something else may read too (a user's array, a mapped file) is marked read-only (`writeable` is
+    False); a writable column belongs to the block. Read-only columns are copied before elements are handed out, so that
+    a user may work in place.
 
     Attributes:
         structure: The nest of one element.
         specs: Spec of each leaf of one element, in leaf order.
         columns: One array per leaf, first axis `num_rows`. Dense (dtype of the spec) where every element has the same
-            shape and holds numbers; else dtype object: rows are bytes, str or arrays (of bytes, of str, or of
-            differing shapes).
+            shape and holds numbers; otherwise of dtype object, with bytes, str or arrays (of bytes, str, or any shape)
+            as rows.
         num_rows: Number of elements.
     """
 
@@ -63,16 +63,16 @@ class Block:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the dense columns, and an estimate (that of the first row) of the others."""
+        """Bytes of the dense columns, and an estimate from the first row of the others."""
         total = 0
-        for column in self.columns:  # asked for every block that passes a meter: a generator would take twice as long
+        for column in self.columns:  # runs for every metered block: a generator would take twice as long
             total += _object_bytes(column) if column.dtype.hasobject else column.nbytes
         return total
 
     @property
     def holds_datasets(self) -> bool:
-        """Whether a leaf is a dataset."""
-        return DatasetSpec in map(type, self.specs)  # asked for every large result
+        """Return True if a leaf is a dataset."""
+        return DatasetSpec in map(type, self.specs)  # runs for every large result
 
     @property
     def holds_objects(self) -> bool:
@@ -80,45 +80,45 @@ class Block:
         return not _OBJECTS.isdisjoint(map(type, self.specs))
 
     def of_tensors(self, operation: str) -> Block:
-        """This block, for an operation that needs tensors: SpecError where a leaf is a dataset or another object."""
+        """Return this block; raise SpecError if a leaf is a dataset or another object, for `operation`."""
         if self.holds_objects:
             raise next(spec for spec in self.specs if isinstance(spec, ObjectSpec)).refused(operation)
         return self
 
     @property
     def signature(self) -> str:
-        """Structure and dtypes as text: what neighbouring elements must share."""
+        """Structure and dtypes as text, which must be the same for neighbouring elements."""
         return _signature(self.structure, tuple([spec.dtype for spec in self.specs]))
 
     def slice(self, start: int, stop: int) -> Block:
-        """Elements `start` .. `stop`, without a copy."""
+        """Return elements `start` .. `stop` - 1, without a copy."""
         start, stop, _ = slice(start, stop).indices(self.num_rows)
         return Block(self.structure, self.specs, tuple(c[start:stop] for c in self.columns), max(0, stop - start))
 
     def take(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Block:
-        """The elements at `indices`, in that order (a copy)."""
+        """Return a copy of the elements at `indices`, in that order."""
         return Block(self.structure, self.specs, tuple(_taken.take(c, indices) for c in self.columns), len(indices))
 
     def shared(self) -> Block:
-        """The same elements, marked read-only."""
+        """Return the same elements, marked read-only."""
         return Block(self.structure, self.specs, tuple(map(_shared_column, self.columns)), self.num_rows)
 
     def row(self, index: int) -> Any:
-        """Element `index` as transformations see it: a nest of numpy arrays, numpy scalars, bytes and str."""
+        """Return element `index` as transformations see it: a nest of numpy arrays, numpy scalars, bytes and str."""
         return unflatten(self.structure, [column[index] for column in self.columns])
 
     def rows(self) -> list[Any]:
-        """Every element, see :meth:`row`."""
+        """Return every element, see :meth:`row`."""
         return [self.row(i) for i in range(self.num_rows)]
 
 
-@lru_cache(maxsize=256)  # asked for every block, and the name of a dtype alone takes numpy 5 us
+@lru_cache(maxsize=256)  # runs for every block, and the name of a dtype alone takes numpy 5 us
 def _signature(structure: Structure, dtypes: tuple[np.dtype[Any], ...]) -> str:
     names = [{"S": "bytes", "U": "str"}.get(dtype.kind, dtype.name) for dtype in dtypes]
     text = f"{structure} of {', '.join(names)}"
     if len(text) <= _MAX_SIGNATURE:
         return text
-    # Tables may have thousands of columns, and an iterator's state, which holds signatures, must stay small.
+    # Tables may have thousands of columns, but an iterator's state, which contains signatures, must stay small.
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return f"{text[:_MAX_SIGNATURE]}... ({len(names)} leaves, {digest})"
 
@@ -126,8 +126,8 @@ def _signature(structure: Structure, dtypes: tuple[np.dtype[Any], ...]) -> str:
 def same_kind(first: str, second: str) -> bool:
     """Return True if elements with these signatures may follow each other.
 
-    An element with None in the place of a leaf tells nothing of that leaf, and goes with all others: an operation that
-    joins elements, such as `batch`, finds out whether they differ.
+    An element with None in the place of a leaf says nothing about that leaf and fits all others. An operation that
+    joins elements, such as `batch`, raises if they differ.
 
     >>> same_kind("('*', None) of int64", "('*', '*') of int64, float32"), same_kind("* of int64", "* of float32")
     (True, False)
@@ -141,7 +141,7 @@ def _object_bytes(column: Column) -> int:
     first = column.flat[0]
     if isinstance(first, np.ndarray):
         return column.size * (8 + first.nbytes)
-    return column.size * (8 + (len(first) if isinstance(first, bytes | str) else 0))  # else: datasets
+    return column.size * (8 + (len(first) if isinstance(first, bytes | str) else 0))  # otherwise datasets
 
 
 def _shared_column(column: Column) -> Column:
@@ -154,7 +154,7 @@ def _shared_column(column: Column) -> Column:
 
 
 def private_column(column: Column) -> Column:
-    """`column`, or a copy where something else reads it too: rows may then be written in place."""
+    """Return `column`, or a copy if something else reads it too: a user may then write to the rows."""
     if column.dtype != object or column.ndim > 1:
         return column if column.flags.writeable else column.copy()
     if len(column) and isinstance(column[0], ObjectLeaf):
@@ -165,7 +165,7 @@ def private_column(column: Column) -> Column:
 
 
 def copied(block: Block) -> Block:
-    """The same elements in memory of their own."""
+    """Return the same elements in new memory."""
     return Block(block.structure, block.specs, tuple(map(_copied_column, block.columns)), block.num_rows)
 
 
@@ -176,16 +176,16 @@ def _copied_column(column: Column) -> Column:
 
 
 def concat_blocks(blocks: Sequence[Block], memory: RecycledMemory | None = None) -> Block:
-    """One block of all their elements, in `memory` where one is given.
+    """Return one block of all elements, in `memory` if given.
 
-    Blocks of another structure or dtype are a SpecError that shows both.
+    Raises SpecError, which shows both specs, if blocks differ in structure or dtype.
     """
     first = blocks[0]
     if len(blocks) == 1:
         return first
     specs = first.specs
     for other in blocks[1:]:
-        if other.specs is not specs or other.structure is not first.structure:  # else there is nothing to compare
+        if other.specs is not specs or other.structure is not first.structure:  # otherwise the specs are equal
             specs = common_specs(first, specs, other)
     join = np.concatenate if memory is None else memory.concatenate
     columns = tuple(_concat_columns([b.columns[i] for b in blocks], join) for i in range(len(specs)))
@@ -193,7 +193,7 @@ def concat_blocks(blocks: Sequence[Block], memory: RecycledMemory | None = None)
 
 
 def common_specs(first: Block, specs: tuple[TensorSpec, ...], other: Block) -> tuple[TensorSpec, ...]:
-    """Specs that the elements of both blocks have, `specs` being those of `first`; a SpecError shows what differs."""
+    """Return specs that cover `specs` of `first` and those of `other`; a SpecError shows any difference."""
     if other.structure != first.structure:
         some_none = "None" in f"{first.structure}{other.structure}"
         raise SpecError(
@@ -219,8 +219,8 @@ def _concat_columns(columns: list[Column], join: Callable[[list[Column]], Column
 
 
 def object_column(rows: Sequence[Any]) -> Column:
-    """A column of any Python objects, arrays included."""
+    """Return a column of any Python objects, including arrays."""
     column = np.empty(len(rows), dtype=object)
-    for index, row in enumerate(rows):  # `column[:] = rows` would look into arrays
+    for index, row in enumerate(rows):  # `column[:] = rows` would iterate over arrays
         column[index] = row
     return column

@@ -1,4 +1,4 @@
-"""A batch whose elements go through a user's `collate` function at the very end, each replica's part by itself."""
+"""Batches of a user's `collate` function, which runs last, separately for each replica's part."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["CollatedLeaf", "pieces_of_results"]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class CollatedLeaf(ObjectLeaf):
-    """Elements, and the function that makes a batch of them.
+    """Elements, and the function that makes a batch from them.
 
     Attributes:
         blocks: The elements; neighbouring blocks may differ in structure.
-        collate: Gets a list of elements, with tensors in the place of arrays.
+        collate: Function of a list of elements, with tensors in place of arrays.
     """
 
     blocks: tuple[Block, ...]
@@ -50,8 +50,8 @@ class CollatedLeaf(ObjectLeaf):
         return Box(without_tensors(self.result()), "made")
 
     def result(self) -> Any:
-        """The batch, as the function returns it."""
-        from torch import from_numpy  # as everywhere in this layer: where the first tensor is made
+        """Return the batch from the function."""
+        from torch import from_numpy  # torch is imported only when a tensor is made
 
         elements = [row for block in self.blocks for row in torch_rows(block, from_numpy)]
         try:
@@ -62,10 +62,10 @@ class CollatedLeaf(ObjectLeaf):
 
 
 def pieces_of_results(leaves: Sequence[CollatedLeaf]) -> list[Any]:
-    """Each replica's batch as a nest of boxes, all of one structure: that which all results have in common.
+    """Return each replica's batch as a nest of boxes. All nests have the structure that all results share.
 
     Dicts, namedtuples and a tuple at the top are nests if they have the same keys, or length, on all replicas. Anything
-    else, such as a list or a tuple inside, is one leaf. A replica without elements gets the structure of the last of
+    else, such as a list or an inner tuple, is one leaf. A replica without elements gets the structure of the last of
     `leaves`, without rows.
     """
     boxes = [leaf.in_pieces() if leaf.num_rows else None for leaf in leaves]
@@ -82,7 +82,7 @@ def _without_rows(array: Any) -> Any:
 
 
 def _spread(values: Sequence[Any], *, is_top: bool) -> list[Any]:
-    """One nest a value, with an array that holds a box in the place of each leaf."""
+    """Return one nest per value, with an array that holds a box in place of each leaf."""
     first = values[0]
     if all(value is None for value in values):
         return list(values)

@@ -1,4 +1,4 @@
-"""Where large columns are made: whoever hands a stage's results on may have them made where they are to lie."""
+"""Allocation of large columns in memory chosen by the caller of a stage, such as shared memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from raydist.pipelines.elements.blocks import Column
 __all__ = ["MakeColumn", "columns_made_by", "new_column"]
 
 MakeColumn = Callable[[tuple[int, ...], np.dtype[Any]], Column | None]
-"""An uninitialised C-contiguous array of a shape and dtype (numbers only); None where there is no room for it."""
+"""Function that returns an uninitialised C-contiguous array (numbers only); None if there is no room."""
 
 _maker: ContextVar[MakeColumn | None] = ContextVar("raydist_column_maker", default=None)
 
 
 @contextmanager
 def columns_made_by(make: MakeColumn | None) -> Iterator[None]:
-    """Within this, :func:`new_column` asks `make`, on this thread; None for numpy's memory.
+    """Let :func:`new_column` call `make` on this thread inside the `with` block; None for memory of numpy.
 
     >>> room = np.zeros(8, np.int64)
     >>> with columns_made_by(lambda shape, dtype: np.ndarray(shape, dtype, room.data)):
@@ -37,7 +37,7 @@ def columns_made_by(make: MakeColumn | None) -> Iterator[None]:
 
 
 def new_column(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Column:
-    """An uninitialised C-contiguous column."""
+    """Return an uninitialised C-contiguous column."""
     make = _maker.get()
     made = None if make is None else make(shape, dtype)
     return np.empty(shape, dtype) if made is None else made

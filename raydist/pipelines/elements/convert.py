@@ -1,6 +1,6 @@
-"""Blocks as the elements that users see: rows of numpy or of torch values.
+"""Conversion of blocks to the elements that users see: rows of numpy values or torch tensors.
 
-Every array handed out is the receiver's own: rows of read-only columns are copied.
+The receiver owns every array: rows of read-only columns are copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["numpy_rows", "torch_rows"]
 
 
 def numpy_rows(block: Block) -> list[Any]:
-    """Elements as nests of numpy arrays, numpy scalars, bytes and str."""
+    """Return the elements as nests of numpy arrays, numpy scalars, bytes and str."""
     columns = [_objects(column, None) or private_column(column) for column in block.columns]
     if block.structure.kind is None:
         return list(columns[0])
@@ -27,11 +27,11 @@ def numpy_rows(block: Block) -> list[Any]:
 
 
 def torch_rows(block: Block, from_numpy: Callable[[Any], Any]) -> list[Any]:
-    """Elements as nests of torch tensors; bytes and str stay Python objects, arrays of them object arrays.
+    """Return the elements as nests of torch tensors. bytes and str stay Python objects, arrays of them object arrays.
 
-    Dates and times are int64: numbers of their unit, which `element_spec` tells.
+    Dates and times are int64 numbers in the unit of `element_spec`.
 
-    `from_numpy` is torch's: this layer does without importing it.
+    `from_numpy` is the function of torch, which this module does not import.
     """
     columns = [
         _objects(column, from_numpy) or _tensor_rows(private_column(column), from_numpy) for column in block.columns
@@ -42,7 +42,7 @@ def torch_rows(block: Block, from_numpy: Callable[[Any], Any]) -> list[Any]:
 
 
 def _objects(column: Column, from_numpy: FromNumpy) -> list[Any]:
-    """The rows of a column of objects such as lists of tensors; none of any other column."""
+    """Return the rows of a column of objects such as lists of tensors; an empty list for any other column."""
     if column.dtype != object or column.ndim > 1 or not len(column) or not isinstance(column[0], ObjectLeaf):
         return []
     return [row.for_users(from_numpy) for row in column]
@@ -52,7 +52,7 @@ def _tensor_rows(column: Column, from_numpy: Callable[[Any], Any]) -> list[Any]:
     if has_bits(column.dtype):
         return [tensor_of_array(column[index, ...], from_numpy) for index in range(len(column))]
     if column.dtype != object:
-        # A 0-d view, not a scalar: from_numpy takes arrays. A tensor of a view pickles that view's bytes alone.
+        # A 0-d view, not a scalar: from_numpy takes arrays. A tensor of a view pickles only the bytes of the view.
         return [from_numpy(column[index, ...]) for index in range(len(column))]
     return [_tensor(row, from_numpy) for row in column]
 

@@ -1,4 +1,4 @@
-"""What a function is said to return (`output_spec=`), and what it did return."""
+"""Checks of a function's results against its declaration (`output_spec=`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DeclaredOutput:
 
     @classmethod
     def parse(cls, output_spec: Any) -> DeclaredOutput | None:
-        """For a nest of TensorSpec; None for None."""
+        """Parse a nest of TensorSpec; None for None."""
         if output_spec is None:
             return None
         leaves, structure = flatten_element(output_spec)
@@ -36,11 +36,11 @@ class DeclaredOutput:
         return cls(structure, tuple(leaves))
 
     def nest(self) -> Any:
-        """The nest of specs, as the user wrote it."""
+        """Return the nest of specs, as the user wrote it."""
         return unflatten(self.structure, self.specs)
 
     def conform(self, items: Sequence[Item], start: int) -> list[Item]:
-        """`items` with the declared specs, and a SpecError in the place of each element that does not match."""
+        """Return `items` with the declared specs, and a SpecError in place of each element that does not match."""
         checked: list[Item] = []
         for item in items:
             at = start + count_items(checked)
@@ -52,7 +52,7 @@ class DeclaredOutput:
             specs = zip(self.specs, block.specs, strict=True)
             kept = tuple(found if isinstance(found, ObjectSpec) else spec for spec, found in specs)
             return [Block(self.structure, kept, block.columns, block.num_rows)]
-        if block.num_rows > 1:  # rows of differing shapes: each by itself
+        if block.num_rows > 1:  # rows may have different shapes: check each alone
             rows = [block.slice(row, row + 1) for row in range(block.num_rows)]
             return [item for row, one in enumerate(rows) for item in self._check(_narrow(one), start + row)]
         got = unflatten(block.structure, block.specs)
@@ -60,7 +60,7 @@ class DeclaredOutput:
 
 
 def _narrow(row: Block) -> Block:
-    """A block of one row with that row's own specs."""
+    """Return a block of one row with the specs of that row."""
     specs = [
         spec
         if spec.is_fixed or isinstance(spec, ObjectSpec)

@@ -1,4 +1,4 @@
-"""Nests that are elements of datasets, or their specs: None in one is a part without leaves (tf.NoneTensorSpec)."""
+"""Nests that are elements of datasets, or specs of elements. None is a part without leaves (tf.NoneTensorSpec)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["flatten_element", "map_element"]
 
 
 def flatten_element(element: Any) -> tuple[list[Any], Structure]:
-    """The leaves of an element, or of its spec, and its structure.
+    """Return the leaves of an element or an element spec, and its structure.
 
     >>> leaves, structure = flatten_element((1, None))
     >>> leaves, str(structure)
@@ -21,7 +21,7 @@ def flatten_element(element: Any) -> tuple[list[Any], Structure]:
 
 
 def map_element(fn: Callable[..., Any], element: Any) -> Any:
-    """`fn` of every leaf of an element, or of its spec.
+    """Apply `fn` to every leaf of an element or an element spec.
 
     >>> map_element(abs, {"x": -1, "y": None})
     {'x': 1, 'y': None}

@@ -1,4 +1,4 @@
-"""A value that a function carries from element to element: what `scan` and `reduce` share."""
+"""Folds: a value that a function updates from element to element, for `scan` and `reduce`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class FoldState:
         self.value = copy.deepcopy(map_element(as_leaf, initial))
 
     def replace(self, value: Any, label: str) -> None:
-        """Carry `value` from now on.
+        """Set the value.
 
         Raises:
-            SpecError: Its structure or a dtype is another one.
+            SpecError: The structure or a dtype differs.
         """
         fresh = map_element(as_leaf, value)
         if _kind(fresh) != _kind(self.value):
@@ -52,7 +52,7 @@ def _kind(nest: Any) -> Any:
 
 
 def fold(fn: Callable[..., Any], initial: Any, elements: Iterable[Any], label: str) -> Any:
-    """`fn(state, element)` of one element after the other, from the state `initial` on; the last state.
+    """Apply `state = fn(state, element)` to one element after the other, from `initial` on; return the last state.
 
     >>> int(fold(lambda total, x: total + x, 0, [1, 2, 3], "reduce"))
     6

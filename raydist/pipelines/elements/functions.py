@@ -1,4 +1,4 @@
-"""Calling a user's function on the rows of a block."""
+"""Calls of a user's function on the rows of a block."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from raydist.pipelines.elements.tensor_functions import is_module, note_numpy_in
 
 __all__ = ["RowCalls", "call_rows", "function_label", "element_rows", "wants_rng"]
 
-_LARGE_BYTES = 1 << 16  # of a row: the copy of many small ones at once is quicker
+_LARGE_BYTES = 1 << 16  # bytes of a row above which rows are copied one by one
 
 
 def function_label(fn: Callable[..., Any]) -> str:
-    """Where a function is written, and its name: "train.py:12 augment"."""
+    """Return where a function is defined, and its name: "train.py:12 augment"."""
     inner = inspect.unwrap(fn.func if isinstance(fn, functools.partial) else fn)
     name = getattr(inner, "__name__", type(inner).__name__)
     code = getattr(inner, "__code__", None) or getattr(vars(type(inner)).get("__call__"), "__code__", None)
@@ -33,12 +33,12 @@ def function_label(fn: Callable[..., Any]) -> str:
 
 
 def wants_rng(fn: Callable[..., Any]) -> bool:
-    """Whether `fn` has a keyword-only parameter `rng`.
+    """Return True if `fn` has a keyword-only parameter `rng`.
 
     >>> wants_rng(lambda x, *, rng: x)
     True
     """
-    if isinstance(fn, FunctionType) and not vars(fn):  # nothing that says it stands for another: 40 us less
+    if isinstance(fn, FunctionType) and not vars(fn):  # a plain function without `__wrapped__`: 40 us less
         code = fn.__code__
         return "rng" in code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
     inner = inspect.unwrap(fn)
@@ -50,14 +50,14 @@ def wants_rng(fn: Callable[..., Any]) -> bool:
 
 
 def element_rows(structure: Structure, columns: Sequence[Iterable[Any]]) -> Iterable[Any]:
-    """The elements of these columns, one by one."""
+    """Yield the elements of these columns, one by one."""
     return _rows(structure, iter(columns))
 
 
 def _rows(structure: Structure, columns: Iterator[Iterable[Any]]) -> Iterable[Any]:
     if structure.kind is None:
         return next(columns)
-    if not structure.num_leaves:  # None, say: as many as there are rows of what stands beside it
+    if not structure.num_leaves:  # such as None: repeated as often as its siblings have rows
         return itertools.repeat(unflatten(structure, ()))
     children = [_rows(child, columns) for child in structure.children]
     strict = all(child.num_leaves for child in structure.children)
@@ -76,7 +76,7 @@ def _named_rows(kind: type, keys: tuple[Any, ...], children: Sequence[Iterable[A
 
 
 def _arguments(block: Block) -> list[Iterable[Any]]:
-    """One iterable per positional argument: a tuple is unpacked, everything else is one argument."""
+    """Return one iterable per positional argument: a tuple is unpacked, everything else is one argument."""
     columns = iter([_own_rows(column) for column in block.columns])
     if block.structure.kind is tuple:
         return [_rows(child, columns) for child in block.structure.children]
@@ -84,9 +84,9 @@ def _arguments(block: Block) -> list[Iterable[Any]]:
 
 
 def _own_rows(column: Column) -> Any:
-    """The rows of a column, which a function may write to.
+    """Return the rows of a column; a function may write to them.
 
-    Large ones are copied one by one, each just before it is needed: in the cache, into memory that the last one left.
+    Large rows are copied one by one, just before use: then the copy is in the cache and reuses the memory of the last.
     """
     if column.flags.writeable or column.dtype == object or column.nbytes < _LARGE_BYTES * len(column):
         return private_column(column)
@@ -96,23 +96,23 @@ def _own_rows(column: Column) -> Any:
 def call_rows(
     fn: Callable[..., Any], block: Block, start: int, key: RandomKey | None = None
 ) -> tuple[list[Any], list[int]]:
-    """`fn` of every element, in order, with an ElementError where it raised; and the rows of these errors.
+    """Call `fn` on every element, in order. Return the results, with an ElementError for each error, and their rows.
 
     Args:
-        fn: Gets numpy arrays, numpy scalars, bytes and str; a module of torch gets tensors.
+        fn: Function of numpy arrays, numpy scalars, bytes and str; a module of torch receives tensors.
         block: The elements.
-        start: Index of the first one.
-        key: Names the random stream, for a function with a keyword-only `rng`.
+        start: Index of the first element.
+        key: Random stream, for a function with a keyword-only `rng`.
     """
     return RowCalls(fn, block, start, key).take(block.num_rows)
 
 
 @final
 class RowCalls:
-    """:func:`call_rows`, some rows at a time. Each element's call is made when its result is taken.
+    """An iterator form of :func:`call_rows`. Each call happens when its result is taken.
 
     Attributes:
-        make_own: What is done to each result before the next call; None for nothing.
+        make_own: Function to apply to each result before the next call; None for none.
     """
 
     def __init__(self, fn: Callable[..., Any], block: Block, start: int, key: RandomKey | None = None) -> None:
@@ -123,15 +123,15 @@ class RowCalls:
         self.make_own: Callable[[Any], Any] | None = None
 
     def take(self, num_rows: int) -> tuple[list[Any], list[int]]:
-        """The next `num_rows` results, and which of them are errors. There must be as many elements left."""
+        """Return the next `num_rows` results, and the positions of errors. At least as many elements must be left."""
         calls = self._calls if self.make_own is None else map(self.make_own, self._calls)
         results: list[Any] = []
         failed: list[int] = []
         while len(results) < num_rows:
             try:
-                # An error leaves in the list what came before it.
+                # On an error, the list keeps the results before it.
                 results.extend(itertools.islice(calls, num_rows - len(results)))
-                if len(results) < num_rows:  # map() ends early when the function itself raises StopIteration
+                if len(results) < num_rows:  # map() ends early if the function itself raises StopIteration
                     raise RuntimeError("The function raised StopIteration, which would end the iteration.")
             except LEAVING:
                 raise

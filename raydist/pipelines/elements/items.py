@@ -1,4 +1,4 @@
-"""What iterators hand out and stages give back: blocks of elements, and errors in the place of single elements."""
+"""Items: blocks of elements, and errors in place of single elements, as returned by iterators and stages."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ __all__ = [
     "size_of",
 ]
 
-_SMALL_BYTES = 1 << 16  # a block of more costs more to copy than to hand on by itself
+_SMALL_BYTES = 1 << 16  # a larger block costs more to copy than to hand on alone
 
 IteratorState = dict[str, Any]
-"""State of an iterator: JSON-able, small (integers and the states of its inputs)."""
+"""State of an iterator: JSON-able and small (integers and the states of its inputs)."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ElementError:
-    """The error of one element, standing at its place among the results of a kernel.
+    """The error of one element, in the element's place among the results of a kernel.
 
     Attributes:
-        error: What was raised.
+        error: The exception.
         index: Index of the element among the inputs of the operation that raised it, counted from the kernel's
             `start`; None once the error has been handed out by an iterator.
-        kernel: Which kernel of its stage raised it (set by `run_stage`).
+        kernel: Number of the kernel of the stage that raised it (set by `run_stage`).
     """
 
     error: Exception
@@ -49,23 +49,23 @@ class ElementError:
 
 
 Item = Block | ElementError
-"""What an iterator hands out: a block of elements, or an error that takes the place of one element."""
+"""Result of an iterator: a block of elements, or an error in place of one element."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a stage made of one block.
+    """The result of a stage for one block.
 
     Attributes:
         items: Elements and errors in order.
-        inputs: Items that entered each kernel.
-        signatures: Structure and dtypes of what each kernel made; "" where it made nothing.
-        begun_at: When the work began, in seconds since 1970.
-        busy_s: Seconds that it took.
-        cpu_s: CPU seconds that its thread used for it.
-        worker: Which thread or actor did it.
-        is_numbered: Whether a kernel made datasets: their seeds follow from the numbers of their elements.
+        inputs: Number of items that entered each kernel.
+        signatures: Structure and dtypes of the results of each kernel; "" without results.
+        begun_at: Start of the work, in seconds since 1970.
+        busy_s: Duration of the work in seconds.
+        cpu_s: CPU seconds of the thread for this work.
+        worker: Name of the thread or actor.
+        is_numbered: True if a kernel made datasets, whose seeds follow from the indices of their elements.
     """
 
     items: tuple[Item, ...]
@@ -89,23 +89,23 @@ class Groups:
 
 
 def size_of(item: Item) -> int:
-    """Elements of a block; 1 for an error."""
+    """Return the number of elements of a block; 1 for an error."""
     return item.num_rows if isinstance(item, Block) else 1
 
 
 def count_items(items: Iterable[Item]) -> int:
-    """Elements and errors in `items`."""
-    # Asked several times for each large result: a call of `size_of` would take twice as long.
+    """Return the number of elements and errors in `items`."""
+    # Runs several times for each large result: calls of `size_of` would take twice as long.
     return sum([item.num_rows if isinstance(item, Block) else 1 for item in items])
 
 
 def count_bytes(items: Iterable[Item]) -> int:
-    """Bytes of the blocks in `items`; see :attr:`Block.num_bytes`."""
+    """Return the bytes of the blocks in `items`; see :attr:`Block.num_bytes`."""
     return sum([item.num_bytes for item in items if isinstance(item, Block)])
 
 
 def drop_items(items: Sequence[Item], count: int) -> list[Item]:
-    """`items` without their first `count` elements or errors."""
+    """Return `items` without the first `count` elements or errors."""
     kept: list[Item] = []
     for item in items:
         size = size_of(item)
@@ -116,7 +116,7 @@ def drop_items(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def keep_items(items: Sequence[Item], count: int) -> list[Item]:
-    """The first `count` elements or errors of `items`."""
+    """Return the first `count` elements or errors of `items`."""
     kept: list[Item] = []
     for item in items:
         if count <= 0:
@@ -127,7 +127,7 @@ def keep_items(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def join_items(items: Iterable[Item]) -> list[Item]:
-    """`items` with neighbouring small blocks of one kind as one block."""
+    """Return `items`, with neighbouring small blocks of the same structure and specs joined."""
     joined: list[Item] = []
     for kind, run in itertools.groupby(items, _small_kind):
         if kind is None:
@@ -138,7 +138,7 @@ def join_items(items: Iterable[Item]) -> list[Item]:
 
 
 def _small_kind(item: Item) -> tuple[Structure, tuple[TensorSpec, ...]] | None:
-    """What blocks that are worth joining share; None for all else."""
+    """Return the structure and specs of a small block; None for all other items."""
     if isinstance(item, ElementError) or item.num_bytes > _SMALL_BYTES:
         return None
     return item.structure, item.specs

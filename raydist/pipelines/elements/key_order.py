@@ -1,4 +1,4 @@
-"""One order of keys for all elements of a dataset: that of the first one's dicts."""
+"""One order of dict keys for all elements of a dataset: the order in the first element."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_TEXT = 2000  # characters of an order in the state of an iterator, which mu
 
 @final
 class KeyOrder:
-    """Gives blocks of equal structures the structure of the first one.
+    """A filter that gives blocks of equal structure the order of keys of the first block.
 
     >>> from raydist.pipelines.elements.rows import block_of_rows
     >>> order = KeyOrder()
@@ -28,11 +28,11 @@ class KeyOrder:
 
     def __init__(self) -> None:
         self._first: Structure | None = None
-        self._outline: Any = None  # of an order that was restored, until the first block comes
+        self._outline: Any = None  # of a restored order, until the first block arrives
         self._known: Any = None
 
     def of(self, block: Block) -> Block:
-        """`block`, with the keys of its dicts in the order of the first block's."""
+        """Return `block` with the keys of its dicts in the order of the first block."""
         if self._first is None:
             self._first = self._restored(block.structure)
             self._known = _short(_outline(self._first))
@@ -52,7 +52,7 @@ class KeyOrder:
         return self._known
 
     def restore(self, outline: Any) -> None:
-        """Go on with an `outline`; None begins anew."""
+        """Continue with an `outline`; None starts over."""
         self._first, self._outline, self._known = None, outline, outline
 
 

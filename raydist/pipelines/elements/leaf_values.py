@@ -1,4 +1,4 @@
-"""What a user's values become: Python, numpy and torch values as leaves of an element.
+"""Conversion of Python, numpy and torch values to leaves of an element.
 
 Python int becomes int64, float float32, bool bool; numpy and torch types are kept; a list is one tensor.
 """
@@ -26,24 +26,24 @@ PYTHON_DTYPES: dict[type, np.dtype[Any]] = {
 
 
 def is_torch(value: Any) -> bool:
-    """Whether `value` is a torch tensor, found out without importing torch."""
+    """Return True if `value` is a torch tensor, without importing torch."""
     kind = type(value)
     return kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
 
 
 def is_dataset(kind: type) -> bool:
-    """Whether objects of this class are datasets: this layer lies below them."""
+    """Return True if objects of this class are datasets, without importing the class, which is in a higher layer."""
     return getattr(kind, "__dataset_leaf__", False)
 
 
 def as_leaf(value: Any) -> Leaf:
-    """The leaf for one value of a user.
+    """Return the leaf for one value of a user.
 
     >>> as_leaf(3).dtype, as_leaf([1.5, 2]).dtype, as_leaf(b"x")
     (dtype('int64'), dtype('float32'), b'x')
 
     Raises:
-        SpecError: The value is nothing that a tensor can hold.
+        SpecError: No tensor can hold the value.
     """
     if isinstance(value, np.ndarray):
         return _array(value)
@@ -83,11 +83,11 @@ def _array(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _list(values: list[Any]) -> Any:
-    """One tensor from a list: Python numbers inside follow the rules for Python numbers."""
+    """Convert a list to one tensor. Python numbers inside follow the rules for Python numbers."""
     if not values:
         return np.empty(0, np.float32)
     dtype = PYTHON_DTYPES.get(type(values[0]))
-    if dtype is not None and set(map(type, values)) == {type(values[0])}:  # a million numbers, say: no loop
+    if dtype is not None and set(map(type, values)) == {type(values[0])}:  # no loop: there may be a million numbers
         return _python_numbers(values, dtype)
     leaves = [as_leaf(list(value) if type(value) is tuple else value) for value in values]
     if any(isinstance(leaf, bytes | str) for leaf in leaves):
@@ -104,7 +104,7 @@ def _list(values: list[Any]) -> Any:
 
 def _list_dtype(leaves: Sequence[Any]) -> np.dtype[Any]:
     dtypes = {leaf.dtype for leaf in leaves}
-    if dtypes == {PYTHON_DTYPES[int], PYTHON_DTYPES[float]}:  # [1, 2.5]: numpy alone would choose float64
+    if dtypes == {PYTHON_DTYPES[int], PYTHON_DTYPES[float]}:  # [1, 2.5]: numpy would choose float64
         return PYTHON_DTYPES[float]
     return np.result_type(*dtypes)
 

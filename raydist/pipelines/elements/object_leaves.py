@@ -1,6 +1,6 @@
-"""Leaves of batches that are no array of rows: lists of tensors, and values that go whole to every replica.
+"""Leaves of batches that are not arrays of rows: lists of tensors, and values that go whole to every replica.
 
-A block holds such a leaf as an object in a column of dtype object, and its spec is an `ObjectSpec`.
+A block holds such a leaf as an object in a column of dtype object, with an `ObjectSpec`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = [
 ]
 
 FromNumpy = Callable[[Any], Any] | None
-"""torch.from_numpy for users who get tensors; None for users who get numpy arrays."""
+"""torch.from_numpy for users of tensors; None for users of numpy arrays."""
 
 
 class ObjectLeaf(ABC):
-    """A leaf of a batch that is no array of rows."""
+    """A leaf of a batch that is not an array of rows."""
 
     @property
     @abstractmethod
@@ -45,27 +45,27 @@ class ObjectLeaf(ABC):
 
     @abstractmethod
     def cut(self, start: int, stop: int) -> Self:
-        """The part that belongs to the elements `start` .. `stop` of the batch."""
+        """Return the part for the elements `start` .. `stop` - 1 of the batch."""
 
     @abstractmethod
     def for_functions(self) -> Any:
-        """The value that a function given to a transformation receives."""
+        """Return the value for a function of a transformation."""
 
     @abstractmethod
     def for_users(self, from_numpy: FromNumpy) -> Any:
-        """The value that an iterator hands out; its arrays are private."""
+        """Return the value that an iterator hands out, with private arrays."""
 
     @abstractmethod
     def in_pieces(self) -> Box:
-        """The leaf as a part of one replica's piece."""
+        """Return the leaf as a part of one replica's piece."""
 
 
 @final
 class TensorList(list[Any]):
-    """The arrays of a `ragged_batch` as functions of transformations receive them: a list that stays one when returned.
+    """A list of the arrays of a `ragged_batch`, for functions of transformations. A returned TensorList stays a list.
 
     Attributes:
-        spec: Of one entry.
+        spec: Spec of one entry.
     """
 
     def __init__(self, values: Iterable[Any], spec: TensorSpec) -> None:
@@ -80,7 +80,7 @@ class ListLeaf(ObjectLeaf):
 
     Attributes:
         entries: numpy arrays, bytes or str.
-        spec: Of one entry; what all entries have in common.
+        spec: Spec of one entry that covers all entries.
     """
 
     entries: Sequence[Any]
@@ -88,7 +88,7 @@ class ListLeaf(ObjectLeaf):
 
     @classmethod
     def of(cls, values: TensorList) -> ListLeaf:
-        """The leaf of a list that a function returned."""
+        """Return the leaf of a list that a function returned."""
         entries = [_own(as_leaf(value)) for value in values]
         spec = values.spec
         for number, entry in enumerate(entries):
@@ -129,7 +129,7 @@ class WholeLeaf(ObjectLeaf):
 
     @classmethod
     def of(cls, value: Replicated) -> WholeLeaf:
-        """The leaf for a value of the user's; SpecError where no leaf can hold the value."""
+        """Return the leaf for a user's value. Raises SpecError if no leaf can hold the value."""
         return cls(_own(as_leaf(value.value)))
 
     @property
@@ -162,26 +162,26 @@ def _own(leaf: Any) -> Any:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Box:
-    """A leaf of one replica's piece that is no array of rows.
+    """A leaf of one replica's piece that is not an array of rows.
 
     Attributes:
-        value: A list, a tensor, or any nest, with numpy arrays in the place of tensors.
-        kind: "rows": a list with an entry for each element; "whole": every replica has all of it; "made": what a
-            `collate` function returned, which cannot be cut any more.
+        value: A list, a tensor, or any nest, with numpy arrays in place of tensors.
+        kind: "rows": a list with an entry for each element; "whole": a value for every replica; "made": the result of a
+            `collate` function, which cannot be cut.
     """
 
     value: Any
     kind: str
 
     def first(self, num_rows: int) -> Box:
-        """The leaf of so many first elements, or of none; what cannot be cut is whole unless `num_rows` is 0."""
+        """Return the part of the first `num_rows` elements; the whole if it cannot be cut and `num_rows` is not 0."""
         if self.kind == "rows":
             return Box(self.value[:num_rows], "rows")
         return self if num_rows or self.kind == "whole" else Box(emptied(self.value), "made")
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays and texts, about."""
+        """Approximate number of bytes of the arrays and texts."""
         sizes: list[int] = []
         map_parts(lambda part: sizes.append(_num_bytes(part)), self.value)
         return sum(sizes)
@@ -192,14 +192,14 @@ def _num_bytes(part: Any) -> int:
 
 
 def boxed(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    """An array without dimensions that holds the object `value`: pieces are made of arrays."""
+    """Return an array without dimensions that holds the object `value`: pieces consist of arrays."""
     array = np.empty((), dtype=object)
     array[()] = value
     return array
 
 
 def handed_out(value: Any, from_numpy: FromNumpy) -> Any:
-    """`value` with private arrays: tensors, or numpy arrays where `from_numpy` is None. Foreign objects stay."""
+    """Return `value` with private arrays: tensors, or numpy arrays if `from_numpy` is None. Other objects stay."""
 
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, np.generic):
@@ -212,7 +212,7 @@ def handed_out(value: Any, from_numpy: FromNumpy) -> Any:
 
 
 def emptied(value: Any) -> Any:
-    """`value` as it would be for a batch without elements: no rows in a tensor, nothing in a list or a tuple."""
+    """Return `value` as for a batch without elements: tensors without rows, empty lists and tuples."""
     if isinstance(value, list | tuple):
         return type(value)()
     if isinstance(value, np.ndarray) or is_torch(value):
@@ -221,12 +221,12 @@ def emptied(value: Any) -> Any:
 
 
 def without_tensors(value: Any) -> Any:
-    """`value` with numpy arrays in the place of tensors, without copies of what lies in memory."""
+    """Return `value` with numpy arrays in place of tensors, without copies where possible."""
     return map_parts(lambda part: array_of_tensor(part.detach().cpu()) if is_torch(part) else part, value)
 
 
 def map_parts(fn: Callable[[Any], Any], value: Any) -> Any:
-    """`fn` of what is neither a list, a tuple nor a mapping, at any depth.
+    """Apply `fn` to everything that is not a list, tuple or mapping, at any depth.
 
     >>> map_parts(abs, [(-1, -2), {"x": -3}])
     [(1, 2), {'x': 3}]

@@ -1,4 +1,4 @@
-"""Memory of large arrays that is used again: the system needs as long to give fresh pages as a copy to fill them."""
+"""Reuse of the memory of large arrays: fresh pages from the system cost as much time as a copy into them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["RecycledMemory"]
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
-_LARGE_BYTES = 1 << 20  # for less there is the heap
-_MOST_IDLE = 4  # arrays: as many blocks are on their way to two workers
+_LARGE_BYTES = 1 << 20  # smaller arrays come from the heap
+_MOST_IDLE = 4  # arrays: as many blocks are in flight to two workers
 
 
 @final
 class RecycledMemory:
-    """Arrays whose memory comes from arrays of this object that nobody sees any more.
+    """A pool of memory for arrays, which reuses the memory of arrays that are garbage.
 
-    What comes back while the owner is gone, or holds enough, is freed. Any thread may use it.
+    Memory is freed once the pool is gone or holds enough. Safe for several threads.
 
     Args:
-        most_idle_bytes: Larger arrays are freed: for an owner that lives as long as its process.
+        most_idle_bytes: Larger arrays are freed at once: for a pool that lives as long as its process.
     """
 
     def __init__(self, most_idle_bytes: int | None = None) -> None:
@@ -31,25 +31,25 @@ class RecycledMemory:
         self._idle: dict[int, _Array] = {}
 
     def copy(self, array: _Array) -> _Array:
-        """A copy that is the caller's own, C-contiguous."""
+        """Return a private, C-contiguous copy."""
         return self.concatenate([array]) if array.ndim else np.array(array)
 
     def concatenate(self, parts: Sequence[_Array]) -> _Array:
-        """What numpy gives for arrays of one dtype and of shapes that differ in the first axis only; never a view."""
+        """Return `np.concatenate(parts)`, never a view. Only the first axis of the arrays may differ."""
         out = self._empty(sum(len(part) for part in parts), parts[0])
         return np.concatenate(parts) if out is None else np.concatenate(parts, out=out)
 
     def take(self, column: _Array, indices: np.ndarray[Any, np.dtype[np.int64]]) -> _Array:
-        """What numpy gives for `column[indices]`; never a view."""
+        """Return `column[indices]`; never a view."""
         out = self._empty(len(indices), column)
         if out is None or indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= len(column):
-            chosen: _Array = column[indices]  # numpy knows what else indices may mean
+            chosen: _Array = column[indices]  # numpy handles other kinds of indices
             return chosen
-        np.take(column, indices, 0, out, mode="clip")  # another mode writes to memory of its own first
+        np.take(column, indices, 0, out, mode="clip")  # other modes write to a temporary array first
         return out
 
     def _empty(self, num_rows: int, like: _Array) -> _Array | None:
-        """Memory for so many rows like those of an array; None where it is left to numpy."""
+        """Return an array of `num_rows` rows like those of `like`; None to leave the allocation to numpy."""
         shape = (num_rows, *like.shape[1:])
         num_bytes = like.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         if num_bytes < _LARGE_BYTES or like.dtype.hasobject:
@@ -57,22 +57,22 @@ class RecycledMemory:
         return np.ndarray(shape, like.dtype, self._memory(num_bytes).data)
 
     def _memory(self, num_bytes: int) -> _Array:
-        """Bytes of a block that comes back when the last array over them is gone."""
+        """Return bytes of a block that returns to the pool when the last array over them is garbage."""
         block = self._take(num_bytes)
-        # A view of its own: numpy lets arrays refer to it, and not to what it is a view of, as its buffer is a view.
+        # A separate view: later arrays refer to this view and not to the block, because its buffer is a memoryview.
         lent = np.frombuffer(block.data, np.uint8, num_bytes)
         weakref.finalize(lent, _put_back, weakref.ref(self), block).atexit = False
         return lent
 
     def _take(self, num_bytes: int) -> _Array:
         for name, block in tuple(self._idle.items()):
-            # None where another thread was quicker.
+            # None if another thread was faster.
             if num_bytes <= len(block) <= 2 * num_bytes and self._idle.pop(name, None) is not None:
                 return block
         return np.empty(num_bytes, np.uint8)
 
     def _has_room(self, num_bytes: int) -> bool:
-        """Whether a block of so many bytes may lie idle here."""
+        """Return True if an idle block of this size may stay in the pool."""
         return len(self._idle) < _MOST_IDLE and num_bytes <= (self._most_idle_bytes or num_bytes)
 
 

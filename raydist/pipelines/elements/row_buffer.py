@@ -1,4 +1,4 @@
-"""Numbered places for elements, column by column: what a shuffle holds."""
+"""The buffer of a shuffle: numbered slots for elements, stored column by column."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Indices = np.ndarray[Any, Any]
 
 @final
 class RowBuffer:
-    """Elements in slots 0, 1, 2, ...; filled once, then exchanged against new ones."""
+    """Elements in slots 0, 1, 2, ...; filled once, then exchanged for new elements."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -25,7 +25,7 @@ class RowBuffer:
         self._structure = Structure()
         self._specs: tuple[TensorSpec, ...] = ()
         self._columns: list[Column] = []
-        self._singles: list[Block] | None = None  # one row each, where structures differ (None in the place of a leaf)
+        self._singles: list[Block] | None = None  # one row each, if structures differ (None in place of a leaf)
 
     @property
     def holds_one_structure(self) -> bool:
@@ -53,7 +53,7 @@ class RowBuffer:
         self.count += block.num_rows
 
     def _settle(self) -> None:
-        """Join what was appended. The columns are copied: they will be written."""
+        """Join the appended blocks. The columns are copied, because `exchange` writes to them."""
         if not self._filling:
             return
         joined = concat_blocks(self._filling)
@@ -63,16 +63,16 @@ class RowBuffer:
         self._columns = [column if owned else column.copy() for column in joined.columns]
 
     def take(self, slots: _Indices) -> Block:
-        """The elements in these slots; only one, where structures differ."""
+        """Return the elements in these slots; only the first if structures differ."""
         if self._singles is not None:
             return self._singles[int(slots[0])]
         self._settle()
         return Block(self._structure, self._specs, tuple(column[slots] for column in self._columns), len(slots))
 
     def exchange(self, fresh: Block, drawn: _Indices, previous: _Indices, last: _Indices) -> Block:
-        """Hand out what leaves the slots `drawn` while `fresh` goes in; see `shuffle.sources_of_outputs`.
+        """Return the elements that leave the slots `drawn` while `fresh` goes in; see `shuffle.sources_of_outputs`.
 
-        Where structures differ, one element at a time.
+        If structures differ, `fresh` must be one element.
         """
         if self._singles is not None:
             slot = int(drawn[0])
@@ -94,7 +94,7 @@ class RowBuffer:
 
 
 def _alike(first: Column, second: Column) -> tuple[Column, Column]:
-    """Both columns as dense ones of one shape, or both as columns of objects."""
+    """Return both columns as dense ones of one shape, or both as columns of objects."""
     if first.dtype == second.dtype and first.shape[1:] == second.shape[1:]:
         return first, second
     return _as_objects(first), _as_objects(second)

@@ -1,6 +1,6 @@
-"""From the values that a user's function returned to blocks.
+"""Conversion of the values that a user's function returned to blocks.
 
-Types are looked at once per column, not once per value: `set(map(type, values))` costs about 20 ns a value.
+Types are checked once per column, not once per value: `set(map(type, values))` costs about 20 ns a value.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _DTYPE = operator.attrgetter("dtype")
 
 
 class _MixedError(Exception):
-    """The values do not have one structure and dtype."""
+    """Raised if the values differ in structure or dtype."""
 
 
 def block_of_rows(values: Sequence[Any]) -> Block:
-    """One block of elements that must agree in structure and dtype.
+    """Return one block of elements that must agree in structure and dtype.
 
     >>> block_of_rows([(1, 2.0), (3, 4.0)]).columns[1]
     array([2., 4.], dtype=float32)
@@ -44,7 +44,7 @@ def block_of_rows(values: Sequence[Any]) -> Block:
 
 
 def items_of_rows(values: Sequence[Any]) -> list[Item]:
-    """Blocks of neighbours that agree in structure and dtype; an error where a value is none that can be kept."""
+    """Return blocks of neighbours that agree in structure and dtype; an error in place of each invalid value."""
     if not values:
         return []
     try:
@@ -83,7 +83,7 @@ def _uniform_block(values: Sequence[Any]) -> Block:
 
 
 def _split(values: Sequence[Any], columns: list[Column], specs: list[TensorSpec]) -> Structure:
-    """Append one column per leaf, depth first; returns the structure that all values share."""
+    """Append one column per leaf, depth first. Return the structure that all values share."""
     first = values[0]
     kinds = set(map(type, values))
     if first is None:
@@ -114,7 +114,7 @@ def _tuple_parts(values: Sequence[Any], kinds: set[type]) -> _Parts:
 
 
 def _named_parts(values: Sequence[Any]) -> _Parts:
-    """Dicts and dataclasses: the keys (and their order) are those of :func:`raydist.nest.flatten`."""
+    """Split dicts or dataclasses. The keys and their order are those of :func:`raydist.nest.flatten`."""
     first = values[0]
     if isinstance(first, Mapping):
         names = first.keys()
@@ -129,7 +129,7 @@ def _named_parts(values: Sequence[Any]) -> _Parts:
 
 
 def stack_leaves(values: Sequence[Any], kinds: set[type]) -> tuple[Column, TensorSpec]:
-    """One column of leaves that share a dtype; dense if they share a shape as well."""
+    """Return one column of leaves that share a dtype; dense if they share a shape as well."""
     if len(kinds) == 1:
         (kind,) = kinds
         dtype = PYTHON_DTYPES.get(kind)
@@ -178,12 +178,12 @@ def _python_column(values: Sequence[Any], dtype: np.dtype[Any]) -> tuple[Column,
 
 
 def _stack_arrays(values: Sequence[Any]) -> tuple[Column, TensorSpec]:
-    """Numbers of one dtype and shape, the common case, without a Python call per array."""
+    """Stack numbers of one dtype and shape, the common case, without a Python call per array."""
     first = values[0]
     if is_number(first.dtype) and first.dtype.isnative and len(set(map(_DTYPE, values))) == 1:
         try:
             return np.array(values), TensorSpec(first.shape, first.dtype)
-        except ValueError:  # they differ in shape
+        except ValueError:  # the shapes differ
             pass
     return _stack_any([as_leaf(value) for value in values])
 
@@ -200,7 +200,7 @@ def _stack_any(leaves: list[Any]) -> tuple[Column, TensorSpec]:
     shapes = {leaf.shape for leaf in leaves}
     if len(shapes) == 1:
         return np.stack(leaves), TensorSpec(leaves[0].shape, leaves[0].dtype)
-    # Copies, as of those that are stacked: what the program goes on to do with its arrays is not done to elements.
+    # Copies, like stacked ones: the program may write to its arrays later.
     return object_column([leaf.copy() for leaf in leaves]), TensorSpec(_common_shape(shapes), leaves[0].dtype)
 
 

@@ -1,7 +1,7 @@
-"""States of iterators that come from outside: what is no state is an error that says where, not one of Python's.
+"""Checks of the states of iterators that a user loads: an invalid state raises an error that names the part.
 
-A state has nothing but dicts, lists, text, truth values and counts. That is checked in one place, before it is used.
-What an operation then misses, or cannot make sense of, is found by the part that it was given.
+A state contains only dicts, lists, text, bools, None and counts. `require_state` checks this once, before use. An
+operation that misses an entry, or cannot use it, raises an error for its own part.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ __all__ = [
 ]
 
 _MAX_COUNT = (1 << 63) - 1
-_MAX_DEPTH = 4000  # of operations behind each other; a state is two deeper with each
+_MAX_DEPTH = 4000  # of consecutive operations; each makes a state two levels deeper
 _SIGNED = {"seed", "orders"}  # numbers in these parts may be negative
-_LEFT = "left"  # of take and skip: -1 is all
+_LEFT = "left"  # of take and skip: -1 means all
 _PACKAGE = str(Path(__file__).parents[2])
 
 _Path = tuple[str | int, ...]
 
 
 def require_state(state: Any) -> IteratorState:
-    """`state`, which may be anything.
+    """Return `state` after a check of its types and numbers.
 
     >>> require_state({"at": {"next": 3}, "skip": 0})
     {'at': {'next': 3}, 'skip': 0}
 
     Raises:
-        InvalidArgumentError: It cannot be one. Says where.
+        InvalidArgumentError: The object cannot be a state. The message names the part.
     """
     if not isinstance(state, dict):
         raise _wrong((), f"must be a dict, got {state!r:.100}")
@@ -59,7 +59,7 @@ def require_state(state: Any) -> IteratorState:
 
 
 def require_pipelines(state: IteratorState, num_pipelines: int) -> None:
-    """InvalidArgumentError unless `state` is of so many input pipelines: each has a part of it.
+    """Raise InvalidArgumentError unless `state` has a part for each of `num_pipelines` input pipelines.
 
     >>> require_pipelines({"inputs": [{}, {}]}, 2)
     """
@@ -74,7 +74,7 @@ def require_pipelines(state: IteratorState, num_pipelines: int) -> None:
 
 
 def require_settings(state: IteratorState, settings: Mapping[str, str]) -> None:
-    """InvalidArgumentError unless a state was saved with these settings of operations. Those it knows nothing of do.
+    """Raise InvalidArgumentError unless a state has these settings of operations, or none for an operation.
 
     >>> require_settings({"settings": {"shuffle-1": "seed=3"}}, {"shuffle-1": "seed=3"})
     """
@@ -91,7 +91,7 @@ def require_settings(state: IteratorState, settings: Mapping[str, str]) -> None:
 
 
 def counts_in(values: Any, length: int) -> tuple[int, ...]:
-    """`values`, which must be so many numbers; ValueError otherwise.
+    """Return `values`, which must be `length` numbers; raises ValueError otherwise.
 
     >>> counts_in([3, 4], 2)
     (3, 4)
@@ -100,7 +100,7 @@ def counts_in(values: Any, length: int) -> tuple[int, ...]:
 
 
 def texts_in(values: Any, length: int) -> tuple[str, ...]:
-    """`values`, which must be so many texts; ValueError otherwise.
+    """Return `values`, which must be `length` texts; raises ValueError otherwise.
 
     >>> texts_in(["a"], 1)
     ('a',)
@@ -109,7 +109,7 @@ def texts_in(values: Any, length: int) -> tuple[str, ...]:
 
 
 def seeds_in(saved: Any, here: Mapping[str, int]) -> dict[str, int]:
-    """The seeds of operations, as saved; those that the state knows nothing of as they are here.
+    """Return the seeds of operations from the state, and those in `here` that the state lacks.
 
     >>> seeds_in({"shuffle-1": 3}, {"shuffle-1": 5, "shuffle-2": 6})
     {'shuffle-1': 3, 'shuffle-2': 6}
@@ -136,9 +136,9 @@ def _entries(path: _Path, part: Any) -> list[tuple[_Path, Any]]:
 
 @contextmanager
 def state_errors(state: Any) -> Iterator[None]:
-    """Turn what raydist's own code raises on a state that it cannot read into an InvalidArgumentError.
+    """Turn errors that raydist's own code raises on an unreadable state into an InvalidArgumentError.
 
-    Errors of a user's functions, which may be called again while a state is loaded, stay what they are.
+    Errors of a user's functions, which loading may call again, stay unchanged.
     """
     try:
         yield
@@ -160,7 +160,7 @@ def _frames(error: BaseException) -> Iterator[Any]:
 
 
 def _part_in(frame: Any, state: Any) -> _Path | None:
-    """The innermost part of the state among the variables of a function."""
+    """Return the path of the innermost part of the state among the variables of a function."""
     held = {id(value) for value in frame.f_locals.values() if isinstance(value, dict | list)}
     found: _Path | None = None
     open_parts: list[tuple[_Path, Any]] = [((), state)]

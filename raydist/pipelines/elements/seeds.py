@@ -1,8 +1,8 @@
 """Random choices as pure functions of (seed, operation, epoch, index).
 
 Every random choice of a pipeline comes from a counter-based generator (Philox 4x64: Salmon et al., "Parallel random
-numbers: as easy as 1, 2, 3", SC 2011). Its key names the seed, the operation and the epoch, its counter the index of
-the element, so that threads, processes and restarts draw the same numbers whatever their timing.
+numbers: as easy as 1, 2, 3", SC 2011). The key names the seed, the operation and the epoch; the counter is the index of
+the element. So threads, processes and restarts draw the same numbers, whatever their timing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import numpy as np
 __all__ = ["RandomKey", "draw_seed", "trim_epoch"]
 
 _DRAWS_PER_COUNTER = 4  # Philox 4x64 makes four 64-bit words from one counter value
-_WORD = (1 << 64) - 1  # two elements are 2^128 counter values apart: an element may draw as much as it likes
+_WORD = (1 << 64) - 1  # two elements are 2^128 counter values apart: an element may draw any number of words
 
 
 def draw_seed() -> int:
-    """A fresh seed (63 bits, from the operating system) for an iteration that was given none."""
+    """Return a fresh seed (63 bits, from the operating system) for an iteration without a seed."""
     return int.from_bytes(os.urandom(8), "little") >> 1
 
 
 def trim_epoch(epoch: tuple[int, ...]) -> tuple[int, ...]:
-    """Drop leading zeros, so that pass k of a first `repeat` is epoch k of what is inside it.
+    """Drop leading zeros, so that pass k of a first `repeat` is epoch k of the dataset inside it.
 
     >>> trim_epoch((0, 3)), trim_epoch((1, 0)), trim_epoch((0, 0))
     ((3,), (1, 0), ())
@@ -43,11 +43,11 @@ def trim_epoch(epoch: tuple[int, ...]) -> tuple[int, ...]:
 @final
 @dataclass(frozen=True, slots=True)
 class RandomKey:
-    """Names one stream of random numbers.
+    """The key of one stream of random numbers.
 
     Attributes:
-        seed: The user's seed, or the one drawn when the iteration started.
-        operation: Which operation draws; a stable name within the pipeline as it was written.
+        seed: The user's seed, or the seed drawn when the iteration started.
+        operation: Stable name of the operation in the pipeline as written.
         epoch: Epoch of the dataset object, then one pass number per enclosing `repeat`.
     """
 
@@ -60,7 +60,7 @@ class RandomKey:
         return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), dtype=np.uint64)
 
     def generator(self, index: int) -> np.random.Generator:
-        """The generator of element `index`: independent of every other element's.
+        """Return the generator of element `index`, independent of the generators of all other elements.
 
         >>> key = RandomKey(seed=1, operation="map-2")
         >>> float(key.generator(5).random()) == float(key.generator(5).random())
@@ -69,10 +69,10 @@ class RandomKey:
         return next(self.generators(index))
 
     def generators(self, start: int) -> Iterator[np.random.Generator]:
-        """The generators of elements `start`, `start + 1`, ...
+        """Yield the generators of elements `start`, `start + 1`, ...
 
-        One object serves for all of them, set back from element to element (2.5 us instead of 47 for a new one), as
-        long as nobody keeps it: an element's generator stays that element's.
+        All elements share one object, which is reset for each (2.5 us instead of 47 for a new one), unless the caller
+        keeps a reference: a kept generator stays the generator of its element.
         """
         key = self._philox_key()
         bits = np.random.Philox(key=key)
@@ -89,11 +89,11 @@ class RandomKey:
                 bits = np.random.Philox(key=key)
 
     def permutation(self, count: int) -> np.ndarray:
-        """The numbers 0 .. `count` - 1 in random order; draws none of the first 2^128 :meth:`words`."""
+        """Return the numbers 0 .. `count` - 1 in random order; draws none of the first 2^128 :meth:`words`."""
         return self.generator(1).permutation(count)
 
     def words(self, start: int, count: int) -> np.ndarray:
-        """Words `start` .. `start + count` of this stream of uint64, in any order of calls.
+        """Return words `start` .. `start + count` - 1 of this stream of uint64, in any order of calls.
 
         >>> key = RandomKey(seed=1, operation="shuffle-1")
         >>> bool((key.words(0, 10)[4:] == key.words(4, 6)).all())
@@ -104,19 +104,19 @@ class RandomKey:
         return np.asarray(bits.random_raw(count + skipped), dtype=np.uint64)[skipped:]
 
     def integers(self, start: int, count: int, bound: int) -> np.ndarray:
-        """`count` int64 in [0, bound), from position `start` of this stream on.
+        """Return `count` int64 in [0, bound), from position `start` of this stream on.
 
-        Modulo of a 64-bit word: the bias is below bound / 2^64.
+        Each is a 64-bit word modulo `bound`: the bias is below bound / 2^64.
         """
         words = self.words(start, count)
         return (words % np.uint64(bound)).astype(np.int64)
 
 
 class _LentGenerator(np.random.Generator):
-    """The generator of one element. What it draws from serves the next one, too, if nobody has asked for that.
+    """The generator of one element, whose bit generator also serves the next element unless it was accessed.
 
     Attributes:
-        kept: Not empty once somebody has.
+        kept: Not empty once the bit generator was accessed.
     """
 
     def __init__(self, bits: np.random.BitGenerator) -> None:

@@ -1,4 +1,4 @@
-"""What one leaf of an element is: shape and dtype."""
+"""Specs: the shape and dtype of one leaf of an element."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STR = np.dtype("U")  # the dtype of a leaf of text, of any length
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
-    """The numpy dtype for a dtype given as numpy, torch or text.
+    """Return the numpy dtype for a dtype of numpy or torch, or for its name.
 
     >>> as_dtype("float32"), as_dtype(bytes).kind, as_dtype("torch.int64")
     (dtype('float32'), 'S', dtype('int64'))
@@ -51,7 +51,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 def _named(dtype: Any) -> np.dtype[Any]:
     name = str(dtype)
     try:
-        # A torch dtype is known by its name, so that this layer needs no torch.
+        # The name identifies a torch dtype, so that this module needs no torch.
         is_name = isinstance(dtype, str) or name.startswith("torch.")
         return dtype_named(name.removeprefix("torch.")) if is_name else np.dtype(dtype)
     except TypeError:
@@ -79,7 +79,7 @@ class TensorSpec:
 
     Raises:
         InvalidArgumentError: Neither numpy nor ml_dtypes knows the dtype.
-        SpecError: The dtype is that of Python objects.
+        SpecError: The dtype stands for Python objects.
 
     >>> TensorSpec((None, 28), "float32")
     TensorSpec(shape=(None, 28), dtype=float32)
@@ -100,12 +100,12 @@ class TensorSpec:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every dimension is known."""
+        """Return True if every dimension is known."""
         return self.shape is not None and None not in self.shape
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes of a leaf; None where that differs from leaf to leaf: not every dimension is known, or it is no number.
+        """Bytes of a leaf; None if a dimension is unknown or the leaf holds no numbers.
 
         >>> TensorSpec((28, 28), "uint8").num_bytes
         784
@@ -114,10 +114,10 @@ class TensorSpec:
         return self.dtype.itemsize * math.prod(known) if self.is_fixed and is_number(self.dtype) else None
 
     def accepts(self, other: TensorSpec) -> bool:
-        """Whether a leaf of spec `other` is one of this spec.
+        """Return True if every leaf of spec `other` matches this spec.
 
         Args:
-            other: A spec as narrow as this one or narrower, else False.
+            other: Any spec. If a dimension is known here and unknown there, the result is False.
 
         >>> TensorSpec((None,), "int64").accepts(TensorSpec((3,), "int64"))
         True
@@ -131,10 +131,10 @@ class TensorSpec:
         return all(mine is None or mine == theirs for mine, theirs in zip(self.shape, other.shape, strict=True))
 
     def batched(self, size: int | None) -> TensorSpec:
-        """This spec with a leading dimension.
+        """Return this spec with a leading dimension.
 
         Args:
-            size: Its length; None where it is not known.
+            size: Length of the dimension; None if unknown.
 
         >>> TensorSpec((28,), "float32").batched(None)
         TensorSpec(shape=(None, 28), dtype=float32)
@@ -144,13 +144,13 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class ObjectSpec(TensorSpec):
-    """A leaf that blocks hold as a Python object; operations that need arrays of numbers or text refuse it."""
+    """A leaf that blocks hold as a Python object. Operations on arrays of numbers or text refuse it."""
 
     def refused(self, operation: str) -> SpecError:
         """Return the error of an operation that needs tensors.
 
         Args:
-            operation: Its name.
+            operation: Name of the operation.
         """
         return SpecError(
             f"The elements of {operation} must be tensors, got {self}. Take that leaf out in a map before."
@@ -163,7 +163,7 @@ class ObjectSpec(TensorSpec):
 @final
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class ReplicatedSpec(ObjectSpec):
-    """A leaf of a batch that goes whole to every replica: `rd.Replicated`. Shape and dtype are those of the value."""
+    """A leaf of a batch that goes whole to every replica: `rd.Replicated`. Shape and dtype belong to the value."""
 
 
 @final
@@ -196,7 +196,7 @@ class CollatedSpec(ObjectSpec):
 
 
 def refused_collated(operation: str) -> SpecError:
-    """The error of an operation that looks into what `collate` returns."""
+    """Return the error of an operation on the elements of a batch with `collate`."""
     return SpecError(
         f"What batch(collate=) makes must be the last look into elements, as replicas collate their own parts, got "
         f"{operation} after it. Do that in the collate function, or before the batch."
@@ -209,10 +209,10 @@ class DatasetSpec(ObjectSpec):
     """A leaf that is itself a dataset (tf.data.DatasetSpec), such as a window.
 
     Args:
-        element_spec: Nest of specs of that dataset's elements; None where nobody has asked for it.
+        element_spec: Nest of specs of that dataset's elements; None if not determined.
 
     Attributes:
-        element_spec: The same.
+        element_spec: The argument.
 
     >>> DatasetSpec(TensorSpec((), "int64")).element_spec
     TensorSpec(shape=(), dtype=int64)
@@ -233,7 +233,7 @@ class DatasetSpec(ObjectSpec):
 
 
 def most_specific_common(first: TensorSpec, second: TensorSpec) -> TensorSpec | None:
-    """The narrowest spec that accepts both, or None where dtypes differ."""
+    """Return the narrowest spec that accepts both, or None if dtypes differ."""
     if first == second:
         return first
     if isinstance(first, DatasetSpec) and isinstance(second, DatasetSpec):
@@ -258,7 +258,7 @@ def _common_dataset(first: Any, second: Any) -> DatasetSpec | None:
 
 
 def spec_of_value(value: Any) -> TensorSpec:
-    """The spec of a leaf as transformations see it: a numpy array or scalar, bytes or str."""
+    """Return the spec of a leaf as transformations see it: a numpy array or scalar, bytes or str."""
     if isinstance(value, bytes):
         return TensorSpec((), BYTES)
     if isinstance(value, str):

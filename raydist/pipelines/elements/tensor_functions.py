@@ -1,6 +1,6 @@
-"""Functions that get torch tensors instead of numpy arrays: those wrapped by `rd.with_tensors`, and modules.
+"""Functions of torch tensors in place of numpy arrays: modules, and functions wrapped by `rd.with_tensors`.
 
-Torch is never imported before a function asks for tensors: until then nothing can be one of its modules.
+Torch is not imported before a function asks for tensors; until then no function can be a torch module.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["TensorFunction", "is_module", "note_numpy_in_torch", "receiving_tens
 
 
 def with_tensors(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` as a function for `map`, `filter`, `scan`, ... that receives torch tensors instead of numpy arrays.
+    """Return `fn` as a function for `map`, `filter`, `scan`, ... that receives torch tensors instead of numpy arrays.
 
     A `torch.nn.Module` needs no wrapping: it always receives tensors. Also a decorator.
 
     Args:
-        fn: Gets what a map function gets, with every array and number as a tensor on the CPU of the same dtype, which
-            it may write to. bytes, str and arrays of them stay as they are, and so does `rng`.
+        fn: Receives the arguments of a map function, with every array and number as a tensor on the CPU of the same
+            dtype, which it may write to. bytes, str, arrays of them, and `rng` stay unchanged.
 
     Returns:
-        What can be given in the place of a function; called with tensors, it hands them on.
+        A function for transformations; called with tensors, it passes them on.
 
     Raises:
-        InvalidArgumentError: `fn` is no function.
+        InvalidArgumentError: `fn` is not callable.
 
     >>> import torch
     >>> ds = rd.Dataset.from_tensor_slices([-1.0, 2.0]).map(rd.with_tensors(torch.relu))
@@ -48,23 +48,23 @@ def with_tensors(fn: Callable[..., Any]) -> Callable[..., Any]:
 @final
 @dataclass(frozen=True)
 class TensorFunction:
-    """A function, to be called with tensors in the place of arrays."""
+    """A function that is called with tensors in place of arrays."""
 
     fn: Callable[..., Any]
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """What stands in labels and has the signature (Python's convention)."""
+        """The wrapped function, for labels and the signature (Python's convention)."""
         return self.fn
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        from torch import from_numpy  # as everywhere in this layer: where the first tensor is made
+        from torch import from_numpy  # torch is imported only when a tensor is made
 
         return self.fn(*[_tensors(arg, from_numpy) for arg in args], **keywords)
 
 
 def _tensors(value: Any, from_numpy: Callable[[Any], Any]) -> Any:
-    if isinstance(value, np.ndarray):  # the common case, without a walk over a nest
+    if isinstance(value, np.ndarray):  # the common case, without recursion into a nest
         return _tensor(value, from_numpy)
     return map_element(lambda leaf: _tensor(leaf, from_numpy), value)
 
@@ -78,18 +78,18 @@ def _tensor(leaf: Any, from_numpy: Callable[[Any], Any]) -> Any:
 
 
 def is_module(fn: Any) -> bool:
-    """Whether `fn` is a `torch.nn.Module`."""
+    """Return True if `fn` is a `torch.nn.Module`."""
     torch = sys.modules.get("torch.nn")
     return torch is not None and isinstance(fn, torch.Module)
 
 
 def receiving_tensors(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` as it is to be called with numpy values: modules receive tensors."""
+    """Return `fn` in the form for calls with numpy values: modules receive tensors."""
     return TensorFunction(fn) if is_module(fn) else fn
 
 
 def note_numpy_in_torch(error: BaseException) -> None:
-    """Add what to do to the error of a torch function, or of a method of tensors, that met a numpy value."""
+    """Add a hint to the error of a torch function, or of a method of tensors, that received a numpy value."""
     if _met_numpy(error):
         annotate(
             error,
