@@ -1,4 +1,4 @@
-"""How many operations may follow each other: an iterator calls its input's, and Python's stack has an end."""
+"""The limit on consecutive operations: an iterator calls the iterator of its input, and Python's stack is limited."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from raydist.pipelines.engine.op import DatasetOp
 
 __all__ = ["explain_recursion", "require_short_chain"]
 
-_FRAMES = 4  # of most operations; of an interleave, the longest of all, 10
+_FRAMES = 4  # of most operations; an interleave has the most, 10
 _LONG = 50
 
 
 def require_short_chain(op: DatasetOp) -> DatasetOp:
-    """`op`, unless more operations follow each other up to it than can be run.
+    """Return `op`, if the chain of operations up to it is short enough to run.
 
     Raises:
-        InvalidArgumentError: Says how many may.
+        InvalidArgumentError: The chain is too long. The message names the limit.
     """
     most = sys.getrecursionlimit() // _FRAMES
     if op.chain_length > most:
@@ -30,7 +30,7 @@ def require_short_chain(op: DatasetOp) -> DatasetOp:
 
 
 def explain_recursion(error: RecursionError, op: DatasetOp) -> None:
-    """Note what the length of a pipeline may have to do with `error`."""
+    """Add a note to `error` about the length of the pipeline."""
     if op.chain_length > _LONG:
         error.add_note(
             f"{op.chain_length} operations follow each other up to {op.label}: some need more of Python's stack than "

@@ -1,4 +1,4 @@
-"""Which executor of this process runs the stages of an iterator."""
+"""The choice of the executor, in this process, for the stages of an iterator."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["local_executor"]
 
 
 def local_executor(options: Options, tuners: list[Tuner] | None = None) -> Executor:
-    """The executor of this process that the options ask for: the autotuner's, or so many threads.
+    """Return the executor that the options ask for: the autotuner's, or a fixed number of threads.
 
     Args:
-        options: Of the pipeline.
-        tuners: Where autotuners are kept between iterations over one pipeline.
+        options: Options of the pipeline.
+        tuners: List that keeps autotuners between iterations over one pipeline.
     """
     threads = options.threading.private_threadpool_size
     if threads is None and options.autotune.enabled:

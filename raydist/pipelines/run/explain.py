@@ -18,7 +18,7 @@ __all__ = ["explain"]
 
 
 def explain(plan: Plan, stats: PipelineStats | None = None) -> str:
-    """The graph as written, as optimised, where each operation may run, and where it runs or ran (of `stats`)."""
+    """Return the graph as written and as optimised, the place of each operation, and the load of its stages."""
     lines = ["as written:", *_tree(plan.written, plan, 1)]
     by = f" ({', '.join(plan.rewrites)})" if plan.rewrites else ""
     lines += [f"as optimised{by}:", *_tree(plan.optimised, plan, 1)]
@@ -29,7 +29,7 @@ def explain(plan: Plan, stats: PipelineStats | None = None) -> str:
 
 
 def _tree(op: DatasetOp, plan: Plan, depth: int) -> Iterator[str]:
-    """Consumers above their inputs, inputs indented."""
+    """Yield the lines of a graph: consumers above their inputs, inputs indented."""
     yield f"{'  ' * depth}{plan.names[id(op)]}: {op.full_label}"
     for source in op.inputs:
         yield from _tree(source, plan, depth + 1)

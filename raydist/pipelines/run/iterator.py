@@ -1,4 +1,4 @@
-"""The iterator that users hold: one element at a time over the engine's blocks."""
+"""The iterator over a dataset's elements, which takes blocks from the engine and returns elements."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ _VERSION = 1
 
 @final
 class PipelineStates:
-    """Makes states of one pipeline's iterations, and takes them back.
+    """A converter between the iterations of one pipeline and their saved states.
 
     Args:
-        plan: The pipeline.
+        plan: Plan of the pipeline.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    @cached_property  # a state is asked for with every step of a distributed dataset
+    @cached_property  # a distributed dataset saves a state with every step
     def _fingerprint(self) -> str:
         return self._plan.fingerprint
 
@@ -59,12 +59,12 @@ class PipelineStates:
         return self._plan.order_settings
 
     def state_of(self, engine: ReopenedEngine, at: IteratorState, skip: int) -> IteratorState:
-        """The state of an iteration.
+        """Return the state of an iteration.
 
         Args:
-            engine: Runs it.
-            at: The engine's state before a block.
-            skip: How many elements of that block, and of those behind it, were handed out.
+            engine: Engine of the iteration.
+            at: State of the engine before a block.
+            skip: Number of elements handed out since then.
         """
         orders = engine.orders.since(at)
         return {
@@ -80,7 +80,7 @@ class PipelineStates:
         }
 
     def require(self, state: IteratorState) -> None:
-        """See that a state, which may be anything, is one of this pipeline, with its settings.
+        """Check that any object is a state of this pipeline with the same settings.
 
         Raises:
             InvalidArgumentError: It is not.
@@ -96,28 +96,29 @@ class PipelineStates:
 
 
 _T = TypeVar("_T")
-_CLOSE_S = 4.0  # how long close() waits for another thread's `next`; then it stops what that one waits for
+_CLOSE_S = 4.0  # seconds that close() waits for `next` in another thread; then it closes the engine anyway
 
 
 @final
 class DatasetIterator(Generic[_T]):
-    """One epoch of a dataset: what `iter(dataset)` gives (tf.data.Iterator).
+    """An iterator over one epoch of a dataset: the result of `iter(dataset)` (tf.data.Iterator).
 
-    Opened by the first element; closed at the end, by `close()`, or when it is dropped. `next` blocks until an element
-    is there. An element's error is raised in its place, and iteration goes on after it. Errors of what runs the
-    pipeline (UnavailableError, DeadlineExceededError) lose no element: the next call tries again from there.
+    The first element opens the pipeline; the end, `close()` or garbage collection closes it. `next` blocks until an
+    element is ready. The error of an element is raised in its place, and iteration continues after it. Errors of the
+    pipeline itself (UnavailableError, DeadlineExceededError) lose no element: the next call tries again from there.
 
-    Threads may share it: each element goes to exactly one of them, and `state_dict` and `close` fall between two of
-    them. (A state that is saved while another thread works on its element counts that element as handed out.)
+    Several threads may share the iterator: each element goes to exactly one of them, and `state_dict` and `close`
+    happen between two elements. (A state saved while another thread processes its element counts that element as handed
+    out.)
 
     Args:
         op: The pipeline as written.
-        options: Its merged options.
+        options: Merged options of the pipeline.
         seed: Root seed.
-        epoch: Which epoch this is.
-        convert: Makes a block the elements to hand out.
-        make_executor: Where the stages run.
-        meters: To go on with; None for new ones.
+        epoch: Number of the epoch.
+        convert: Function that returns the elements of a block.
+        make_executor: Function that returns the executor of the stages.
+        meters: Meters to continue; None for new ones.
 
     >>> iterator = iter(rd.Dataset.range(4).shuffle(4, seed=1))
     >>> first, state = [int(next(iterator)), int(next(iterator))], iterator.state_dict()
@@ -143,20 +144,20 @@ class DatasetIterator(Generic[_T]):
         plan = make_plan(op, options)
         self._states = PipelineStates(plan)
         self.meters = meters or IterationMeters()
-        """What every stage has done since the iteration began."""
+        """Statistics of every stage since the iteration began."""
         self._engine = ReopenedEngine(plan, options, make_executor, self.meters, seed=seed, epoch=epoch)
-        self._to_skip = 0  # elements behind that which were handed out before
-        # A list's iterator hands out each of its rows once, whoever asks: what threads share needs no lock.
+        self._to_skip = 0  # elements after the resumed state that were handed out before
+        # The iterator of a list returns each row once, to any thread: taking a row needs no lock.
         self._rows: Iterator[_T] = iter([])
-        self._num_rows = 0  # of the blocks read last, up to the end of `_rows`
-        self._unconverted: Sequence[Item] = ()  # what comes behind these
-        self._lock = threading.RLock()  # for all else; a user's function may ask its own iterator for something
+        self._num_rows = 0  # of the last blocks, up to the end of `_rows`
+        self._unconverted: Sequence[Item] = ()  # items after `_rows`
+        self._lock = threading.RLock()  # for all else; reentrant, because a user's function may call its own iterator
         self._order = KeyOrder()
         self._process = OwningProcess("This iterator")
         note_inherited(self)
 
     def became_a_copy(self) -> None:
-        """This is a forked child: what was made already is the parent's to hand out."""
+        """Drop the elements in memory after a fork: they belong to the parent."""
         self._rows, self._unconverted = iter([]), ()
 
     def __iter__(self) -> Self:
@@ -171,7 +172,7 @@ class DatasetIterator(Generic[_T]):
         self._process.require("read")
         with self._lock:
             while True:
-                for row in self._rows:  # the other thread that held the lock may have refilled it
+                for row in self._rows:  # another thread may have refilled the rows meanwhile
                     return row
                 self._refill()
 
@@ -191,16 +192,16 @@ class DatasetIterator(Generic[_T]):
         begin, rest = time.perf_counter(), list[Item]()
         try:
             rows = self._converted(self._unconverted)
-        except Exception:  # of one element, whose neighbours are not to be lost
+        except Exception:  # of one element, whose neighbours must not be lost
             rows, rest = self._converted_singly(self._unconverted)
         self.meters.convert_s += time.perf_counter() - begin
-        self._engine.require_open()  # close() does not wait for an element that takes long
+        self._engine.require_open()  # close() does not wait for a slow element
         self._unconverted = rest
         self._num_rows += len(rows)
         self._rows = iter(rows)
 
     def _read(self) -> Sequence[Item]:
-        """The next blocks, behind what is to be skipped, which counts as handed out."""
+        """Return the next blocks, without the elements to skip, which count as handed out."""
         while True:
             blocks: Sequence[Item] = self._engine.read()
             num_rows = count_items(blocks)
@@ -215,7 +216,7 @@ class DatasetIterator(Generic[_T]):
         return converted[0] if len(converted) == 1 else list(itertools.chain.from_iterable(converted))
 
     def _converted_singly(self, blocks: Sequence[Item]) -> tuple[list[_T], list[Item]]:
-        """The elements before the one that cannot be converted, and what is left; its error where it is the first."""
+        """Convert up to the first failing element; return the rows and the rest. Raise the error if it is the first."""
         rows: list[_T] = []
         left = list(blocks)
         while left:
@@ -231,10 +232,10 @@ class DatasetIterator(Generic[_T]):
         return rows, left
 
     def get_next(self) -> _T:
-        """The next element. Blocks until it is there.
+        """Return the next element. Blocks until it is ready.
 
         Raises:
-            OutOfRangeError: There is none.
+            OutOfRangeError: The dataset has ended.
             FailedPreconditionError: The iterator is closed.
             Exception: The error of the element at this place.
 
@@ -247,7 +248,7 @@ class DatasetIterator(Generic[_T]):
             raise OutOfRangeError("The dataset has ended. Take a new iterator with iter(dataset).") from None
 
     def get_next_as_optional(self) -> Optional[_T]:
-        """The next element, or an empty Optional at the end. Blocks until it is known.
+        """Return the next element, or an empty Optional at the end. Blocks until the element is ready.
 
         Raises:
             FailedPreconditionError: The iterator is closed.
@@ -262,9 +263,9 @@ class DatasetIterator(Generic[_T]):
             return Optional.empty()
 
     def stats(self) -> PipelineStats:
-        """What every stage did since the first element was asked for, and which of them limits the others.
+        """Return the statistics of every stage since the first element, and the bottleneck.
 
-        Any thread may ask, at any time; costs some microseconds a stage.
+        Any thread may call this at any time; costs some microseconds per stage.
 
         >>> iterator = iter(rd.Dataset.range(10).batch(5))
         >>> _ = list(iterator)
@@ -275,12 +276,12 @@ class DatasetIterator(Generic[_T]):
 
     @property
     def element_spec(self) -> Any:
-        """Nest of `rd.TensorSpec` of one element, as `dataset.element_spec`. May call a map function."""
+        """Nest of `rd.TensorSpec` of one element, like `dataset.element_spec`. May call a map function."""
         return self._op.element_spec()
 
     @property
     def has_ended(self) -> bool:
-        """Whether its end was seen, or it was closed.
+        """True once the end was reached, or the iterator was closed.
 
         >>> iterator = iter(rd.Dataset.range(2))
         >>> _ = list(iterator)
@@ -290,10 +291,10 @@ class DatasetIterator(Generic[_T]):
         return self._engine.ended or self._engine.closed
 
     def state_dict(self) -> IteratorState:
-        """JSON-able state after the last element handed out, at most 10 KB: for :meth:`load_state_dict`.
+        """Return the JSON-able state after the last element handed out, at most 10 KB, for :meth:`load_state_dict`.
 
-        Elements that were made ahead are no part of it, nor is what a shuffle holds: restoring reads it again. Opens
-        the pipeline if no element was asked for yet.
+        The state contains neither prefetched elements nor the buffer of a shuffle: restoring reads them again. Opens
+        the pipeline if no element was requested yet.
 
         Raises:
             FailedPreconditionError: The iterator is closed.
@@ -311,7 +312,7 @@ class DatasetIterator(Generic[_T]):
         return self._states.state_of(self._engine, *place)
 
     def _position(self) -> tuple[IteratorState, int]:
-        left = operator.length_hint(self._rows)  # asked once: other threads may take rows meanwhile
+        left = operator.length_hint(self._rows)  # read once: other threads may take rows meanwhile
         if left or self._unconverted:
             return self._engine.border, self._num_rows - left
         if self._engine.resume_at is not None:
@@ -319,7 +320,7 @@ class DatasetIterator(Generic[_T]):
         return self._engine.state_dict(), self._to_skip
 
     def _place(self) -> tuple[IteratorState, int] | None:
-        """Where it is, without asking the engine; None where no element was handed out yet."""
+        """Return the position, without calling the engine; None before the first element."""
         with self._lock:
             left = operator.length_hint(self._rows)
             if not left and not self._unconverted and self._engine.resume_at is not None:
@@ -327,14 +328,14 @@ class DatasetIterator(Generic[_T]):
             return (self._engine.border, self._num_rows - left) if self._num_rows else None
 
     def load_state_dict(self, state: IteratorState) -> None:
-        """Go on after the element that `state` was saved behind. Opens a closed iterator again.
+        """Continue after the element at which `state` was saved. Opens a closed iterator again.
 
         Args:
-            state: Of an iterator of the same pipeline, in any process; it brings its seed and epoch with it.
+            state: State of an iterator over the same pipeline, in any process. Sets the seed and the epoch, too.
 
         Raises:
-            InvalidArgumentError: The state was saved by another pipeline, or is none. What an operation cannot read in
-                it is found with the next element.
+            InvalidArgumentError: The state belongs to another pipeline, or is invalid. Parts that an operation cannot
+                read raise the error with the next element.
 
         >>> ds = rd.Dataset.range(5)
         >>> saved = iter(ds)
@@ -356,9 +357,9 @@ class DatasetIterator(Generic[_T]):
             self._engine.own_seeds = seeds_in(state.get("own_seeds", {}), self._engine.own_seeds)
 
     def close(self) -> None:
-        """Stop threads and let go of files. Further elements are a FailedPreconditionError. May be called twice.
+        """Stop threads and close files. Later calls of `next` raise FailedPreconditionError. May be called twice.
 
-        Waits for an element that another thread is asking for, some seconds at most.
+        Blocks some seconds at most, while another thread waits for an element.
 
         >>> import contextlib
         >>> with contextlib.closing(iter(rd.Dataset.range(3))) as iterator:

@@ -1,6 +1,6 @@
-"""The states of several input pipelines as one, and back. A state of one pipeline is that of its iterator.
+"""Combination of the states of several input pipelines into one, and back. A single pipeline keeps its state.
 
-What is equal in all of them (seed, epoch, version) is said once, so that the whole stays small.
+Entries that are equal in all states (seed, epoch, version) are stored once, so that the result stays small.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OWN = ("inputs", "steps", "step")
 
 
 def join_states(states: Sequence[IteratorState]) -> IteratorState:
-    """The states of several pipelines as one; that of a single one as it is.
+    """Return the states of several pipelines as one; the state of a single pipeline unchanged.
 
     >>> join_states([{"seed": 3, "skip": 1}, {"seed": 3, "skip": 0}])
     {'seed': 3, 'inputs': [{'skip': 1}, {'skip': 0}]}
@@ -39,10 +39,10 @@ def _joined(states: Sequence[IteratorState], leave_out: str = "") -> IteratorSta
 
 
 def split_state(state: IteratorState, num_pipelines: int) -> list[IteratorState]:
-    """The state of each of several pipelines, from what `join_states` made of them.
+    """Return the state of each of several pipelines from the result of `join_states`.
 
     Raises:
-        InvalidArgumentError: It is no state, or one of another number of pipelines.
+        InvalidArgumentError: `state` is invalid, or has another number of pipelines.
 
     >>> split_state({"seed": 3, "inputs": [{"skip": 1}, {"skip": 0}]}, 2)
     [{'seed': 3, 'skip': 1}, {'seed': 3, 'skip': 0}]
@@ -61,7 +61,7 @@ def _parts(state: IteratorState) -> list[IteratorState]:
 
 
 def join_workers(states: Sequence[IteratorState], step: int) -> IteratorState:
-    """The states of the workers' step sources as one; each may be of several pipelines.
+    """Return the states of the workers' step sources as one; each may cover several pipelines.
 
     >>> join_workers([{"skip": 1, "step": 4}, {"skip": 0, "step": 5}], 5)
     {'inputs': [{'skip': 1}, {'skip': 0}], 'steps': [4, 5], 'step': 5}
@@ -71,22 +71,22 @@ def join_workers(states: Sequence[IteratorState], step: int) -> IteratorState:
 
 
 def split_workers(state: IteratorState, num_workers: int, num_pipelines: int) -> list[IteratorState]:
-    """The state of each worker's step source, from what `join_workers` made of them.
+    """Return the state of each worker's step source from the result of `join_workers`.
 
     Args:
-        state: The whole.
-        num_workers: Workers that read it.
-        num_pipelines: Of each worker.
+        state: The joined state.
+        num_workers: Number of workers that resume.
+        num_pipelines: Number of pipelines of each worker.
 
     Raises:
-        InvalidArgumentError: It is no state, or one of another number of pipelines.
+        InvalidArgumentError: `state` is invalid, or has another number of pipelines.
 
     >>> split_workers({"inputs": [{"skip": 1}, {"skip": 0}], "steps": [4, 5], "step": 5}, 2, 1)
     [{'skip': 1, 'step': 4}, {'skip': 0, 'step': 5}]
     """
     parts = split_state(state, num_workers * num_pipelines)
     steps = state.get("steps", [])
-    if not isinstance(steps, list) or len(steps) != num_workers:  # saved by another number of workers
+    if not isinstance(steps, list) or len(steps) != num_workers:  # saved with another number of workers
         steps = [state.get("step", 0)] * num_workers
     of_workers = [parts[worker * num_pipelines : (worker + 1) * num_pipelines] for worker in range(num_workers)]
     return [{**join_states(of_one), "step": step} for of_one, step in zip(of_workers, steps, strict=True)]

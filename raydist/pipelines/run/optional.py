@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 @final
 class Optional(Generic[_T]):
-    """An element, or the knowledge that there is none (tf.experimental.Optional).
+    """An element, or the absence of one (tf.experimental.Optional).
 
     Args:
         values: The element in a tuple; an empty tuple for none. Use `from_value` or `empty`.
@@ -30,10 +30,10 @@ class Optional(Generic[_T]):
 
     @classmethod
     def from_value(cls, value: _T) -> Self:
-        """An optional with a value.
+        """Return an optional with a value.
 
         Args:
-            value: Any, None too.
+            value: Any value, including None.
 
         >>> rd.Optional.from_value(3).get_value()
         3
@@ -42,7 +42,7 @@ class Optional(Generic[_T]):
 
     @classmethod
     def empty(cls) -> Self:
-        """An optional without one.
+        """Return an optional without a value.
 
         >>> rd.Optional.empty().has_value()
         False
@@ -50,7 +50,7 @@ class Optional(Generic[_T]):
         return cls(())
 
     def has_value(self) -> bool:
-        """Whether there is an element.
+        """Return True if there is a value.
 
         >>> rd.Optional.from_value(None).has_value()
         True
@@ -58,10 +58,10 @@ class Optional(Generic[_T]):
         return bool(self._values)
 
     def get_value(self) -> _T:
-        """The element.
+        """Return the value.
 
         Raises:
-            InvalidArgumentError: There is none.
+            InvalidArgumentError: There is no value.
 
         >>> rd.Optional.from_value("a").get_value()
         'a'

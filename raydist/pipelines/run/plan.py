@@ -1,4 +1,4 @@
-"""Getting a graph ready to be run: names and rewrites."""
+"""Preparation of a graph for running: names and rewrites."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["begin_epoch", "make_nested_plan", "make_plan", "open_iterator"]
 
 
 def begin_epoch(op: DatasetOp, epoch: int, position: IteratorState | None = None) -> DatasetOp:
-    """The graph to run for an epoch that begins now. Called once for each, by the program's own process.
+    """Return the graph to run for an epoch that begins now. Called once per epoch, in the driver process.
 
     Args:
         op: The pipeline as written.
         epoch: Number of the epoch, from 0.
-        position: The state of an iterator with which the epoch goes on; None for a new epoch.
+        position: State of an iterator that continues the epoch; None for a new epoch.
     """
     names = name_operations(op)
 
@@ -33,7 +33,7 @@ def begin_epoch(op: DatasetOp, epoch: int, position: IteratorState | None = None
 
 
 def _saved_of(name: str, state: Any) -> IteratorState:
-    """The part of a state that the operation `name` marked as its own, with "of"; empty without one."""
+    """Return the part of a state that the operation `name` marked with "of"; empty without one."""
     if isinstance(state, dict) and state.get("of") == name:
         return state
     parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
@@ -46,7 +46,7 @@ def make_plan(op: DatasetOp, options: Options) -> Plan:
 
 
 def make_nested_plan(op: DatasetOp, options: Options) -> Plan:
-    """The same for a dataset inside a function: some rewrites pay for whole pipelines only."""
+    """Name and rewrite the graph of a dataset that a function returns. Some rewrites are too costly there."""
     return _planned(op, options, nested=True)
 
 
@@ -57,5 +57,5 @@ def _planned(op: DatasetOp, options: Options, *, nested: bool) -> Plan:
 
 
 def open_iterator(op: DatasetOp, *, seed: int, epoch: int, options: Options, executor: Executor) -> OpIterator:
-    """One pass over the pipeline `op`; see :func:`make_plan` and :func:`start`."""
+    """Start one pass over the pipeline `op`; see :func:`make_plan` and :func:`start`."""
     return start(make_plan(op, options), make_nested_plan, seed=seed, epoch=epoch, executor=executor)

@@ -21,21 +21,21 @@ from raydist.pipelines.run.iterator import DatasetIterator
 
 __all__ = ["Profile", "run_profile"]
 
-_SLOW_START_S = 0.5  # worth telling
+_SLOW_START_S = 0.5  # shorter starts are not reported
 _PAGE, _TRACE = "profile.html", ".trace.json"
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a pipeline did while it was profiled. `str()` of it is the report that was printed.
+    """The statistics of a profiled pipeline. `str(profile)` is the printed report.
 
     Attributes:
         title: Heading of the page.
-        started_s: Seconds until the first element: starting workers and filling buffers, which `stats` leaves out.
+        started_s: Seconds until the first element (start of workers, first fill of buffers), which `stats` leaves out.
         stats: Rates, shares and the bottleneck.
-        epochs: Epochs that were begun.
-        html_path: A page with the graph and the table.
+        epochs: Number of epochs that began.
+        html_path: HTML page with the graph and the table.
         trace_path: The last blocks of every thread and worker, for ui.perfetto.dev or chrome://tracing.
 
     >>> profile = rd.Dataset.range(100).batch(10).profile(seconds=0.05)  # doctest: +ELLIPSIS
@@ -67,13 +67,13 @@ def run_profile(
     seconds: float,
     path: str | Path | None,
 ) -> Profile:
-    """Iterate for `seconds` from the first element on, over as many epochs as that takes; write page and trace.
+    """Iterate for `seconds` after the first element, over as many epochs as needed; write page and trace.
 
     Args:
-        open_epoch: Makes an iterator over epoch 0, 1, ... that goes on with the meters it is given.
+        open_epoch: Returns an iterator over epoch 0, 1, ... that uses the given meters.
         title: Heading of the page.
-        seconds: For how long; > 0.
-        path: The page; the trace stands beside it. None for a new directory for temporary files.
+        seconds: Duration; > 0.
+        path: Path of the page; the trace goes beside it. None for a new temporary directory.
     """
     if not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
         raise InvalidArgumentError(f"profile needs a finite number of seconds > 0, got {seconds!r}.")
@@ -87,7 +87,7 @@ def run_profile(
 
 
 def _page_path(path: str | Path | None) -> Path:
-    """Where the page will be; found out before anything runs."""
+    """Return the path of the page. Checks it before anything runs."""
     page = Path(tempfile.mkdtemp(prefix="raydist-profile-"), _PAGE) if path is None else Path(path)
     if page.suffix != ".html":
         raise InvalidArgumentError(f"path must name an .html file, got {str(path)!r}.")
@@ -99,7 +99,7 @@ def _page_path(path: str | Path | None) -> Path:
 def _iterate(
     open_epoch: Callable[[int, IterationMeters], DatasetIterator[Any]], meters: IterationMeters, seconds: float
 ) -> tuple[PipelineStats, int, float]:
-    """Statistics, the number of epochs that were begun, and the seconds until the first element."""
+    """Return the statistics, the number of epochs that began, and the seconds until the first element."""
     begin = time.monotonic()
     iterator = open_epoch(0, meters)
     items = int(_advance(iterator, meters))
@@ -110,7 +110,7 @@ def _iterate(
         with contextlib.closing(iterator):
             while time.monotonic() < end and _advance(iterator, meters):
                 items += 1
-            stats = stats_of(meters)  # before workers and queues are gone
+            stats = stats_of(meters)  # before workers and queues are closed
         if not items or time.monotonic() >= end:
             break
         iterator, items = open_epoch(epoch, meters), 0
@@ -118,14 +118,14 @@ def _iterate(
 
 
 def _advance(iterator: DatasetIterator[Any], meters: IterationMeters) -> bool:
-    """Pass over an element, or an error in the place of one; False at the end of the epoch."""
+    """Skip an element, or an error in its place; return False at the end of the epoch."""
     errors = _num_errors(meters)
     try:
         next(iterator)
     except StopIteration:
         return False
     except Exception:
-        if _num_errors(meters) == errors:  # not of an element: the pipeline cannot be opened, say
+        if _num_errors(meters) == errors:  # not the error of an element: the pipeline cannot be opened, for example
             iterator.close()
             raise
     return True

@@ -1,4 +1,4 @@
-"""The engine behind an iterator: opened when something is wanted of it, and again where it was when it had to close."""
+"""The engine of an iterator: opened on first use, and reopened at the same position after a forced close."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _ALL = 1 << 62
 
 @final
 class ReopenedEngine:
-    """One epoch of a plan. Used by one thread at a time.
+    """One epoch of a plan. Only one thread may use it at a time.
 
     Args:
-        plan: What to run.
-        options: Of the pipeline.
-        make_executor: Where the stages run.
-        meters: Of what they do.
+        plan: Plan to run.
+        options: Options of the pipeline.
+        make_executor: Function that returns the executor of the stages.
+        meters: Meters of the stages.
         seed: Root seed.
-        epoch: Which epoch this is.
+        epoch: Number of the epoch.
 
     Attributes:
         seed: The root seed.
-        epoch: Which epoch this is.
-        resume_at: Where it goes on when it is opened again; None for the beginning, or where it is open.
-        border: Its state before the blocks that were read last.
-        orders: In which order blocks came, where that may be any.
-        own_seeds: By name, those of operations that keep one order for ever.
-        ended: Its end was seen.
-        closed: Nothing may be read any more.
+        epoch: Number of the epoch.
+        resume_at: State at which the engine reopens; None for the beginning, or while it is open.
+        border: State before the last blocks read.
+        orders: Order of blocks, where any order is allowed.
+        own_seeds: By name, seeds of operations that keep one order for all iterations.
+        ended: True once the end was reached.
+        closed: True if nothing may be read any more.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class ReopenedEngine:
         self._request = RequestSize()
 
     def read(self) -> list[Block]:
-        """The next blocks; `border` is the state before these.
+        """Return the next blocks; `border` becomes the state before them.
 
         Raises:
-            StopIteration: There is none.
-            FailedPreconditionError: It is closed.
-            Exception: The error of an element; what runs the pipeline loses none by its own errors.
+            StopIteration: No block is left.
+            FailedPreconditionError: The engine is closed.
+            Exception: The error of an element. Errors of the pipeline itself lose no element.
         """
         if self.ended:
             raise StopIteration
@@ -95,22 +95,22 @@ class ReopenedEngine:
             if isinstance(error, MACHINERY_ERRORS):
                 self.suspend(self.border)  # no element is lost: the next call tries again from here
             failure = error
-        except BaseException:  # Ctrl-C in a user's function: as above
+        except BaseException:  # Ctrl-C in a user's function: likewise
             self.suspend(self.border)
             raise
         raise what_was_raised(failure)
 
     def require_open(self) -> None:
-        """Raise where it is closed.
+        """Raise an error if the engine is closed.
 
         Raises:
-            FailedPreconditionError: It is.
+            FailedPreconditionError: The engine is closed.
         """
         if self.closed:
             raise FailedPreconditionError("This iterator is closed. Take a new one with iter(dataset).")
 
     def state_dict(self) -> IteratorState:
-        """Its state behind the last block. Opens it."""
+        """Return the state after the last block. Opens the engine."""
         return self._open().state_dict()
 
     def _open(self) -> OpIterator:
@@ -137,15 +137,15 @@ class ReopenedEngine:
             with state_errors(self.resume_at):
                 source.load_state_dict(self.resume_at)
         except BaseException:
-            self.suspend(self.resume_at)  # the next call must not go on in the middle of a state
+            self.suspend(self.resume_at)  # the next call must not continue from a partly loaded state
             raise
         self.resume_at = None
 
     def suspend(self, state: IteratorState | None) -> None:
-        """Close it; what comes next opens it again at `state`."""
+        """Close the engine; the next use reopens it at `state`."""
         self.resume_at = state
         if self._executor is not None:
-            self._executor.close()  # first: a prefetching thread may wait for a function that never returns
+            self._executor.close()  # first: a prefetch thread may wait for a function that never returns
             self._executor = None
         if self._source is not None:
             self._source.close()

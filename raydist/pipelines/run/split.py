@@ -1,6 +1,6 @@
-"""Cutting a global batch into one piece per replica.
+"""Splitting of a global batch into one piece per replica.
 
-Both rules keep the rows in order: the pieces of a step, one after the other, are the global batch.
+Both rules keep the order of rows: the pieces of a step, concatenated, are the global batch.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SplitRule = Literal["per_batch", "balanced"]
 Columns = tuple[np.ndarray[Any, np.dtype[Any]], ...]
 
 STAND_IN_ROWS = 2
-"""What a replica without rows works on: some layers (batch normalisation) raise on one row and give NaN on none."""
+"""Rows of a replica without own rows. Some layers (batch normalisation) raise on one row and give NaN on none."""
 
 
 def per_batch(num_rows: int, num_replicas: int) -> tuple[int, ...]:
-    """Rows of each replica: ceil(b / N) each, later ones fewer or none.
+    """Return the rows of each replica: ceil(b / N) each, later ones fewer or none.
 
     >>> per_batch(4, 3)
     (2, 2, 0)
@@ -49,7 +49,7 @@ def per_batch(num_rows: int, num_replicas: int) -> tuple[int, ...]:
 
 
 def balanced(num_rows: int, num_replicas: int, step: int) -> tuple[int, ...]:
-    """Rows of each replica: b // N, and one more for r = b % N of them, who take turns from step to step.
+    """Return the rows of each replica: b // N, plus one for b % N replicas, which rotate from step to step.
 
     >>> balanced(4, 3, step=0), balanced(4, 3, step=1)
     ((2, 1, 1), (1, 2, 1))
@@ -59,20 +59,20 @@ def balanced(num_rows: int, num_replicas: int, step: int) -> tuple[int, ...]:
 
 
 def piece_sizes(num_rows: int, num_replicas: int, rule: SplitRule, step: int) -> tuple[int, ...]:
-    """Rows of each replica by `rule`."""
+    """Return the rows of each replica by `rule`."""
     return per_batch(num_rows, num_replicas) if rule == "per_batch" else balanced(num_rows, num_replicas, step)
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """One replica's share of a step.
+    """One replica's part of a step.
 
     Attributes:
-        columns: One array per leaf: views of the global batch, or a `Box` in an array without dimensions. A leaf's
-            first axis may have no entries.
-        num_rows: Rows of the leaves, or elements of lists of tensors and of what `collate` made.
-        stand_in: Where there are no rows: the first two rows (or the one there is) of the same global batch.
+        columns: One array per leaf: views of the global batch, or a `Box` in an array without dimensions. The first
+            axis of a leaf may be empty.
+        num_rows: Rows of the leaves, or elements of lists of tensors and of results of `collate`.
+        stand_in: For a replica without rows: the first two rows (or the only one) of the same global batch.
     """
 
     columns: Columns
@@ -81,7 +81,7 @@ class Cut:
 
 
 def common_rows(leaves: Sequence[Any], paths: Sequence[str]) -> int:
-    """The number of rows that all leaves of a batch share; 0 where there is no leaf.
+    """Return the number of rows that all leaves of a batch share; 0 without leaves.
 
     Leaves that go whole to every replica have no rows.
 
@@ -120,11 +120,11 @@ def _raise_only_whole(paths: Sequence[str]) -> NoReturn:
 
 
 def dealt_rows(leaves: Sequence[Any], paths: Sequence[str]) -> int:
-    """Rows of an element that goes whole to one replica: 1 where no leaf has a first dimension, else `common_rows`.
+    """Return the rows of an element for one replica: 1 if all leaves are scalars, otherwise `common_rows`.
 
     Raises:
-        InvalidArgumentError: Some leaves are scalars and others are not, or first dimensions differ: nothing tells
-            what a row is.
+        InvalidArgumentError: Some leaves are scalars and others are not, or first dimensions differ, so rows are
+            undefined.
     """
     cut = [leaf for leaf in leaves if not isinstance(leaf, ObjectLeaf)]
     if cut and len(cut) == len(leaves) and all(np.ndim(leaf) == 0 for leaf in cut):
@@ -135,19 +135,19 @@ def dealt_rows(leaves: Sequence[Any], paths: Sequence[str]) -> int:
 def cut_batch(
     leaves: Sequence[Any], *, num_replicas: int, rule: SplitRule, step: int, structure: Structure = LEAF
 ) -> tuple[tuple[Cut, ...], Structure]:
-    """The pieces of one global batch, without copies, and their nest.
+    """Return the pieces of one global batch, without copies, and their nest.
 
     Args:
-        leaves: The leaves of the batch: arrays with rows along the first axis, or objects that know how they are cut.
+        leaves: The leaves of the batch: arrays with rows along the first axis, or objects with their own rule for cuts.
         num_replicas: Number of pieces, >= 1.
         rule: "per_batch" or "balanced".
-        step: Index of the batch in the epoch (only "balanced" looks at it).
-        structure: The nest of the leaves. What a `collate` function returns takes the place of its leaf.
+        step: Index of the batch in the epoch (used only by "balanced").
+        structure: The nest of the leaves. The result of a `collate` function replaces its leaf.
 
     Raises:
-        InvalidArgumentError: The leaves do not have equally many rows, or a leaf is a scalar: the dataset is not
+        InvalidArgumentError: The leaves have different numbers of rows, or a leaf is a scalar: the dataset is not
             batched.
-        Exception: What a `collate` function raised.
+        Exception: The error of a `collate` function.
     """
     num_rows = common_rows(leaves, structure.paths())
     sizes = piece_sizes(num_rows, num_replicas, rule, step)
@@ -158,7 +158,7 @@ def cut_batch(
 
 
 def _no_rows_error(kind: Any, path: str) -> InvalidArgumentError:
-    """The error for a leaf of a distributed dataset that is a scalar of type `kind`."""
+    """Return the error for a leaf of a distributed dataset that is a scalar of type `kind`."""
     name = f" {path!r}" if path else ""
     return InvalidArgumentError(
         f"Every leaf of a distributed dataset must have rows to split over the replicas, got a scalar{name} of type "
@@ -168,7 +168,7 @@ def _no_rows_error(kind: Any, path: str) -> InvalidArgumentError:
 
 
 def rows_behind(leaves: Sequence[Any], num_rows: int) -> list[Any]:
-    """The leaves without their first rows."""
+    """Return the leaves without their first `num_rows` rows."""
     return _between(leaves, num_rows, None)
 
 
@@ -182,17 +182,17 @@ def _between(leaves: Sequence[Any], start: int, stop: int | None) -> list[Any]:
 
 
 def deal(elements: Sequence[Sequence[Any] | None], structure: Structure = LEAF) -> tuple[tuple[Cut, ...], Structure]:
-    """One whole element per replica, as `distribute_datasets_from_function` hands them out, and their nest.
+    """Return one whole element per replica, as in `distribute_datasets_from_function`, and their nest.
 
     A replica without an element gets no rows: arrays of length 0 along the first axis (for scalars: of shape (0,)),
-    with the first rows of the first element as its stand-in.
+    with the first rows of the first element as `stand_in`.
 
     Args:
-        elements: The leaves of each replica's element, or None where it has none; not all None.
+        elements: The leaves of each replica's element, None for a replica without one; not all None.
         structure: The nest of the leaves.
 
     Raises:
-        InvalidArgumentError: Nothing tells how many rows an element has; see `dealt_rows`.
+        InvalidArgumentError: The number of rows of an element is undefined; see `dealt_rows`.
     """
     paths = structure.paths()
     leaves = [None if element is None else [_as_leaf(leaf) for leaf in element] for element in elements]
@@ -212,7 +212,7 @@ def _first_rows(leaves: Sequence[Any]) -> list[Any]:
 
 
 def _as_leaf(leaf: Any) -> Any:
-    if isinstance(leaf, bytes | str):  # numpy's own text types cut trailing zeros off
+    if isinstance(leaf, bytes | str):  # numpy's own text types cut off trailing zeros
         return boxed(leaf)
     return leaf if isinstance(leaf, ObjectLeaf) else np.asarray(leaf)
 
@@ -220,7 +220,7 @@ def _as_leaf(leaf: Any) -> Any:
 def _settled(
     pieces: Sequence[Sequence[Any]], sizes: Sequence[int], first: Sequence[Any] | None, structure: Structure
 ) -> tuple[tuple[Cut, ...], Structure]:
-    """The pieces of a step as arrays; `first` stands in for replicas without rows."""
+    """Return the pieces of a step as arrays, with `first` as `stand_in` of replicas without rows."""
     first = None if all(sizes) else first
     if any(isinstance(leaf, ObjectLeaf) for leaf in pieces[0]):
         rows, structure = _in_boxes([*pieces, *([] if first is None else [first])], structure)
@@ -231,7 +231,7 @@ def _settled(
 
 
 def _in_boxes(rows: Sequence[Sequence[Any]], structure: Structure) -> tuple[list[list[Any]], Structure]:
-    """Pieces with boxes in the place of objects; what `collate` functions return becomes a part of the nest."""
+    """Return pieces with boxes in place of objects, and the nest including the results of `collate` functions."""
     columns = [
         pieces_of_results(column)
         if isinstance(column[0], CollatedLeaf)

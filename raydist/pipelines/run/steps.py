@@ -1,7 +1,7 @@
-"""From elements to steps: what each replica gets, one step after the other.
+"""Conversion of elements to training steps: the part of each replica, step by step.
 
-The state of a step source says nothing of the number of replicas, so that a pass can be resumed on another number of
-them. With one pipeline it is the state of a plain iterator over it, and the index of the step.
+The state of a step source does not depend on the number of replicas, so an epoch can resume on another number. With one
+pipeline it is the state of a plain iterator and the index of the step.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Element = tuple[Sequence[Any], Structure]
 
 
 def element_views(block: Block) -> list[Element]:
-    """The elements of a block as they lie there: nothing is copied (a `DatasetIterator`'s conversion)."""
+    """Return the elements of a block without copies (the conversion of a `DatasetIterator`)."""
     if block.holds_datasets:
         block.of_tensors("a distributed dataset")
-    # A 0-d view, not a numpy scalar: what is cut and stored later are arrays.
+    # A 0-d view, not a numpy scalar: later code cuts and stores arrays.
     columns = [column if column.dtype == object else _views(column) for column in block.columns]
     return [([column[row] for column in columns], block.structure) for row in range(block.num_rows)]
 
@@ -42,10 +42,10 @@ def _views(column: np.ndarray[Any, np.dtype[Any]]) -> list[Any]:
 
 
 class StepSource(ABC):
-    """Steps in order. Used by one thread at a time.
+    """An iterator over steps. Only one thread may use it at a time.
 
     Args:
-        iterators: One over the only pipeline, or one per replica; made with :func:`element_views`.
+        iterators: One iterator over the only pipeline, or one per replica; made with :func:`element_views`.
         num_replicas: Number of replicas.
     """
 
@@ -55,15 +55,15 @@ class StepSource(ABC):
         self.structure: Structure = LEAF
         """The nest of the last step."""
         self.step = 0
-        """Index of the next step in its epoch; errors in the place of steps count."""
+        """Index of the next step in its epoch; errors in place of steps count."""
 
     @final
     def next_step(self) -> tuple[Cut, ...]:
-        """One cut per replica.
+        """Return one cut per replica. Blocks until the step is ready.
 
         Raises:
-            StopIteration: No replica would have anything.
-            Exception: The error that stands in this step's place. The source goes on after it.
+            StopIteration: No replica has data left.
+            Exception: The error in place of this step. The source continues after it.
         """
         step = self.step
         try:
@@ -73,33 +73,33 @@ class StepSource(ABC):
 
     @abstractmethod
     def _make_step(self, step: int) -> tuple[Cut, ...]:
-        """See `next_step`."""
+        """Return the cuts of one step; see `next_step`."""
 
     @final
     def state_dict(self) -> IteratorState:
-        """State after the steps and errors handed out so far."""
+        """Return the state after the steps and errors handed out so far."""
         return {**self._position(), "step": self.step}
 
     def _position(self) -> IteratorState:
-        """Where the iterators are."""
+        """Return the joined state of the iterators."""
         return join_states([iterator.state_dict() for iterator in self._iterators])
 
     @final
     def load_state_dict(self, state: IteratorState) -> None:
-        """Go on where `state` was taken, by a step source or by a plain iterator over the same pipeline."""
+        """Continue at `state`, taken by a step source or by a plain iterator over the same pipeline."""
         states = split_state(state, len(self._iterators))
         with state_errors(state):
             self._go_to(states)
             self.step = int(state.get("step", 0))
 
     def _go_to(self, states: Sequence[IteratorState]) -> None:
-        """Let the iterators go on there."""
+        """Load the state of each iterator."""
         for iterator, its_state in zip(self._iterators, states, strict=True):
             iterator.load_state_dict(its_state)
 
     @final
     def stats(self) -> PipelineStats:
-        """What the stages did so far; those of the first of several pipelines. Any thread may ask."""
+        """Return the statistics of the stages of the first pipeline. Any thread may call this."""
         return self._iterators[0].stats()
 
     @final
@@ -111,7 +111,7 @@ class StepSource(ABC):
 
 @final
 class GlobalBatches(StepSource):
-    """Each element is a global batch, cut into pieces by `rule`."""
+    """Steps from global batches, which `rule` splits into pieces."""
 
     def __init__(self, iterator: DatasetIterator[Element], num_replicas: int, rule: SplitRule) -> None:
         super().__init__([iterator], num_replicas)
@@ -127,9 +127,9 @@ class GlobalBatches(StepSource):
 
 @final
 class DealtElements(StepSource):
-    """Whole elements, one per replica and step: from one iterator in turn, or from one iterator per replica.
+    """Steps of whole elements, one per replica: from one iterator in turn, or from one iterator per replica.
 
-    An error takes the place of its whole step, as it takes that of a whole batch.
+    An error takes the place of the whole step, as for a whole batch.
     """
 
     def _make_step(self, step: int) -> tuple[Cut, ...]:

@@ -1,7 +1,7 @@
-"""The steps of one of several workers that read batches of their own: shards of files, or everything each.
+"""Steps of one of several workers that read their own batches: each worker reads a shard of the files, or all.
 
-A worker cuts each of its batches into a piece for every replica of all workers, and deals them to its own replicas,
-one each a step. So the replicas of all workers together have about one batch a step.
+A worker cuts each of its batches into a piece for every replica of all workers. It hands these pieces to its own
+replicas, one each per step. So the replicas of all workers together process about one batch per step.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from raydist.pipelines.run.steps import Element, StepSource
 
 __all__ = ["WorkerBatches"]
 
-_MOST_PIECES = 1 << 16  # that a state may tell of: each is some objects, when the batch is cut again
+_MOST_PIECES = 1 << 16  # limit for a loaded state: cutting the batch again makes some objects per piece
 
 _Dealt = list[int]
-"""Pieces of a batch that were dealt, and into how many it was cut."""
+"""Number of pieces of a batch that were handed out, and number of pieces into which it was cut."""
 
 
 @final
 class WorkerBatches(StepSource):
-    """Each element is a batch of this worker.
+    """Steps from the batches of this worker.
 
-    In the middle of a batch the state is that in front of it, and the number of pieces dealt. On another number of
-    replicas of as many workers the rows that are left are cut anew.
+    In the middle of a batch, the state is the state before the batch, and the number of pieces handed out. With another
+    number of replicas on the same number of workers, the remaining rows are cut again.
 
     Args:
-        iterator: Over the batches.
-        num_replicas: Of this worker.
-        num_pieces: Replicas of all workers.
-        rule: How batches are cut; "balanced" goes by the number of the batch.
+        iterator: Iterator over the batches.
+        num_replicas: Number of replicas of this worker.
+        num_pieces: Number of replicas of all workers.
+        rule: Rule for cuts; "balanced" uses the number of the batch.
     """
 
     def __init__(self, iterator: DatasetIterator[Element], num_replicas: int, num_pieces: int, rule: SplitRule) -> None:
         super().__init__([iterator], num_replicas)
         self._num_pieces = num_pieces
         self._rule = rule
-        self._batch = 0  # number of the next one
-        self._pieces: tuple[Cut, ...] = ()  # of the last one, that are left
-        self._in_front: IteratorState = {}  # of the last one
-        self._dealt: list[_Dealt] = []  # of the last one, as it was cut before
-        self._resumed: list[_Dealt] = []  # the same of the next one, from a state
+        self._batch = 0  # number of the next batch
+        self._pieces: tuple[Cut, ...] = ()  # remaining pieces of the last batch
+        self._in_front: IteratorState = {}  # state before the last batch
+        self._dealt: list[_Dealt] = []  # pieces of the last batch that were handed out with earlier cuts
+        self._resumed: list[_Dealt] = []  # the same for the next batch, from a state
 
     def _make_step(self, step: int) -> tuple[Cut, ...]:
         while not self._pieces:
