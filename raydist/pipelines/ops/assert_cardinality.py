@@ -1,4 +1,4 @@
-"""Dataset.assert_cardinality: the number of elements, said by the user and checked while they are read."""
+"""Dataset.assert_cardinality: a number of elements that the user gives, checked during iteration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["AssertCardinalityOp"]
 @final
 @dataclass(frozen=True, eq=False)
 class AssertCardinalityOp(UnaryOp):
-    """`input`, said to have `count` elements (or INFINITE_CARDINALITY)."""
+    """`input`, declared to have `count` elements (or INFINITE_CARDINALITY)."""
 
     passes_elements: ClassVar[bool] = True
 
@@ -50,7 +50,7 @@ class AssertCardinalityOp(UnaryOp):
 
 @final
 class _Counting(ClosesInput, ResumableProducer):
-    """An error of the input counts: it takes the place of an element. The wrong number is one error, and the end."""
+    """A producer that counts elements and errors. A wrong number is one error, and then the end."""
 
     def __init__(self, count: int, source: OpIterator) -> None:
         self._expected = count

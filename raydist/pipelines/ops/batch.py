@@ -68,7 +68,7 @@ class BatchOp(UnaryOp):
             return None
         try:
             batches = _stack(groups.rows, groups.rows.num_rows // size, size)
-        except SpecError:  # shapes differ: an iterator finds out where
+        except SpecError:  # shapes differ: an iterator finds the place
             return None
         return Groups(batches, groups.count, groups.size // size)
 
@@ -114,7 +114,7 @@ class _BatchIterator(ClosesInput, OpIterator):
 def cut_into_batches(
     items: Sequence[Item], size: int, drop_remainder: bool, memory: RecycledMemory | None = None
 ) -> list[Item]:
-    """Batches of `size` items, in `memory` where blocks must be joined; one that holds an error is that error."""
+    """Return batches of `size` items, joined in `memory` where necessary. An error replaces its batch."""
     try:
         return _cut_blocks([item for item in items if isinstance(item, Block)], items, size, drop_remainder, memory)
     except SpecError:
@@ -124,7 +124,7 @@ def cut_into_batches(
 def _cut_blocks(
     blocks: Sequence[Block], items: Sequence[Item], size: int, drop_remainder: bool, memory: RecycledMemory | None
 ) -> list[Item]:
-    """The fast path: no error among the items, and one dtype and shape; so all whole batches are one reshape."""
+    """Cut without errors and with one dtype and shape, the fast path: all whole batches are one reshape."""
     if not blocks:
         return _cut_singly(items, size, drop_remainder)
     if len(blocks) < len(items):
@@ -167,7 +167,7 @@ def _one_batch(items: Sequence[Item]) -> Item:
 
 
 def _stack(rows: Block, count: int, size: int) -> Block:
-    """`count` batches of `size` rows."""
+    """Return `count` batches of `size` rows."""
     rows = rows.of_tensors("batch")
     pairs = zip(rows.columns, rows.specs, rows.structure.paths(), strict=True)
     columns = [_dense(column, spec, path) for column, spec, path in pairs]
@@ -181,7 +181,7 @@ def _stack(rows: Block, count: int, size: int) -> Block:
 def _dense(column: Column, spec: TensorSpec, path: str) -> Column:
     if column.dtype != object or column.ndim > 1 or spec.shape == ():
         return column
-    shapes = [getattr(row, "shape", ()) for row in column]  # text has none
+    shapes = [getattr(row, "shape", ()) for row in column]  # text has no shape
     if len(set(shapes)) > 1:
         where = f" of {path!r}" if path else ""
         other = next(row for row, shape in enumerate(shapes) if shape != shapes[0])

@@ -11,7 +11,7 @@ from typing import Any, final
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import Structure, unflatten
 
-# This name in the code below is part of the fingerprints of snapshots that there are.
+# This name is used in code that fingerprints of existing snapshots cover.
 from raydist.pipelines.elements.element_nests import flatten_element as flatten
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec
@@ -29,12 +29,12 @@ __all__ = ["Buckets", "bucket_op"]
 @final
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Which lengths go together.
+    """The buckets of `bucket_by_sequence_length`.
 
     Attributes:
         boundaries: Bucket i ends before boundary i.
-        batch_sizes: Of each bucket: one more than boundaries.
-        bounded: Whether lengths from the last boundary on are refused.
+        batch_sizes: Batch size of each bucket: one more than boundaries.
+        bounded: True to refuse lengths from the last boundary on.
     """
 
     boundaries: tuple[int, ...]
@@ -53,7 +53,7 @@ class Buckets:
             raise InvalidArgumentError(f"Each of bucket_batch_sizes must be >= 1, got {list(self.batch_sizes)}.")
 
     def index(self, length: int) -> int:
-        """The bucket of a length.
+        """Return the bucket of a length.
 
         >>> buckets = Buckets((3, 5), (8, 4, 2))
         >>> [buckets.index(length) for length in (2, 3, 4, 5)]
@@ -79,7 +79,7 @@ def bucket_op(
     drop_remainder: bool,
     make_dataset: Callable[[DatasetOp], Any],
 ) -> GroupByWindowOp:
-    """The operation; without `padding`, elements of a bucket must have one shape."""
+    """Return the operation. Without `padding`, elements of a bucket must have one shape."""
     if not callable(length_func):
         raise InvalidArgumentError(f"element_length_func must be a function, got {length_func!r:.100}.")
     if buckets.bounded and not buckets.boundaries:
@@ -92,7 +92,7 @@ def bucket_op(
 @final
 @dataclass(frozen=True)
 class _BucketOf:
-    """The key function: the bucket of an element."""
+    """The key function: returns the bucket of an element."""
 
     length_func: Callable[..., Any]
     buckets: Buckets
@@ -107,7 +107,7 @@ class _BucketOf:
 @final
 @dataclass(frozen=True, eq=False)
 class _Batches:
-    """The reduce function: one batch of a window."""
+    """The reduce function: makes batches of a window."""
 
     source: DatasetOp
     buckets: Buckets
@@ -131,7 +131,7 @@ class _Batches:
         return unflatten(structure, [spec.batched(size) for spec in specs])
 
     def _bounded_padding(self, window: DatasetOp, bucket: int) -> Padding:
-        """Unknown dimensions become the bucket's boundary minus 1."""
+        """Return padding in which unknown dimensions are the bucket's boundary minus 1."""
         if self.padding is None or self.padding.shapes is None:
             self._check_declared(window)
         longest = self.buckets.boundaries[bucket] - 1
@@ -145,7 +145,7 @@ class _Batches:
         return (self.padding or Padding()).padded_specs(structure, specs), structure
 
     def _check_declared(self, window: DatasetOp) -> None:
-        """An element_spec that was found on a first element takes its length for that of all."""
+        """Check an inferred element_spec, which takes the length of a first element for the length of all."""
         for declared, found in self._pairs(window):
             if not declared.accepts(found):
                 raise SpecError(

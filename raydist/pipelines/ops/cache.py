@@ -1,4 +1,4 @@
-"""Dataset.cache: the elements of a first whole pass, kept in memory for the passes after it."""
+"""Dataset.cache: keep the elements of a first complete pass in memory for later passes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["CacheOp", "Kept"]
 
 @final
 class Kept:
-    """What one operation keeps, in one process: pickles as empty.
+    """The cached elements of one operation, in one process; pickles as empty.
 
-    Passes with another root seed hold other elements, so the seed is kept with them.
+    Passes with another root seed have other elements, so the seed is stored too.
     """
 
     def __init__(self) -> None:
@@ -31,12 +31,12 @@ class Kept:
         return Kept, ()
 
     def get(self, seed: int) -> tuple[Block, ...] | None:
-        """The blocks of a whole pass, or None."""
+        """Return the blocks of a complete pass, or None."""
         found = self._found
         return found[1] if found is not None and found[0] == seed else None
 
     def put(self, seed: int, blocks: Sequence[Block]) -> None:
-        """Keep the blocks of a whole pass, in the place of any other."""
+        """Store the blocks of a complete pass; replaces any others."""
         self._found = (seed, tuple(blocks))
 
 
@@ -50,13 +50,13 @@ class CacheOp(UnaryOp):
     kept: Kept = field(default_factory=Kept, metadata=NOT_IN_FINGERPRINT)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        # Every pass is epoch 0 of the input, so that a new process finds the elements that the old one had kept.
+        # Every pass is epoch 0 of the input, so that a new process makes the same elements.
         return ReplayIterator(_Caching(self, replace(ctx, epoch=(0,) * len(ctx.epoch))))
 
 
 @final
 class _Caching(Producer):
-    """Reads what is kept; else the input, and keeps it at its end. A pass with an error in it is not kept."""
+    """A producer that reads the cache, or fills it from the input. A pass with an error in it is not cached."""
 
     def __init__(self, op: CacheOp, ctx: IterContext) -> None:
         self._op = op

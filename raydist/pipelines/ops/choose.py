@@ -1,4 +1,4 @@
-"""Dataset.choose_from_datasets: each element from the dataset that another dataset names."""
+"""Dataset.choose_from_datasets: take each element from the dataset whose number another dataset gives."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["ChooseOp"]
 @final
 @dataclass(frozen=True, eq=False)
 class ChooseOp(DatasetOp):
-    """For each number of `choices` the next element of the dataset with that number.
+    """An operation that takes the next element of the dataset with each number of `choices`.
 
-    An empty dataset ends the iteration if `stop_on_empty`; else choices of it are passed over, until all are empty.
+    An empty dataset ends the iteration if `stop_on_empty`; otherwise choices of it are skipped until all are empty.
     """
 
     datasets: tuple[DatasetOp, ...]
@@ -31,7 +31,7 @@ class ChooseOp(DatasetOp):
     stop_on_empty: bool
     made_by: str
     meets_all: bool = False
-    """Whether the choices meet every dataset again and again."""
+    """True if the choices return to every dataset again and again."""
 
     @property
     def inputs(self) -> tuple[DatasetOp, ...]:
@@ -59,7 +59,7 @@ class ChooseOp(DatasetOp):
 
 @final
 class _Choosing(ResumableProducer):
-    """An error among the choices keeps its place."""
+    """A producer in which an error among the choices keeps its place."""
 
     def __init__(self, op: ChooseOp, sources: Sequence[OpIterator], choices: OpIterator, name: str) -> None:
         self._sources = sources

@@ -1,4 +1,4 @@
-"""With which probability an element of a class is kept, so that what is kept has another distribution of classes."""
+"""Probabilities of keeping an element of each class, to change the distribution of classes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["ClassBalance"]
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 _Counts = np.ndarray[Any, np.dtype[np.int64]]
 
-_SEEN_BEFORE = 10  # of each class: the estimate of the first elements is no leap
+_SEEN_BEFORE = 10  # pseudo-count of each class, which smooths the estimate after few elements
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ClassBalance:
-    """A target distribution of classes, and that of the input where it is known.
+    """A target distribution of classes, and the distribution of the input where known.
 
-    Keeping with probability (target / initial) / max(target / initial) is the largest share that any choice element by
-    element can keep.
+    Keeping with probability (target / initial) / max(target / initial) gives the largest share that independent choices
+    per element can keep.
 
     Attributes:
-        target: One weight for each class; they need not sum to 1.
+        target: One weight per class; the sum need not be 1.
         initial: The same for the input; None to estimate it while reading.
     """
 
@@ -36,10 +36,10 @@ class ClassBalance:
 
     @classmethod
     def of(cls, target: Any, initial: Any) -> ClassBalance:
-        """From the arguments of `rejection_resample`.
+        """Check the arguments of `rejection_resample`.
 
         Raises:
-            InvalidArgumentError: No distribution; two of different lengths; a class that is wanted but never comes.
+            InvalidArgumentError: Invalid weights, different lengths, or a wanted class that never comes.
         """
         wanted = _weights("target_dist", target)
         if initial is None:
@@ -59,21 +59,21 @@ class ClassBalance:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
+        """Number of classes."""
         return len(self.target)
 
     def kept(self, classes: _Counts, seen: _Counts) -> tuple[_Floats, _Counts]:
-        """For consecutive elements of these classes, the probability to keep each; and `seen` after them.
+        """Return the probability of keeping each of some consecutive elements, and `seen` after them.
 
         Args:
-            classes: Of the elements.
-            seen: How often each class came before.
+            classes: Classes of the elements.
+            seen: Number of earlier elements of each class.
         """
         target = np.array(self.target)
         if self.initial is not None:
             ratios = np.divide(target, self.initial, out=np.zeros_like(target), where=target > 0)
             return (ratios / ratios.max())[classes], seen
-        # An element counts for the estimate that it is judged by (as in TensorFlow).
+        # The estimate for an element includes the element (as in TensorFlow).
         ones = np.zeros((len(classes), self.num_classes), np.int64)
         ones[np.arange(len(classes)), classes] = 1
         counts = seen + np.cumsum(ones, axis=0)

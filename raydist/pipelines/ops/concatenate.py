@@ -22,7 +22,7 @@ __all__ = ["ConcatenateOp", "common_spec"]
 @final
 @dataclass(frozen=True, eq=False)
 class ConcatenateOp(DatasetOp):
-    """The elements of `first`, then those of `second`."""
+    """The elements of `first`, then the elements of `second`."""
 
     passes_elements: ClassVar[bool] = True
 
@@ -47,11 +47,11 @@ class ConcatenateOp(DatasetOp):
 
 
 def common_spec(ops: Sequence[DatasetOp]) -> Any:
-    """The narrowest nest of specs that covers the elements of all of `ops`; those that may have none need not tell.
+    """Return the narrowest nest of specs for all of `ops`. Empty datasets without a spec are ignored.
 
     Raises:
-        SpecError: They differ in structure or dtype.
-        FailedPreconditionError: None of them can tell.
+        SpecError: The datasets differ in structure or dtype.
+        FailedPreconditionError: No dataset has a spec.
     """
     specs: list[Any] = []
     for op in ops:
@@ -76,7 +76,7 @@ def common_spec(ops: Sequence[DatasetOp]) -> Any:
 
 @final
 class _Concatenation(ResumableProducer):
-    """Reads one part at a time; only the part being read is open."""
+    """A producer that reads one part at a time; only that part is open."""
 
     def __init__(self, op: ConcatenateOp, ctx: IterContext) -> None:
         self._parts = op.inputs

@@ -1,4 +1,4 @@
-"""The order of interleave: slots in a cycle, each handing out some elements in turn."""
+"""The order of interleave: a cycle of slots, each of which hands out some elements per turn."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from raydist.pipelines.ops.nested import Opener
 
 __all__ = ["Cycle", "SlotAhead"]
 
-_MAX_ROWS = 4096  # elements woven at a time
-_MAX_STATE = 4096  # characters of state for all slots; those with longer ones are read again from their beginnings
+_MAX_ROWS = 4096  # elements combined at a time
+_MAX_STATE = 4096  # characters of state for all slots; datasets with longer states are read again from their beginnings
 
 
 SlotAhead = Callable[[int, OpIterator], OpIterator]
-"""Makes an iterator that reads the source of the slot at a place ahead, or gives the source back."""
+"""Function that returns a prefetching iterator over the source of the slot at a place, or the source itself."""
 
 
 @final
 class Cycle(ResumableProducer):
-    """Visits slots in turn. Its state is the input's before the oldest open dataset, and where each slot is.
+    """A producer that visits slots in turn. Its state: the input before the oldest open dataset, and all slots.
 
-    With `turns` it takes what is there. `ahead` may read slots ahead.
+    With `turns`, the order of slots depends on which are ready. `ahead` may prefetch slots.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Cycle(ResumableProducer):
         self._block_length = block_length
         self._ahead = ahead
         self._kind = OneKind(opener.name)
-        self._turn = 0  # the slot whose turn it is
+        self._turn = 0  # place of the current slot
         self._used = 0  # elements handed out in this turn
 
     def make(self, limit: int) -> Sequence[Item]:
@@ -70,11 +70,11 @@ class Cycle(ResumableProducer):
         return self._visit(limit) if block is None else [block]
 
     def _whole_datasets(self, limit: int) -> Block | None:
-        """The elements of some datasets at once, where one follows the other and they can be computed together."""
+        """Return the elements of the next few datasets, if there is one slot and they can be computed together."""
         return None if self._slots[0] is not None else self._opener.next_groups(limit)
 
     def _whole_rounds(self, limit: int) -> Block | None:
-        """Some rounds of the whole cycle at once, where no slot has to be filled."""
+        """Return some rounds of the whole cycle at once, if no slot has to be filled."""
         if self._used or (None in self._slots and not self._opener.ended):
             return None
         in_turn = [*self._slots[self._turn :], *self._slots[: self._turn]]
@@ -83,7 +83,7 @@ class Cycle(ResumableProducer):
         return weave(open_slots, self._block_length, rounds) if open_slots and rounds else None
 
     def _take_turn(self, turns: CycleTurns, limit: int) -> Sequence[Item]:
-        """What a slot has that is ready; nothing if it had to be filled, or has ended."""
+        """Return the ready items of a slot; none if it had to be filled, or has ended."""
         turn = turns.choose(self._turn, self._slots, may_fill=not self._opener.ended)
         self._turn = turn.place
         slot = self._slots[turn.place]
@@ -101,7 +101,7 @@ class Cycle(ResumableProducer):
         return items
 
     def _visit(self, limit: int) -> Sequence[Item]:
-        """What one slot hands out at this visit; nothing if it turns out to have ended."""
+        """Return the items of one slot at this visit; none if it has ended."""
         slot = self._slots[self._turn]
         if slot is None:
             opened = self._fill(self._turn)
@@ -121,7 +121,7 @@ class Cycle(ResumableProducer):
         return items
 
     def _fill(self, place: int) -> CycleSlot | ElementError | None:
-        """Open the next input in an empty slot. None where inputs have run out and others are still open."""
+        """Open the next input in an empty slot. Return None if inputs have run out and other slots are open."""
         before = self._opener.position()
         index = self._opener.next_index
         try:

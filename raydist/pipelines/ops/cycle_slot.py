@@ -1,4 +1,4 @@
-"""One open dataset among those that an interleave reads in turn."""
+"""One slot of an interleave: an open dataset that is read in turn with others."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["CycleSlot", "weave"]
 
 @final
 class CycleSlot:
-    """Reads a dataset, at most as far ahead as its coming turns reach.
+    """A reader of one dataset, which reads ahead at most as far as its next turns reach.
 
     Attributes:
-        index: Number of the input that the dataset was made of.
-        position: Where the input can be read again from: see `Opener.position`.
-        items_out: Elements and errors handed out.
+        index: Number of the input for which the dataset was made.
+        position: Position from which the input can be read again: see `Opener.position`.
+        items_out: Number of elements and errors handed out.
     """
 
     def __init__(self, index: int, position: tuple[IteratorState, int], source: OpIterator) -> None:
@@ -33,11 +33,11 @@ class CycleSlot:
         self.items_out = 0
         self._source = source
         self._held: list[Item] = []
-        self._before: IteratorState = {}  # the source's state before the first item that was held
-        self._passed = 0  # items handed out since
+        self._before: IteratorState = {}  # the source's state before the first held item
+        self._passed = 0  # items handed out since `_before`
 
     def take(self, count: int) -> list[Item]:
-        """The next `count` items; fewer only at the end."""
+        """Return the next `count` items; fewer only at the end."""
         missing = count - count_items(self._held)
         if missing > 0:
             self._read(missing)
@@ -46,7 +46,7 @@ class CycleSlot:
         return items
 
     def take_some(self, limit: int) -> list[Item]:
-        """What is there: a block of at most `limit` elements, or an error; nothing at the end. Waits for a thread."""
+        """Return a block of at most `limit` elements, or an error; nothing at the end. Waits for a thread."""
         if not self._held:
             self._before, self._passed = self._source.state_dict(), 0
             try:
@@ -58,13 +58,13 @@ class CycleSlot:
         return items
 
     def has_ready(self) -> bool:
-        """Whether `take_some` would not wait for a thread."""
+        """Return True if `take_some` would not wait for a thread."""
         return bool(self._held) or self._source.has_ready()
 
     def ready(self, wanted: int, needed: int) -> Block | None:
-        """A block of the elements that come next, at least `needed` and some `wanted`; None where they do not follow.
+        """Return the first block if it has at least `needed` elements, else None; reads up to `wanted`.
 
-        They stay where they are.
+        The elements stay in the slot.
         """
         held = count_items(self._held)
         if held < needed:
@@ -83,13 +83,13 @@ class CycleSlot:
         self.items_out += count
 
     def state_dict(self) -> IteratorState:
-        """The source's state, and the items to pass over behind it."""
+        """Return the source's state, and the number of items to skip after it."""
         if self._held:
             return {"at": self._before, "skip": self._passed}
         return {"at": self._source.state_dict(), "skip": 0}
 
     def restore(self, items_out: int, state: IteratorState | None) -> None:
-        """Go on at `state`; without one, read everything again that was handed out."""
+        """Continue at `state`; without a state, read everything again that was handed out."""
         if state is not None:
             self._source.load_state_dict(state["at"])
         to_pass = items_out if state is None else int(state["skip"])
@@ -106,9 +106,9 @@ class CycleSlot:
 
 
 def weave(slots: Sequence[CycleSlot], block_length: int, rounds: int) -> Block | None:
-    """The next whole rounds of turns of all `slots`, up to `rounds`, taken at once by joining columns.
+    """Return the next whole rounds of turns of all `slots`, up to `rounds`, by joining columns.
 
-    None where that cannot be: a slot ends or has an error within its next turn, or shapes differ.
+    None if a slot ends or has an error within its next turn, or if shapes differ.
     """
     found = [slot.ready(rounds * block_length, block_length) for slot in slots]
     blocks = [block for block in found if block is not None]
@@ -132,6 +132,6 @@ def _alike(first: Block, second: Block) -> bool:
 
 
 def _in_turns(columns: Sequence[Column], rounds: int) -> Column:
-    """(slots, rounds, block_length, ...) as (rounds, slots, block_length, ...), flat."""
+    """Flatten (slots, rounds, block_length, ...) to rows in the order (rounds, slots, block_length, ...)."""
     split = [column.reshape(rounds, len(column) // rounds, *column.shape[1:]) for column in columns]
     return np.stack(split, axis=1).reshape(sum(map(len, columns)), *columns[0].shape[1:])

@@ -1,4 +1,4 @@
-"""Whose turn it is in an interleave that takes what is there (`deterministic=False`)."""
+"""The order of turns in an interleave that takes ready elements (`deterministic=False`)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from raydist.pipelines.ops.cycle_slot import CycleSlot
 
 __all__ = ["Turn", "CycleTurns"]
 
-_FIRST_NAP_S = 0.0002  # between two looks for a slot that has something; doubled up to the last
+_FIRST_NAP_S = 0.0002  # between two checks for a ready slot; doubled up to the last
 _LAST_NAP_S = 0.005
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn: which slot, and how many elements it gives; None for what it has."""
+    """One turn: the place of the slot, and the number of its elements; None for the elements that are ready."""
 
     place: int
     size: int | None
@@ -29,11 +29,11 @@ class Turn:
 
 @final
 class CycleTurns:
-    """Gives the turn to the next slot that has something, and notes it; follows the notes when resuming.
+    """A policy that gives the turn to the next ready slot and notes it; follows the notes after resuming.
 
     Args:
         order: Notes of this interleave.
-        name: Under which they are kept.
+        name: Name of the notes.
     """
 
     def __init__(self, order: ArrivalOrder, name: str) -> None:
@@ -42,23 +42,23 @@ class CycleTurns:
         self._given = 0
 
     def choose(self, next_place: int, slots: Sequence[CycleSlot | None], *, may_fill: bool) -> Turn:
-        """The next turn: at or behind `next_place`; an empty slot has its turn while it `may_fill`. Waits for one."""
+        """Return the next turn, from `next_place` on; an empty slot is ready if `may_fill`. Blocks."""
         noted = self._order.number_at(self._given)
         distance = _wait_for(next_place, slots, may_fill) if noted is None else noted - self._given
         self._order.was_given(self._given, self._given + distance)
         return Turn((next_place + distance) % len(slots), self._order.size_of(self._given))
 
     def took(self, size: int) -> None:
-        """The slot whose turn it was gave so many items."""
+        """Note the number of items of the current turn."""
         self._order.was_read(self._given, size)
         self._given += 1
 
     def state_dict(self) -> IteratorState:
-        """How many turns there were, for `ArrivalOrders.since`."""
+        """Return the number of turns, for `ArrivalOrders.since`."""
         return {"order": self._name, "first": self._given, "given": self._given}
 
     def load_state_dict(self, state: IteratorState) -> None:
-        """Go on behind so many turns."""
+        """Continue after that number of turns."""
         self._given = int(state["given"])
 
 
@@ -71,4 +71,4 @@ def _wait_for(next_place: int, slots: Sequence[CycleSlot | None], may_fill: bool
                 return distance
         time.sleep(nap_s)
         nap_s = min(2 * nap_s, _LAST_NAP_S)
-    return next((distance for distance, slot in enumerate(in_turn) if slot is not None), 0)  # its own wait has a limit
+    return next((distance for distance, slot in enumerate(in_turn) if slot is not None), 0)  # with its own limit

@@ -1,4 +1,4 @@
-"""Dataset.enumerate: every element with its number."""
+"""Dataset.enumerate: pairs of number and element."""
 
 from __future__ import annotations
 

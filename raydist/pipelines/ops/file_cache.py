@@ -1,4 +1,4 @@
-"""Dataset.cache with a file name: the elements of a first whole pass, kept in files for all passes after it."""
+"""Dataset.cache with a file name: keep the elements of a first complete pass in files for all later passes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FileCacheOp(UnaryOp):
         return f"cache({self.path!r})"
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        # Every pass is epoch 0 of the input, so that whoever begins again makes the elements that were kept.
+        # Every pass is epoch 0 of the input, so that every writer makes the same elements.
         first = replace(ctx, epoch=(0,) * len(ctx.epoch))
         store = Store(self.path, Container.of("arrow", None))
         settings = StoredPassSettings(store, lambda: first.build(self.input), ctx.seed, self.label, False)

@@ -69,9 +69,9 @@ class _FilterKernel(Kernel):
 
 
 def ask_rows(predicate: Callable[..., Any], block: Block, start: int) -> tuple[list[Any], list[int]]:
-    """The bool that `predicate` answers for every element, with an ElementError where it fails; and those rows.
+    """Return `predicate` of every element, with an ElementError where it fails, and the rows of these errors.
 
-    The predicate gets copies: it cannot change the elements.
+    The predicate receives copies, so it cannot change the elements.
     """
     answers, failed = call_rows(predicate, block.shared(), start)
     if not set(map(type, answers)) <= {bool, np.bool_}:

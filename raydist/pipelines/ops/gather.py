@@ -1,4 +1,4 @@
-"""Elements by their indices: what the optimiser puts behind operations that only pick and order."""
+"""Random access to elements by index, which the optimiser puts after operations that only pick and order."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["GatherOp", "picked_op"]
 
 
 def picked_op(indices: DatasetOp, source: DatasetOp) -> DatasetOp | None:
-    """The elements of `source` that `indices` name; None where they cannot be read by their index."""
+    """Return the elements of `source` that `indices` name; None if `source` has no random access."""
     if source.random_access() is not None:
         return GatherOp(indices, source)
-    if isinstance(source, MapOp) and is_sample_reader(source.fn):  # its input are the indices
+    if isinstance(source, MapOp) and is_sample_reader(source.fn):  # its inputs are the indices
         return replace(source, input=indices)
     return None
 
@@ -45,7 +45,7 @@ class GatherOp(UnaryOp, ElementwiseOp):
 
     @property
     def parallelism(self) -> int | None:
-        # What lies in this process's memory is read here: its pickle would travel to every worker, in every epoch.
+        # Data in this process's memory is gathered here: otherwise its pickle would go to every worker in every epoch.
         return None if self._access().portable else 1
 
     @property
@@ -61,7 +61,7 @@ class GatherOp(UnaryOp, ElementwiseOp):
 
     def kernel(self, ctx: IterContext) -> Kernel:
         access = self._access()
-        known = None if access.portable else _bytes_of(self.element_spec())  # files are to be tried by a few rows
+        known = None if access.portable else _bytes_of(self.element_spec())  # files are measured on a few rows
         return _GatherKernel(access, ctx.operation_names[id(self)], known)
 
     def _access(self) -> RandomAccess:
@@ -87,7 +87,7 @@ class _GatherKernel(Kernel):
 
 
 def _bytes_of(spec: Any) -> int | None:
-    """Bytes of an element, where all of its leaves are numbers of one shape."""
+    """Return the bytes of an element, if all of its leaves are numbers of one shape."""
     sizes = [leaf.num_bytes if isinstance(leaf, TensorSpec) else None for leaf in leaves_in(spec)]
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None

@@ -1,4 +1,4 @@
-"""Dataset.group_by_window: what a function makes of windows of elements that share a key."""
+"""Dataset.group_by_window: datasets that a function makes from windows of elements with one key."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _WHOLE = 1 << 62  # a turn that lasts until its dataset ends
 class GroupByWindowOp(DatasetOp):
     """The elements of the datasets `reduce_func(key, window)`, one window after the other.
 
-    `known_spec` gives their element_spec; without it, it is found by reducing a first element.
+    `known_spec` returns the element_spec; without it, a first element is reduced to find out.
 
-    The state of an iterator is the number of windows before the open one, and the state of that one's dataset.
+    The state of an iterator is the number of windows before the open one, and the state of the open window's dataset.
     """
 
     windows: KeyedWindowsOp
@@ -68,7 +68,7 @@ class GroupByWindowOp(DatasetOp):
         return probe_nested(self.windows.input, self._reduce_first, self.label)
 
     def _reduce_first(self, *element: Any) -> Any:
-        """The dataset of a window of the first element alone: waiting for a full one could mean to read all."""
+        """Reduce a window of the first element alone: waiting for a full window might mean reading everything."""
         windows = self.windows
         key = np.int64(windows.key_func(*element))
         return self.reduce_func(key, windows.make_dataset(TakeOp(windows.input, 1)))

@@ -1,4 +1,4 @@
-"""Batches that are made one by one: padded, ragged, and those of a `collate` function."""
+"""Batches that are made one at a time: padded, ragged, and batches of a `collate` function."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _MAX_BATCHES = 64  # made at a time
 
 
 class BatchMaker(Protocol):
-    """Makes one batch of some elements."""
+    """Interface of a function that makes one batch of some elements."""
 
     @property
     def label(self) -> str:
-        """Arguments worth showing, with a comma in front."""
+        """The main arguments, with a leading comma."""
 
     def spec(self, source: DatasetOp, size: int | None) -> Any:
-        """Nest of specs of a batch of `size` elements of `source`."""
+        """Return the nest of specs of a batch of `size` elements of `source`."""
 
     def batch(self, blocks: Sequence[Block], source: DatasetOp) -> Block:
-        """The elements of `blocks`, which are elements of `source`, as one batch: a block of one row."""
+        """Return the elements of `blocks`, which come from `source`, as one batch: a block of one row."""
 
 
 @final
@@ -109,7 +109,7 @@ class _Batches(ClosesInput, ResumableProducer):
         return batches
 
     def _batch(self, items: Sequence[Item]) -> Item:
-        """One batch; a bad element spoils it."""
+        """Return one batch; an error among its elements replaces it."""
         blocks: list[Block] = []
         for item in items:
             if isinstance(item, ElementError):
@@ -131,9 +131,9 @@ class _Batches(ClosesInput, ResumableProducer):
 @final
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Leaves whose shape is not declared to be fixed become lists of tensors, the others are stacked.
+    """A batch maker that stacks leaves of declared fixed shape, and makes lists of tensors of all others.
 
-    What is declared decides, not the values: a leaf is a list in every batch or in none.
+    The declaration decides, not the values: a leaf is a list in every batch or in none.
     """
 
     label: ClassVar[str] = ""
@@ -170,14 +170,14 @@ def _is_stacked(spec: TensorSpec, declared: bool) -> bool:
 
 
 def _entries(column: Column) -> list[Any]:
-    """The rows of a column: arrays, bytes or str."""
+    """Return the rows of a column: arrays, bytes or str."""
     return [column[row, ...] for row in range(len(column))] if column.ndim > 1 else list(column)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Collate:
-    """Batches made by the user's function of a list of elements, when a batch or a replica's part is handed out."""
+    """A batch maker with a user's function, which runs when a batch or a replica's part is handed out."""
 
     fn: Callable[[list[Any]], Any]
     size: int
@@ -191,19 +191,19 @@ class Collate:
         return f", collate={function_label(self.fn)}"
 
     def spec(self, source: DatasetOp, size: int | None) -> Any:
-        """The function is called with the first elements, at most three. Only dtypes and ranks are known."""
+        """Call the function on at most three first elements. The spec has only dtypes and ranks."""
         leaf = CollatedLeaf(tuple(_first_elements(source, min(self.size, PROBED_ELEMENTS))), self.fn)
         (nest,) = pieces_of_results([leaf])
         return map_element(_spec_of_box, nest)
 
     def batch(self, blocks: Sequence[Block], source: DatasetOp) -> Block:
-        # Shared, because the function may be called several times: it gets copies.
+        # Shared, because the function may run several times: it receives copies.
         leaf = CollatedLeaf(tuple(block.of_tensors("batch").shared() for block in blocks), self.fn)
         return Block(LEAF, (CollatedSpec(),), (object_column([leaf]),), 1)
 
 
 def _first_elements(source: DatasetOp, count: int) -> list[Block]:
-    """The first elements of `source`: at least one, and more while that is quick."""
+    """Return the first elements of `source`: at least one, and more within 0.2 s."""
     blocks: list[Block] = []
     deadline = time.monotonic() + QUICK_S
     iterator = open_probe(source)

@@ -1,4 +1,4 @@
-"""Dataset.ignore_errors: the elements without the errors among them."""
+"""Dataset.ignore_errors: drop errors among the elements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 @final
 @dataclass(frozen=True, eq=False)
 class IgnoreErrorsOp(UnaryOp):
-    """The elements of `input`; errors are left out, and logged as warnings if `log_warning`."""
+    """The elements of `input` without errors, which are logged as warnings if `log_warning`."""
 
     passes_elements: ClassVar[bool] = True
 

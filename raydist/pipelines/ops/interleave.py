@@ -1,7 +1,7 @@
-"""Dataset.interleave and Dataset.flat_map: the elements of datasets that a function makes of the elements.
+"""Dataset.interleave and Dataset.flat_map: the elements of datasets that a function makes from elements.
 
-Slots stand in a cycle. At each visit a slot hands out up to `block_length` elements; one whose dataset ends becomes
-empty, gives its turn away, and takes the next input only when it is visited again.
+Slots are visited in a cycle. At each visit a slot hands out up to `block_length` elements. A slot whose dataset ends
+becomes empty, passes its turn on, and takes the next input at its next visit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 __all__ = ["InterleaveOp"]
 
 _CYCLE_LENGTH = 4  # the default: one number for every machine, because the order of elements depends on it
-_WHOLE = 1 << 62  # a turn that lasts until its dataset ends
+_WHOLE = 1 << 62  # a turn that lasts until the dataset ends
 
 
 @final
@@ -36,8 +36,7 @@ _WHOLE = 1 << 62  # a turn that lasts until its dataset ends
 class InterleaveOp(UnaryOp):
     """The elements of the datasets `fn(element)`, `cycle_length` of them open at a time.
 
-    `num_threads` of them are read ahead in a thread each; none by default. All of them are while that pays if the
-    number is `tuned`.
+    `num_threads` slots are prefetched by a thread each; none by default. If `tuned`, the autotuner decides for all.
     """
 
     state_is_recent: ClassVar[bool] = True
@@ -71,7 +70,7 @@ class InterleaveOp(UnaryOp):
         num_parallel_calls: int | None,
         deterministic: bool | None = None,
     ) -> InterleaveOp:
-        """From the arguments of `interleave`."""
+        """Return the operation for the arguments of `interleave`."""
         calls = parse_parallelism(num_parallel_calls)
         if cycle_length is None or cycle_length == AUTOTUNE:
             cycle_length = max(_CYCLE_LENGTH, calls or 0)
@@ -82,7 +81,7 @@ class InterleaveOp(UnaryOp):
 
     @classmethod
     def flat_map(cls, source: DatasetOp, fn: Callable[..., Any]) -> InterleaveOp:
-        """One dataset after the other."""
+        """Return the operation that reads one dataset after the other."""
         return cls(source, fn, 1, _WHOLE, made_by="flat_map")
 
     @property
@@ -109,7 +108,7 @@ class InterleaveOp(UnaryOp):
         return probe_nested(self.input, self.fn, self.label)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        # Datasets are known by the numbers of their inputs, which must come in order.
+        # The number of an input identifies its dataset, so inputs must come in order.
         source = replace(ctx, any_order=False).build(self.input)
         opener = Opener(source, self.fn, ctx, ctx.operation_names[id(self)])
         turns = self._turns(ctx) if ctx.any_order and self.num_threads else None
@@ -117,7 +116,7 @@ class InterleaveOp(UnaryOp):
         return BorderIterator(Cycle(opener, self.cycle_length, self.block_length, ahead, turns))
 
     def _ahead(self, ctx: IterContext) -> SlotAhead:
-        """What reads slots ahead. All that it does counts as this operation's."""
+        """Return the function that prefetches slots. Its work counts as work of this operation."""
         meter, name, threads = ctx.meter(self), ctx.operation_names[id(self)], self.num_threads
         meters = ctx.meters.inside(name)
         inner = replace(ctx, meters=meters)
@@ -138,5 +137,5 @@ class InterleaveOp(UnaryOp):
 
 
 def _ahead(ahead: Ahead, threads: int, place: int, source: OpIterator) -> OpIterator:
-    """The slots at the first `threads` places read ahead."""
+    """Prefetch the slots at the first `threads` places."""
     return ahead(source) if place < threads else source

@@ -1,4 +1,4 @@
-"""The windows of group_by_window: consecutive elements of one key, before they are reduced."""
+"""The windows of group_by_window: elements of one key, before they are reduced."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _PAIR = (LEAF, LEAF)
 @final
 @dataclass(frozen=True, eq=False)
 class KeyedWindowsOp(UnaryOp):
-    """Pairs (key, dataset of elements with that key): a window when it is full, the rest by key at the end.
+    """Pairs (key, dataset of elements with that key): each window when full; at the end the rest, by key.
 
-    `make_dataset` makes what users hold of the operation behind each window.
+    `make_dataset` makes the user's dataset from the operation of a window.
     """
 
     key_func: Callable[..., Any]
@@ -78,12 +78,12 @@ class KeyedWindowsOp(UnaryOp):
 @final
 @dataclass(slots=True)
 class _Window:
-    """A window that is being filled.
+    """A window that is not full yet.
 
     Attributes:
-        missing: Elements until it is full.
-        blocks: The elements of blocks that are done with.
-        rows: Its rows of the block that is being looked at.
+        missing: Number of elements until it is full.
+        blocks: Elements of earlier blocks.
+        rows: Rows of the current block that belong to the window.
     """
 
     missing: int
@@ -91,7 +91,7 @@ class _Window:
     rows: list[int] = field(default_factory=list)
 
     def settle(self, block: Block) -> None:
-        """Take the rows out of the block."""
+        """Copy the rows from the block."""
         if self.rows:
             self.blocks.append(block.take(np.array(self.rows, np.int64)))
             self.rows = []
@@ -99,14 +99,14 @@ class _Window:
 
 @final
 class _KeyedWindows(Producer):
-    """Holds the elements of all windows that are not full."""
+    """A producer that holds the elements of all windows that are not full."""
 
     def __init__(self, op: KeyedWindowsOp, source: OpIterator, name: str) -> None:
         self._op = op
         self._source = source
         self._name = name
         self._windows: dict[int, _Window] = {}
-        self._index = 0  # of the next element
+        self._index = 0  # index of the next element
         self._request = RequestSize()
         self._ended = False
 
@@ -136,7 +136,7 @@ class _KeyedWindows(Producer):
         return items
 
     def _keys(self, block: Block) -> list[Any]:
-        """The key of every element, or the error in its place."""
+        """Return the key of every element, or the error in its place."""
         keys, failed = call_rows(self._op.key_func, block.shared(), self._index)
         if failed or not set(map(type, keys)) <= {int, np.int64}:
             keys = [self._checked(key, self._index + row) for row, key in enumerate(keys)]
@@ -152,14 +152,14 @@ class _KeyedWindows(Producer):
         return key
 
     def _add(self, key: int, row: int, block: Block) -> Item | None:
-        """Put an element into its window; the window if it is full, or an error that takes the element's place."""
+        """Add an element to its window. Return the window if it is full, or an error in place of the element."""
         window = self._windows.get(key)
         if window is None:
             try:
                 window = _Window(self._size(key))
             except LEAVING:
                 raise
-            except BaseException as error:  # of the user's function, on this element
+            except BaseException as error:  # of the user's function on this element
                 annotate(error, f"In {self._name}, for the window of key {key}.")
                 return ElementError(as_exception(error), self._index + row)
             self._windows[key] = window

@@ -1,4 +1,4 @@
-"""Dataset.map: a function of every element."""
+"""Dataset.map: apply a function to every element."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["MapOp", "items_of_results", "parse_parallelism", "with_seeds"]
 
 
 def with_seeds(items: Sequence[Item], start: int, key: RandomKey) -> list[Item]:
-    """`items`, whose datasets have a seed each, drawn from `key` for the number of their element, from `start` on."""
+    """Give the datasets in `items` a seed each, drawn from `key` for the index of the element, from `start` on."""
     seeded: list[Item] = []
     for item in items:
         seeded.append(_seeded(item, start, key) if isinstance(item, Block) and item.holds_datasets else item)
@@ -48,12 +48,12 @@ def _with_column_seeds(column: Column, seeds: Sequence[int]) -> Column:
     return object_column([dataset._with_element_seed(seed) for dataset, seed in zip(column, seeds, strict=True)])
 
 
-_MANY_ROWS = 512  # fewer are done at once: what is found out by looking at the first ones costs more than it brings
+_MANY_ROWS = 512  # smaller blocks are done at once: measuring the first results costs more than it saves
 _FIRST_ROWS = 64
 
 
 def parse_parallelism(num_parallel_calls: int | None) -> int | None:
-    """None for AUTOTUNE; InvalidArgumentError unless >= 1."""
+    """Return None for AUTOTUNE; raise InvalidArgumentError unless >= 1."""
     if num_parallel_calls is None or num_parallel_calls == AUTOTUNE:
         return None
     if num_parallel_calls < 1:
@@ -64,7 +64,7 @@ def parse_parallelism(num_parallel_calls: int | None) -> int | None:
 @final
 @dataclass(frozen=True, eq=False)
 class MapOp(UnaryOp, ElementwiseOp):
-    """`fn` of every element of `input`."""
+    """The results of `fn` for every element of `input`."""
 
     fn: Callable[..., Any]
     num_parallel_calls: int | None = None
@@ -148,7 +148,7 @@ class _MapKernel(Kernel):
 
 
 def _add_results(results: list[Any], failed: list[int], calls: RowCalls, num_rows: int) -> None:
-    """What `calls` makes next, `num_rows` in all. No list but `results` is to hold any: see `large_blocks`."""
+    """Add further results of `calls`, up to `num_rows`. Only `results` may refer to them: see `large_blocks`."""
     held = len(results)
     more, more_failed = calls.take(max(num_rows - held, 0))
     results += more
@@ -156,7 +156,7 @@ def _add_results(results: list[Any], failed: list[int], calls: RowCalls, num_row
 
 
 def items_of_results(results: list[Any], failed: Sequence[int], start: int) -> list[Item]:
-    """Blocks of a function's results; the errors at the rows `failed` keep their places."""
+    """Return blocks of a function's results; the errors at the rows `failed` keep their places."""
     items: list[Item] = []
     first = 0
     for row in failed:

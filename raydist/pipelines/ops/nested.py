@@ -1,6 +1,6 @@
-"""Datasets inside datasets: what a user's function returned, run as a part of the pipeline around it.
+"""Datasets inside datasets: results of a user's function, which run as a part of the outer pipeline.
 
-This layer lies below the class that users hold, and knows a dataset by the operation that it carries.
+This module identifies a dataset by its operation; the class Dataset is in a higher layer.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from raydist.pipelines.engine.producers import read_item
 
 __all__ = ["Opener", "call_on_element", "graph_of", "open_nested", "probe_nested"]
 
-_PROBES = 16  # datasets asked for their element_spec
-_MAX_RUN = 256  # datasets made at once
+_PROBES = 16  # datasets to ask for an element_spec
+_MAX_RUN = 256  # datasets made at a time
 
 
 def graph_of(value: Any, label: str) -> DatasetOp:
-    """The operations of a dataset that a user's function returned.
+    """Return the operation of a dataset that a user's function returned.
 
     Raises:
-        SpecError: It is no dataset.
+        SpecError: The value is no dataset.
     """
     op = getattr(value, "_op", None)
     if not isinstance(op, DatasetOp):
@@ -43,17 +43,17 @@ def graph_of(value: Any, label: str) -> DatasetOp:
 
 
 def call_on_element(fn: Callable[..., Any], block: Block, row: int) -> Any:
-    """`fn` of one element of a block; a tuple is unpacked into arguments."""
+    """Call `fn` on one element of a block; a tuple is unpacked into arguments."""
     one = block.slice(row, row + 1)
     element = Block(one.structure, one.specs, tuple(map(private_column, one.columns)), 1).row(0)
     return fn(*element) if block.structure.kind is tuple else fn(element)
 
 
 def open_nested(op: DatasetOp, ctx: IterContext, name: str, index: int) -> OpIterator:
-    """One pass over `op`, the dataset that operation `name` made of its element `index`.
+    """Start one pass over `op`, the dataset that operation `name` made from element number `index`.
 
-    Its random choices depend on both, and it runs in the caller's thread: a pool would be sent a new stage for every
-    one of thousands of short datasets.
+    Random choices depend on both. The pass runs in the caller's thread: a pool would receive a new stage for each of
+    thousands of short datasets.
     """
     plan = ctx.planner(op, ctx.options)
     names = {node: f"{name}/{inner}" for node, inner in plan.names.items()}
@@ -67,13 +67,13 @@ def open_nested(op: DatasetOp, ctx: IterContext, name: str, index: int) -> OpIte
 
 
 def probe_nested(source: DatasetOp, fn: Callable[..., Any], label: str) -> Any:
-    """Nest of TensorSpec of the elements of the datasets that `fn` makes of the first elements of `source`.
+    """Return the nest of TensorSpec of elements of the datasets that `fn` makes from first elements of `source`.
 
-    Dimensions in which the first of them differ are None. Some datasets that cannot tell (one of a map function over
-    nothing) are passed over.
+    A dimension in which these datasets differ is None. Datasets without a known spec (such as a map over nothing) are
+    skipped.
 
     Raises:
-        FailedPreconditionError: None of the first few can.
+        FailedPreconditionError: None of the first few datasets has a spec.
     """
     found: list[Any] = []
     deadline = time.monotonic() + QUICK_S
@@ -105,14 +105,14 @@ def probe_nested(source: DatasetOp, fn: Callable[..., Any], label: str) -> Any:
 
 @final
 class Opener:
-    """Makes datasets of the elements of an input, one by one, and opens them.
+    """A reader of an input that makes a dataset of each element and opens it.
 
-    Inputs may be read, and the function called, some inputs ahead.
+    The opener may read inputs, and call the function, some inputs ahead.
 
     Attributes:
-        name: Of the operation.
+        name: Name of the operation.
         next_index: Number of the next input.
-        ended: Whether there is none.
+        ended: True once the input has ended.
     """
 
     def __init__(self, source: OpIterator, fn: Callable[..., Any], ctx: IterContext, name: str) -> None:
@@ -122,16 +122,16 @@ class Opener:
         self._source = source
         self._fn = fn
         self._ctx = ctx
-        self._ahead: deque[DatasetOp | ElementError] = deque()  # made of the inputs from `next_index` on
-        self._before: tuple[IteratorState, int] = ({}, 0)  # the input's state before these, and the first one's number
-        self._run = 1  # inputs whose datasets were alike, and may be again
-        self._size = 1  # elements of each of these
+        self._ahead: deque[DatasetOp | ElementError] = deque()  # made from the inputs from `next_index` on
+        self._before: tuple[IteratorState, int] = ({}, 0)  # input's state before these, number of the first
+        self._run = 1  # number of inputs whose datasets were alike, a guess for the next ones
+        self._size = 1  # elements of each of these datasets
 
     def open_next(self) -> OpIterator | ElementError:
-        """The dataset of the next input, or the error at this place.
+        """Return the opened dataset of the next input, or the error at this place.
 
         Raises:
-            StopIteration: There are no more.
+            StopIteration: No input is left.
         """
         self._look_ahead(1)
         made = self._pop()
@@ -144,10 +144,10 @@ class Opener:
             return ElementError(self._explained(error, index))
 
     def next_groups(self, limit: int) -> Block | None:
-        """All elements of some of the next datasets, about `limit`, where they can be computed at once.
+        """Return all elements of the next few datasets, about `limit`, if they can be computed at once; else None.
 
         Raises:
-            StopIteration: There are no more.
+            StopIteration: No input is left.
         """
         run = min(self._run, max(1, limit // self._size))
         self._look_ahead(run)
@@ -163,12 +163,12 @@ class Opener:
         return rows
 
     def pass_over(self) -> None:
-        """Read the next input and leave it: its dataset had ended before the state was saved."""
+        """Skip the next input: its dataset had ended before the state was saved."""
         self._read(1)
         self.next_index += 1
 
     def _look_ahead(self, count: int) -> None:
-        """Make the datasets of up to `count` inputs, unless some are made."""
+        """Make the datasets of up to `count` inputs, unless some are in memory."""
         if self._ahead:
             return
         self._before = self._source.state_dict(), self.next_index
@@ -186,7 +186,7 @@ class Opener:
             if isinstance(value, ElementError):
                 raise value.error
             return graph_of(value, self.name)
-        except Exception as error:  # of the user's function, on this element
+        except Exception as error:  # of the user's function on this element
             return ElementError(self._explained(error, index))
 
     def _explained(self, error: Exception, index: int) -> Exception:
@@ -207,11 +207,11 @@ class Opener:
             raise
 
     def position(self) -> tuple[IteratorState, int]:
-        """A state of the input, and the number of the first input that it gives: the next, or one a little before."""
+        """Return a state of the input, and the number of the first input after it, which may be before the next."""
         return self._before if self._ahead else (self._source.state_dict(), self.next_index)
 
     def go_to(self, state: IteratorState, first: int, next_index: int) -> None:
-        """Go on in front of input `next_index`. `state` and `first` are a `position`."""
+        """Continue before input `next_index`. `state` and `first` are a `position`."""
         self._source.load_state_dict(state)
         self.next_index = first
         while self.next_index < next_index:

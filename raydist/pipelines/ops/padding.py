@@ -1,4 +1,4 @@
-"""Filling up leaves of differing shapes to one."""
+"""Padding of leaves of different shapes to one shape."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Shape = tuple[int | None, ...]
 @final
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """To which shapes, and with what.
+    """A batch maker that pads elements to common shapes.
 
     Attributes:
-        shapes: Nest like the element, a shape in the place of each leaf (None in it, or -1: as long as the longest of
-            the batch); None for that everywhere.
-        values: Nest like the element, one value in the place of each leaf (None: 0, or empty text); None for that
+        shapes: Nest like the element, with a shape in place of each leaf (None or -1 in a shape: the longest of the
+            batch); None to pad all dimensions to the longest.
+        values: Nest like the element, with a value in place of each leaf (None: 0, or empty text); None for None
             everywhere.
     """
 
@@ -40,16 +40,16 @@ class Padding:
 
     @property
     def label(self) -> str:
-        """Nothing: the shapes and values would be long."""
+        """An empty text: shapes and values would be too long."""
         return ""
 
     def spec(self, source: DatasetOp, size: int | None) -> Any:
-        """Nest of specs of a batch of `size` elements of `source`."""
+        """Return the nest of specs of a batch of `size` elements of `source`."""
         specs, structure = flatten_element(source.element_spec())
         return unflatten(structure, [spec.batched(size) for spec in self.padded_specs(structure, specs)])
 
     def padded_specs(self, structure: Structure, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-        """Specs of the padded leaves."""
+        """Return the specs of the padded leaves."""
         for spec in specs:
             if isinstance(spec, ObjectSpec):
                 raise spec.refused("padded_batch")
@@ -57,12 +57,12 @@ class Padding:
         return [TensorSpec(_target(spec, shape), spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
 
     def batch(self, blocks: Sequence[Block], source: DatasetOp | None = None) -> Block:
-        """All elements of `blocks` as one batch.
+        """Return all elements of `blocks` as one batch.
 
         Raises:
-            DataLossError: A row is longer than the shape it is to be padded to.
+            DataLossError: A row is longer than the padded shape.
             InvalidArgumentError: Shapes or values do not fit the element.
-            SpecError: A padding value is of another type than its leaf.
+            SpecError: The type of a padding value differs from the type of its leaf.
         """
         rows = concat_blocks(blocks).of_tensors("padded_batch")
         shapes = parts_like(rows.structure, self.shapes, "padded_shapes")
@@ -77,7 +77,7 @@ class Padding:
 
 
 def _target(spec: TensorSpec, shape: Any) -> Shape | None:
-    """The shape to pad to, None for what the batch decides."""
+    """Return the shape to pad to, None where the batch decides."""
     if shape is None:
         return None if spec.shape is None else (None,) * len(spec.shape) if not spec.is_fixed else spec.shape
     dims = tuple(None if dim in (None, -1) else int(dim) for dim in shape)
@@ -109,7 +109,7 @@ def _padded(column: Column, spec: TensorSpec, shape: Any, value: Any, path: str)
 
 
 def _value(value: Any, spec: TensorSpec, where: str) -> Any:
-    """What to pad a leaf with: its default, or `value` as a scalar of its dtype."""
+    """Return the padding value of a leaf: the default, or `value` as a scalar of the leaf's dtype."""
     kind = spec.dtype.kind
     if value is None:
         return {"S": b"", "U": ""}.get(kind, 0)
@@ -122,7 +122,7 @@ def _value(value: Any, spec: TensorSpec, where: str) -> Any:
 
 
 def _fits(leaf: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether a Python number is one of `dtype`: an int may fill any numbers, a float those with fractions."""
+    """Return True if a Python number fits `dtype`: an int fits all numbers, a float only floats and complex numbers."""
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         return leaf.dtype.kind in "iu" and limits.min <= int(leaf) <= limits.max

@@ -1,4 +1,4 @@
-"""Dataset.prefetch: elements made by a background thread before they are asked for."""
+"""Dataset.prefetch: a background thread makes elements before the consumer asks for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["PrefetchOp", "PrefetchWhereItPaysOp"]
 @final
 @dataclass(frozen=True, eq=False)
 class PrefetchWhereItPaysOp(UnaryOp):
-    """`input`, made by the consumer's thread or by another one, as the autotuner finds out."""
+    """`input`, prefetched by a thread or not, as the autotuner decides."""
 
     passes_elements: ClassVar[bool] = True
 
@@ -42,7 +42,7 @@ class PrefetchWhereItPaysOp(UnaryOp):
 @final
 @dataclass(frozen=True, eq=False)
 class PrefetchOp(UnaryOp):
-    """`input`, up to `buffer_size` elements ahead; as many as help, if any, for None and AUTOTUNE."""
+    """`input`, prefetched up to `buffer_size` elements; for None and AUTOTUNE, raydist chooses the number."""
 
     passes_elements: ClassVar[bool] = True
 

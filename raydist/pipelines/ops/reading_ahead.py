@@ -1,4 +1,4 @@
-"""What reads a source ahead, made with what an operation knows: a thread, or one where it pays."""
+"""Functions that wrap a source in a prefetching iterator: always, or while that is faster."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["Ahead", "ahead_in_a_thread", "ahead_where_it_pays"]
 
-_FIRST_BUFFER = 2  # elements of a buffer whose size is left to raydist
+_FIRST_BUFFER = 2  # elements of a buffer whose size raydist chooses
 
 Ahead = Callable[[OpIterator], OpIterator]
-"""Makes the iterator that reads a source ahead. Starts nothing."""
+"""Function that returns a prefetching iterator over a source. Starts nothing."""
 
 
 def ahead_in_a_thread(ctx: IterContext, meter: Meter, name: str, size: int | None = None) -> Ahead:
-    """A thread for each source.
+    """Return a function that gives each source a prefetch thread.
 
     Args:
-        ctx: What the pass is run with.
-        meter: Shows the buffer.
-        name: Of the operation.
-        size: Elements of each buffer; None to let it grow while its consumer waits.
+        ctx: Context of the pass.
+        meter: Reports the fill level of the buffer.
+        name: Name of the operation.
+        size: Elements of each buffer; None for a buffer that grows while its consumer waits.
     """
     tuned = size is None and ctx.options.autotune.enabled
     watch = _watch(meter, ctx)
@@ -44,14 +44,14 @@ def ahead_in_a_thread(ctx: IterContext, meter: Meter, name: str, size: int | Non
 def ahead_where_it_pays(
     ctx: IterContext, meter: Meter, name: str, *, show: Callable[[bool], None], most: int = 1
 ) -> Ahead:
-    """A thread for each source, or none for any, as its blocks show; a thread in any case without autotuning.
+    """Return a function that gives each source a prefetch thread while that is faster; always without autotuning.
 
     Args:
-        ctx: What the pass is run with.
-        meter: Shows the buffer.
-        name: Of the operation.
-        show: Told whether there are threads, when that changes.
-        most: Sources that are open at a time, all read by one thread in turn.
+        ctx: Context of the pass.
+        meter: Reports the fill level of the buffer.
+        name: Name of the operation.
+        show: Called with True when threads start to prefetch, with False when they stop.
+        most: Number of sources that are open at a time, which one thread would read in turn.
     """
     if not ctx.options.autotune.enabled:
         show(True)
@@ -62,9 +62,9 @@ def ahead_where_it_pays(
 
 
 def _watch(meter: Meter, ctx: IterContext) -> Callable[[float], None]:
-    """Who wants to know how long blocks took: nobody where each stage of the input has a meter."""
+    """Return the callback for the duration of blocks; none is needed if each stage of the input has a meter."""
     return _nothing if ctx.meters.enabled else meter.read_ahead
 
 
 def _nothing(seconds: float) -> None:
-    """It is counted already."""
+    """Ignore the duration: a meter of the input counts it."""

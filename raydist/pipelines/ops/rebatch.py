@@ -31,7 +31,7 @@ _MAX_BATCHES = 64  # made at a time
 @final
 @dataclass(frozen=True, eq=False)
 class RebatchOp(UnaryOp):
-    """The elements of `input` (rows) in batches whose sizes are `sizes`, again and again; 0 gives an empty batch."""
+    """The rows in `input` as batches with the sizes `sizes`, repeatedly; 0 gives an empty batch."""
 
     state_is_recent: ClassVar[bool] = True
 
@@ -64,9 +64,9 @@ class _Batches(ClosesInput, ResumableProducer):
     def __init__(self, op: RebatchOp, source: OpIterator) -> None:
         self._op = op
         self._source = source
-        self._at = 0  # which size is next
+        self._at = 0  # index of the next size
         self._ended = False
-        self._seen: Block | None = None  # some rows
+        self._seen: Block | None = None  # any block of rows
 
     def make(self, limit: int) -> Sequence[Item]:
         if self._ended:
@@ -87,7 +87,7 @@ class _Batches(ClosesInput, ResumableProducer):
             )
             rows = drop_items(rows, size)
             self._at = (self._at + 1) % len(self._op.sizes)
-            if count < size:  # the input has ended within this batch, so no empty one follows it
+            if count < size:  # the input ended within this batch, so no empty batch follows
                 self._ended = True
                 break
         return batches
@@ -106,7 +106,7 @@ class _Batches(ClosesInput, ResumableProducer):
     def _row_specs(self) -> tuple[Sequence[TensorSpec], Structure]:
         try:
             return flatten_element(self._op.input.element_spec())
-        except FailedPreconditionError:  # nothing tells: the rows themselves do, if there are any
+        except FailedPreconditionError:  # no spec: use the specs of the rows, if there are any
             if self._seen is None:
                 raise
             return self._seen.specs, self._seen.structure

@@ -1,4 +1,4 @@
-"""Dataset.rejection_resample: elements left out so that classes come as often as they should."""
+"""Dataset.rejection_resample: drop elements at random to reach a distribution of classes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["RejectionResampleOp"]
 
-_MAX_ROWS = 4096  # elements judged at a time
+_MAX_ROWS = 4096  # elements classified at a time
 _MAX_CELLS = 1 << 20  # and at most this many counts: one for each element and class
-_MAX_COUNTS = 256  # classes whose counts may be in a state: with more, resuming counts again
+_MAX_COUNTS = 256  # largest number of classes whose counts go into a state: with more, resuming counts again
 
 
 @final
@@ -80,7 +80,7 @@ class RejectionResampleOp(UnaryOp):
 
 @final
 class _Resampling(ClosesInput, ResumableProducer):
-    """Judges elements in order. Its state is how many there were, and how often each class came."""
+    """A producer that decides on elements in order. Its state is the count of elements and of each class."""
 
     def __init__(self, op: RejectionResampleOp, source: OpIterator, key: RandomKey, label: str) -> None:
         self._op = op
@@ -93,7 +93,7 @@ class _Resampling(ClosesInput, ResumableProducer):
         self._seen = np.zeros(op.balance.num_classes, np.int64)
 
     def make(self, limit: int) -> Sequence[Item]:
-        # Few may be kept of what is read: the consumer's wish says little about how much to read.
+        # Few of the elements may be kept, so the consumer's limit does not tell how many to read.
         item = read_watched(self._source, self._request)
         start = self._index
         if isinstance(item, ElementError):
@@ -110,7 +110,7 @@ class _Resampling(ClosesInput, ResumableProducer):
         return self._kind.checked(items)
 
     def _judged(self, answers: Item, elements: Block, start: int) -> list[Item]:
-        """The elements that are kept, `answers` being their classes; an error in the place of each without a class."""
+        """Return the kept elements, with classes `answers`; an error in place of each element without a class."""
         if isinstance(answers, ElementError):
             return [self._noted(answers.error, start)]
         if answers.structure != LEAF or answers.specs[0].shape != () or answers.specs[0].dtype.kind not in "iu":
@@ -136,7 +136,7 @@ class _Resampling(ClosesInput, ResumableProducer):
 
     def _kept(self, answers: Block, classes: Any, elements: Block, start: int) -> list[Item]:
         probabilities, self._seen = self._op.balance.kept(classes, self._seen)
-        # The upper 53 bits of a word: what a float64 in [0, 1) can hold.
+        # The upper 53 bits of a word: the precision of a float64 in [0, 1).
         draws = (self._key.words(start, len(classes)) >> np.uint64(11)) * 2.0**-53
         rows = np.flatnonzero(draws < probabilities)
         if not len(rows):

@@ -1,4 +1,4 @@
-"""Dataset.repeat: the same dataset again, each pass a new epoch of what is inside."""
+"""Dataset.repeat: repeat a dataset; each pass is a new epoch of the operations inside."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RepeatOp(UnaryOp):
 
     @property
     def passes(self) -> float:
-        """How many; infinity for ever."""
+        """Number of passes; infinity for ever."""
         return math.inf if self.count is None or self.count < 0 else self.count
 
     def cardinality(self) -> int:
@@ -52,13 +52,13 @@ class RepeatOp(UnaryOp):
 
 @final
 class _RepeatIterator(OpIterator):
-    """A pass that gave nothing ends an endless one, which would hang; a later one of so many may give something."""
+    """An iterator that ends endless repetition after an empty pass, which would hang; counted passes may be empty."""
 
     def __init__(self, op: RepeatOp, ctx: IterContext) -> None:
         self._op = op
         self._ctx = ctx
         self._pass = 0
-        self._gave = False  # whether this pass handed out anything
+        self._gave = False  # True if this pass handed out anything
         self._ended = op.count == 0
         self._source: OpIterator | None = None
 

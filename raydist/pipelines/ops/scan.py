@@ -1,4 +1,4 @@
-"""Dataset.scan: a map with a state that goes from element to element."""
+"""Dataset.scan: a map with a state that each element updates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["ScanOp"]
 @final
 @dataclass(frozen=True, eq=False)
 class ScanOp(UnaryOp):
-    """The second parts of `fn(state, element)`; the first is the state for the next element."""
+    """The second results of `fn(state, element)`; the first result is the state for the next element."""
 
     initial_state: Any
     fn: Callable[..., Any]
@@ -62,7 +62,7 @@ class ScanOp(UnaryOp):
 
 @final
 class _Scanning(ClosesInput, Producer):
-    """An element on which the function fails is an error in its place and leaves the state as it was."""
+    """A producer that turns a failing call into an error in the element's place and keeps the state before it."""
 
     def __init__(self, op: ScanOp, source: OpIterator, label: str) -> None:
         self._fn = receiving_tensors(op.fn)
@@ -99,7 +99,7 @@ class _Scanning(ClosesInput, Producer):
             self._carried.replace(result[0], self._label)
         except LEAVING:
             raise
-        except BaseException as error:  # of the user's function, on this element
+        except BaseException as error:  # of the user's function on this element
             note_numpy_in_torch(error)
             return ElementError(as_exception(error), index)
         return result[1]

@@ -24,9 +24,9 @@ _ROWS = 8192  # elements read at a time, at most
 @final
 @dataclass(frozen=True, eq=False)
 class ShardOp(UnaryOp):
-    """The elements of `input` whose number leaves the remainder `index` when divided by `num_shards`.
+    """The elements of `input` whose index modulo `num_shards` is `index`.
 
-    Where there must be one, `wants_element` is the message of the error that stands there if there is none.
+    `wants_element` is the message of an error if the shard has no element; None to allow that.
     """
 
     pure: ClassVar[bool] = True
@@ -61,15 +61,15 @@ class ShardOp(UnaryOp):
 
 @final
 class _Sharding(ClosesInput, ResumableProducer):
-    """An error has a number like an element: it comes out of one shard."""
+    """A producer that counts an error like an element: it comes out of one shard."""
 
     def __init__(self, op: ShardOp, source: OpIterator) -> None:
         self._op = op
         self._source = source
-        self._number = 0  # of the next input
+        self._number = 0  # index of the next input
 
     def make(self, limit: int) -> Sequence[Item]:
-        ahead = (self._op.index - self._number) % self._op.num_shards  # elements before the next one of this shard
+        ahead = (self._op.index - self._number) % self._op.num_shards  # elements before the next element of this shard
         wanted = min(ahead + 1 + (limit - 1) * self._op.num_shards, max(_ROWS, ahead + 1))
         try:
             item = read_item(self._source, wanted)
@@ -83,7 +83,7 @@ class _Sharding(ClosesInput, ResumableProducer):
         return [item.take(kept)] if len(kept) else []
 
     def _missing(self) -> ElementError:
-        """The error in the place of the element that this shard must have; StopIteration if it has had one."""
+        """Return the error for a shard that must have an element; raise StopIteration if it had one."""
         if self._op.wants_element is None or self._number > self._op.index:
             raise StopIteration
         self._number = self._op.index + 1

@@ -1,9 +1,9 @@
 """Dataset.shuffle: a buffer from which every output is drawn.
 
 The buffer of B slots is an index computation. Output t leaves slot r_t, a random number, and input B + t takes its
-place. So output t is the last input written to slot r_t: either one that entered in this very block (the last earlier
-output of the same slot tells which), or what the slot held before it. One stable sort of r finds both for all of a
-block's outputs.
+place. So output t is the last input written to slot r_t: either an input of the same block (the previous output of the
+slot tells which), or the element that the slot held before the block. One stable sort of r finds both for all outputs
+of a block.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["ShuffleOp", "ShuffledPassesOp", "sources_of_outputs"]
 @final
 @dataclass(frozen=True, eq=False)
 class ShuffledPassesOp(UnaryOp):
-    """`input`, which can be read by index, as `shuffle` and `repeat` one after the other would give it."""
+    """`shuffle` and then `repeat` of `input`, which has random access."""
 
     passes_elements: ClassVar[bool] = True
 
@@ -59,7 +59,7 @@ class ShuffledPassesOp(UnaryOp):
 
 @final
 class _Passes(OpIterator):
-    """Its state is a pass and a position."""
+    """An iterator whose state is a pass and a position."""
 
     def __init__(self, op: ShuffledPassesOp, access: RandomAccess, ctx: IterContext) -> None:
         self._op = op
@@ -67,7 +67,7 @@ class _Passes(OpIterator):
         self._ctx = ctx
         self._pass = 0
         self._next = 0
-        self._order: np.ndarray[Any, Any] | None = None  # of this pass
+        self._order: np.ndarray[Any, Any] | None = None  # of the current pass
 
     def next_block(self, limit: int) -> Block:
         if self._next >= len(self._access):
@@ -88,13 +88,13 @@ class _Passes(OpIterator):
         self._order = None
 
 
-_ROWS = 4096  # elements read at a time while filling, and again while restoring
+_ROWS = 4096  # elements read at a time while the buffer fills, and while restoring
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class ShuffleOp(UnaryOp):
-    """`input` in random order, each output drawn from the next `buffer_size` elements."""
+    """`input` in random order: each output is drawn from the next `buffer_size` elements."""
 
     preserves_order: ClassVar[bool] = False
     content_blind: ClassVar[bool] = True
@@ -124,7 +124,7 @@ class ShuffleOp(UnaryOp):
 
     @property
     def own_seed(self) -> int | None:
-        # One order for ever: that of the operation, so that `take` and `skip` of it do not overlap.
+        # The operation keeps one order for all iterations, so that `take` and `skip` of it do not overlap.
         return self.drawn_seed if self.seed is None and not self.reshuffle_each_iteration else None
 
     @property
@@ -135,7 +135,7 @@ class ShuffleOp(UnaryOp):
         return _ShuffleIterator(ctx.build(self.input), self.buffer_size, self.key(ctx))
 
     def key(self, ctx: IterContext) -> RandomKey:
-        """The random stream of a pass."""
+        """Return the random stream of a pass."""
         seed = self.seed
         if self.own_seed is not None and ctx.options.seed is None:
             seed = ctx.own_seeds.get(ctx.operation_names[id(self)])
@@ -143,14 +143,14 @@ class ShuffleOp(UnaryOp):
 
 
 def sources_of_outputs(drawn: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Where a block of outputs comes from.
+    """Return the sources of a block of outputs.
 
     Args:
         drawn: The slot of each output; output t is followed by input t into the same slot.
 
     Returns:
-        (previous, last): for each output the input of this block that it is, or -1 for what its slot held before the
-        block; and the inputs of this block that are still in their slots after it.
+        (previous, last): for each output its index among the inputs of this block, or -1 for the element that the slot
+        held before; and the inputs of this block that stay in their slots.
 
     >>> previous, last = sources_of_outputs(np.array([3, 0, 3, 3]))
     >>> previous.tolist(), last.tolist()
@@ -164,9 +164,9 @@ def sources_of_outputs(drawn: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any
 
 
 def _stable_order(drawn: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The stable argsort of slots, in passes of 16 bits.
+    """Return the stable argsort of slots, in passes of 16 bits.
 
-    Numpy sorts 16-bit integers by radix: 15 ns an element where 64-bit ones take 63 ns (blocks of 30,000).
+    Numpy sorts 16-bit integers by radix: 15 ns per element, instead of 63 ns for 64-bit ones (blocks of 30,000).
     """
     high = drawn >> 16
     if len(drawn) and high.max() >= 1 << 16:
@@ -177,7 +177,7 @@ def _stable_order(drawn: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 @final
 class _ShuffleIterator(OpIterator):
-    """Its state is its position and the errors that passed; restoring reads the input again."""
+    """An iterator whose state is a position and the number of errors; restoring reads the input again."""
 
     def __init__(self, source: OpIterator, buffer_size: int, key: RandomKey) -> None:
         self._source = source
@@ -186,11 +186,11 @@ class _ShuffleIterator(OpIterator):
         self._slots = RowBuffer()
         self._position = 0
         self._errors = 0
-        self._known_errors = 0  # raised before the state was saved: they pass silently while restoring
-        self._rest: np.ndarray[Any, Any] | None = None  # slots in the order in which the last elements leave
+        self._known_errors = 0  # raised before the state was saved: suppressed while restoring
+        self._rest: np.ndarray[Any, Any] | None = None  # slots of the last elements, in random order
         self._rest_at = 0
         self._restore_to = 0
-        self._waiting: Block | None = None  # inputs that go in one by one, where structures differ
+        self._waiting: Block | None = None  # inputs that go in one by one, if structures differ
 
     def next_block(self, limit: int) -> Block:
         while self._position < self._restore_to:
@@ -207,7 +207,7 @@ class _ShuffleIterator(OpIterator):
         return self._drain(limit)
 
     def _read(self, limit: int) -> Block | None:
-        """The next inputs; None at the end, which also fixes the order of the rest."""
+        """Return the next inputs. None at the end, which also fixes the order of the last elements."""
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             return waiting
@@ -215,7 +215,7 @@ class _ShuffleIterator(OpIterator):
             try:
                 return self._source.next_block(limit)
             except StopIteration:
-                self._rest = self._key.permutation(self._slots.count)  # what is left leaves in random order
+                self._rest = self._key.permutation(self._slots.count)  # the last elements leave in random order
                 return None
             except MACHINERY_ERRORS:
                 raise

@@ -1,4 +1,4 @@
-"""Dataset.snapshot: a cache in files that knows what it was made of, in shards if that is asked for."""
+"""Dataset.snapshot: a cache in files whose name depends on the pipeline and, optionally, in shards."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from raydist.values import INFINITE_CARDINALITY
 
 __all__ = ["SnapshotOp"]
 
-_AUTO = "LZ4"  # reads about as fast as what is not compressed
+_AUTO = "LZ4"  # reads about as fast as uncompressed data
 _ROWS = 4096  # elements read at a time while writing
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class SnapshotOp(UnaryOp):
-    """The elements of epoch 0 of `input`, kept in a directory below `path` whose name says what they were made of.
+    """The elements of epoch 0 of `input`, stored in a directory below `path` named by the fingerprint of `input`.
 
-    `make_dataset` makes what users hold of an operation.
+    `make_dataset` makes the user's dataset from an operation.
     """
 
     path: str
@@ -52,12 +52,12 @@ class SnapshotOp(UnaryOp):
                 "snapshot with reader_func or shard_func writes all elements before it hands out the first, and the "
                 "dataset has no end. Use take(n) before it, or repeat after it."
             )
-        if not self.graph:  # as written: what is run may be rewritten
+        if not self.graph:  # of the graph as written, because the graph that runs may be rewritten
             object.__setattr__(self, "graph", fingerprint(self.input, self.container, self.shard_func))
 
     @classmethod
     def compression(cls, name: str | None) -> Container:
-        """How elements are kept; "AUTO" leaves that to raydist."""
+        """Return the container for a compression; "AUTO" leaves the choice to raydist."""
         return Container.of("arrow", _AUTO if name == "AUTO" else name)
 
     @property
@@ -65,7 +65,7 @@ class SnapshotOp(UnaryOp):
         return f"snapshot({self.path!r})"
 
     def directory(self, ctx: IterContext) -> str:
-        """Where the elements of a pipeline with these options are."""
+        """Return the directory of the elements of a pipeline with these options."""
         name = fingerprint(self.graph, ctx.options.seed)
         return f"{self.path.rstrip('/')}/{name}"
 
@@ -91,9 +91,9 @@ class SnapshotOp(UnaryOp):
 
 @final
 class _ShardedPass(ResumableProducer):
-    """Writes all elements of the input where they are not there yet, and hands out what the reader makes of them.
+    """A producer that first writes all elements of the input unless they exist, then reads them through the reader.
 
-    So their order does not depend on whether they were there. Its state is the reader's.
+    So the order does not depend on whether the snapshot existed. The state is the reader's state.
     """
 
     def __init__(self, settings: StoredPassSettings, open_reader: Callable[[Manifest], OpIterator], name: str) -> None:
@@ -112,7 +112,7 @@ class _ShardedPass(ResumableProducer):
             try:
                 self._reader = self._open()
             except Exception:
-                self._ended = True  # what could not be written is no element: the iteration ends
+                self._ended = True  # a failed write is not the error of an element: the iteration ends
                 raise
         return [read_item(self._reader, limit)]
 
@@ -122,7 +122,7 @@ class _ShardedPass(ResumableProducer):
             try:
                 self._write()
             except FailedPreconditionError:
-                if store.find() is None:  # else another writer has finished in between
+                if store.find() is None:  # otherwise another writer has finished meanwhile
                     raise
         manifest = store.find()
         if manifest is None or self._origin not in (None, manifest.origin):

@@ -1,4 +1,4 @@
-"""Dict elements as pairs of features and label."""
+"""Split of dict elements into pairs of features and label."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["split_label"]
 
 
 def split_label(op: DatasetOp, label: str) -> MapOp:
-    """(all other entries, the entry `label`) of the dicts that `op` gives.
+    """Return pairs (all other entries, entry `label`) of the dict elements of `op`.
 
     Raises:
-        InvalidArgumentError: There is no such entry, or no other.
+        InvalidArgumentError: There is no such entry, or no other entry.
     """
     spec = op.element_spec()
     if label not in spec or len(spec) < 2:

@@ -1,4 +1,4 @@
-"""Dataset.take, skip and take_while: the first elements, and those behind them."""
+"""Dataset.take, skip and take_while: the first elements, or all but these."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["SkipOp", "TakeOp", "TakeWhileOp"]
 
-_ASKED_ROWS = 256  # elements asked about at a time: some behind the end may be read in vain
+_ASKED_ROWS = 256  # elements per call of the predicate: some after the end may be read for nothing
 
 
 @final
@@ -54,7 +54,7 @@ class TakeWhileOp(UnaryOp):
 
 @final
 class _Taking(ClosesInput, ResumableProducer):
-    """An error, of the input or of the predicate, keeps its place and ends nothing."""
+    """A producer in which an error, of the input or of the predicate, keeps its place and ends nothing."""
 
     def __init__(self, predicate: Callable[..., Any], source: OpIterator, label: str) -> None:
         self._predicate = predicate
@@ -126,7 +126,7 @@ class SkipOp(UnaryOp):
 
 @final
 class _SkipIterator(ClosesInput, OpIterator):
-    """Errors among the skipped elements are raised, and not counted."""
+    """An iterator that raises errors among the skipped elements, and does not count them."""
 
     def __init__(self, source: OpIterator, count: int) -> None:
         self._source = source
@@ -178,7 +178,7 @@ class TakeOp(UnaryOp):
 
 @final
 class _TakeIterator(ClosesInput, OpIterator):
-    """Counts elements; errors pass and are not counted."""
+    """An iterator that counts elements; errors pass and are not counted."""
 
     def __init__(self, source: OpIterator, count: int) -> None:
         self._source = source

@@ -28,7 +28,7 @@ class UnbatchOp(UnaryOp, ElementwiseOp):
     pure: ClassVar[bool] = True
 
     takes_lists: bool = field(default=True, metadata=NOT_IN_FINGERPRINT)
-    """False where the rows are to be stacked again (`rebatch`), which those of a list of tensors cannot be."""
+    """False if the rows are stacked again (`rebatch`), which is impossible for the rows of a list of tensors."""
 
     def cardinality(self) -> int:
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
@@ -53,7 +53,7 @@ class _UnbatchKernel(Kernel):
 
     def run(self, block: Block, start: int) -> Sequence[Item]:
         if all(column.ndim > 1 for column in block.columns) and len({c.shape[1] for c in block.columns}) == 1:
-            # Told how many: numpy cannot work out a dimension beside one of 0.
+            # Explicit sizes: numpy cannot infer a dimension beside one of 0.
             columns = tuple(each.reshape(len(each) * each.shape[1], *each.shape[2:]) for each in block.columns)
             return [Block(block.structure, tuple(map(row_spec, block.specs)), columns, len(columns[0]))]
         items: list[Item] = []

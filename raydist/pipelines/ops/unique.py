@@ -24,7 +24,7 @@ __all__ = ["UniqueOp"]
 @final
 @dataclass(frozen=True, eq=False)
 class UniqueOp(UnaryOp):
-    """The elements of `input` that did not come before; scalars of integers, bytes or str."""
+    """The elements of `input` without repetitions; scalars of integers, bools, bytes or str."""
 
     passes_elements: ClassVar[bool] = True
 
@@ -51,7 +51,7 @@ def _refusal(got: Any) -> SpecError:
 
 @final
 class _Unique(Producer):
-    """Remembers every value that came."""
+    """A producer that remembers every value."""
 
     def __init__(self, source: OpIterator) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""Dataset.window: overlapping or spaced groups of elements, each a dataset of its own."""
+"""Dataset.window: overlapping or spaced groups of elements, each a dataset."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WINDOWS = 256  # made at a time, at most
 class WindowOp(UnaryOp):
     """Windows of `size` elements of `input`, `stride` apart, one beginning every `shift` elements.
 
-    `make_dataset` makes what users hold of the operation behind each window.
+    `make_dataset` makes the user's dataset from the operation of a window.
     """
 
     size: int
@@ -59,7 +59,7 @@ class WindowOp(UnaryOp):
 
     @property
     def span(self) -> int:
-        """Elements from the first to the last of a full window."""
+        """Number of elements from the first to the last of a full window."""
         return (self.size - 1) * self.stride + 1
 
     def cardinality(self) -> int:
@@ -78,12 +78,12 @@ class WindowOp(UnaryOp):
 
 @final
 class _Windows(ClosesInput, ResumableProducer):
-    """Holds the elements from the next window's first on. Its state is the input's at some element before that."""
+    """A producer that holds the elements from the next window on. Its state: the input before some element."""
 
     def __init__(self, op: WindowOp, source: OpIterator) -> None:
         self._op = op
         self._source = source
-        self._start = 0  # of the next window
+        self._start = 0  # index where the next window starts
         self._held: list[Item] = []  # from `_start` on
         self._marks: deque[tuple[int, IteratorState]] = deque()  # number of an element, the input's state before it
 
@@ -102,7 +102,7 @@ class _Windows(ClosesInput, ResumableProducer):
         return join_items(items)
 
     def _hold(self, count: int) -> None:
-        """Hold `count` elements. A little more is read than one long window's shift: joining copies what is held."""
+        """Read until `count` elements are held, or an eighth of a window: joining copies held elements."""
         held = count_items(self._held)
         if held >= count:
             return
@@ -113,7 +113,7 @@ class _Windows(ClosesInput, ResumableProducer):
             self._held = [concat_blocks(blocks)]
 
     def _move(self, count: int) -> None:
-        """Let the next window begin `count` elements later."""
+        """Move the start of the next window by `count` elements."""
         missing = count - count_items(self._held)
         self._held = drop_items(self._held, count)
         if missing > 0:
@@ -123,14 +123,14 @@ class _Windows(ClosesInput, ResumableProducer):
             self._marks.popleft()
 
     def _cut(self, run: int) -> list[Item]:
-        """The next `run` windows, the held elements staying where they are."""
+        """Return the next `run` windows. The held elements stay."""
         op = self._op
         if len(self._held) == 1 and isinstance(held := self._held[0], Block):
             return [self._datasets(held, run)]
         return [self._window(drop_items(self._held, k * op.shift)) for k in range(run)]
 
     def _window(self, items: Sequence[Item]) -> Item:
-        """The window at the beginning of `items`; one that holds an error is that error."""
+        """Return the window at the beginning of `items`; an error in the window replaces it."""
         rows: list[Block] = []
         at = 0
         for item in keep_items(items, self._op.span):
@@ -145,7 +145,7 @@ class _Windows(ClosesInput, ResumableProducer):
             return ElementError(error)
 
     def _datasets(self, block: Block, count: int, stride: int | None = None) -> Block:
-        """`count` windows of a block: each an element whose leaves are datasets of the window's columns."""
+        """Return `count` windows of a block: elements whose leaves are datasets of the window's columns."""
         op = self._op
         starts = range(0, count * op.shift, op.shift)
         leaves = []

@@ -1,4 +1,4 @@
-"""Dataset.with_options: settings of the whole pipeline."""
+"""Dataset.with_options: options of the whole pipeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["WithOptionsOp"]
 @final
 @dataclass(frozen=True, eq=False)
 class WithOptionsOp(UnaryOp):
-    """`input`, with options for the pipeline that it is part of."""
+    """`input`, with options for the whole pipeline."""
 
     content_blind: ClassVar[bool] = True
     state_is_recent: ClassVar[bool] = True

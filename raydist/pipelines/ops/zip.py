@@ -28,9 +28,9 @@ __all__ = ["ZipOp"]
 @final
 @dataclass(frozen=True, eq=False)
 class ZipOp(DatasetOp):
-    """Element k of every dataset in one nest; ends with the shortest.
+    """Element k of every dataset in one nest; ends with the shortest dataset.
 
-    Leaf i of the nest comes from the dataset number `places[i]`; by default, each has its own.
+    Leaf i of the nest comes from the dataset number `places[i]`; by default, from dataset i.
     """
 
     passes_elements: ClassVar[bool] = True
@@ -71,7 +71,7 @@ class ZipOp(DatasetOp):
         return _ZipIterator(self, [ctx.build(op) for op in self.datasets])
 
     def zip_blocks(self, blocks: Sequence[Block]) -> Block:
-        """The elements of a block per dataset, all of one length, in one nest."""
+        """Return the elements of one block per dataset, all of one length, in one nest."""
         spread = [
             copied(blocks[place]) if place in self.places[:leaf] else blocks[place]
             for leaf, place in enumerate(self.places)
@@ -101,7 +101,7 @@ class _ZipIterator(OpIterator):
     def _fill(self, outbox: Outbox, limit: int) -> None:
         rows = limit
         columns: list[list[Item]] = []
-        for source in self._sources:  # each is asked for what the ones before it had
+        for source in self._sources:  # each source is asked for as many items as the sources before it had
             columns.append(read_items(source, rows))
             rows = count_items(columns[-1])
         self._ended = rows < limit
@@ -130,7 +130,7 @@ class _ZipIterator(OpIterator):
 
 
 def _zip_items(op: ZipOp, columns: list[list[Item]]) -> list[Item]:
-    """Blocks over the stretches where no input changes block; an error where any input has one."""
+    """Return blocks of rows over which no input changes block; an error where any input has one."""
     zipped: list[Item] = []
     while columns[0]:
         heads = [items[0] for items in columns]
@@ -143,7 +143,7 @@ def _zip_items(op: ZipOp, columns: list[list[Item]]) -> list[Item]:
 
 
 def _fill_in(structure: Structure, inner: Iterator[Structure]) -> Structure:
-    """`structure` with the next structure of `inner` in the place of each leaf."""
+    """Return `structure` with the next structure of `inner` in place of each leaf."""
     if structure.kind is None:
         return next(inner)
     children = tuple(_fill_in(child, inner) for child in structure.children)
