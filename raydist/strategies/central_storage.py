@@ -1,4 +1,4 @@
-"""Synchronous data parallelism on one node with one copy of the variables, in the node's memory."""
+"""Synchronous data parallelism on one node with one copy of the variables, in host memory."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["CentralStorageStrategy"]
 class CentralStorageStrategy(OneNodeStrategy):
     """One replica actor per device of one node, in lock step, and one copy of the variables, in the node's memory.
 
-    Parameters, and what optimizers remember, exist once, however many replicas there are: replicas on CPUs map that
-    copy, replicas on GPUs copy the parameters to their device after each update. Gradients meet in an all-reduce, and
-    `optimizer.step()` is carried out once, on the CPU, by the first replica; the others wait for it. Results are those
-    of `MirroredStrategy`. Buffers (running statistics) and gradients are each replica's own, and so are, for the time
-    of a step, pages of parameters that it writes by hand. With one replica the variables are where that is.
+    Parameters and optimizer state exist once, for any number of replicas: replicas on CPUs map that copy, replicas on
+    GPUs copy the parameters to their device after each update. Gradients are all-reduced, and the first replica runs
+    `optimizer.step()` once, on the CPU, while the others wait. Results are those of `MirroredStrategy`. Buffers
+    (running statistics) and gradients are private to each replica, and so are, during a step, pages of parameters that
+    the step writes outside an optimizer. With one replica, the variables are private memory of that replica.
 
-    It takes less memory than `MirroredStrategy`, and `optimizer.step()` less work; on GPUs updates cost a copy to the
-    host and back. Memory must be shared, so all replicas are in one container, with the variables' size in `/dev/shm`.
-    The replicas' part on GPUs was tested with copies on the CPU only.
+    It takes less memory than `MirroredStrategy`, and less work in `optimizer.step()`; on GPUs an update costs a copy to
+    the host and back. Memory must be shared, so all replicas are in one container, with the variables' size in
+    `/dev/shm`. The GPU path was tested with copies on the CPU only.
 
     Args:
         devices: A count, or names: "cpu", "CPU:1", "GPU:0", "cuda:1", torch.device. Default: all GPUs of the node
@@ -35,8 +35,8 @@ class CentralStorageStrategy(OneNodeStrategy):
     Raises:
         InvalidArgumentError: An unknown device, two kinds at once, none, or the same twice; a GPU that no node has.
         DeadlineExceededError: (at the scope) the cluster can't place the replicas within `timeouts.start_s`.
-        UnavailableError: (at a step) the variables don't fit into `/dev/shm`, or the replicas see different ones.
-        CollectiveMismatchError: (at a step) replicas wrote different values to a parameter by hand.
+        UnavailableError: (at a step) the variables don't fit into `/dev/shm`, or replicas see another `/dev/shm`.
+        CollectiveMismatchError: (at a step) replicas wrote different values to a parameter outside an optimizer.
 
     Source: tf.distribute.experimental.CentralStorageStrategy.
 

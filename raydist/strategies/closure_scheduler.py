@@ -1,4 +1,4 @@
-"""How closures of a program become closures of the coordinator: checked, prepared and scheduled in one turn."""
+"""Scheduling of a program's step functions as closures of the coordinator: check, prepare and schedule in one lock."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ __all__ = ["ClosureScheduler"]
 
 @final
 class ClosureScheduler:
-    """Schedules what a strategy is asked to run, for any thread.
+    """Schedules the steps of a parameter server strategy. Thread-safe.
 
     Args:
-        mirror: What workers are to know of the program's objects.
-        coordinator: Has workers run closures; asking for it may start them.
-        per_worker: What each worker has its own of.
-        summaries: Of steps.
-        reduce_op: What gradients do in a step with these options.
+        mirror: The mirrored objects on the driver.
+        coordinator: Returns the coordinator of the workers; the call may start the workers.
+        per_worker: Per-worker datasets and values.
+        summaries: Summaries of steps.
+        reduce_op: Returns the reduction of gradients in a step with the given options.
 
     Attributes:
-        num_steps: How many steps of the program were scheduled.
+        num_steps: Number of scheduled steps of the program.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class ClosureScheduler:
         self._per_worker = per_worker
         self._summaries = summaries
         self._reduce_op = reduce_op
-        self._turn = threading.RLock()  # threads that schedule take turns: what one has prepared is sent next
+        self._turn = threading.RLock()  # a step must be sent before the next one is prepared
         self._is_ending = False
 
     def end(self) -> None:
-        """Take no more steps: somebody closes the strategy, and waits for what was scheduled before."""
+        """Refuse further steps: the strategy is closing, and waits for the steps scheduled before."""
         self._is_ending = True
 
     def schedule(
@@ -73,15 +73,15 @@ class ClosureScheduler:
         strategy: Any,
         carried: Callable[[], Sequence[StepCounter]],
     ) -> RemoteValue:
-        """Have a worker run a step of the program.
+        """Schedule a step of the program on a worker.
 
         Args:
             fn: The step function.
-            args: Of it.
-            kwargs: Of it.
-            options: Of the step.
-            strategy: Whose step it is; the function may name it.
-            carried: What workers are to have whether the step reaches it or not.
+            args: Positional arguments of the step function.
+            kwargs: Keyword arguments of the step function.
+            options: Options of the step.
+            strategy: The strategy of the step; the function may refer to it.
+            carried: Returns objects that workers need even if the step does not refer to them.
         """
         leaves = leaves_in((args, kwargs))
         if holds_remote((args, kwargs)):
@@ -103,7 +103,7 @@ class ClosureScheduler:
     def schedule_alone(
         self, function: Callable[..., Any], args: tuple[Any, ...], externals: Mapping[str, Any], *, strategy: Any
     ) -> Closure:
-        """Have a worker do what is no step of the program, while nothing else runs."""
+        """Schedule work that is not a step of the program, to run while nothing else runs."""
         with self._turn:
             shipment = self._mirror.prepare(
                 function, args, externals={"strategy": strategy, **externals, **self._per_worker.externals()}
@@ -114,7 +114,7 @@ class ClosureScheduler:
             return closure
 
     def _free_for(self, leaves: Sequence[Any]) -> Coordinator:
-        """The coordinator, once it takes a step with these arguments."""
+        """Return the coordinator, once it accepts a step with these arguments."""
         if self._is_ending:
             raise FailedPreconditionError(
                 "This ParameterServerStrategy must be open to run a step, but it is being closed. Let threads that "
@@ -122,7 +122,7 @@ class ClosureScheduler:
             )
         coordinator = self._coordinator()
         if any(isinstance(leaf, DistributedIterator) for leaf in leaves):
-            coordinator.join()  # one worker reads it at a time
+            coordinator.join()  # only one worker at a time may read the iterator
         coordinator.raise_error()
         return coordinator
 

@@ -1,4 +1,4 @@
-"""Scheduling functions on the workers of a `ParameterServerStrategy`."""
+"""Scheduling of functions on the workers of a `ParameterServerStrategy`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["ClusterCoordinator"]
 
 @final
 class ClusterCoordinator:
-    """Schedules functions on workers, and waits for them. There is one for each strategy: asked again, the same.
+    """Schedules functions on workers, and waits for them. A strategy has one: the constructor returns the same object.
 
-    A function runs on any worker, when that is free, and its effect on variables happens once, also when a worker dies
-    in it: then another one does it again. The first error of a function is raised by the next call of `schedule`,
-    `join`, `done` or `fetch`; what had not begun by then is cancelled, and is to be scheduled again. What a function
-    that is run again reads from a per-worker iterator is the iterator's of its new worker.
+    A function runs on any free worker. Its effect on variables happens once, even if its worker dies and another worker
+    runs the function again. The next call of `schedule`, `join`, `done` or `fetch` raises the first error of a
+    function; functions that had not begun by then are cancelled, and must be scheduled again. A function that runs
+    again reads from the per-worker iterator of its new worker.
 
     Args:
-        strategy: Whose workers they are.
+        strategy: The strategy whose workers run the functions.
 
     Raises:
-        InvalidArgumentError: It is no `ParameterServerStrategy`.
+        InvalidArgumentError: `strategy` is not a `ParameterServerStrategy`.
 
     Source: tf.distribute.coordinator.ClusterCoordinator.
 
@@ -45,7 +45,7 @@ class ClusterCoordinator:
     _strategy: ParameterServerStrategy
 
     def __new__(cls, strategy: ParameterServerStrategy) -> ClusterCoordinator:
-        """The strategy's coordinator."""
+        """Return the coordinator of the strategy."""
         if not isinstance(strategy, ParameterServerStrategy):
             raise InvalidArgumentError(
                 f"A ClusterCoordinator needs an rd.ParameterServerStrategy, got {type(strategy).__name__}. Under other "
@@ -60,7 +60,7 @@ class ClusterCoordinator:
 
     @property
     def strategy(self) -> ParameterServerStrategy:
-        """The strategy.
+        """The strategy whose workers run the functions.
 
         Source: tf.distribute.coordinator.ClusterCoordinator.strategy.
         """
@@ -69,23 +69,23 @@ class ClusterCoordinator:
     def schedule(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> RemoteValue:
-        """Have `fn` run once, on the next worker that is free.
+        """Schedule `fn` to run once, on the next free worker.
 
-        Blocks only while many wait already (256 * 1024; 32 where batches are among the arguments). Arguments are what
-        they are now.
+        Blocks only while many functions wait already (256 * 1024; 32 if batches are among the arguments). Arguments are
+        sent with their present values.
 
         Args:
             fn: The function: plain PyTorch, as for `strategy.run`.
-            args: A tuple of its positional arguments: also batches, per-worker values and iterators.
-            kwargs: Its named arguments.
+            args: A tuple of positional arguments: also batches, per-worker values and iterators.
+            kwargs: Keyword arguments.
 
         Returns:
-            What it will have returned.
+            A RemoteValue of the function's result.
 
         Raises:
             InvalidArgumentError: `fn` can't be called, or a RemoteValue is among the arguments: fetch that first.
             FailedPreconditionError: The strategy is closed.
-            Exception: What a function raised that was scheduled before; the error is told once.
+            Exception: The error of a function scheduled before; each error is raised once.
 
         Source: tf.distribute.coordinator.ClusterCoordinator.schedule.
         """
@@ -97,16 +97,16 @@ class ClusterCoordinator:
 
     @folded
     def join(self, timeout: float | None = None) -> None:
-        """Wait until all that was scheduled has ended; under `rd.SyncWithBackups` an incomplete step is applied.
+        """Wait until all scheduled functions have ended; under `rd.SyncWithBackups` an incomplete step is applied.
 
         Args:
-            timeout: How many seconds at most. None: as long as something ends within `Timeouts.step_s`.
+            timeout: Longest wait in seconds. None: no limit as long as some function ends within `Timeouts.step_s`.
 
         Raises:
-            DeadlineExceededError: Something has not ended in time; says who is at work on what. Nothing is cancelled.
-            Exception: The first error that a function raised; the error is told once, and all goes on.
+            DeadlineExceededError: The time is over; names the workers and their functions. Nothing is cancelled.
+            Exception: The first error of a function; each error is raised once, and the strategy goes on.
             UnavailableError: No worker is left; or a server is gone: restore from a checkpoint.
-            Preempted: The process is to end: what has begun is in a checkpoint; how much has not, is said.
+            Preempted: The process must end: functions that began are in a checkpoint; the message counts the others.
 
         Source: tf.distribute.coordinator.ClusterCoordinator.join.
         """
@@ -119,10 +119,10 @@ class ClusterCoordinator:
             coordinator.join(timeout)
 
     def done(self) -> bool:
-        """Whether all that was scheduled has ended. Does not wait.
+        """Return True if all scheduled functions have ended. Does not block.
 
         Raises:
-            Exception: As `join`.
+            Exception: See `join`.
 
         Source: tf.distribute.coordinator.ClusterCoordinator.done.
         """
@@ -131,16 +131,16 @@ class ClusterCoordinator:
 
     @folded
     def fetch(self, values: Any) -> Any:
-        """Wait for results, and get them.
+        """Wait for results, and return them.
 
         Args:
-            values: A nest of RemoteValue (lists count), and of anything else, which stays as it is.
+            values: A nest of RemoteValue (lists count as nests); other values stay as they are.
 
         Returns:
-            The nest with the value of each, tensors on the CPU.
+            The nest with the value of each RemoteValue, tensors on the CPU.
 
         Raises:
-            Exception: Of a function that failed, not told before; or why a value is not there.
+            Exception: The error of a function, if it was not raised before; or the reason why a value is missing.
 
         Source: tf.distribute.coordinator.ClusterCoordinator.fetch.
         """
@@ -155,45 +155,45 @@ class ClusterCoordinator:
         sharding: Literal["static", "dynamic"] | None = None,
         options: InputOptions | None = None,
     ) -> PerWorkerDataset:
-        """A dataset of which each worker reads its own copy, or its own part.
+        """Make a dataset of which each worker reads its own copy, or its own part.
 
-        Nothing is read before a function that was scheduled draws from an iterator of it; batches are made on the
-        strategy's input pipeline, and travel to a worker some at a time.
+        Nothing is read before a scheduled function draws from an iterator of the dataset. The strategy's input pipeline
+        makes the batches, and sends some at a time to a worker.
 
         Args:
-            dataset: A dataset of batches; or a function that makes it, called here once for each worker with an
+            dataset: A dataset of batches; or a function that returns one, called here once for each worker with an
                 InputContext, or without an argument if it takes none.
-            sharding: None: every worker gets all of it, as in TensorFlow (shuffle it differently for each). "static":
-                each worker has its part: of a dataset whole files where its `auto_shard_policy` is FILE, else every
-                N-th batch; of a function what that makes of `InputContext(N, worker, 1)`. "dynamic": one dataset, of
-                which each worker is given some batches when it asks for them, so that each batch is used once; what a
-                worker had that died is given to others. Workers ask ahead: one may come to the end (OutOfRangeError
-                from `join`) while the last batches lie with another, for functions that are scheduled after that.
+            sharding: None: every worker gets all of the dataset, as in TensorFlow (shuffle it differently for each).
+                "static": each worker has its part: whole files of a dataset with `auto_shard_policy` FILE, else every
+                N-th batch; for a function, its dataset for `InputContext(N, worker, 1)`. "dynamic": workers request
+                batches of one dataset, so that each batch is used once; the batches of a worker that died go to others.
+                Workers request batches ahead: one may reach the end (OutOfRangeError from `join`) while another worker
+                still has the last batches, for functions that are scheduled later.
             options: Workers and buffers of the input pipeline.
 
         Returns:
             A PerWorkerDataset: `iter()` of it is an argument for `schedule`.
 
         Raises:
-            InvalidArgumentError: Another sharding.
-            SpecError: It is no dataset, or the function gives none.
+            InvalidArgumentError: `sharding` is none of these.
+            SpecError: `dataset` is not a dataset, or the function does not return one.
 
         Source: tf.distribute.coordinator.ClusterCoordinator.create_per_worker_dataset.
         """
         return self._strategy.per_worker.dataset(dataset, sharding, options or InputOptions())
 
     def create_per_worker_values(self, fn: Callable[..., Any]) -> PerWorkerValue:
-        """A value that each worker makes for itself, when a function first uses it: an argument for `schedule`.
+        """Make a value that each worker computes for itself when a function first uses it: an argument for `schedule`.
 
         Args:
-            fn: Makes it, on the worker; called with an InputContext that says which, or without an argument if it takes
-                none. A worker that is started again makes it again.
+            fn: Returns the value, on the worker; called with the worker's InputContext, or without an argument if it
+                takes none. A worker that is restarted calls it again.
 
         Returns:
-            What stands for it in the arguments of `schedule`.
+            A PerWorkerValue for the arguments of `schedule`.
 
         Raises:
-            InvalidArgumentError: `fn` can't be called, or not be pickled.
+            InvalidArgumentError: `fn` can't be called, or can't be pickled.
 
         Source: tf.distribute.coordinator.ClusterCoordinator.create_per_worker_values.
         """

@@ -1,4 +1,4 @@
-"""How the replicas of one node reduce, as TensorFlow names it: descriptions that a strategy turns into options."""
+"""TensorFlow's cross-device operations of one node: descriptions that a strategy converts into options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class CrossDeviceOps(ABC):
-    """A way in which the replicas of a `MirroredStrategy` reduce gradients and values. Use one of its kinds.
+    """Base class: the way in which the replicas of a `MirroredStrategy` reduce gradients and values.
 
     Source: tf.distribute.CrossDeviceOps.
 
@@ -36,7 +36,7 @@ class CrossDeviceOps(ABC):
     @property
     @abstractmethod
     def communication_options(self) -> CommunicationOptions:
-        """What it asks of the communication.
+        """The communication options of this reduction.
 
         >>> rd.NcclAllReduce().communication_options.implementation
         'nccl'
@@ -46,10 +46,10 @@ class CrossDeviceOps(ABC):
 @final
 @dataclass(frozen=True, slots=True)
 class NcclAllReduce(CrossDeviceOps):
-    """All-reduce by NCCL: for GPUs, where it is the default too; an error elsewhere.
+    """All-reduce by NCCL: for GPUs, where it is also the default; an error elsewhere.
 
     Attributes:
-        num_packs: Checked, and otherwise without effect: gradients travel in packs of
+        num_packs: Checked, without other effect: gradients are reduced in buckets of
             `CommunicationOptions.bytes_per_pack`, the first of them while backward still runs.
 
     Raises:
@@ -74,12 +74,12 @@ class NcclAllReduce(CrossDeviceOps):
 @final
 @dataclass(frozen=True, slots=True)
 class HierarchicalCopyAllReduce(CrossDeviceOps):
-    """All-reduce in levels: through shared memory inside a host, between hosts over the network. For CPUs.
+    """Hierarchical all-reduce: through shared memory within a host, over the network between hosts. For CPUs.
 
-    On one host that is shared memory. Between GPUs NCCL arranges the levels: use `NcclAllReduce` or nothing there.
+    On one host it uses shared memory only. Between GPUs use `NcclAllReduce` or the default.
 
     Attributes:
-        num_packs: As for `NcclAllReduce`.
+        num_packs: See `NcclAllReduce`.
 
     Raises:
         InvalidArgumentError: num_packs is negative.
@@ -103,17 +103,17 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
 @final
 @dataclass(frozen=True, slots=True)
 class ReductionToOneDevice(CrossDeviceOps):
-    """One replica adds up what all have, in their order, and tells the others the result.
+    """One replica adds up the values of all replicas in rank order, and broadcasts the result.
 
-    Slower than the others, and easy to follow: each sum is made at one place, in one order, whatever carries the data.
-    Gradients do not travel beside backward.
+    Slower than the other operations, and simple: each sum is computed in one place and one order, with any transport.
+    Gradients are not exchanged during backward.
 
     Attributes:
-        reduce_to_device: The device of the replica that does it, one of the strategy's; None for the first.
-        accumulation_fn: Called there with a list of tensors, those of all replicas in order; returns their sum, a
-            tensor like each of them (what replicas agree on travels with gradients, so nothing else will do). None
-            adds one after the other. Also what a MEAN is made of; MIN, MAX and PRODUCT
-            do without. It is sent to the replicas, so it must be picklable.
+        reduce_to_device: The device of the reducing replica, one of the strategy's; None for the first.
+        accumulation_fn: Called on that replica with a list of tensors, one per replica in rank order; returns their
+            sum, a tensor like each of them (metadata travels with the gradients, so other shapes or dtypes fail). None
+            adds one after the other. A MEAN uses the function, too; MIN, MAX and PRODUCT do not. The function is sent
+            to the replicas, so it must be picklable.
 
     Raises:
         InvalidArgumentError: reduce_to_device is no device, or accumulation_fn cannot be called.
@@ -141,10 +141,10 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 
 def options_of(cross_device_ops: Any, given: CommunicationOptions | None) -> CommunicationOptions | None:
-    """What a strategy is to use that was given both.
+    """Return the communication options of a strategy that was given both arguments.
 
     Raises:
-        InvalidArgumentError: It is no CrossDeviceOps, or they ask for different implementations.
+        InvalidArgumentError: `cross_device_ops` is not a CrossDeviceOps, or the implementations differ.
     """
     if cross_device_ops is None:
         return given
@@ -165,10 +165,10 @@ def options_of(cross_device_ops: Any, given: CommunicationOptions | None) -> Com
 
 
 def accumulation_of(cross_device_ops: CrossDeviceOps | None, devices: Sequence[Device]) -> RootReduction | None:
-    """Which replica adds up, and how; None where all do.
+    """Return the reducing replica and its function; None if all replicas take part in the reduction.
 
     Raises:
-        InvalidArgumentError: None of them is on the device that was asked for.
+        InvalidArgumentError: No replica is on the requested device.
     """
     if not isinstance(cross_device_ops, ReductionToOneDevice):
         return None

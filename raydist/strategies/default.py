@@ -1,4 +1,4 @@
-"""The strategy and the replica context that code finds, and the ones that hold where it has opened none."""
+"""The current strategy and replica context, and the defaults outside of every scope."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["get_replica_context", "get_strategy"]
 
 
 def get_strategy() -> Strategy:
-    """The strategy whose scope or whose `run` this code is in.
+    """Return the strategy whose scope or `run` this code is in. Does not block.
 
     Returns:
-        That strategy; in a step on a replica actor its view from there (numbers and arithmetic only); outside of
-        every scope a new `OneDeviceStrategy("cpu")`. Waits for nothing.
+        The strategy; in a step on a replica actor a view of it (numbers and arithmetic only); outside of every scope a
+        new `OneDeviceStrategy("cpu")`.
 
     Source: tf.distribute.get_strategy.
 
@@ -33,12 +33,12 @@ def get_strategy() -> Strategy:
 
 
 def get_replica_context() -> ReplicaContext:
-    """The context of the running step: this replica's number, its rows, its collectives.
+    """Return the context of the running step: this replica's rank, rows and collectives. Does not block.
 
     Returns:
         The context of the replica that runs this code; outside of every scope that of the only replica. Inside a scope
-        but outside of `run`, where all replicas are seen at once, there is none and this is None. The annotation
-        leaves that out, so that step functions need no check. Waits for nothing.
+        but outside of `run` (the cross-replica context) there is none, and this is None. The annotation leaves None
+        out, so that step functions need no check.
 
     Source: tf.distribute.get_replica_context.
 

@@ -1,4 +1,4 @@
-"""`rd.get_global_step`: how many batches were trained on."""
+"""`rd.get_global_step`: the number of batches that were trained on."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ __all__ = ["counter_of", "get_global_step", "global_step_here", "step_counting"]
 
 
 def get_global_step() -> torch.Tensor:
-    """How many global batches the current strategy has trained on: a mirrored int64 scalar, made when first asked for.
+    """Return the number of global batches trained on: a mirrored int64 scalar, created by the first call.
 
-    `Model.fit` adds 1 for each global batch; loops of your own add to it themselves, in the step or on the driver
-    between steps. It is part of every checkpoint that is made in its strategy's scope, or that has a module of it, or
-    where no other strategy is open, and the step of summaries that are given none.
+    `Model.fit` adds 1 for each global batch; your own loops add to the variable in the step or on the driver between
+    steps. A checkpoint contains it if it is made in the strategy's scope, has a module of the strategy, or no other
+    strategy is open. It is also the default step of summaries.
 
-    On the driver it reads the replicas' present value, which waits for dispatched steps; in a step it is the replica's
-    own, as it is then. Under `ParameterServerStrategy` only the driver counts, closures that were applied: a closure
-    sees what the driver read or wrote last, and what it adds is lost. Outside of every scope there is one for the
-    process.
+    On the driver, reading the variable waits for dispatched steps; in a step it is the replica's own present value.
+    Under `ParameterServerStrategy` only the driver counts, closures that were applied: a closure sees the value that
+    the driver read or wrote last, and additions in a closure are lost. Outside of every scope there is one variable for
+    the process.
 
     Returns:
         The variable itself: `rd.get_global_step().add_(1)` counts, `int(rd.get_global_step())` reads.
 
     Raises:
-        FailedPreconditionError: The strategy is closed; or a step asks for what the driver has never asked for.
+        FailedPreconditionError: The strategy is closed; or a step calls this before the driver ever did.
 
     Source: tf.compat.v1.train.get_or_create_global_step.
 
@@ -62,7 +62,7 @@ def _on_driver() -> bool:
 
 
 def global_step_here() -> int:
-    """The global step as a number; in a step it is 0 where the driver has never asked for it: nobody can have counted.
+    """Return the global step as a number; 0 in a step if the driver has never asked for the variable.
 
     >>> global_step_here() == int(get_global_step())
     True
@@ -71,12 +71,12 @@ def global_step_here() -> int:
 
 
 def counter_of(strategy: Strategy) -> StepCounter:
-    """What counts the global steps of a strategy, made now if there is none."""
+    """Return the global step counter of a strategy, created now if there is none."""
     return strategy._make_counter()
 
 
 def step_counting(strategy: Strategy) -> Callable[[], Any]:
-    """What a training step calls to be counted, where steps count for themselves."""
+    """Return the function by which a training step counts itself, if steps do."""
     return _Counting(counter_of(strategy)) if strategy._steps_count else _count_nothing
 
 
@@ -92,4 +92,4 @@ class _Counting:
 
 
 def _count_nothing() -> None:
-    """The driver counts."""
+    """Do nothing: the driver counts."""

@@ -1,4 +1,4 @@
-"""What strategies share whose steps and input pipelines are the work of actors."""
+"""Base class of strategies whose steps and input pipelines run in actors."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ __all__ = ["HostedStrategy", "WhenDropped", "close_all"]
 
 @final
 class WhenDropped:
-    """What is closed once an object is gone that nobody closed; the newest first.
+    """Closes resources once the object that owns them was garbage collected without being closed; the newest first.
 
-    A finalizer runs on whatever thread collects the garbage, the thread of Ray that brings all of Ray's answers among
-    them. What waits there for an answer, as giving back a placement group does, waits for ever, and all else that the
-    process asks of Ray with it. So a thread of its own closes.
+    A finalizer runs on the thread that collects garbage, which may be the Ray thread that delivers all replies. If the
+    finalizer waits there for a reply (as the removal of a placement group does), it waits for ever, and so does every
+    other call of Ray in this process. Hence a new thread closes the resources.
 
     Args:
-        owner: The object. What is to be closed must not hold it.
+        owner: The owning object. The resources must not refer to it.
     """
 
     def __init__(self, owner: object) -> None:
@@ -55,18 +55,18 @@ class WhenDropped:
         self._finalizer = weakref.finalize(owner, _close_elsewhere, self._closers)
 
     def add(self, close: Callable[[], None]) -> None:
-        """Something more is to be closed."""
+        """Add a function that closes one more resource."""
         self._closers.append(close)
 
     def forget(self) -> None:
-        """All of it is closed."""
+        """Forget the resources, which are closed."""
         self._finalizer.detach()
 
 
 def _close_elsewhere(closers: list[Callable[[], None]]) -> None:
     if not closers:
         return
-    if not threading.main_thread().is_alive():  # the program ends: no thread may begin any more
+    if not threading.main_thread().is_alive():  # the interpreter is ending: no thread can start any more
         _close(closers)
     else:
         threading.Thread(target=_close, args=(closers,), name="raydist-closes-dropped", daemon=False).start()
@@ -79,7 +79,7 @@ def _close(closers: list[Callable[[], None]]) -> None:
 
 
 class HostedStrategy(Strategy):
-    """Strategies whose steps are run, and whose batches are made, by actors that they start.
+    """Base class of strategies that start actors for their steps and input pipelines.
 
     Args:
         timeouts: The limit of every wait.
@@ -99,34 +99,34 @@ class HostedStrategy(Strategy):
 
     @abstractmethod
     def _drain(self) -> None:
-        """Return once all that was dispatched has ended; raises its first error."""
+        """Wait for all dispatched steps; raise the first error."""
 
     @abstractmethod
     def _finish(self) -> None:
-        """Wait for all that was dispatched before it closes, saves too, and count; raises its first error."""
+        """Wait for all dispatched steps and saves before closing, and collect the counts; raise the first error."""
 
     @abstractmethod
     def _release_variables(self, *, fetch: bool) -> None:
-        """Make variables plain; with `fetch` they get their final values where that is possible."""
+        """Make variables plain; with `fetch` they get their final values if possible."""
 
     @abstractmethod
     def _stop(self) -> None:
-        """Stop the actors that run steps, where some were started."""
+        """Stop the actors that run steps, if any were started."""
 
     @abstractmethod
     def _input_side(self) -> InputSide:
-        """What it gives to the datasets that it distributes. May start the host."""
+        """Return the input side of distributed datasets. May start the input host."""
 
     @abstractmethod
     def _num_readers(self) -> int:
-        """How many of its actors read batches at the same time."""
+        """Return how many actors read batches at the same time."""
 
     @abstractmethod
     def _first_node(self) -> str | None:
-        """The node where its one input pipeline runs; None for any."""
+        """Return the node of the single input pipeline; None for any."""
 
     def _worker_nodes(self) -> Sequence[str | None]:
-        """The node of each worker that reads data of its own. May wait for their placement."""
+        """Return the node of each worker that has its own input pipeline. May wait for the placement."""
         return ()
 
     @final
@@ -135,7 +135,7 @@ class HostedStrategy(Strategy):
             self._drain()
 
     def _until_now(self) -> Callable[[], None]:
-        """Return what waits, in any thread, for the steps dispatched so far; it raises none of their errors."""
+        """Return a function that waits, in any thread, for the steps dispatched so far; it raises no errors."""
         return lambda: None
 
     @final
@@ -144,12 +144,12 @@ class HostedStrategy(Strategy):
 
     @final
     def _gradient_reduce_op(self, options: RunOptions) -> ReduceOp:
-        """What gradients do in a step with these options."""
+        """Return the reduction of gradients in a step with these options."""
         return options.gradient_reduce_op or self._options.gradient_reduce_op or ReduceOp.MEAN
 
     @final
     def _pipelines(self) -> InputHost:
-        """The input pipelines, perhaps still starting."""
+        """Return the input pipelines, which may still be starting."""
         self._require_open("distribute a dataset")
         if self._input_host is None:
             self._input_host = InputHost(
@@ -157,7 +157,7 @@ class HostedStrategy(Strategy):
                 num_replicas=self._num_readers(),
                 timeouts=self._timeouts,
                 node_id=self._first_node(),
-                # The host outlives a strategy that is dropped: it must not hold it.
+                # The host outlives a strategy that is dropped: it must not keep the strategy alive.
                 worker_nodes=functools.partial(_call_living, weakref.WeakMethod(self._worker_nodes)),
             )
             self._when_dropped.add(self._input_host.close)
@@ -185,14 +185,14 @@ class HostedStrategy(Strategy):
 
     @final
     def _note_save(self, save: DispatchedSave) -> DispatchedSave:
-        """A strategy that closes waits for its saves."""
+        """Remember a save, so that closing the strategy waits for it."""
         self._pending_saves = [*(each for each in self._pending_saves if not each.is_done), save]
         return save
 
     @final
     def _await_saves(self) -> None:
         for save in self._pending_saves:
-            with contextlib.suppress(Exception):  # who asked for it is told
+            with contextlib.suppress(Exception):  # the caller of the save gets the error
                 save.wait()
 
     @final
@@ -214,7 +214,7 @@ class HostedStrategy(Strategy):
             stack.callback(self._stop)
             if self._input_host is not None:
                 stack.callback(self._input_host.close)
-            # Last registered, first done: actors must live to give the variables their final values.
+            # Callbacks run in reverse order: the variables get their final values while the actors are alive.
             stack.callback(self._release_variables, fetch=fetch)
         self._when_dropped.forget()
         self._closed = True
@@ -223,13 +223,13 @@ class HostedStrategy(Strategy):
 @final
 @dataclass(frozen=True, slots=True)
 class _OpenHost:
-    """Opens passes as long as the strategy is open: nobody would stop the actors that a later one starts."""
+    """Opens iterations while the strategy is open: nothing would stop actors that are started later."""
 
     host: PassOpener
     require_open: Callable[[str], None]
 
     def open(self, job: InputJob | MergedJob) -> PipelineLink:
-        """Begin a pass."""
+        """Begin an iteration."""
         self.require_open("read a distributed dataset")
         return self.host.open(job)
 
@@ -240,13 +240,13 @@ def _call_living(method: weakref.WeakMethod[Callable[[], Sequence[str | None]]])
 
 
 def close_all() -> None:
-    """Close every strategy of this process that is open.
+    """Close every open strategy of this process.
 
-    For notebooks, where a cell that is run again makes a strategy while the one before still has its replicas. Blocks
-    as `strategy.close()` of each does; variables get their final values and are plain tensors afterwards.
+    For notebooks, where a cell that runs again makes a strategy while the previous one still has its replicas. Blocks
+    as `strategy.close()` of each strategy does; variables get their final values and are plain tensors afterwards.
 
     Raises:
-        Exception: The first error of a step that nobody has read, once all strategies are closed.
+        Exception: The first error of a step that was not raised before, once all strategies are closed.
 
     >>> strategy = rd.OneDeviceStrategy("cpu")
     >>> rd.close_all()

@@ -1,4 +1,4 @@
-"""Losses written with the global batch's denominator."""
+"""Losses with the denominator of the global batch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def compute_average_loss(
     sample_weight: torch.Tensor | float | None = None,
     global_batch_size: int | None = None,
 ) -> torch.Tensor:
-    """This replica's share of the global mean: the sum of its losses over the *global* number of rows.
+    """Return this replica's share of the global mean: the sum of its losses over the *global* number of rows.
 
     The shares of all replicas add up to the mean over the global batch. Use it with
-    `RunOptions(gradient_reduce_op=ReduceOp.SUM)`; a plain local mean needs neither. For step functions; waits for
-    nothing.
+    `RunOptions(gradient_reduce_op=ReduceOp.SUM)`; a plain local mean needs neither. Call it in step functions; it does
+    not block.
 
     Shapes: (rows, ...) -> ().
 
     Args:
-        per_example_loss: (rows, ...), one or more values per row; those of one row are added.
+        per_example_loss: (rows, ...), one or more values per row; the values of a row are added.
         sample_weight: Multiplies the losses, broadcast from the left: (rows,) or a number.
         global_batch_size: Rows of the global batch, >= 0; None takes `ctx.global_num_rows`, and without a distributed
             batch this replica's rows times the number of replicas.
@@ -34,9 +34,9 @@ def compute_average_loss(
         A scalar of the losses' dtype; 0 for a global batch without rows. Differentiable.
 
     Raises:
-        FailedPreconditionError: It was called in a scope, not in a step.
+        FailedPreconditionError: Called in a scope, not in a step.
         InvalidArgumentError: The losses are a single number, or `global_batch_size` is negative.
-        SpecError: `global_batch_size` is no int.
+        SpecError: `global_batch_size` is not an int.
 
     Source: tf.nn.compute_average_loss.
 

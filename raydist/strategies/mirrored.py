@@ -19,27 +19,26 @@ __all__ = ["MirroredStrategy"]
 class MirroredStrategy(OneNodeStrategy):
     """One replica actor per device of one node, in lock step.
 
-    Every replica holds a copy of each variable of the scope; gradients meet in an all-reduce while backward still runs.
-    Ray is started on this machine if none runs, else joined. Replicas start when the scope is first entered. Making the
-    strategy waits for nothing. Which GPU of its node a replica gets Ray decides: names tell how many.
+    Every replica holds a copy of each variable of the scope; gradients are all-reduced while backward still runs. Ray
+    is started on this machine if none runs, else joined. Replicas start when the scope is first entered; the
+    constructor does not block. Ray decides which GPU of its node a replica gets: names give the number of GPUs.
 
     Args:
         devices: A count, or names: "cpu", "CPU:1", "GPU:0", "cuda:1", torch.device. Default: all GPUs of the node
             with most of them, else one replica per CPU core.
         cross_device_ops: How the replicas reduce: rd.NcclAllReduce(), rd.HierarchicalCopyAllReduce(),
             rd.ReductionToOneDevice(). None: shared memory or gloo between CPUs, NCCL between GPUs.
-        communication_options: How the replicas exchange gradients and values, where more is to be said of it.
+        communication_options: Further options for the exchange of gradients and values.
         timeouts: The limit of every wait, in seconds.
-        resources_per_replica: Ray resources of one replica, e.g. {"CPU": 2}. Default: a GPU each on GPUs; on CPUs 1
-            CPU each on a cluster that runs already, and a share of the cores on a Ray started here, so that any count
-            fits.
+        resources_per_replica: Ray resources of one replica, e.g. {"CPU": 2}. Default: a GPU each on GPUs; on CPUs 1 CPU
+            each on a running cluster, and a share of the cores on a Ray that raydist started, so that any count fits.
 
     Raises:
         InvalidArgumentError: cross_device_ops and communication_options ask for different implementations; an unknown
-            device, two kinds at once, none, or the same twice; a GPU that no node has (here, where this process is
-            connected to a cluster, else when its cluster is first needed).
-        DeadlineExceededError: (at the scope, or at the first step where other strategies of this process are in the
-            way) the cluster can't place the replicas within `timeouts.start_s`.
+            device, two kinds at once, none, or the same twice; a GPU that no node has (raised here if this process is
+            connected to a cluster, else when the cluster is first needed).
+        DeadlineExceededError: (at the scope, or at the first step if other strategies of this process hold the
+            resources) the cluster can't place the replicas within `timeouts.start_s`.
 
     Source: tf.distribute.MirroredStrategy.
 

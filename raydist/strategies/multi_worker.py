@@ -19,19 +19,19 @@ from raydist.strategies.worker_request import WorkerRequest, assign_hosts
 
 __all__ = ["MultiWorkerMirroredStrategy", "choose_placement", "choose_workers", "plan_workers"]
 
-_MARK = 0.001  # of the resource "node:<address>", of which each node has 1: asking for it takes nothing else
+_MARK = 0.001  # of the resource "node:<address>", of which each node has 1: a request that takes nothing else
 
 
 def choose_workers(
     nodes: Sequence[Node], num_workers: int | None, devices_per_worker: int | Sequence[Any] | Any
 ) -> tuple[int, tuple[Device, ...]]:
-    """The number of workers and the devices of each, where the user has left them open.
+    """Return the number of workers and the devices of each, with defaults for what the user left open.
 
-    One worker a node that has GPUs, or CPUs where no node has any GPU. All workers have as many devices as the smallest
-    of their nodes has; more workers than nodes share what these have.
+    The default is one worker per node with GPUs, or with CPUs if no node has a GPU. All workers have as many devices as
+    the smallest of their nodes; if there are more workers than nodes, workers share the devices of a node.
 
     Raises:
-        InvalidArgumentError: Something was left open, and no node has a device; or a GPU is named that no node has.
+        InvalidArgumentError: A default was needed, and no node has a device; or a named GPU is on no node.
 
     >>> nodes = [Node("a", "10.0.0.1", {"CPU": 8, "GPU": 4}), Node("b", "10.0.0.2", {"CPU": 8, "GPU": 2})]
     >>> count, devices = choose_workers([*nodes, Node("c", "10.0.0.3", {"CPU": 64})], None, None)
@@ -51,9 +51,9 @@ def choose_workers(
 
 
 def _require_named(devices: Sequence[Device], most_gpus: int) -> None:
-    """Ray gives a worker as many GPUs as it has devices: one whose number no node has would be another one.
+    """Raise if the number of a named GPU is on no node: Ray would give the worker another GPU.
 
-    Where they are more than any node has, larger nodes may come: Ray says whether they can.
+    More devices than on any node are no error here: the cluster may grow, and Ray reports if it cannot.
     """
     last = max(devices, key=lambda device: device.index)
     if last.kind == "GPU" and len(devices) <= most_gpus <= last.index:
@@ -64,7 +64,7 @@ def _require_named(devices: Sequence[Device], most_gpus: int) -> None:
 
 
 def _with_devices(nodes: Sequence[Node], kind: str) -> list[int]:
-    """How many devices of a kind each node has that has any, most first."""
+    """Return the number of devices of a kind on each node with any, in descending order."""
     counts = sorted((node.num_gpus if kind == "GPU" else node.num_cpus for node in nodes), reverse=True)
     if not any(counts):
         raise InvalidArgumentError(
@@ -75,10 +75,10 @@ def _with_devices(nodes: Sequence[Node], kind: str) -> list[int]:
 
 
 def choose_placement(bundle: Mapping[str, float], num_workers: int, nodes: Sequence[Node]) -> str:
-    """Ray's placement strategy: STRICT_SPREAD has a node for each worker, with SPREAD they share as many as there are.
+    """Return Ray's placement strategy: STRICT_SPREAD for one node per worker, SPREAD if workers must share nodes.
 
-    They share where fewer nodes than workers are large enough for one, but all fit on these. Where they do not, it is
-    for new nodes to come, one for each worker that has none.
+    Workers share nodes if too few nodes are large enough for a worker each, but all workers fit on them. If they do not
+    fit, new nodes must come, one for each worker without a node.
 
     >>> node = Node("a", "10.0.0.1", {"CPU": 4})
     >>> [choose_placement({"CPU": 2}, count, [node]) for count in (1, 2, 3)]
@@ -90,7 +90,7 @@ def choose_placement(bundle: Mapping[str, float], num_workers: int, nodes: Seque
 
 
 def _times(bundle: Mapping[str, float], node: Node) -> float:
-    """How often a bundle fits on an empty node."""
+    """Return how often a bundle fits on an empty node."""
     wanted = {name: amount for name, amount in bundle.items() if amount}
     return min((node.resources.get(name, 0) // amount for name, amount in wanted.items()), default=math.inf)
 
@@ -107,18 +107,18 @@ def plan_workers(
     placement: str | None = None,
     addresses: Sequence[str] = (),
 ) -> LaunchPlan:
-    """`num_workers` workers with one replica per device; the replicas of a worker are on one node.
+    """Plan `num_workers` workers with one replica per device; the replicas of a worker are on one node.
 
     Args:
         name: The strategy's unique name.
-        num_workers: How many.
-        devices: Of each worker.
-        cluster: What there is now.
-        resources: Of one replica; None for the default.
+        num_workers: Number of workers.
+        devices: Devices of each worker.
+        cluster: The present cluster.
+        resources: Ray resources of one replica; None for the default.
         timeouts: The limit of every wait.
-        communication: How replicas communicate.
+        communication: Communication options of the replicas.
         placement: Ray's placement strategy; None for :func:`choose_placement`.
-        addresses: The node of each worker; empty: any.
+        addresses: Address of each worker's node; empty for any node.
     """
     kind = devices[0].kind
     wanted = dict(resources) if resources else cluster.replica_resources(kind)
@@ -129,7 +129,7 @@ def plan_workers(
             tuple(_title(worker, device) for worker in range(num_workers) for device in devices),
             kind=kind,
             per_worker=len(devices),
-            num_threads=1,  # until it is known which nodes they are on
+            num_threads=1,  # `settle` replaces this once the nodes are known
             timeouts=timeouts,
             communication=communication,
         ),
@@ -143,7 +143,7 @@ def plan_workers(
 
 
 def _title(worker: int, device: Device) -> str:
-    """TensorFlow's name of a worker's device."""
+    """Return TensorFlow's name of a worker's device."""
     return f"/job:worker/replica:0/task:{worker}/device:{device}"
 
 
@@ -154,28 +154,28 @@ _log = logging.getLogger("raydist")
 class MultiWorkerMirroredStrategy(SynchronousStrategy):
     """Replica actors on the nodes of a Ray cluster, in lock step.
 
-    A worker is one node's share of the replicas. One program drives them all: unlike in TensorFlow it runs once, and
-    the other nodes only need `ray start --address=...`. Every replica holds a copy of each variable of the scope;
-    gradients meet in an all-reduce while backward still runs. Replicas are numbered worker by worker and start when the
-    scope is first entered. Making the strategy waits for nothing.
+    A worker is the group of replicas on one node. One program drives all workers: unlike in TensorFlow it runs once,
+    and the other nodes only need `ray start --address=...`. Every replica holds a copy of each variable of the scope;
+    gradients are all-reduced while backward still runs. Replicas are numbered worker by worker and start when the scope
+    is first entered; the constructor does not block.
 
     Args:
-        num_workers: How many. Default: one for each node with GPUs, or with CPUs where no node has a GPU. More workers
-            than nodes share nodes.
+        num_workers: Number of workers. Default: one for each node with GPUs, or with CPUs if no node has a GPU. If
+            there are more workers than nodes, workers share nodes.
         devices_per_worker: A count or names, as for MirroredStrategy. Default: all GPUs of a node, else one replica per
-            CPU core; of the smallest node of those taken where they differ.
+            CPU core; if the nodes differ, the number of the smallest node.
         communication_options: How the replicas exchange gradients and values.
         cluster_resolver: Names the workers' machines, which must be nodes of the Ray cluster; or a
-            `ray.train.ScalingConfig`, whose workers are replicas here. Default: the environment variable TF_CONFIG,
-            where it is set, else all nodes of the Ray cluster.
+            `ray.train.ScalingConfig`, whose workers are replicas here. Default: the environment variable TF_CONFIG if
+            it is set, else all nodes of the Ray cluster.
         timeouts: The limit of every wait, in seconds.
         resources_per_replica: Ray resources of one replica, e.g. {"CPU": 2}. Default: a GPU each on GPUs, 1 CPU each on
             CPUs. The replicas of a worker are reserved together, on one node.
 
     Raises:
         InvalidArgumentError: Fewer than one worker, an unknown device, two kinds at once, none, or the same twice; a
-            resolver that says something else than `num_workers`, or that this process is not the first worker; (when
-            replicas are first asked for) a resolver whose machines are no nodes of the Ray cluster.
+            resolver that contradicts `num_workers`, or for which this process is not the first worker; (when the
+            replicas are first needed) a resolver with machines that are not nodes of the Ray cluster.
         DeadlineExceededError: (at the scope) the cluster can't place the workers within `timeouts.start_s`.
 
     Source: tf.distribute.MultiWorkerMirroredStrategy.
@@ -222,9 +222,9 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
-        """The resolver that names the workers; where none was given, one that tells on which nodes they are.
+        """The resolver that names the workers; without one, a resolver that returns the nodes of the workers.
 
-        Blocks in that case until the replicas are placed (limit: `Timeouts.start_s`).
+        Without a resolver, blocks until the replicas are placed (limit: `Timeouts.start_s`).
 
         Source: tf.distribute.Strategy.cluster_resolver.
 

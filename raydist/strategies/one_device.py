@@ -45,17 +45,17 @@ _DEFAULTS = RunOptions()
 
 @final
 class OneDeviceStrategy(Strategy):
-    """Everything on one device, in this process.
+    """Runs everything on one device, in this process.
 
-    Variables are plain modules on `device`, batches and results are plain tensors, `run` calls the function at once.
-    It starts nothing and needs no Ray. As on several replicas, modules and parameters that a step uses must be made
-    under the scope.
+    Variables are plain modules on `device`, batches and results are plain tensors, and `run` calls the function at
+    once. The strategy starts nothing and needs no Ray. As with several replicas, modules and parameters that a step
+    uses must be made under the scope.
 
     Args:
         device: "cpu", "cuda:0", "GPU:0" or a torch.device.
 
     Raises:
-        InvalidArgumentError: `device` names no device, or a GPU that is not there.
+        InvalidArgumentError: `device` names no device, or a GPU that does not exist.
 
     Source: tf.distribute.OneDeviceStrategy.
 
@@ -85,7 +85,7 @@ class OneDeviceStrategy(Strategy):
 
     @contextlib.contextmanager
     def _mark_created(self) -> Iterator[None]:
-        # torch's factory functions then create on the device, so that modules need no .to().
+        # Within the context torch's factory functions create on the device, so that modules need no .to().
         with self._made.enter(), self._torch_device if self._torch_device.type != "cpu" else contextlib.nullcontext():
             yield
 
@@ -93,7 +93,7 @@ class OneDeviceStrategy(Strategy):
         return obj in self._made
 
     def _set_gradient_reduce_op(self, options: RunOptions) -> None:
-        """One replica's gradients are the global ones, whatever the reduction."""
+        """Do nothing: the gradients of one replica are the global ones under any reduction."""
 
     @folded
     def run(
@@ -132,7 +132,7 @@ class OneDeviceStrategy(Strategy):
                     note_draws()
 
     def make_replica_context(self) -> ReplicaContext:
-        """The context of the only replica, as `rd.get_replica_context()` gives it in a step that has no batch.
+        """Return the context of the only replica, as `rd.get_replica_context()` does in a step without a batch.
 
         Returns:
             A new ReplicaContext of this strategy.
@@ -182,7 +182,7 @@ class OneDeviceStrategy(Strategy):
 
 
 def default_strategy() -> OneDeviceStrategy:
-    """The strategy where none was entered: it runs whatever it is given, as there is no scope to have made it in."""
+    """Return the strategy outside of every scope. It accepts objects that were not made under a scope."""
     strategy = OneDeviceStrategy("cpu")
     strategy._steps = None
     strategy._is_default = True
@@ -192,12 +192,12 @@ def default_strategy() -> OneDeviceStrategy:
 
 @functools.cache
 def _counter_without_scope() -> StepCounter:
-    """One for the process: each time that none was entered, the strategy is another."""
+    """Return the counter of the process: every call of `default_strategy` makes another strategy."""
     return StepCounter()
 
 
 def _num_rows(leaves: Sequence[Any]) -> int:
-    """Rows of a batch: the length of its first leaf that has one."""
+    """Return the rows of a batch: the length of its first leaf that has one."""
     for leaf in leaves:
         if shape := getattr(leaf, "shape", ()):
             rows: int = shape[0]
@@ -206,7 +206,7 @@ def _num_rows(leaves: Sequence[Any]) -> int:
 
 
 def _parts(leaves: Sequence[Any]) -> Sequence[Any]:
-    """The leaves, and what is in their lists."""
+    """Return the leaves, with the items of lists in place of the lists."""
     if not any(isinstance(leaf, list | tuple | dict) for leaf in leaves):
         return leaves
     parts: list[Any] = []
@@ -216,7 +216,7 @@ def _parts(leaves: Sequence[Any]) -> Sequence[Any]:
 
 @final
 class _Noted(weakref.ref[Any]):
-    """A tensor, or another object, of a batch, and how many rows the batch has."""
+    """A weak reference to a tensor or another object of a batch, with the number of rows of the batch."""
 
     __slots__ = ("key", "rows")
     key: int
@@ -225,9 +225,9 @@ class _Noted(weakref.ref[Any]):
 
 @final
 class _Batches:
-    """Which tensors came out of a distributed dataset, and how many rows their batch has: `ctx.num_rows` tells it.
+    """The tensors of batches of distributed datasets, with the rows of their batch, for `ctx.num_rows`.
 
-    It is asked and told in every step: a third of what torch's `WeakIdKeyDictionary` costs.
+    Used in every step: it costs a third of torch's `WeakIdKeyDictionary`.
     """
 
     def __init__(self) -> None:
@@ -238,7 +238,7 @@ class _Batches:
         for leaf in _parts(leaves):
             try:
                 noted = _Noted(leaf, self._forget)
-            except TypeError:  # a number or text: nothing to recognise the batch by
+            except TypeError:  # numbers and strings allow no weak reference
                 continue
             noted.key, noted.rows = id(leaf), num_rows
             self._noted[noted.key] = noted
@@ -248,7 +248,7 @@ class _Batches:
             del self._noted[dead.key]
 
     def rows_of_first(self, leaves: Sequence[Any]) -> int | None:
-        """Rows of the batch that the first leaf of a batch among `leaves` belongs to; None if there is none."""
+        """Return the rows of the batch with the first known leaf among `leaves`; None if there is none."""
         for leaf in _parts(leaves):
             noted = self._noted.get(id(leaf))
             if noted is not None and noted() is leaf:
@@ -267,7 +267,7 @@ def _present(device: Device) -> torch.device:
 
 @final
 class _Watched(Iterator[Any]):
-    """An iterator passed to `run`: tells the replica context of how many rows each batch is."""
+    """An iterator in the arguments of `run`, which reports the rows of each batch to the replica context."""
 
     def __init__(self, inner: DatasetIterator[Any], peers: Alone, batches: _Batches) -> None:
         self._inner = inner
@@ -279,12 +279,12 @@ class _Watched(Iterator[Any]):
         return self._noted(next(self._inner))
 
     def get_next(self) -> Any:
-        """Like `next`, but raises OutOfRangeError at the end."""
+        """Return the next batch; raise OutOfRangeError at the end."""
         pass_draw()
         return self._noted(self._inner.get_next())
 
     def get_next_as_optional(self) -> Optional[Any]:
-        """The next batch, or an empty Optional at the end."""
+        """Return the next batch, or an empty Optional at the end."""
         pass_draw()
         found = self._inner.get_next_as_optional()
         if found.has_value():

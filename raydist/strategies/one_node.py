@@ -21,15 +21,15 @@ __all__ = ["OneNodeStrategy", "choose_devices"]
 def choose_devices(
     wanted: int | Sequence[Any] | Any, cluster: Cluster, *, may_grow: Callable[[], bool]
 ) -> tuple[Node, tuple[Device, ...]]:
-    """The node and its devices for a strategy on one node.
+    """Return the node and the devices of a strategy on one node.
 
     Args:
-        wanted: What the user said; None for all GPUs of the node with most of them, else its cores.
-        cluster: What there is.
-        may_grow: Whether there may be more: GPUs that an autoscaler may bring are waited for when replicas are placed.
+        wanted: The user's choice; None for all GPUs of the node with most of them, else its cores.
+        cluster: The present cluster.
+        may_grow: Returns True if an autoscaler may add GPUs; the placement of the replicas then waits for them.
 
     Raises:
-        InvalidArgumentError: `wanted` names no devices, or GPUs that no node has nor will have.
+        InvalidArgumentError: `wanted` names no devices, or GPUs that no present or future node has.
 
     >>> from raydist.cluster import Node
     >>> cluster = Cluster(False, (Node("a", "10.0.0.1", {"CPU": 8.0, "GPU": 2.0}),))
@@ -59,11 +59,11 @@ def _advice(node: Node) -> str:
 
 
 class OneNodeStrategy(SynchronousStrategy):
-    """The base of strategies with one replica actor per device of one node, in lock step; derive your own from it.
+    """Base class of strategies with one replica actor per device of one node, in lock step; derive your own from it.
 
-    A strategy says by :meth:`replica_rules` what its replicas do beyond running steps: keep gradients to themselves, do
-    something after each batch, or carry out `optimizer.step()` in another way. `raydist.testing.check_strategy` checks
-    what it promises.
+    The rules that :meth:`replica_rules` returns decide about everything besides running steps: keep gradients local,
+    act after each batch, or carry out `optimizer.step()` in another way. `raydist.testing.check_strategy` tests a
+    strategy against the contract.
 
     Args:
         devices: A count, or names: "cpu", "CPU:1", "GPU:0", "cuda:1", torch.device. Default: all GPUs of the node
@@ -74,9 +74,9 @@ class OneNodeStrategy(SynchronousStrategy):
 
     Raises:
         InvalidArgumentError: An unknown device, two kinds at once, none, or the same twice; a GPU that no node has
-            (here, where this process is connected to a cluster, else when its cluster is first needed).
+            (raised here if this process is connected to a cluster, else when the cluster is first needed).
 
-    Source: tf.distribute.Strategy with a tf.distribute.StrategyExtended of one's own.
+    Source: tf.distribute.Strategy with a custom tf.distribute.StrategyExtended.
 
     Example::
 
@@ -94,7 +94,7 @@ class OneNodeStrategy(SynchronousStrategy):
         resources_per_replica: Mapping[str, float] | None = None,
     ) -> None:
         if devices is not None:
-            parse_devices(devices, gpus_on_node=0)  # bad names fail here, before anything is started
+            parse_devices(devices, gpus_on_node=0)  # invalid names fail here, before anything is started
             cluster = connected()
             if cluster is not None:
                 choose_devices(devices, cluster, may_grow=_may_grow(cluster))
@@ -105,10 +105,10 @@ class OneNodeStrategy(SynchronousStrategy):
 
     @abstractmethod
     def replica_rules(self) -> ReplicaRules:
-        """What the replicas do beyond running steps: `rd.ReplicaRules()` for nothing more than exchanging gradients.
+        """Return the rules of the replicas: `rd.ReplicaRules()` only exchanges gradients.
 
         Returns:
-            The rules, of which each replica gets a copy. Called once, when the replicas are planned, or by tests.
+            The rules, which are copied to each replica. Called once, when the replicas are planned, or by tests.
 
         >>> rd.MirroredStrategy("cpu").replica_rules().exchanges_gradients
         True

@@ -1,4 +1,4 @@
-"""Asynchronous training: workers that take batches as they are free, and variables on parameter servers."""
+"""Asynchronous training: workers that take batches when they are free, and variables on parameter servers."""
 
 from __future__ import annotations
 
@@ -50,40 +50,40 @@ class ParameterServerStrategy(HostedStrategy):
     """Worker actors that each train on batches of their own, at their own pace, and variables on parameter servers.
 
     `run` gives the whole global batch to the next free worker and returns a :class:`RemoteValue` at once;
-    `rd.ClusterCoordinator(strategy)` schedules, joins and fetches as in TensorFlow. A worker pulls the parameters
-    when a closure begins; `optimizer.step()` pushes what `.grad` holds then, the step itself happens on the servers,
-    and the worker goes on with what came of it. Nothing waits for slower workers, but where `consistency` says so.
-    Reading variables on the driver waits for all that was scheduled.
+    `rd.ClusterCoordinator(strategy)` schedules, joins and fetches as in TensorFlow. A worker pulls the parameters when
+    a closure begins. `optimizer.step()` pushes the present `.grad`; the servers carry out the step, and the worker goes
+    on with the updated parameters. No worker waits for slower ones, unless `consistency` requires it. Reading variables
+    on the driver waits for all scheduled closures.
 
-    When a worker dies, what it had to do is done by others, and each of its updates is applied once; it is started
-    again meanwhile. A batch that was an argument is the same one then. When a server dies, its variables are lost:
-    `UnavailableError` says so, and training begins again from a checkpoint.
+    When a worker dies, others run its closures, and each update is applied once; meanwhile the worker is restarted. A
+    batch that was an argument is the same batch then. When a server dies, its variables are lost: `UnavailableError`
+    says so, and training must restart from a checkpoint.
 
-    Learning rates and training flags that the driver changes reach each worker before what is scheduled later. What a
-    step writes to plain attributes, to the states of metrics and to schedulers stays with its worker; metrics are
-    merged when they are read. Workers with GPUs, and workers on several machines, were not run.
+    Learning rates and training flags that the driver changes reach each worker before closures that are scheduled
+    later. A step's writes to plain attributes, to the states of metrics and to schedulers stay on its worker; metrics
+    are merged when they are read. Workers with GPUs, and workers on several machines, were not tested.
 
     Args:
-        num_workers: How many. Default: what the cluster resolver names; else one for each GPU, or without GPUs one for
-            each node, on a single node one for each core but one.
-        num_ps: How many parameter servers. Default: what the resolver names; else one for four workers.
-        variable_partitioner: Called with a variable's shape and dtype, gives into how many parts it is split along each
-            dimension (only the first may be split): `rd.FixedShardsPartitioner`, `rd.MinSizePartitioner`,
-            `rd.MaxSizePartitioner`, or a function. None: each variable lies on one server, the largest placed first.
+        num_workers: Number of workers. Default: the number in the cluster resolver; else one for each GPU, or without
+            GPUs one for each node, on a single node one for each core but one.
+        num_ps: Number of parameter servers. Default: the number in the resolver; else one for four workers.
+        variable_partitioner: Called with a variable's shape and dtype; returns the number of parts along each dimension
+            (only the first may be split): `rd.FixedShardsPartitioner`, `rd.MinSizePartitioner`,
+            `rd.MaxSizePartitioner`, or a function. None: each variable is on one server, the largest placed first.
         consistency: "async"; `rd.BoundedStaleness(k)`: no worker begins a closure more than k ahead of the slowest;
             `rd.SyncWithBackups(b)`: a step applies the first N - b gradients, and drops late ones.
         cluster_resolver: Names machines for the jobs "worker" and "ps", which must be nodes of the Ray cluster.
-            Default: the environment variable TF_CONFIG, where it is set.
-        prefetch_pulls: Under "async": what came with a worker's last push does for its next closure, unless the program
-            had seen newer values when it scheduled that. False: every closure pulls.
+            Default: the environment variable TF_CONFIG if it is set.
+        prefetch_pulls: Under "async": a worker's next closure uses the parameters that its last push returned, unless
+            the program had read newer values when it scheduled the closure. False: every closure pulls.
         resources_per_server: Ray resources of one server, e.g. {"CPU": 2, "memory": 8e9}. Default: 1 CPU.
         timeouts: The limit of every wait, in seconds.
         resources_per_replica: Ray resources of one worker, e.g. {"CPU": 2}. Default: a GPU each, or 1 CPU each.
 
     Raises:
-        InvalidArgumentError: No worker or no server, a partitioner that is no function, an unknown consistency; a
-            resolver that names no worker or server, or something else than the numbers; (when variables are placed) a
-            partitioner that returns nonsense, an optimizer that is not elementwise.
+        InvalidArgumentError: No worker or no server, a partitioner that is not a function, an unknown consistency; a
+            resolver that names no worker or server, or contradicts the numbers; (when variables are placed) a
+            partitioner with an invalid result, an optimizer that is not elementwise.
         DeadlineExceededError: (at the scope) the cluster can't place workers and servers within `timeouts.start_s`.
 
     Source: tf.distribute.ParameterServerStrategy.
@@ -107,9 +107,9 @@ class ParameterServerStrategy(HostedStrategy):
     """
 
     attached: dict[type, Any]
-    """What belongs to the strategy, by its class: there is one of each."""
+    """Objects that belong to the strategy, by their class: one of each class."""
     per_worker: PerWorkerInput
-    """What each worker has its own of. For `rd.ClusterCoordinator`."""
+    """Per-worker datasets and values, for `rd.ClusterCoordinator`."""
 
     _steps_count = False
 
@@ -155,7 +155,7 @@ class ParameterServerStrategy(HostedStrategy):
             lambda versions: self._coordinator().note_seen(versions),
             self._timeouts.step_s,
         )
-        self._uncounted = 0  # closures that make global steps, and are not in the counter yet
+        self._uncounted = 0  # closures that count as global steps, but are not in the counter yet
         self._last_stats = StrategyStats()
         self.attached = {}
 
@@ -165,9 +165,9 @@ class ParameterServerStrategy(HostedStrategy):
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are. Where that was left open, it may start or join Ray (limit: `Timeouts.start_s`).
+        """Number of workers. If it was left open, the property may start or join Ray (limit: `Timeouts.start_s`).
 
-        Source: raydist's own; in TensorFlow the cluster resolver tells.
+        Source: raydist's own; in TensorFlow the cluster resolver has the number.
 
         >>> rd.ParameterServerStrategy(num_workers=2, num_ps=1).num_workers
         2
@@ -180,7 +180,7 @@ class ParameterServerStrategy(HostedStrategy):
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
-        """The resolver that names workers and servers; the one of TF_CONFIG where none was given.
+        """The resolver that names workers and servers; by default the one of TF_CONFIG.
 
         Source: tf.distribute.Strategy.cluster_resolver.
 
@@ -197,10 +197,10 @@ class ParameterServerStrategy(HostedStrategy):
         return self._cluster.launch().coordinator
 
     def open_coordinator(self, what: str) -> Coordinator | None:
-        """What schedules closures; None before there was one. For `rd.ClusterCoordinator`.
+        """Return the coordinator that schedules closures; None before it is started. For `rd.ClusterCoordinator`.
 
         Args:
-            what: What it is to do, for the error of a strategy that is closed.
+            what: The intended operation, for the error of a closed strategy.
 
         Source: raydist's own.
         """
@@ -222,7 +222,7 @@ class ParameterServerStrategy(HostedStrategy):
     def _make_counter(self) -> StepCounter:
         counter, (count, self._uncounted) = super()._make_counter(), (self._uncounted, 0)
         if count:
-            counter.value.add_(count)  # once all closures were applied, which a read waits for
+            counter.value.add_(count)  # a read waits until all closures were applied
         return counter
 
     @folded
@@ -235,20 +235,20 @@ class ParameterServerStrategy(HostedStrategy):
     ) -> RemoteValue:
         """Give `fn` with the whole global batch to the next free worker.
 
-        Blocks only while many closures wait already. See `Strategy.run` for what `fn` may be and do.
+        Blocks only while many closures wait already. See `Strategy.run` for the requirements on `fn`.
 
         Args:
             fn: The step function.
             args: A tuple of its positional arguments.
             kwargs: Its keyword arguments.
-            options: What gradients that are not finite do.
+            options: Options of the step; only the reaction to gradients that are not finite applies.
 
         Returns:
             A RemoteValue, which `reduce`, `gather` and `local_results` accept.
 
         Raises:
             InvalidArgumentError: `fn` can't be called, or a RemoteValue is among the arguments.
-            Exception: What a closure before raised; what was scheduled after that is cancelled.
+            Exception: The error of an earlier closure; closures scheduled after that one are cancelled.
 
         Source: tf.distribute.ParameterServerStrategy.run.
         """
@@ -258,7 +258,7 @@ class ParameterServerStrategy(HostedStrategy):
         return self._scheduler.schedule(fn, given, named, options or RunOptions(), strategy=self, carried=self._carried)
 
     def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
-        """Have servers copy what they hold once all that was scheduled has ended, before anything else begins."""
+        """Save the servers' shards once all scheduled closures have ended, before any other closure begins."""
         self._require_open("save")
         side = self._cluster.launch().side
         closure = self._schedule_alone(function, "shares", SERVED_SHARES, args)
@@ -269,14 +269,14 @@ class ParameterServerStrategy(HostedStrategy):
         return self._restorer
 
     def _run_alone(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Have a worker do its part of a restore, after all that was scheduled; what the function returns."""
+        """Run a worker's part of a restore after all scheduled closures; return the function's result."""
         self._require_open("restore")
         self._coordinator().join()
         closure = self._schedule_alone(function, "served_restores", SERVED_RESTORES, args)
         return self._coordinator().value_of(closure)
 
     def _schedule_alone(self, function: Callable[..., Any], name: str, first: Any, args: tuple[Any, ...]) -> Closure:
-        """Have a worker call this with `first`, which workers have under this name, while nothing else runs."""
+        """Have a worker call a function with its own object of this `name`, while nothing else runs."""
         return self._scheduler.schedule_alone(function, (first, *args), {name: first}, strategy=self)
 
     def _read_remote(self, value: Any) -> Any:
@@ -318,11 +318,11 @@ class ParameterServerStrategy(HostedStrategy):
         return self
 
     def _finish(self) -> None:
-        self._scheduler.end()  # else a thread that goes on scheduling would keep it open for ever
+        self._scheduler.end()  # otherwise a thread that keeps scheduling would keep the strategy open for ever
         self._drain()
         self._await_saves()
         self._metrics.publish()
-        with contextlib.suppress(Exception):  # no number is worth an error of a strategy that is done
+        with contextlib.suppress(Exception):  # a missing count is no reason for an error at the end
             self.stats()
 
     def _stop(self) -> None:
@@ -333,7 +333,7 @@ class ParameterServerStrategy(HostedStrategy):
         reachable = fetch and self._cluster.launched is not None and self._scheduler.num_steps > 0
         is_behind = reachable and self._mirror.is_behind
         if reachable:
-            with contextlib.suppress(Exception):  # what happened before is on its way to the user
+            with contextlib.suppress(Exception):  # an earlier error is on its way to the user
                 self._mirror.release()
                 is_behind = False
         if is_behind:

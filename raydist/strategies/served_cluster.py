@@ -1,4 +1,4 @@
-"""The workers and parameter servers of one strategy: planned when somebody asks, started when first needed."""
+"""The workers and parameter servers of one strategy: planned at the first question, started when first needed."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["ServedCluster", "ServedTerms"]
 @final
 @dataclass(frozen=True, slots=True)
 class ServedTerms:
-    """How variables are served.
+    """Settings of the parameter servers.
 
     Attributes:
-        consistency: What workers may read.
-        partitioner: How variables are split; None: not at all.
-        prefetch_pulls: What came with a push does for the next closure.
+        consistency: The values that workers may read.
+        partitioner: Splits variables into parts; None for no splits.
+        prefetch_pulls: The parameters that a push returned serve the next closure.
 
     Raises:
-        InvalidArgumentError: `partitioner` is no function.
+        InvalidArgumentError: `partitioner` is not a function.
     """
 
     consistency: Consistency = "async"
@@ -50,19 +50,19 @@ class ServedTerms:
 
 @final
 class ServedCluster:
-    """See the module. Used by one thread.
+    """Plans and starts workers and servers. Used by one thread.
 
     Args:
-        name: The strategy.
-        title: The strategy, in messages.
-        request: What it was asked for.
-        terms: How variables are served.
+        name: Unique name of the strategy.
+        title: Name of the strategy in messages.
+        request: Workers and servers that the user asked for.
+        terms: Settings of the parameter servers.
         timeouts: The limit of every wait.
-        close_when_dropped: Given what ends the processes, once there are some.
-        on_start: Told when workers and servers have been started.
+        close_when_dropped: Called with a function that ends the processes, once they are started.
+        on_start: Called when workers and servers have been started.
 
     Attributes:
-        launched: Workers and servers; None as long as nobody needed them.
+        launched: Workers and servers; None until they are started.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ServedCluster:
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are. Where that was left open, it may start or join Ray."""
+        """Number of workers. If it was left open, the property may start or join Ray."""
         return self._request.num_workers or len(self.plan().setups)
 
     @property
@@ -97,15 +97,15 @@ class ServedCluster:
         return tuple(setup.worker_devices[0] for setup in self.plan().setups)
 
     def device_types(self) -> set[str]:
-        """The kinds of devices that workers have."""
+        """Return the device types of the workers."""
         return {torch.device(setup.device).type for setup in self.plan().setups}
 
     def nodes(self) -> tuple[str, ...]:
-        """The nodes of workers and servers, as far as they have some."""
+        """Return the nodes of workers and servers, as far as they are placed."""
         return () if self.launched is None else (*self.launched.worker_hosts, *self.launched.server_hosts)
 
     def plan(self) -> ServedPlan:
-        """What to start. May start or join Ray (limit: `Timeouts.start_s`)."""
+        """Plan workers and servers. May start or join Ray (limit: `Timeouts.start_s`)."""
         if self._served_plan is None:
             cluster = connect()
             find = functools.partial(assign_hosts, nodes=cluster.nodes, resolve=address_of)
@@ -120,12 +120,12 @@ class ServedCluster:
         return self._served_plan
 
     def launch_early(self) -> None:
-        """Launch, unless older strategies are in the way: the scope may be about to replace what keeps them."""
+        """Launch, unless older strategies hold the resources: the program may be about to drop one of them."""
         if self.launched is None and not waits_for_own(self.plan().bundles, "SPREAD"):
             self.launch()
 
     def launch(self) -> Launched:
-        """Workers and servers; the workers may still be starting: meanwhile the driver builds its model."""
+        """Start workers and servers if necessary, without waiting for workers: the driver builds its model then."""
         if self.launched is None:
             launched = launch_served(self.plan(), self._timeouts, self._title)
             self._close_when_dropped(launched.close)

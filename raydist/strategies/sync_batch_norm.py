@@ -1,4 +1,4 @@
-"""Batch normalisation over the global batch."""
+"""Batch normalization over the global batch."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ __all__ = ["SyncBatchNorm", "adopt_layer"]
 
 @final
 class SyncBatchNorm(torch.nn.SyncBatchNorm):
-    """Batch normalisation whose statistics are those of the global batch, however it is split.
+    """Batch normalization with the statistics of the global batch, however it is split.
 
-    With it a network trains on N replicas to the parameters of one (torch.nn.BatchNorm takes each replica's own rows).
+    With this layer N replicas train the same parameters as one (torch.nn.BatchNorm uses each replica's own rows).
     Outside of `strategy.run` and with one replica it is torch.nn.BatchNorm1d / 2d / 3d.
 
     Shapes: (rows, features, ...) -> the same.
 
-    Blocking: two small all-reduces in a training step's forward pass, two in its backward pass (limit of each:
+    Blocks for two small all-reduces in a training step's forward pass and two in its backward pass (limit of each:
     `Timeouts.collective_s`). All replicas must run it alike.
 
-    It takes what torch.nn.BatchNorm1d takes:
+    The arguments are those of torch.nn.BatchNorm1d:
         num_features: Length of dimension 1.
-        eps: Added to the variance, so that nothing is divided by zero.
-        momentum: Share of the present batch in the running statistics; None: the mean over all batches so far.
+        eps: Added to the variance, to avoid a division by zero.
+        momentum: Weight of the present batch in the running statistics; None: the mean over all batches so far.
         affine: Learn a weight and a bias per feature.
-        track_running_stats: Keep running statistics, which evaluation uses; without them it uses its batch's own.
-        device: Where parameters and buffers are made.
-        dtype: Of parameters and buffers.
-        bias: Of versions of torch that have it: learn the bias too. False is for one replica only.
+        track_running_stats: Keep running statistics for evaluation; without them evaluation uses those of its batch.
+        device: Device of parameters and buffers.
+        dtype: Type of parameters and buffers.
+        bias: In versions of torch with this argument: learn the bias, too. False works with one replica only.
 
     Source: torch.nn.SyncBatchNorm; tf.keras.layers.BatchNormalization(synchronized=True).
 
@@ -50,23 +50,23 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
     torch.Size([4, 3])
     """
 
-    # Not torch.nn.SyncBatchNorm's, which takes a process group.
+    # Not the constructor of torch.nn.SyncBatchNorm, which takes a process group.
     __init__ = torch.nn.BatchNorm1d.__init__
 
     @classmethod
     def convert(cls, module: torch.nn.Module) -> torch.nn.Module:
-        """Give every BatchNorm layer in `module` the statistics of the global batch.
+        """Make every BatchNorm layer in `module` use the statistics of the global batch.
 
         Call it under the scope, before the first step. Layers of torch (torch.nn.SyncBatchNorm included, which the
-        scope converts by itself) become layers of this class. A layer of a class derived from them stays what it is and
-        keeps its own forward, in which `torch.nn.functional.batch_norm` then uses the global batch. Layers keep their
-        parameters, buffers, hooks and names.
+        scope converts by itself) become layers of this class. A layer of a derived class keeps its class and its
+        forward, in which `torch.nn.functional.batch_norm` then uses the global batch. Layers keep their parameters,
+        buffers, hooks and names.
 
         Args:
-            module: Changed in place, submodules of submodules included.
+            module: Changed in place, with all submodules.
 
         Returns:
-            `module`.
+            The argument `module`.
 
         Raises:
             InvalidArgumentError: A lazy layer does not know its number of features yet.
@@ -90,9 +90,9 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         return module
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name of the argument
-        """Normalise by the mean and variance of all replicas' rows; in evaluation by the running statistics.
+        """Normalize by the mean and variance of all replicas' rows; in evaluation by the running statistics.
 
-        Blocks as the class says. Differentiable; replicas that stand in count nothing.
+        Blocks as described for the class. Differentiable; padding rows do not count.
 
         Shapes: (rows, features, ...) -> the same.
 
@@ -100,8 +100,8 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
             input: This replica's rows.
 
         Returns:
-            A new tensor, of the dtype of `input` if that has 16 bits; in training the running statistics are brought
-            forward as well.
+            A new tensor, of the dtype of `input` if that has 16 bits; in training the running statistics are updated,
+            too.
 
         Raises:
             InvalidArgumentError: `input` has fewer than two dimensions, or all replicas together have a single value
@@ -125,7 +125,7 @@ _OF_TORCH = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, t
 
 
 def adopt_layer(obj: Any) -> None:
-    """Make a torch.nn.SyncBatchNorm that a scope meets a layer whose statistics are those of all replicas.
+    """Convert a torch.nn.SyncBatchNorm in a scope to a layer with the statistics of all replicas.
 
     >>> layer = torch.nn.SyncBatchNorm(2)
     >>> adopt_layer(layer)
@@ -137,7 +137,7 @@ def adopt_layer(obj: Any) -> None:
 
 
 def _normalise_globally(layer: torch.nn.Module) -> None:
-    """Have the calls of `torch.nn.functional.batch_norm` in a layer's forward use the global batch; once."""
+    """Make calls of `torch.nn.functional.batch_norm` in a layer's forward use the global batch. May be called twice."""
     if not hasattr(layer, _NOTE):
         setattr(layer, _NOTE, True)
         layer.register_forward_pre_hook(_begin)
@@ -148,14 +148,14 @@ _open: ContextVar[tuple[_GlobalBatchNorm, ...]] = ContextVar("raydist_batch_norm
 
 
 def _begin(layer: torch.nn.Module, _: Any) -> None:
-    """The forward of a layer begins."""
+    """Enter the mode before the forward of a layer."""
     mode = _GlobalBatchNorm(layer)
     mode.__enter__()  # type: ignore[no-untyped-call]  # torch's
     _open.set((*_open.get(), mode))
 
 
 def _end(layer: torch.nn.Module, _: Any, output: Any) -> None:
-    """It ends, also by an error."""
+    """Leave the mode after the forward, also after an error."""
     *before, mode = _open.get()
     _open.set(tuple(before))
     mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's
@@ -164,10 +164,10 @@ def _end(layer: torch.nn.Module, _: Any, output: Any) -> None:
 
 
 class _GlobalBatchNorm(TorchFunctionMode):
-    """While it is entered, batch_norm of batch statistics takes those of the global batch.
+    """While this mode is active, batch_norm uses the batch statistics of the global batch.
 
     Args:
-        layer: Of a class that is not torch's, whose forward runs inside.
+        layer: A layer of a derived class, whose forward runs in the mode.
     """
 
     def __init__(self, layer: Any = None) -> None:
@@ -190,7 +190,7 @@ class _GlobalBatchNorm(TorchFunctionMode):
         return _batch_norm(context, **given.arguments)
 
     def require_calls(self) -> None:
-        """Raise where a forward has taken statistics by other means."""
+        """Raise if the forward computed its statistics in another way."""
         if self._num_calls or _context_of_several() is None or not self._layer.training:
             return
         if self._layer.running_mean is None or _version(self._layer) != self._version:
@@ -210,7 +210,7 @@ def _version(layer: Any) -> int:
 
 
 def _context_of_several() -> ReplicaContext | None:
-    """The context of a replica that has peers; None elsewhere."""
+    """Return the context of a replica that has peers; None elsewhere."""
     context = None if in_cross_replica_context() else get_replica_context()
     return context if context is not None and context.num_replicas_in_sync > 1 else None
 
@@ -226,8 +226,8 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> torch.Tensor:
-    """Do what torch.nn.functional.batch_norm does, with the rows of all replicas."""
-    # Sums and numbers of rows of 16 bits soon leave their range; torch's own layers add up in float32, too.
+    """Compute torch.nn.functional.batch_norm with the rows of all replicas."""
+    # Sums and counts in 16 bits soon leave their range; torch's own layers add up in float32, too.
     rows = input.float() if input.dtype in HALVES else input
     mean, variance, count = _global_moments(context, rows)
     with torch.no_grad():
@@ -245,21 +245,21 @@ def _batch_norm(
 
 
 def _global_moments(context: ReplicaContext, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean, biased variance and count over all rows of all replicas (the context leaves out those that stand in)."""
+    """Return mean, biased variance and count over the rows of all replicas (all_reduce leaves out padding rows)."""
     axes = [axis for axis in range(rows.dim()) if axis != 1]
     own = rows.new_tensor([rows.numel() / rows.shape[1]])
     reduced = context.all_reduce(ReduceOp.SUM, torch.cat([rows.sum(axes), own]))
     count = reduced[-1:].detach()
     _require_several(context, rows, count)
     mean = reduced[:-1] / count
-    # A second pass over the differences: sums of squares would cancel where the mean is large.
+    # A second pass over the differences: sums of squares would cancel for a large mean.
     shape = (1, -1) + (1,) * (rows.dim() - 2)
     squares = (rows - mean.view(shape)).square().sum(axes)
     return mean, context.all_reduce(ReduceOp.SUM, squares) / count, count
 
 
 def _require_several(context: ReplicaContext, rows: torch.Tensor, count: torch.Tensor) -> None:
-    """As torch for one replica. Alike on all: who has several rows of its own need not look, nor wait for a GPU."""
+    """Raise like torch for a single value. A replica with several rows skips the check, which waits for a GPU."""
     may_be_one = context.num_rows == 0 or rows.numel() <= rows.shape[1]
     if may_be_one and float(count) <= 1:
         raise InvalidArgumentError(

@@ -1,6 +1,6 @@
-"""What all strategies with replicas in lock step share: dispatching steps, mirrored variables, distributed input.
+"""Base class of strategies with replicas in lock step: dispatching steps, mirrored variables, distributed input.
 
-A subclass decides only where the replicas run.
+A subclass decides where the replicas run.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _Args = TypeVarTuple("_Args")
 
 @final
 class LoopReplicas:
-    """A `LoopHost`. Replicas answer beside the run.
+    """The `LoopHost` of replicas in lock step, which answer concurrently with the run.
 
     Args:
-        mirror: What they hold.
-        saver: How they save it.
-        group: Gives their group.
-        limit_s: How long a step, and a save, may take.
+        mirror: The mirrored objects on the driver.
+        saver: Saves objects of the replicas.
+        group: Returns the group of replicas.
+        limit_s: Time limit of a step and of a save.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class LoopReplicas:
 
 @final
 class LockStepLink:
-    """A `ReplicaLink`.
+    """The `ReplicaLink` to replicas in lock step.
 
     Args:
-        replicas: Gives the replicas, ready for a step. Asked only when somebody calls.
+        replicas: Returns the replicas, ready for a step. Called at the first use.
     """
 
     def __init__(self, replicas: Callable[[], ReplicaGroup]) -> None:
@@ -119,7 +119,7 @@ _log = logging.getLogger("raydist")
 
 
 class SynchronousStrategy(HostedStrategy):
-    """Replica actors in lock step; gradients meet in an all-reduce. Replicas start when they are first needed."""
+    """Replica actors in lock step, with an all-reduce of gradients. Replicas start when they are first needed."""
 
     def __init__(
         self, kind: str, timeouts: Timeouts | None, communication_options: CommunicationOptions | None = None
@@ -139,14 +139,14 @@ class SynchronousStrategy(HostedStrategy):
         self._restorer = ReplicaRestorer(self._mirror, self._saver.are_alike, self._ask_readers)
         self._loop_replicas = LoopReplicas(self._mirror, self._saver, self._launch, self._timeouts.step_s)
         self._nonfinite_counts = (0, 0)
-        self._turn = threading.RLock()  # threads that call `run`, or need the replicas first, take turns
+        self._turn = threading.RLock()  # one thread at a time calls `run`, or starts the replicas
 
     @abstractmethod
     def _make_plan(self) -> LaunchPlan:
-        """Where the replicas run. Called once; may start or join Ray."""
+        """Plan where the replicas run. Called once; may start or join Ray."""
 
     def replica_rules(self) -> ReplicaRules:
-        """What the replicas do beyond running steps: a strategy of one's own returns rules of its own.
+        """Return the rules of the replicas: a custom strategy returns its own.
 
         Returns:
             Rules that exchange gradients and do nothing more. Called once, when the replicas are planned.
@@ -169,9 +169,9 @@ class SynchronousStrategy(HostedStrategy):
 
     @final
     def _launch(self) -> ReplicaGroup:
-        """The replicas' processes, perhaps still starting: meanwhile the driver builds its model.
+        """Start the replicas' processes if necessary, without waiting: meanwhile the driver builds its model.
 
-        Without a turn where they are there: who serves a loop in the replicas needs them while others wait for it.
+        Takes no lock once they are started: the thread that serves a loop in the replicas calls this while others wait.
         """
         if self._launched is not None:
             return self._launched
@@ -185,7 +185,7 @@ class SynchronousStrategy(HostedStrategy):
 
     @final
     def _replicas(self) -> ReplicaGroup:
-        """The replicas, ready for a step."""
+        """Return the replicas, ready for a step. Blocks while they start or rebuild their group."""
         group = self._launch()
         if self._started and not group.failed:
             return group
@@ -202,7 +202,7 @@ class SynchronousStrategy(HostedStrategy):
     @contextlib.contextmanager
     def _mark_created(self) -> Iterator[None]:
         plan = self._plan()
-        # Where older strategies are in the way, the first step waits: by then the scope has replaced what keeps them.
+        # If older strategies hold the resources, the first step waits: the program may drop those in the scope.
         if not waits_for_own(plan.bundles, plan.placement):
             self._launch()
         with self._mirror.scope(adopt_layer):
@@ -261,7 +261,7 @@ class SynchronousStrategy(HostedStrategy):
         return StepValues(outcome, functools.partial(self._returned.learn, fn))
 
     def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
-        """Have the replicas copy what they hold once they have done all that was dispatched, and write it."""
+        """Save the replicas' shards once the replicas have done all dispatched steps."""
         self._require_open("save")
         step, _ = self._dispatch_beside(function, (SAVES, *args), {"saves": SAVES})
         ask = functools.partial(self._launch().ask_beside, ReplicaRunner.share_of, step, token)
@@ -272,7 +272,7 @@ class SynchronousStrategy(HostedStrategy):
         return self._restorer
 
     def _ask_readers(self, function: Callable[..., bytes], *args: Any) -> Sequence[bytes]:
-        """What a function of their readers gives on all replicas, after all that was dispatched."""
+        """Call a function with each replica's `ShareReader` after all dispatched steps; return the results."""
         self._require_open("restore")
         _, outcome = self._dispatch_beside(function, (RESTORES, *args), {"restores": RESTORES})
         return [result.leaf(0) for result in outcome.results()]
@@ -280,7 +280,7 @@ class SynchronousStrategy(HostedStrategy):
     def _dispatch_beside(
         self, function: Callable[..., Any], args: tuple[Any, ...], externals: Mapping[str, Any]
     ) -> tuple[int, StepOutcome]:
-        """Dispatch what is no step of the program; its number, and what will come of it."""
+        """Dispatch a call that is not a step of the program; return its number and its outcome."""
         group = self._replicas()
         with self._turn:
             shipment = self._mirror.prepare(function, args, externals={"strategy": self, **externals})
@@ -291,11 +291,11 @@ class SynchronousStrategy(HostedStrategy):
         return header.step, outcome
 
     def _hosts(self) -> tuple[str, ...]:
-        """The nodes of the replicas, as far as they have some."""
+        """Return the nodes of the replicas, as far as they are placed."""
         return () if self._launched is None else self._launched.hosts
 
     def _next_header(self, shipment: Shipment, options: RunOptions) -> StepHeader:
-        """The next step, the same for every replica but for where its parts are."""
+        """Return the header of the next step, without the locations of its parts."""
         require_parts(shipment.per_replica, self.num_replicas_in_sync)
         return self._headers.following(
             shipment,
@@ -321,7 +321,7 @@ class SynchronousStrategy(HostedStrategy):
 
     @final
     def _first_node(self) -> str:
-        # That of replica 0; before replicas are placed, one that they may be on.
+        # The node of replica 0; before the placement, a node that the replicas may be on.
         return self._plan().node_id if self._launched is None else self._launched.hosts[0]
 
     @final
@@ -348,7 +348,7 @@ class SynchronousStrategy(HostedStrategy):
         return StrategyStats(self._headers.count - self._num_looks, *self._nonfinite_counts)
 
     def _count(self) -> None:
-        """Ask the replicas, where there may be something to count."""
+        """Collect counts from the replicas, if there may be any."""
         if self._launched is not None and self._started:
             self._launched.wait()
             if self._headers.looked:
@@ -363,7 +363,7 @@ class SynchronousStrategy(HostedStrategy):
             self._loop.settle()
         self._await_saves()
         self._metrics.publish()
-        with contextlib.suppress(Exception):  # no number is worth an error of a strategy that is done
+        with contextlib.suppress(Exception):  # a missing count is no reason for an error at the end
             self._count()
 
     @final
@@ -381,7 +381,7 @@ class SynchronousStrategy(HostedStrategy):
         reachable = fetch and self._launched is not None and self._started
         is_behind = reachable and self._mirror.is_behind
         if reachable and self._launched is not None and self._launched.answers(self._timeouts.close_s / 2):
-            with contextlib.suppress(Exception):  # what happened before is on its way to the user
+            with contextlib.suppress(Exception):  # an earlier error is on its way to the user
                 self._mirror.release()
                 is_behind = False
         if is_behind:

@@ -1,4 +1,4 @@
-"""Synchronous data parallelism on a TPU slice: an actor on each of its hosts, every variable mirrored."""
+"""Synchronous data parallelism on a TPU slice: one actor on each host, every variable mirrored."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["TPUStrategy", "TpuRequest"]
 @final
 @dataclass(frozen=True, slots=True)
 class TpuRequest:
-    """What was said; None: left open.
+    """The user's request for a slice; None means left open.
 
     Attributes:
-        topology: Of the slice, as Ray writes it.
-        version: Of its chips, as Ray writes it.
-        num_hosts: Of the slice.
-        chips: Of each host.
+        topology: Topology of the slice, in Ray's notation.
+        version: Version of the chips, in Ray's notation.
+        num_hosts: Number of hosts of the slice.
+        chips: Number of chips on each host.
     """
 
     topology: str | None = None
@@ -37,10 +37,10 @@ class TpuRequest:
 
     @staticmethod
     def of(topology: str | None, accelerator_version: str | None, cluster_resolver: Any) -> TpuRequest:
-        """What the arguments of the strategy say together.
+        """Combine the arguments of the strategy.
 
         Raises:
-            InvalidArgumentError: One is nothing that there is, or they contradict each other.
+            InvalidArgumentError: An argument names nothing that exists, or two contradict each other.
 
         >>> TpuRequest.of("2x2x2", "TPU-V4", None)
         TpuRequest(topology='2x2x2', version='v4', num_hosts=None, chips=None)
@@ -74,14 +74,14 @@ class TpuRequest:
             self,
             topology=self.topology or topology,
             version=self.version or version,
-            num_hosts=count if isinstance(count, int) else None,  # or (least, most), which says little
+            num_hosts=count if isinstance(count, int) else None,  # or (least, most), which is not used
         )
 
     def require(self, shape: SliceShape) -> SliceShape:
-        """The slice that was found.
+        """Return the slice that was found, if it matches the request.
 
         Raises:
-            InvalidArgumentError: The resolver says something else.
+            InvalidArgumentError: The resolver contradicts the slice.
         """
         for name, said, found in (
             ("hosts", self.num_hosts, shape.num_hosts),
@@ -99,27 +99,27 @@ class TpuRequest:
 class TPUStrategy(SynchronousStrategy):
     """One actor on each host of a TPU slice, with one replica for each of the host's chips, in lock step.
 
-    The slice is reserved whole, by Ray's slice placement groups, when the scope is first entered; making the strategy
-    waits for nothing. A host's actor drives all of its chips, a thread each, as `torch_xla` does it in one process
-    (chips of v2, v3 and v7x are two devices each: two replicas). Steps are plain PyTorch on the lazy tensors of
-    `torch_xla`: operations are noted, and run together at the end of the step and where a value is read. Gradients are
-    added up by XLA's cross-replica sum after the backward pass, in programs of their own, which are equal on all chips
-    whatever rows each of them has. A number of rows that a chip has not seen before is compiled anew: let global
-    batches be a multiple of the number of replicas, and prefer `drop_remainder` where compiling takes long. Random
-    numbers are to be drawn on the chip: the replicas of a host share the generator of its CPU.
+    Ray's slice placement groups reserve the whole slice when the scope is first entered; the constructor does not
+    block. A host's actor drives all of its chips, with a thread for each, as `torch_xla` does in one process (chips of
+    v2, v3 and v7x are two devices each: two replicas). Steps are plain PyTorch on the lazy tensors of `torch_xla`:
+    operations are queued, and run together at the end of the step and when a value is read. XLA's cross-replica sum
+    reduces the gradients after the backward pass, in separate programs, which are the same on all chips for any number
+    of rows. XLA compiles a step anew for each new number of rows: let global batches be a multiple of the number of
+    replicas, and prefer `drop_remainder` if compiling takes long. Draw random numbers on the chip: the replicas of a
+    host share the generator of its CPU.
 
-    Needs `torch_xla` on the hosts, hence the torch that it is made for (2.9 with torch_xla 2.9), here and there:
+    Needs `torch_xla` on the hosts, and on all machines the torch version that it is built for (2.9 for torch_xla 2.9):
     `pip install 'torch~=2.9.0' 'torch_xla[tpu]~=2.9.0' -f https://storage.googleapis.com/libtpu-releases/index.html`.
 
-    What was not run: nothing of this has met a TPU. Reserving slices is tested on nodes that only say that they are TPU
-    hosts; training and collectives by torch_xla 2.9 itself on XLA's CPU device, with up to four devices in one process;
-    several hosts with a stand-in for torch_xla that exchanges files. libtpu, how it finds the other hosts, the links
-    between chips, `torch.compile` on chips, and every speed are untested. torch_xla has no sparse tensors: embeddings
-    must be dense. A strategy has one whole slice: no part of one, and not several. A host that is lost ends it.
+    Nothing of this has run on a TPU. The reservation of slices is tested on nodes that only claim to be TPU hosts;
+    training and collectives by torch_xla 2.9 itself on XLA's CPU device, with up to four devices in one process;
+    several hosts with a fake torch_xla that exchanges files. libtpu, its discovery of hosts, the links between chips,
+    `torch.compile` on chips, and every speed are untested. torch_xla has no sparse tensors: embeddings must be dense. A
+    strategy uses one whole slice: no part of one, and not several. The loss of a host ends the strategy.
 
     Args:
-        topology: Of the slice: "2x2x2", "4x4". Default: that of the cluster's TPU hosts, if they are of one kind.
-        accelerator_version: "v4", "v5litepod", "v5p", "v6e", ... Default: the same.
+        topology: "2x2x2", "4x4", ... Default: the topology of the cluster's TPU hosts, if they are of one kind.
+        accelerator_version: "v4", "v5litepod", "v5p", "v6e", ... Default: as for `topology`.
         cluster_resolver: An rd.ClusterResolver or a ray.train.ScalingConfig (`use_tpu=True`) whose number of hosts,
             chips, topology and version must be the slice's.
         timeouts: The limit of every wait, in seconds. `start_s` covers the wait for a slice, and libtpu's start;
@@ -129,8 +129,8 @@ class TPUStrategy(SynchronousStrategy):
         InvalidArgumentError: Nothing has that topology or version, the resolver contradicts them; later: the cluster
             has no such TPUs.
         DeadlineExceededError: (at the scope) no such slice was free within `timeouts.start_s`.
-        FailedPreconditionError: (at the scope) hosts of the slice are no nodes of the cluster; (at the first step) one
-            lacks `torch_xla`.
+        FailedPreconditionError: (at the scope) hosts of the slice are not nodes of the cluster; (at the first step) a
+            host lacks `torch_xla`.
 
     Source: tf.distribute.TPUStrategy.
 

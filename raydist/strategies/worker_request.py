@@ -1,4 +1,4 @@
-"""What a user asks for in workers: by numbers, a cluster resolver, or what Ray Train calls a ScalingConfig. Pure."""
+"""A user's request for workers: by numbers, a cluster resolver, or Ray Train's ScalingConfig. Does no I/O."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _JOBS = {"chief", "worker", "evaluator"}
 @final
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
-    """What was said; None and empty: left open.
+    """A request for workers; None and empty values are left open.
 
     Attributes:
-        num_workers: How many workers.
-        devices: Of each worker: a count or names.
+        num_workers: Number of workers.
+        devices: Devices of each worker: a count or names.
         resources: Ray resources of one replica.
         placement: Ray's placement strategy.
-        hosts: The host of each worker.
+        hosts: Host of each worker.
     """
 
     num_workers: int | None = None
@@ -37,10 +37,10 @@ class WorkerRequest:
     hosts: tuple[str, ...] = ()
 
     def with_resolver(self, resolver: ClusterResolver) -> WorkerRequest:
-        """This, and what a cluster resolver says.
+        """Return this request with the values of a cluster resolver.
 
         Raises:
-            InvalidArgumentError: It says something else than this, or it says that this process is not to drive.
+            InvalidArgumentError: The resolver contradicts this request, or this process is not its first task.
         """
         spec = resolver.cluster_spec()
         if not spec:
@@ -63,10 +63,10 @@ class WorkerRequest:
         )
 
     def with_scaling_config(self, config: Any) -> WorkerRequest:
-        """This, and what a `ray.train.ScalingConfig` says: its workers are replicas, of one device each.
+        """Return this request with a `ray.train.ScalingConfig`: its workers are replicas, of one device each.
 
         Raises:
-            InvalidArgumentError: It is none, says something else than this, or asks for what this strategy has not.
+            InvalidArgumentError: `config` is not a ScalingConfig, contradicts this request, or is not supported.
         """
         count = getattr(config, "num_workers", None)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1 or not hasattr(config, "use_gpu"):
@@ -100,7 +100,7 @@ class WorkerRequest:
 
 
 def _require_first(resolver: ClusterResolver) -> None:
-    """Without a cluster there is one task."""
+    """Raise if the resolver names no cluster, but a task other than the first."""
     if resolver.task_id:
         raise InvalidArgumentError(
             f"A task must be one of the cluster's, but this process is task {resolver.task_type or ''} "
@@ -110,7 +110,7 @@ def _require_first(resolver: ClusterResolver) -> None:
 
 
 def _require_listed(resolver: ClusterResolver) -> None:
-    """This process is one of the tasks, and there is one chief at most."""
+    """Raise if this process is not one of the tasks, or if there is more than one chief."""
     tasks = resolver.cluster_spec().as_dict()
     if len(tasks.get("chief", ())) > 1:
         raise InvalidArgumentError(
@@ -130,7 +130,7 @@ def _require_listed(resolver: ClusterResolver) -> None:
 
 
 def _require_driver(resolver: ClusterResolver) -> None:
-    """One program drives all workers: it is the first one's."""
+    """Raise if this process is not the first task, whose program drives all workers."""
     kind, index = resolver.task_type, resolver.task_id or 0
     first = "chief" if resolver.cluster_spec().as_dict().get("chief") else "worker"
     if kind is not None and (kind, index) != (first, 0):
@@ -141,22 +141,22 @@ def _require_driver(resolver: ClusterResolver) -> None:
 
 
 def _host(address: str) -> str:
-    """The host of "host", "host:port", "[v6]:port" or a bare v6 address."""
+    """Return the host of "host", "host:port", "[v6]:port" or a bare v6 address."""
     if address.startswith("["):
         return address[1:].partition("]")[0]
     return address.partition(":")[0] if address.count(":") == 1 else address
 
 
 def assign_hosts(hosts: Sequence[str], nodes: Sequence[Node], resolve: Callable[[str], str]) -> tuple[str, ...]:
-    """The address of the node that each worker's host is.
+    """Return the address of each worker's node.
 
     Args:
-        hosts: As the user has named them.
-        nodes: Of the Ray cluster.
-        resolve: The address for a host's name, or the name itself where nobody knows.
+        hosts: Hosts, as the user named them.
+        nodes: Nodes of the Ray cluster.
+        resolve: Returns the address of a host name, or the name itself if it is unknown.
 
     Raises:
-        InvalidArgumentError: One is no node, or more workers than nodes are on one.
+        InvalidArgumentError: A host is not a node, or has more workers than nodes.
 
     >>> nodes = [Node("a", "10.0.0.1", {}), Node("b", "10.0.0.2", {})]
     >>> assign_hosts(["two", "10.0.0.1"], nodes, {"two": "10.0.0.2", "10.0.0.1": "10.0.0.1"}.get)
