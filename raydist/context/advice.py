@@ -1,4 +1,4 @@
-"""What to say to errors of a step whose own messages lead the wrong way."""
+"""Notes for errors of a step whose own messages are misleading."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["advise"]
 
 
 def advise(error: BaseException) -> None:
-    """Add a note to an error that a step raised, if there is something to do that it does not say.
+    """Add a note to an error of a step, if raydist knows a remedy that the message does not name.
 
     >>> error = ValueError("Default process group has not been initialized, please make sure to call it.")
     >>> advise(error)

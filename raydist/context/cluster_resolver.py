@@ -1,4 +1,4 @@
-"""Where a strategy learns which machines it has: from TF_CONFIG, or from the program."""
+"""Cluster resolvers: the machines of a strategy, from TF_CONFIG or from the program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VARIABLE = "TF_CONFIG"
 
 
 class ClusterResolver(ABC):
-    """Says which workers a strategy has. Inherit from it to ask a scheduler of one's own.
+    """Names the workers of a strategy. Derive from it to ask a scheduler of your own.
 
     Source: tf.distribute.cluster_resolver.ClusterResolver.
 
@@ -30,9 +30,9 @@ class ClusterResolver(ABC):
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks: of the job "worker", and of "chief" where the first worker is called so.
+        """Return the tasks: those of the job "worker", and of "chief" if the first worker has that name.
 
-        Empty: the resolver leaves it to the Ray cluster.
+        An empty ClusterSpec leaves the choice to the Ray cluster.
 
         Source: tf.distribute.cluster_resolver.ClusterResolver.cluster_spec.
 
@@ -42,7 +42,7 @@ class ClusterResolver(ABC):
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process; None where nobody says so.
+        """Job of this process; None if unknown.
 
         Source: tf.distribute.cluster_resolver.ClusterResolver.task_type.
 
@@ -53,7 +53,7 @@ class ClusterResolver(ABC):
 
     @property
     def task_id(self) -> int | None:
-        """The number of this process in its job; None where nobody says so.
+        """Index of this process in its job; None if unknown.
 
         Source: tf.distribute.cluster_resolver.ClusterResolver.task_id.
 
@@ -63,7 +63,7 @@ class ClusterResolver(ABC):
         return None
 
     def num_accelerators(self) -> dict[str, int]:
-        """How many GPUs each worker has, as {"GPU": 2}; empty: what the nodes have.
+        """Return the number of GPUs of each worker, as {"GPU": 2}; an empty dict means all GPUs of the nodes.
 
         Source: tf.distribute.cluster_resolver.ClusterResolver.num_accelerators.
 
@@ -73,7 +73,7 @@ class ClusterResolver(ABC):
         return {}
 
     def master(self) -> str:
-        """The address of the task that runs the program: the chief, else the first worker; "" where there is none.
+        """Return the address of the task that runs the program: the chief, else the first worker; "" without workers.
 
         Source: tf.distribute.cluster_resolver.ClusterResolver.master.
 
@@ -83,23 +83,23 @@ class ClusterResolver(ABC):
         return next(iter(self._workers()), "")
 
     def _workers(self) -> list[str]:
-        """The addresses of the workers, the chief first."""
+        """Return the addresses of the workers, the chief first."""
         tasks = self.cluster_spec().as_dict()
         return [*tasks.get("chief", ()), *tasks.get("worker", ())]
 
 
 @final
 class SimpleClusterResolver(ClusterResolver):
-    """Workers that the program names.
+    """A resolver with workers that the program names.
 
     Args:
-        cluster_spec: Their addresses: each must be a node of the Ray cluster.
+        cluster_spec: Addresses of the workers: each must be a node of the Ray cluster.
         task_type: The job of this process.
-        task_id: Its number in it.
-        num_accelerators: What each worker has, as {"GPU": 2}.
+        task_id: Index of this process in its job.
+        num_accelerators: Accelerators of each worker, as {"GPU": 2}.
 
     Raises:
-        InvalidArgumentError: `cluster_spec` is no ClusterSpec.
+        InvalidArgumentError: `cluster_spec` is not a ClusterSpec.
 
     Source: tf.distribute.cluster_resolver.SimpleClusterResolver.
 
@@ -141,16 +141,16 @@ class SimpleClusterResolver(ClusterResolver):
 
 @final
 class TFConfigClusterResolver(ClusterResolver):
-    """Workers that the environment variable TF_CONFIG names, which is read when this is made.
+    """A resolver with the workers of the environment variable TF_CONFIG, which the constructor reads.
 
     Without the variable the resolver leaves everything to the Ray cluster.
 
     Args:
-        task_type: The job of this process, in place of what the variable says.
-        task_id: Its number in it, likewise.
+        task_type: Job of this process; overrides TF_CONFIG.
+        task_id: Index of this process in its job; overrides TF_CONFIG.
 
     Raises:
-        InvalidArgumentError: TF_CONFIG is no JSON object, or its parts are not what they must be.
+        InvalidArgumentError: TF_CONFIG is not a JSON object, or its parts are invalid.
 
     Source: tf.distribute.cluster_resolver.TFConfigClusterResolver.
 
@@ -201,5 +201,5 @@ def _read(text: str) -> dict[str, Any]:
 
 
 def _is_task(kind: Any, index: Any) -> bool:
-    digits = "0" if index is None else str(index)  # launchers write a number or text
+    digits = "0" if index is None else str(index)  # launchers write a number or a string
     return (kind is None or isinstance(kind, str)) and digits.isdecimal() and len(digits) < 10

@@ -1,4 +1,4 @@
-"""Which tasks a cluster has, and at which addresses."""
+"""The tasks of a cluster and their addresses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ClusterSpec:
         cluster: A list of addresses ("host" or "host:port") for each job name, or another ClusterSpec.
 
     Raises:
-        InvalidArgumentError: It is something else.
+        InvalidArgumentError: `cluster` is something else.
 
     Source: tf.train.ClusterSpec.
 
@@ -36,10 +36,10 @@ class ClusterSpec:
         self._tasks = {name: tuple(tasks) for name, tasks in given.items()}
 
     def as_dict(self) -> dict[str, list[str]]:
-        """The addresses of each job.
+        """Return the addresses of each job. Does not block.
 
         Returns:
-            A new dict of new lists. Waits for nothing.
+            A new dict of new lists.
 
         Source: tf.train.ClusterSpec.as_dict.
 
@@ -50,7 +50,7 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """The names of the jobs, as they were given.
+        """Names of the jobs, in the given order.
 
         Source: tf.train.ClusterSpec.jobs.
 
@@ -60,10 +60,10 @@ class ClusterSpec:
         return list(self._tasks)
 
     def job_tasks(self, job_name: str) -> list[str]:
-        """The addresses of one job's tasks.
+        """Return the addresses of one job's tasks.
 
         Args:
-            job_name: The job.
+            job_name: Name of the job.
 
         Raises:
             InvalidArgumentError: There is no such job.
@@ -78,10 +78,10 @@ class ClusterSpec:
         return list(self._tasks[job_name])
 
     def num_tasks(self, job_name: str) -> int:
-        """How many tasks a job has.
+        """Return the number of tasks of a job.
 
         Args:
-            job_name: The job.
+            job_name: Name of the job.
 
         Raises:
             InvalidArgumentError: There is no such job.
@@ -94,11 +94,11 @@ class ClusterSpec:
         return len(self.job_tasks(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """The address of one task.
+        """Return the address of one task.
 
         Args:
-            job_name: The job.
-            task_index: The task's number in it, from 0.
+            job_name: Name of the job.
+            task_index: Index of the task in the job, from 0.
 
         Raises:
             InvalidArgumentError: There is no such task.

@@ -1,4 +1,4 @@
-"""Cross-replica arithmetic on the values of replicas: reduce, gather, local results. Pure; needs no Ray."""
+"""Cross-replica arithmetic on PerReplica values: reduce, gather, local results. Does no I/O; needs no Ray."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["gather", "local_results", "reduce", "regroup", "require_int", "requi
 
 
 def reduce(op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None, num_replicas: int) -> Any:
-    """A nest with every PerReplica reduced, see `Strategy.reduce`."""
+    """Reduce every PerReplica of a nest, see `Strategy.reduce`."""
     reduction = ReduceOp.parse(op)
     if reduction not in (ReduceOp.SUM, ReduceOp.MEAN):
         raise InvalidArgumentError(
@@ -28,7 +28,7 @@ def reduce(op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None, num
 
 
 def _map_leaves(fn: Callable[[Any], torch.Tensor | None], value: Any) -> Any:
-    """As `map_structure`; an error names the leaf."""
+    """Apply `fn` to the leaves like `map_structure`; an error names the leaf."""
     leaves, structure = flatten(value)
     found = []
     for leaf, path in zip(leaves, structure.paths(), strict=True):
@@ -51,7 +51,7 @@ def _axes(axis: Any) -> tuple[int, ...]:
 
 
 def require_int(axis: Any) -> None:
-    """InvalidArgumentError unless `axis` is a number of a dimension."""
+    """Raise InvalidArgumentError unless `axis` is an int."""
     if not isinstance(axis, int | np.integer) or isinstance(axis, bool):
         raise InvalidArgumentError(
             f"A dimension must be given as an int (to reduce, also as several), got {axis!r:.80}."
@@ -91,10 +91,10 @@ def _tensors(parts: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def regroup(values: Sequence[Any]) -> Any:
-    """The nest that each replica has a value of, with a PerReplica for each leaf.
+    """Combine one nest per replica into a nest with a PerReplica for each leaf.
 
     Raises:
-        SpecError: Two have different structures; shows both.
+        SpecError: Two nests have different structures; shows both.
 
     Source: tf.distribute's `regroup`.
 
@@ -107,10 +107,10 @@ def regroup(values: Sequence[Any]) -> Any:
 
 
 def require_one_structure(structures: Mapping[int, Structure], what: str) -> None:
-    """Raise where replicas have nests of different structures; `what` is it that gave them.
+    """Raise if replicas have nests of different structures; `what` names their source in the message.
 
     Raises:
-        SpecError: Of two replicas that differ both are shown: of sixty, all would fill the screen.
+        SpecError: Shows two replicas that differ: all of 64 would fill the screen.
     """
     first = next(iter(structures), 0)
     for rank, structure in structures.items():
@@ -122,10 +122,10 @@ def require_one_structure(structures: Mapping[int, Structure], what: str) -> Non
 
 
 def tensor_of(part: Any, name: str = "") -> torch.Tensor:
-    """A tensor or a number as a tensor; `name` tells in messages which of several it is.
+    """Convert a tensor or a number to a tensor; `name` identifies the value in messages.
 
     Raises:
-        SpecError: It is neither.
+        SpecError: `part` is neither.
     """
     try:
         return torch.as_tensor(part)
@@ -151,7 +151,7 @@ def _reduce_elementwise(op: ReduceOp, tensors: Sequence[torch.Tensor], weights: 
 
 
 def _weighted_mean(tensors: Sequence[torch.Tensor], weights: Sequence[int]) -> torch.Tensor:
-    """sum(w * t) / sum(w). What weighs nothing is left out: a mean over no rows is NaN."""
+    """Return sum(w * t) / sum(w). Values of weight 0 are left out: a mean over no rows is NaN."""
     total = sum(weights)
     counted = [(tensor, weight) for tensor, weight in zip(tensors, weights, strict=True) if weight]
     return torch.stack([tensor * (weight / total) for tensor, weight in counted]).sum(0)
@@ -177,7 +177,7 @@ def _reduce_axes(op: ReduceOp, tensors: Sequence[torch.Tensor], axes: tuple[int,
     total = torch.stack(sums).sum(0)
     if op is ReduceOp.SUM:
         return total
-    # The true number of reduced entries, so that uneven and empty replicas weigh what they hold.
+    # The true number of reduced entries, so that uneven and empty replicas count by their entries.
     count = sum(tensor.numel() for tensor in tensors)
     return total / (count / max(1, total.numel()))
 
@@ -187,7 +187,7 @@ def _accumulable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gather(value: Any, axis: int) -> Any:
-    """A nest with every PerReplica concatenated along `axis`, see `Strategy.gather`."""
+    """Concatenate every PerReplica of a nest along `axis`, see `Strategy.gather`."""
     require_int(axis)
     return _map_leaves(lambda leaf: _gather_leaf(leaf, axis), value)
 
@@ -214,7 +214,7 @@ def _gather_leaf(leaf: Any, axis: int) -> torch.Tensor | None:
 
 
 def local_results(value: Any) -> tuple[Any, ...]:
-    """One value per replica: the parts of a PerReplica, nests of the parts of a nest; see `Strategy.local_results`."""
+    """Return one nest per replica, with that replica's part of every PerReplica; see `Strategy.local_results`."""
     leaves, structure = flatten(value)
     parts = [leaf.values for leaf in leaves if isinstance(leaf, PerReplica)]
     if not parts:

@@ -1,8 +1,8 @@
-"""Which context is open here: a strategy's scope, a replica in a run, or none.
+"""The current context: a strategy's scope, a replica in a run, or none.
 
 As in tf.distribute there are two contexts. The *cross-replica* context (the driver, inside `strategy.scope()`) sees all
-replicas at once; the *replica* context (inside `strategy.run`) is one of them. What holds outside of both is not known
-here: `strategies/default.py` says it.
+replicas at once; the *replica* context (inside `strategy.run`) is that of one replica. `strategies/default.py` has the
+defaults outside of both.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ __all__ = [
 @final
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """One open context: whose it is, and of which of the two kinds."""
+    """One open context: its holder, and its kind."""
 
     holder: object
     is_replica: bool
 
 
-# The innermost open context. Per thread and per task.
+# The innermost open context, per thread and per asyncio task.
 _opened: ContextVar[_Opened | None] = ContextVar("raydist_context", default=None)
 
 
 def current() -> object | None:
-    """Who opened the innermost context: a `Strategy` its scope, a `ReplicaContext` its run; None outside of both."""
+    """Return the holder of the innermost context: a `Strategy` (scope), a `ReplicaContext` (run), or None."""
     opened = _opened.get()
     return None if opened is None else opened.holder
 
 
 def enter_cross_replica(strategy: object) -> AbstractContextManager[None]:
-    """The scope of `strategy`. The same one may be entered again; another one inside is an error."""
+    """Return the scope of `strategy`. It may be entered again within itself; another strategy's scope is an error."""
     opened = _opened.get()
     if opened is not None and opened.is_replica:
         raise FailedPreconditionError(
@@ -61,13 +61,13 @@ def enter_cross_replica(strategy: object) -> AbstractContextManager[None]:
 
 
 def enter_replica(context: object, *others: SetInside) -> AbstractContextManager[None]:
-    """Run what is inside as the replica of `context`, a `ReplicaContext`; `others` are what else holds there."""
+    """Return a context that runs code as the replica of `context`, a `ReplicaContext`; enters `others`, too."""
     require_no_run()
     return SetInside(_opened, _Opened(context, is_replica=True), *others)
 
 
 def require_no_run() -> None:
-    """Raise inside of a `run`: of whichever strategy, no other begins there."""
+    """Raise inside of a `run`: no strategy may begin another run there."""
     opened = _opened.get()
     if opened is not None and opened.is_replica:
         raise FailedPreconditionError(
@@ -76,10 +76,10 @@ def require_no_run() -> None:
 
 
 def has_strategy() -> bool:
-    """Whether a strategy's scope or a `run` is open here.
+    """Return True if a strategy's scope or a `run` is open here. Does not block.
 
     Returns:
-        True inside `with strategy.scope():` and inside of a step function, else False. Waits for nothing.
+        True inside `with strategy.scope():` and inside of a step function, else False.
 
     Source: tf.distribute.has_strategy.
 
@@ -93,11 +93,11 @@ def has_strategy() -> bool:
 
 
 def in_cross_replica_context() -> bool:
-    """Whether this code sees all replicas at once: inside a scope, and not inside of `run`.
+    """Return True if this code sees all replicas at once: inside a scope, and not inside of `run`. Does not block.
 
     Returns:
-        True inside `with strategy.scope():`; False in a step function, and outside of every scope, where a replica
-        context with one replica holds. Waits for nothing.
+        True inside `with strategy.scope():`; False in a step function, and outside of every scope, which has a replica
+        context with one replica.
 
     Source: tf.distribute.in_cross_replica_context.
 

@@ -36,7 +36,7 @@ class Device:
 
 
 def parse_device(device: Any) -> Device:
-    """The device for a name or a `torch.device`; InvalidArgumentError for anything else."""
+    """Return the device for a name or a `torch.device`; raise InvalidArgumentError for anything else."""
     match = _NAME.match(str(device)) if device is not None and not isinstance(device, int) else None
     if match is None:
         raise InvalidArgumentError(
@@ -47,7 +47,7 @@ def parse_device(device: Any) -> Device:
 
 
 def parse_devices(devices: int | Sequence[Any] | Any, *, gpus_on_node: int) -> tuple[Device, ...]:
-    """The devices of a strategy: a count (GPUs if the node has any, else CPUs), or one name, or several.
+    """Return the devices of a strategy for a count (GPUs if the node has any, else CPUs), one name, or several.
 
     >>> [str(d) for d in parse_devices(2, gpus_on_node=0)]
     ['CPU:0', 'CPU:1']

@@ -1,4 +1,4 @@
-"""`strategy.extended`: what tf.distribute offers to libraries, in terms of what raydist offers to everyone."""
+"""`strategy.extended`: tf.distribute's methods for libraries, implemented with the public methods of a strategy."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["StrategyExtended"]
 
 
 class _Extended(Protocol):
-    """The part of a strategy that is needed here."""
+    """The part of a strategy that is used here."""
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """One device name per replica."""
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
-        """One value for those of all replicas."""
+        """Reduce a value over replicas."""
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """`fn` on every replica."""
+        """Run `fn` on every replica."""
 
 
 @final
 class StrategyExtended:
-    """Further methods of a strategy, under tf.distribute's names. Made by `strategy.extended`.
+    """Further methods of a strategy, under tf.distribute's names. The property `strategy.extended` returns it.
 
     Args:
         strategy: The strategy.
@@ -54,7 +54,7 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The devices that hold variables: those of all replicas, each of which has its copy.
+        """The devices that hold variables: the devices of all replicas, each of which has a copy.
 
         >>> rd.OneDeviceStrategy("cpu").extended.parameter_devices
         ('CPU:0',)
@@ -62,13 +62,13 @@ class StrategyExtended:
         return self._strategy.worker_devices
 
     def reduce_to(self, reduce_op: ReduceOp | str, value: Any, destinations: Any = None, options: Any = None) -> Any:
-        """`strategy.reduce(reduce_op, value, axis=None)`: blocks and raises as that does.
+        """Return `strategy.reduce(reduce_op, value, axis=None)`: blocks and raises like that method.
 
         Args:
             reduce_op: SUM or MEAN.
             value: A nest of PerReplica, tensors and numbers.
-            destinations: Changes nothing: the result is on the CPU, and goes wherever it is used.
-            options: Changes nothing, like `destinations`.
+            destinations: No effect: the result is on the CPU, and may be used anywhere.
+            options: No effect.
 
         Source: tf.distribute.StrategyExtended.reduce_to.
 
@@ -80,12 +80,12 @@ class StrategyExtended:
     def batch_reduce_to(
         self, reduce_op: ReduceOp | str, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any = None
     ) -> list[Any]:
-        """:meth:`reduce_to` for several values.
+        """Call :meth:`reduce_to` for several values; return the list of results.
 
         Args:
             reduce_op: SUM or MEAN.
-            value_destination_pairs: Pairs of what `reduce_to` takes.
-            options: Changes nothing.
+            value_destination_pairs: Pairs of the arguments `value` and `destinations` of `reduce_to`.
+            options: No effect.
 
         Source: tf.distribute.StrategyExtended.batch_reduce_to.
 
@@ -97,7 +97,7 @@ class StrategyExtended:
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`strategy.run(fn, args, kwargs)`.
+        """Return `strategy.run(fn, args, kwargs)`.
 
         Args:
             fn: The step function.
@@ -119,17 +119,17 @@ class StrategyExtended:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """`fn(var, *args, **kwargs)` on the driver, without gradients: what it writes reaches every replica.
+        """Call `fn(var, *args, **kwargs)` on the driver, without gradients: its writes reach every replica.
 
         Args:
             var: A variable of the strategy.
-            fn: Writes to it in place.
-            args: Further arguments: values, such as `reduce_to` gives.
+            fn: A function that writes to the variable in place.
+            args: Further arguments, such as results of `reduce_to`.
             kwargs: Keyword arguments.
-            group: Changes nothing: the call returns when the value is written.
+            group: No effect: the call returns when the value is written.
 
         Returns:
-            What `fn` returned.
+            The return value of `fn`.
 
         Source: tf.distribute.StrategyExtended.update.
 
@@ -146,7 +146,7 @@ class StrategyExtended:
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
-        """Variables made inside lie where `colocate_with_variable` does, as all of them do.
+        """Do nothing: variables made within the context are on all replicas, as `colocate_with_variable` is.
 
         Args:
             colocate_with_variable: A variable of the strategy.

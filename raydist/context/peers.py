@@ -1,4 +1,4 @@
-"""What one replica can do together with the others, and the replica that is alone."""
+"""Operations of one replica together with its peers, and the replica without peers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["Alone", "Peers"]
 
 
 class Peers(ABC):
-    """The other replicas, seen from one of them.
+    """The other replicas, as seen from one of them.
 
     Attributes:
-        rank: This replica.
-        world_size: All replicas.
-        device: Where this replica computes.
+        rank: Rank of this replica.
+        world_size: Number of replicas.
+        device: Device of this replica.
         rows: Rows of the current distributed batch on each replica, None without a batch.
-        implementation: What was asked to carry collectives, see `CommunicationOptions`.
-        loop: What draws batches in this run; None where it is given them.
+        implementation: The requested implementation of collectives, see `CommunicationOptions`.
+        loop: The object that draws batches in this run; None if the step gets its batches as arguments.
     """
 
     rank: int
@@ -38,22 +38,22 @@ class Peers(ABC):
 
     @abstractmethod
     def all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
-        """One leaf of `ReplicaContext.all_reduce`."""
+        """Reduce one leaf of `ReplicaContext.all_reduce`."""
 
     @abstractmethod
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """One leaf of `ReplicaContext.all_gather`."""
+        """Gather one leaf of `ReplicaContext.all_gather`."""
 
     @abstractmethod
     def merge_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """This replica's part of `fn(*args, **kwargs)`, given a PerReplica of every replica's for each leaf.
+        """Return this replica's part of `fn(*args, **kwargs)`, with a PerReplica of all replicas' leaves for each leaf.
 
-        See `ReplicaContext.merge_call`, which has bound the strategy to `fn`.
+        `ReplicaContext.merge_call` has bound the strategy to `fn`.
         """
 
     @abstractmethod
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Backwards inside stay local."""
+        """Return a context in which backward passes keep gradients local."""
 
 
 @final
@@ -61,8 +61,8 @@ class Alone(Peers):
     """The only replica: every collective is the identity.
 
     Args:
-        device: Where it computes.
-        checked: What looks at its gradients, where something does.
+        device: Device of the replica.
+        checked: Checks the gradients of the replica; None for no checks.
     """
 
     def __init__(self, device: torch.device, checked: CheckedBackward | None = None) -> None:

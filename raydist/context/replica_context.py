@@ -1,4 +1,4 @@
-"""What a step function knows about its replica, and what it can do together with the others."""
+"""The context of a step function: its replica, and collectives with the other replicas."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["ReplicaContext", "loop_here", "peers_here"]
 
 @final
 class ReplicaContext:
-    """What a step function sees of its replica and of the others.
+    """A step function's view of its replica and of the other replicas.
 
-    A step asks for it with `rd.get_replica_context()`; nothing else makes one.
+    A step gets it from `rd.get_replica_context()`; the class is not meant to be instantiated.
 
     Args:
-        strategy: What `strategy` is to be.
-        peers: This replica's way to the others.
+        strategy: The strategy that runs the replica.
+        peers: The other replicas, as seen from this one.
 
     Source: tf.distribute.ReplicaContext.
 
@@ -46,7 +46,7 @@ class ReplicaContext:
 
     @property
     def replica_id_in_sync_group(self) -> int:
-        """This replica's rank, 0 .. num_replicas_in_sync - 1.
+        """Rank of this replica, 0 .. num_replicas_in_sync - 1.
 
         >>> rd.get_replica_context().replica_id_in_sync_group  # outside of `run`: the only replica
         0
@@ -55,7 +55,7 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of replicas whose gradients meet in one step.
+        """Number of replicas that reduce their gradients in one step.
 
         >>> rd.get_replica_context().num_replicas_in_sync  # outside of `run`: the only replica
         1
@@ -66,8 +66,8 @@ class ReplicaContext:
     def strategy(self) -> Strategy:
         """The strategy that runs this replica.
 
-        Its numbers and its arithmetic (`reduce`, `gather`, `local_results`) work in a step; what belongs to the driver
-        (`scope`, `run`, `distribute_dataset`, ...) raises FailedPreconditionError there.
+        Numbers and arithmetic (`reduce`, `gather`, `local_results`) work in a step; methods for the driver (`scope`,
+        `run`, `distribute_dataset`, ...) raise FailedPreconditionError there.
 
         >>> rd.get_replica_context().strategy.worker_devices
         ('CPU:0',)
@@ -76,7 +76,7 @@ class ReplicaContext:
 
     @property
     def device(self) -> torch.device:
-        """Where this replica computes, as a `torch.device` of its own process ("cuda:0" on every GPU replica).
+        """Device of this replica, as a `torch.device` of its own process ("cuda:0" on every GPU replica).
 
         >>> rd.get_replica_context().device
         device(type='cpu')
@@ -87,7 +87,7 @@ class ReplicaContext:
     def num_rows(self) -> int | None:
         """Rows of this replica's piece of the current distributed batch; None without a batch.
 
-        It is 0 for a replica that got none: it works on stand-in rows, and nothing that it produces counts.
+        A replica with 0 rows runs on padding rows, and its results do not count.
 
         >>> strategy = rd.OneDeviceStrategy("cpu")
         >>> batches = strategy.distribute_dataset(rd.Dataset.range(5).batch(3))
@@ -119,16 +119,16 @@ class ReplicaContext:
 
         Args:
             op: `ReduceOp.SUM`, `MEAN`, `MIN`, `MAX` or `PRODUCT`, or its name. MEAN counts each replica once, whatever
-                rows it has, and gives floating-point numbers; replicas that stand in count nowhere.
+                its rows, and returns floating-point numbers; replicas on padding rows do not count.
             value: A nest of tensors and numbers, with the same structure, shapes and dtypes on all replicas.
-            options: For this call, the same on all replicas: `timeout_seconds` is its limit, with `compression` float32
-                travels in half the bytes. `implementation` is the strategy's, and `bytes_per_pack` changes nothing.
+            options: Options of this call, the same on all replicas: `timeout_seconds` is its limit; `compression` sends
+                float32 in half the bytes. `implementation` must be the strategy's, and `bytes_per_pack` has no effect.
 
         Returns:
-            The nest with a new tensor on this replica's device for each leaf; what was given is left unchanged.
+            The nest with a new tensor on this replica's device for each leaf; the arguments are not changed.
 
         Raises:
-            InvalidArgumentError: `op` is no reduction, or `options` asks for another implementation.
+            InvalidArgumentError: `op` is not a reduction, or `options` asks for another implementation.
             SpecError: A leaf is neither a tensor nor a number.
             CollectiveMismatchError: (on all replicas) shapes, dtypes or operations differ between replicas.
             DeadlineExceededError: (on all replicas) a replica did not call it in time.
@@ -154,10 +154,10 @@ class ReplicaContext:
         Shapes: each leaf (n_i, ...) on replica i -> (sum of n_i, ...), where n_i is the length along `axis`.
 
         Args:
-            value: A nest of tensors that differ between replicas at most in their length along `axis`. A replica that
-                stands in adds nothing.
-            axis: The dimension along which to concatenate; negative ones count from the end.
-            options: For this call, as those of `all_reduce`; nothing is compressed.
+            value: A nest of tensors that differ between replicas at most in their length along `axis`. A replica on
+                padding rows contributes nothing.
+            axis: The dimension to concatenate along; negative values count from the end.
+            options: Options of this call, as for `all_reduce`; nothing is compressed.
 
         Returns:
             The nest with a new tensor on this replica's device for each leaf.
@@ -191,17 +191,17 @@ class ReplicaContext:
     def merge_call(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Call `fn(strategy, *args, **kwargs)` with every replica's arguments at once.
 
-        `fn` runs in each replica on the same values, so it must be deterministic. Blocks until every replica has called
-        it (limit: `Timeouts.collective_s`). Not differentiable: arguments travel as pickles.
+        Each replica runs `fn` on the same values, so it must be deterministic. Blocks until every replica has called
+        this method (limit: `Timeouts.collective_s`). Not differentiable: arguments are pickled.
 
         Args:
-            fn: Called with the strategy, then the arguments, whose leaves are a PerReplica of all replicas' each (the
-                plain values where there is one replica only).
+            fn: Called with the strategy, then the arguments, each leaf of which is a PerReplica of all replicas' leaves
+                (the plain value if there is only one replica).
             args: Positional arguments, the same nest on all replicas.
             kwargs: Keyword arguments, the same nest on all replicas.
 
         Returns:
-            What `fn` returned, each PerReplica in it replaced by this replica's part.
+            The return value of `fn`, with this replica's part in place of each PerReplica.
 
         Raises:
             CollectiveMismatchError: (on all replicas) another replica called another collective.
@@ -218,11 +218,10 @@ class ReplicaContext:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Keep the gradients of backwards inside local: they are reduced together with the next one outside.
+        """Keep gradients of backward passes inside local: the next backward pass outside reduces all of them together.
 
-        Hooks on parameters wait until then, too, and get the sum.
-
-        Waits for nothing. All replicas must use it for the same backwards.
+        Hooks on parameters also run then, with the sum. Does not block. All replicas must use the context for the same
+        backward passes.
 
         Source: torch.nn.parallel.DistributedDataParallel.no_sync.
 
@@ -238,7 +237,7 @@ class ReplicaContext:
 
 
 def loop_here() -> Any:
-    """What draws batches in the run that this code is in; None where it is given them, or is in none.
+    """Return the object that draws batches in the current run; None if the run gets its batches, or outside of a run.
 
     >>> loop_here() is None
     True
@@ -248,7 +247,7 @@ def loop_here() -> Any:
 
 
 def peers_here() -> Peers | None:
-    """Return the other replicas, as the replica that runs this code sees them; None outside of a run.
+    """Return the peers of the replica that runs this code; None outside of a run.
 
     >>> peers_here() is None
     True

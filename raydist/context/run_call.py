@@ -1,4 +1,4 @@
-"""What `strategy.run` may be called with."""
+"""Checks of the arguments of `strategy.run`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["plain_call", "require_call"]
 
 
 def require_call(fn: Any, args: Any, kwargs: Any = None, options: Any = None) -> None:
-    """InvalidArgumentError unless `strategy.run(fn, args, kwargs, options)` can be meant so."""
+    """Raise InvalidArgumentError unless the arguments of `strategy.run` are valid."""
     if not callable(fn):
         raise InvalidArgumentError(
             f"strategy.run needs a function, got {fn!r:.80}. Give the function itself and its arguments as args."
@@ -38,7 +38,7 @@ def require_call(fn: Any, args: Any, kwargs: Any = None, options: Any = None) ->
 
 
 def plain_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a step, with the value itself in the place of each `rd.Replicated`.
+    """Return the arguments of a step, with the value itself in place of each `rd.Replicated`.
 
     >>> plain_call([1, {"weights": rd.Replicated(2)}], None)
     ((1, {'weights': 2}), {})
@@ -55,6 +55,6 @@ def _plain(leaf: Any) -> Any:
 
 @functools.cache
 def _distributed_dataset() -> type:
-    from raydist.distributed_dataset import DistributedDataset  # a replica needs none of it
+    from raydist.distributed_dataset import DistributedDataset  # not imported by replicas, which do not need it
 
     return DistributedDataset

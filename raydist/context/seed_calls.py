@@ -1,6 +1,6 @@
-"""Notice that the program seeds torch, also with the seed that it had before: then replicas begin their streams again.
+"""Counts the calls that seed torch in this process, so that replicas restart their random streams at each call.
 
-Nothing in a generator's state tells, since the driver's draws nothing while the replicas train.
+The state of the driver's generator cannot show a call with the same seed, because the driver draws no numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["num_seed_calls"]
 
 @final
 class _SeedCalls:
-    """Counts the calls of `torch.manual_seed` and `torch.seed` in this process, from when it is first asked."""
+    """Counts the calls of `torch.manual_seed` and `torch.seed` in this process, since the first call of `count`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,7 +31,7 @@ class _SeedCalls:
             return self._count
 
     def _install(self) -> None:
-        # Both call the generator of this module, however a program has imported them.
+        # Both functions call the generator of this module, however a program has imported them.
         module: Any = torch.random
         module.default_generator = _Counted(module.default_generator, self._count_one)
 
@@ -42,7 +42,7 @@ class _SeedCalls:
 
 @final
 class _Counted:
-    """A generator that tells when it is seeded."""
+    """A wrapper of a generator that reports when it is seeded."""
 
     def __init__(self, generator: torch.Generator, tell: Callable[[], None]) -> None:
         self._generator = generator
@@ -60,12 +60,12 @@ class _Counted:
         return getattr(self._generator, name)
 
 
-# One per process, as torch's generator is.
+# One per process, because torch has one CPU generator.
 _CALLS = _SeedCalls()
 
 
 def num_seed_calls() -> int:
-    """How often the program has seeded torch since this was first called.
+    """Return the number of times that the program has seeded torch since the first call of this function.
 
     >>> before = num_seed_calls()
     >>> _ = torch.manual_seed(torch.initial_seed())

@@ -1,4 +1,4 @@
-"""The global step: how many batches a strategy has trained on."""
+"""The global step: the number of batches that a strategy has trained on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["StepCounter"]
 
 @final
 class StepCounter(nn.Module):
-    """The global step of one strategy. Its buffer is mirrored; each replica adds to its own.
+    """The global step of one strategy. Its buffer is mirrored; each replica adds to its own copy.
 
     >>> counter = StepCounter()
     >>> counter.value += 1

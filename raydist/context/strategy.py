@@ -1,4 +1,4 @@
-"""What every strategy offers: the same calls, whatever runs underneath."""
+"""The base class of all strategies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Strategy"]
 
-# TensorFlow's older spellings, so that code moved over keeps working.
+# TensorFlow's older names, so that ported code keeps working.
 _ALIASES = {
     "experimental_distribute_dataset": "distribute_dataset",
     "experimental_distribute_datasets_from_function": "distribute_datasets_from_function",
@@ -41,14 +41,14 @@ _ALIASES = {
 
 
 class Strategy(StrategyInput, StrategyValues):
-    """Decides where replicas run, where variables live and how gradients meet.
+    """Decides where replicas run, where variables live and how gradients are reduced.
 
-    What a strategy runs it starts when that is first needed, not when it is made. It is a context manager: leaving
-    `with` closes it; after an error nothing is waited for that could hide that error. One thread uses a strategy;
-    where replicas are in lock step, several may call `run` and read results: they take turns.
+    A strategy starts its processes when they are first needed, not in the constructor. It is a context manager: leaving
+    the `with` block closes it; after an error it does not wait for anything that could hide that error. One thread uses
+    a strategy; with replicas in lock step, several threads may call `run` and read results, one after the other.
 
-    Methods that need its replicas (`scope`, `run`, `distribute_dataset`, ...) raise FailedPreconditionError once it is
-    closed.
+    Methods that need the replicas (`scope`, `run`, `distribute_dataset`, ...) raise FailedPreconditionError once the
+    strategy is closed.
 
     Source: tf.distribute.Strategy; its older names (`experimental_run_v2`, `experimental_local_results`, ...) are kept.
 
@@ -70,21 +70,21 @@ class Strategy(StrategyInput, StrategyValues):
     """
 
     _steps_count = True
-    """Whether a step counts itself, in the replicas; else `_add_steps` is told."""
+    """True if steps count themselves, in the replicas; otherwise `_add_steps` counts them."""
 
     _is_default = False
-    """Whether it only stands for there being none."""
+    """True for the default strategy outside of every scope."""
 
     def __init__(self) -> None:
         self._closed = False
-        self._counter: StepCounter | None = None  # made when somebody asks for the global step
+        self._counter: StepCounter | None = None  # made by the first request for the global step
         self._process = OwningProcess(f"This {type(self).__name__}")
         note_strategy(self)
 
     @property
     @abstractmethod
     def worker_devices(self) -> tuple[str, ...]:
-        """One device name per replica, in rank order: ("CPU:0", "CPU:1"). Blocks as `num_replicas_in_sync` may.
+        """One device name per replica, in rank order: ("CPU:0", "CPU:1"). May block like `num_replicas_in_sync`.
 
         Source: tf.distribute.Strategy.extended.worker_devices.
 
@@ -94,7 +94,7 @@ class Strategy(StrategyInput, StrategyValues):
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """What says which machines the strategy has; None where nothing does.
+        """The resolver that names the strategy's machines; None without one.
 
         Source: tf.distribute.Strategy.cluster_resolver.
 
@@ -106,7 +106,7 @@ class Strategy(StrategyInput, StrategyValues):
     @final
     @property
     def extended(self) -> StrategyExtended:
-        """tf.distribute's further methods: `reduce_to`, `update`, `call_for_each_replica`, ...
+        """Further methods of tf.distribute: `reduce_to`, `update`, `call_for_each_replica`, ...
 
         Source: tf.distribute.Strategy.extended.
 
@@ -118,21 +118,20 @@ class Strategy(StrategyInput, StrategyValues):
     @final
     @contextlib.contextmanager
     def scope(self, *, gradient_reduce_op: ReduceOp | str | None = None) -> Iterator[Strategy]:
-        """Modules, optimizers, schedulers and metrics built inside are this strategy's.
+        """Make modules, optimizers, schedulers and metrics that are built inside belong to this strategy.
 
         A context manager. The same scope may be entered again, also inside of itself. Strategies with replica actors
-        begin to start them here and do not wait for them; the devices must fit into the cluster within
-        `Timeouts.start_s`.
+        begin to start them here, without waiting; the devices must fit into the cluster within `Timeouts.start_s`.
 
         Args:
-            gradient_reduce_op: How gradients meet in every later `run` that says nothing else: `ReduceOp.MEAN` weighs
-                each replica by its rows, `ReduceOp.SUM` adds. None leaves it as it is (MEAN, if nobody said).
+            gradient_reduce_op: Default reduction of gradients in every later `run`: `ReduceOp.MEAN` weights each
+                replica by its rows, `ReduceOp.SUM` adds. None keeps the present default (at first MEAN).
 
         Returns:
-            What `with` gives is this strategy.
+            A context manager whose value is this strategy.
 
         Raises:
-            FailedPreconditionError: The strategy is closed, the scope of another one is open, or this is a step.
+            FailedPreconditionError: The strategy is closed, another strategy's scope is open, or this is a step.
             InvalidArgumentError: `gradient_reduce_op` is neither MEAN nor SUM.
             DeadlineExceededError: The cluster can't place the replicas in time.
 
@@ -153,7 +152,7 @@ class Strategy(StrategyInput, StrategyValues):
 
     @abstractmethod
     def _mark_created(self) -> contextlib.AbstractContextManager[None]:
-        """Note what is created inside as this strategy's."""
+        """Return a context that assigns objects created inside to this strategy."""
 
     @abstractmethod
     def _set_gradient_reduce_op(self, options: RunOptions) -> None:
@@ -169,37 +168,36 @@ class Strategy(StrategyInput, StrategyValues):
     ) -> Any:
         """Run `fn` once on every replica, each on its part of the PerReplica arguments.
 
-        Inside, `rd.get_replica_context()` tells which replica it is. When a `backward()` in it returns, gradients are
-        those of the global batch. With replica actors `fn` and its plain arguments are sent by value; modules and
-        optimizers of the scope are not sent, each replica has its own copy of them, kept equal. It computes as the
-        program would here: within `torch.no_grad`, `inference_mode`, `autocast` or `set_detect_anomaly` where the call
-        stands in such a block, with its default dtype, its choice of deterministic algorithms and of the precision of
-        products.
+        Inside, `rd.get_replica_context()` returns the replica's context. When a `backward()` in it returns, gradients
+        are those of the global batch. Replica actors get `fn` and its plain arguments by value; modules and optimizers
+        of the scope are not sent: each replica has its own copy, and the strategy keeps the copies equal. The step uses
+        the modes of this call: `torch.no_grad`, `inference_mode`, `autocast` or `set_detect_anomaly`, the default
+        dtype, deterministic algorithms, and the precision of matrix products.
 
-        Blocking: with replica actors the call returns once the step is dispatched, and waits only while some steps are
-        under way already; values are fetched when they are read (limit: `Timeouts.step_s`). The structure of the result
-        is assumed to be that of the last call of the same function; the first call of a function that is not annotated
-        `-> None` waits to learn it. On one device `fn` runs at once.
+        With replica actors the call returns once the step is dispatched, and blocks only while some steps are in flight
+        already; reading a value waits for it (limit: `Timeouts.step_s`). The structure of the result is assumed to be
+        that of the last call of the same function; the first call of a function without the annotation `-> None` blocks
+        to learn the structure. On one device `fn` runs at once.
 
         Args:
             fn: The step function.
-            args: A tuple of its positional arguments, nests of anything. A leaf of a distributed batch, of a result of
-                `run` or of `distribute_values_from_function` is split; an iterator of a distributed dataset gives each
-                replica its pieces; everything else reaches all replicas alike.
-            kwargs: Its keyword arguments, likewise.
-            options: How gradients meet, and what replicas without rows do.
+            args: A tuple of its positional arguments, nests of any values. A leaf of a distributed batch, of a result
+                of `run` or of `distribute_values_from_function` is split; an iterator of a distributed dataset gives
+                each replica its pieces; every replica gets all other values whole.
+            kwargs: Keyword arguments, with the same rules.
+            options: Options of the step: reduction of gradients, replicas without rows, ...
 
         Returns:
-            The nest that `fn` returned with a PerReplica for each leaf, and None for None; from one replica the plain
-            nest. Tensors are detached and on the CPU where they come from replica actors.
+            The nest that `fn` returned with a PerReplica for each leaf, and None for None; with one replica the plain
+            nest. Tensors from replica actors are detached and on the CPU.
 
         Raises:
-            FailedPreconditionError: The strategy is closed, this is a step already, or `fn` uses what was not made
-                under the scope or can't be pickled.
-            InvalidArgumentError: `fn` can't be called, `args` is no tuple, or it has a whole dataset in it. Or, where a
-                result is read, `fn` returned another structure than in its last call.
-            Exception: What `fn` raised, of its own type, with a note on step and replica: here, or where the results
-                are read, or at the latest from the next call that waits. The strategy goes on afterwards.
+            FailedPreconditionError: The strategy is closed, this is a step already, or `fn` uses an object that was not
+                made under the scope or can't be pickled.
+            InvalidArgumentError: `fn` can't be called, `args` is not a tuple, or contains a whole dataset. Raised when
+                a result is read: `fn` returned another structure than in its last call.
+            Exception: The error of `fn`, of its own type, with a note on step and replica: here, or when a result is
+                read, or at the latest from the next call that waits. The strategy can be used afterwards.
 
         Source: tf.distribute.Strategy.run.
 
@@ -211,15 +209,15 @@ class Strategy(StrategyInput, StrategyValues):
 
     @abstractmethod
     def stats(self) -> StrategyStats:
-        """What has been done so far: steps, gradients that were not finite, updates that were skipped.
+        """Return counts so far: steps, gradients that were not finite, and skipped updates.
 
-        Blocks until dispatched steps are done (limit: `Timeouts.step_s`). After `close` the last numbers remain.
+        Blocks until dispatched steps are done (limit: `Timeouts.step_s`). After `close` the last counts remain.
 
         Returns:
             A StrategyStats.
 
         Raises:
-            Exception: What a dispatched step raised and nobody was told so far.
+            Exception: The error of a dispatched step, if it was not raised before.
 
         >>> rd.OneDeviceStrategy("cpu").stats().skipped_updates
         0
@@ -227,14 +225,14 @@ class Strategy(StrategyInput, StrategyValues):
 
     @abstractmethod
     def close(self) -> None:
-        """Wait for dispatched steps, fetch the variables' final values, and stop all that was started.
+        """Wait for dispatched steps, fetch the final values of the variables, and stop everything that was started.
 
-        Blocks until the steps are done (limit: `Timeouts.step_s`) and everything has stopped (limit:
-        `Timeouts.close_s`, what still lives then is killed). A second call does nothing. Variables become plain
-        modules and optimizers with the values they had last.
+        Blocks until the steps are done (limit: `Timeouts.step_s`) and all processes have stopped (limit:
+        `Timeouts.close_s`; processes that are still alive then are killed). A second call does nothing. Variables
+        become plain modules and optimizers with their last values.
 
         Raises:
-            Exception: What a step raised and nobody was told so far; everything is stopped all the same.
+            Exception: The error of a step, if it was not raised before; everything is stopped nevertheless.
 
         >>> strategy = rd.OneDeviceStrategy("cpu")
         >>> strategy.close()
@@ -246,7 +244,7 @@ class Strategy(StrategyInput, StrategyValues):
 
     @abstractmethod
     def _abort(self, *, fetch: bool) -> None:
-        """Stop everything without raising; with `fetch` variables get their final values where that is possible."""
+        """Stop everything without raising; with `fetch` variables get their final values if possible."""
 
     def __enter__(self) -> Strategy:
         return self
@@ -255,7 +253,7 @@ class Strategy(StrategyInput, StrategyValues):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # After an error a second one would hide the first; after Ctrl-C nothing may be waited for.
+        # After an error a second one would hide the first; after Ctrl-C nothing may block.
         if kind is None:
             self.close()
         else:
@@ -265,31 +263,31 @@ class Strategy(StrategyInput, StrategyValues):
         if name in _ALIASES:
             return getattr(self, _ALIASES[name])
         found = getattr(type(self), name, None)
-        if isinstance(found, property):  # it raised an AttributeError, for which Python asks here
+        if isinstance(found, property):  # the property raised an AttributeError, so that Python calls this
             return found.__get__(self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.")
 
     def _find_counter(self) -> StepCounter | None:
-        """What counts global steps, once there is one."""
+        """Return the global step counter, if there is one."""
         return self._counter
 
     def _has_made(self, obj: Any) -> bool:
-        """Whether a module or a variable was made under its scope, where it has one."""
+        """Return True if a module or a variable was made under the strategy's scope."""
         return False
 
     def _carried(self) -> tuple[StepCounter, ...]:
-        """What replicas are to have whether a step reaches it or not."""
+        """Return objects that replicas need even if a step does not refer to them."""
         return () if self._counter is None else (self._counter,)
 
     def _add_steps(self, count: int) -> None:
-        """So many batches were trained on. Here steps count for themselves."""
+        """Count steps of training; does nothing here, because steps count themselves."""
 
     def _find_restorer(self) -> Any:
-        """What restores objects where they are held, a `ShareRestorer`; None where the driver does."""
+        """Return the `ShareRestorer` for objects that are held elsewhere; None if the driver restores all objects."""
         return None
 
     def _make_counter(self) -> StepCounter:
-        """What counts global steps, mirrored as all that is made in the scope."""
+        """Return the global step counter, created in the scope, hence mirrored, if necessary."""
         if self._counter is None:
             self._require_open("make its global step, for which nobody asked while it was open")
             with self.scope():
@@ -304,7 +302,7 @@ class Strategy(StrategyInput, StrategyValues):
         )
 
     def _begin_run(self) -> None:
-        """`run` was called: this is a boundary between two steps."""
+        """Check that `run` may be called, and pass a step boundary."""
         require_no_run()
         self._require_open("run a step")
         pass_boundary()

@@ -1,4 +1,4 @@
-"""What every strategy offers for input: datasets of which each replica gets its part."""
+"""The input methods of every strategy: datasets that are split between replicas."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["StrategyInput", "require_dataset"]
 
 
 class StrategyInput(ABC):
-    """Distributed datasets."""
+    """Methods for distributed datasets."""
 
     @abstractmethod
     def distribute_dataset(self, dataset: Dataset | DataLoader[Any], options: InputOptions | None = None) -> Any:
-        """A view of a dataset, batched by the *global* batch size, that gives each replica its piece of every batch.
+        """Distribute a dataset, batched by the *global* batch size: each replica gets its piece of every batch.
 
-        With replica actors, batches are made on an actor while earlier ones are trained on. Waits for nothing; the
-        iterators of the view wait for their next batch (limit: `Timeouts.input_s`).
+        With replica actors, an actor makes batches while replicas train on earlier ones. Does not block; iterators of
+        the result block until their next batch is there (limit: `Timeouts.input_s`).
 
         Shapes: a batch of b rows -> pieces of ceil(b / N) rows for N replicas, later ones shorter or empty
             (`InputOptions.split` has another way).
@@ -34,10 +34,10 @@ class StrategyInput(ABC):
         Args:
             dataset: A dataset whose last step is `batch`, by rows of all replicas together; or a torch DataLoader,
                 whose batch size is then the global one: see `Dataset.from_torch`.
-            options: Workers, buffers, and how a batch is split.
+            options: Workers, buffers, and the way in which a batch is split.
 
         Returns:
-            A DistributedDataset: each `iter()` of it is a pass, whose batches have one PerReplica per leaf (plain
+            A DistributedDataset: each `iter()` of it begins an epoch, whose batches have one PerReplica per leaf (plain
             tensors for one replica), on the replica's device.
 
         Raises:
@@ -45,7 +45,7 @@ class StrategyInput(ABC):
             SpecError: `dataset` is neither.
             InvalidArgumentError: The dataset was never batched; there are fewer files than workers, under
                 `AutoShardPolicy.FILE` and `AUTO`; or `options` are for datasets from a function. While iterating: the
-                leaves of a batch do not have equally many rows (mark what goes whole with `rd.Replicated`).
+                leaves of a batch do not have equally many rows (mark whole values with `rd.Replicated`).
             NotFoundError: The dataset reads no files, under `AutoShardPolicy.FILE` with several workers.
 
         Source: tf.distribute.Strategy.experimental_distribute_dataset.
@@ -59,22 +59,22 @@ class StrategyInput(ABC):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
     ) -> Any:
-        """Like `distribute_dataset` for datasets that the user batches per replica; nothing is split or added.
+        """Distribute datasets that the user batches per replica; nothing is split or added.
 
-        Each replica in turn takes one of the function's batches, so N of them make one step. Waits as
-        `distribute_dataset` does.
+        Each replica in turn takes one of the function's batches, so N batches make one step. Blocks like
+        `distribute_dataset`.
 
         Args:
             dataset_fn: Makes the dataset, batched by rows of *one* replica; called with an InputContext once per worker
                 (node), whose replicas take turns (once per replica with `InputOptions.per_replica`).
-            options: Workers, buffers, and how often `dataset_fn` is called.
+            options: Workers, buffers, and the number of calls of `dataset_fn`.
 
         Returns:
-            A DistributedDataset, as `distribute_dataset` gives one.
+            A DistributedDataset, as from `distribute_dataset`.
 
         Raises:
             FailedPreconditionError: The strategy is closed.
-            SpecError: `dataset_fn` gave no raydist.Dataset.
+            SpecError: `dataset_fn` did not return a raydist.Dataset.
 
         Source: tf.distribute.Strategy.distribute_datasets_from_function.
 
@@ -87,7 +87,7 @@ class StrategyInput(ABC):
 
     @final
     def make_numpy_dataset(self, arrays: Any) -> Dataset:
-        """A dataset of the rows of a nest of arrays: `Dataset.from_tensor_slices`. Waits for nothing.
+        """Make a dataset of the rows of a nest of arrays: `Dataset.from_tensor_slices`. Does not block.
 
         Args:
             arrays: A nest of arrays, tensors or lists of one length.
@@ -96,21 +96,21 @@ class StrategyInput(ABC):
             A Dataset of that many elements.
 
         Raises:
-            InvalidArgumentError: A leaf is a single number, or numbers of rows differ.
+            InvalidArgumentError: A leaf is a single number, or the numbers of rows differ.
 
         Source: tf.distribute.Strategy.experimental_make_numpy_dataset.
 
         >>> [element["x"].item() for element in rd.OneDeviceStrategy("cpu").make_numpy_dataset({"x": [1, 2]})]
         [1, 2]
         """
-        from raydist.dataset import Dataset  # a replica needs none of it: half of what it would import
+        from raydist.dataset import Dataset  # not imported by replicas, which do not need it: half of their imports
 
         return Dataset.from_tensor_slices(arrays)
 
 
 def require_dataset(dataset: Any) -> Dataset:
-    """`dataset` itself, or that of a torch DataLoader's batches; SpecError for anything else."""
-    from raydist.dataset import Dataset  # a replica needs none of it: half of what it would import
+    """Return `dataset`, or the Dataset of a torch DataLoader's batches; raise SpecError for anything else."""
+    from raydist.dataset import Dataset  # not imported by replicas, which do not need it: half of their imports
     from raydist.pipelines.sources.torch_datasets import is_torch_loader
 
     if is_torch_loader(dataset):

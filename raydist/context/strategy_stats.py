@@ -1,4 +1,4 @@
-"""What a strategy has done so far, in numbers."""
+"""Counts of a strategy's steps and updates."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["StrategyStats"]
 @final
 @dataclass(frozen=True, slots=True)
 class StrategyStats:
-    """What a strategy has done so far. Made by `strategy.stats()`; later versions may count more.
+    """Counts of a strategy so far, from `strategy.stats()`; later versions may count more.
 
     Attributes:
-        steps: Calls of `strategy.run`.
-        nonfinite_backwards: Backward passes that brought NaN or infinities into the global gradients, in runs with
-            `RunOptions(on_nonfinite="skip")` or `"raise"`; others do not look.
-        skipped_updates: Calls of `optimizer.step()` that therefore changed nothing. One that a `GradScaler` leaves out
-            by itself is no call.
-        servers: What each parameter server has done: pulls, pushes, bytes, staleness; none under other strategies.
+        steps: Number of calls of `strategy.run`.
+        nonfinite_backwards: Number of backward passes with NaN or infinities in the global gradients, in runs with
+            `RunOptions(on_nonfinite="skip")` or `"raise"`; other runs do not check.
+        skipped_updates: Number of calls of `optimizer.step()` that therefore changed nothing. A step that a
+            `GradScaler` leaves out is no such call.
+        servers: Counts of each parameter server: pulls, pushes, bytes, staleness; empty under other strategies.
 
     >>> strategy = rd.OneDeviceStrategy("cpu")
     >>> strategy.run(lambda: None)

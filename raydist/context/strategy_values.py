@@ -1,4 +1,4 @@
-"""What every strategy offers for values of which each replica has its own."""
+"""The methods of every strategy for per-replica values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["StrategyValues", "ValueContext"]
 
 @final
 class ValueContext:
-    """Tells a value function for which replica it computes.
+    """Tells a value function which replica it computes a value for.
 
     Attributes:
         replica_id_in_sync_group: The replica's rank, 0 .. num_replicas_in_sync - 1.
-        num_replicas_in_sync: All replicas.
+        num_replicas_in_sync: Number of replicas.
 
     Args:
         replica_id_in_sync_group: See above.
@@ -38,15 +38,14 @@ class ValueContext:
 
 
 class StrategyValues(ABC):
-    """Values per replica: made, reduced, gathered, looked at."""
+    """Methods that make, reduce, gather and read per-replica values."""
 
     @property
     @abstractmethod
     def num_replicas_in_sync(self) -> int:
-        """Number of replicas whose gradients meet in one step, >= 1.
+        """Number of replicas that reduce their gradients in one step, >= 1.
 
-        Where a strategy finds its devices by itself, the first question may start or join Ray (limit:
-        `Timeouts.start_s`).
+        If the strategy chooses its devices, the first access may start or join Ray (limit: `Timeouts.start_s`).
 
         Source: tf.distribute.Strategy.num_replicas_in_sync.
 
@@ -56,13 +55,13 @@ class StrategyValues(ABC):
 
     @abstractmethod
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """One value per replica, computed in this process and at once.
+        """Compute one value per replica, in this process and at once.
 
         Args:
             value_fn: Called with a ValueContext once per replica, in rank order.
 
         Returns:
-            The nest that it gave with a PerReplica for each leaf, to be an argument of `run`; from one replica its
+            The nest that it returned with a PerReplica for each leaf, as an argument of `run`; with one replica its
             plain value.
 
         Source: tf.distribute.Strategy.experimental_distribute_values_from_function.
@@ -76,16 +75,16 @@ class StrategyValues(ABC):
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
         """Reduce a value over replicas.
 
-        Blocks until the steps that it comes from are done (limit: `Timeouts.step_s`), and raises their errors.
+        Blocks until the steps that computed the value are done (limit: `Timeouts.step_s`), and raises their errors.
 
-        Shapes: (...) on every replica -> (...); with an axis that dimension is gone, and its lengths may differ.
+        Shapes: (...) on every replica -> (...); an axis removes that dimension, and its lengths may differ.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
-            value: A nest of PerReplica, tensors and numbers. Results of replicas without rows are passed over.
-            axis: None adds element by element (shapes must agree); MEAN weighs what a step returned by the rows that
-                each replica had (its batch argument's, or all that it drew from an iterator), so that a mean loss is
-                the global batch's, and any other value the same on all. An axis, or several, reduces over that
+            value: A nest of PerReplica, tensors and numbers. Results of replicas without rows are skipped.
+            axis: None adds element by element (shapes must agree). MEAN then weights results of a step by the rows of
+                each replica (of its batch argument, or of all batches drawn from an iterator), so that a mean loss is
+                that of the global batch; other values have equal weights. An axis, or several, reduces over that
                 dimension as well; MEAN then divides by the true number of entries: rows [0, 1, 2, 3] and [4, 5] give
                 sum 15, mean 2.5.
 
@@ -93,8 +92,8 @@ class StrategyValues(ABC):
             The nest with a tensor on the CPU for each leaf.
 
         Raises:
-            InvalidArgumentError: Another reduction, shapes that do not fit, an axis that is none, a plain value under
-                SUM with several replicas, or a value that no replica had rows for.
+            InvalidArgumentError: Another reduction, shapes that do not fit, an invalid axis, a plain value under SUM
+                with several replicas, or a value that no replica had rows for.
             SpecError: A leaf is neither a tensor nor a number.
 
         Source: tf.distribute.Strategy.reduce.
@@ -110,13 +109,13 @@ class StrategyValues(ABC):
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Concatenate a value over replicas in rank order.
 
-        Blocks until the steps that it comes from are done (limit: `Timeouts.step_s`), and raises their errors.
+        Blocks until the steps that computed the value are done (limit: `Timeouts.step_s`), and raises their errors.
 
         Shapes: (n_i, ...) on replica i -> (sum of n_i, ...), where n_i is the length along `axis`.
 
         Args:
-            value: A nest of PerReplica and tensors. Results of replicas without rows are passed over.
-            axis: The dimension along which to concatenate; negative ones count from the end.
+            value: A nest of PerReplica and tensors. Results of replicas without rows are skipped.
+            axis: The dimension to concatenate along; negative values count from the end.
 
         Returns:
             The nest with a tensor on the CPU for each leaf. A leaf that is None on every replica stays None.
@@ -136,16 +135,16 @@ class StrategyValues(ABC):
     @final
     @folded
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """The values of single replicas.
+        """Return the values of single replicas.
 
-        Blocks until the steps that they come from are done (limit: `Timeouts.step_s`), and raises their errors.
+        Blocks until the steps that computed the values are done (limit: `Timeouts.step_s`), and raises their errors.
 
         Args:
-            value: A nest of PerReplica and anything else.
+            value: A nest of PerReplica and other values.
 
         Returns:
-            One nest per replica in rank order, results of replicas without rows left out; a value without a PerReplica
-            in it alone in a tuple.
+            One nest per replica in rank order, without results of replicas without rows; a value without any PerReplica
+            alone in a tuple.
 
         Source: tf.distribute.Strategy.experimental_local_results.
 
@@ -155,5 +154,5 @@ class StrategyValues(ABC):
         return local_results(self._read_remote(value))
 
     def _read_remote(self, value: Any) -> Any:
-        """`value` with everything fetched in it that is no PerReplica and computed elsewhere."""
+        """Return `value` with all remote values in it fetched, except PerReplica."""
         return value

@@ -1,4 +1,4 @@
-"""Which strategy a program trains with, as far as that is plain."""
+"""The strategy that a program trains with, if it is unambiguous."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["CountsSteps", "note_strategy", "open_strategies", "training_strategy
 
 
 class CountsSteps(Protocol):
-    """A `Strategy`, as far as its global step goes."""
+    """The part of a `Strategy` that concerns its global step."""
 
     _closed: bool
     _is_default: bool
@@ -29,17 +29,17 @@ class CountsSteps(Protocol):
 
 @functools.cache
 def _living() -> weakref.WeakSet[CountsSteps]:
-    """Those of this process."""
+    """Return the strategies of this process."""
     return weakref.WeakSet()
 
 
 def note_strategy(strategy: CountsSteps) -> None:
-    """A strategy was made."""
+    """Register a strategy when it is made."""
     _living().add(strategy)
 
 
 def open_strategies() -> list[CountsSteps]:
-    """Those of this process that are not closed.
+    """Return the strategies of this process that are not closed.
 
     >>> strategy = rd.OneDeviceStrategy("cpu")
     >>> strategy in open_strategies()
@@ -53,13 +53,13 @@ def _own_strategies() -> list[CountsSteps]:
 
 
 def training_strategy(objects: Collection[Any] = ()) -> CountsSteps | None:
-    """The strategy whose scope is open here, else the one that made these, else the only one that is not closed.
+    """Return the strategy whose scope is open, else the one that made `objects`, else the only open one.
 
     Args:
-        objects: Modules, say, of which only those count that some strategy has made.
+        objects: Modules and variables; objects that no strategy has made are ignored.
 
     Returns:
-        None of several, or of none.
+        The strategy; None if there are several, or none.
 
     >>> strategy = rd.OneDeviceStrategy("cpu")
     >>> with strategy.scope():
