@@ -1,4 +1,4 @@
-"""Checks whether nodes can hold bundles of resources, from the amounts alone. Does no I/O."""
+"""Check if nodes can hold bundles of resources, from the amounts alone. Does no I/O."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class RemoteTraceback(Exception):
 
 @final
 class Carried(Exception):
-    """Wraps an exception that is not an `Exception`, so that error handlers pass it on to the user.
+    """A wrapper of an exception that is not an `Exception`, so that error handlers pass it on to the user.
 
     Args:
         original: The wrapped exception.

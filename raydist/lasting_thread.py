@@ -1,4 +1,4 @@
-"""Starts child processes from a thread that outlives them: the kernel may tie a child to its parent thread.
+"""Start child processes from a thread that outlives them: the kernel may tie a child to its parent thread.
 
 Linux signals a child with PR_SET_PDEATHSIG when the *thread* that started it ends, not the process.
 """

@@ -24,7 +24,7 @@ __all__ = ["LEAF", "NOTHING", "Structure", "flatten", "is_nested", "leaves_in", 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Form:
-    """Describes how to rebuild an object with attributes beside its items, without its constructor.
+    """Data to rebuild an object with attributes beside its items, without its constructor.
 
     Attributes:
         kind: Class of the object.

@@ -11,7 +11,7 @@ __all__ = ["NoNumber"]
 
 
 class NoNumber(ABC):
-    """Refuses arithmetic, comparisons and truth tests; equality is identity, as for other objects."""
+    """A class without arithmetic, comparisons and truth value; equality is identity, as for other objects."""
 
     @staticmethod
     @abstractmethod

@@ -57,7 +57,7 @@ class Inherited(Protocol):
 
 @final
 class _CopiesInChildren:
-    """Tells objects in a forked child that they are copies."""
+    """The objects to tell in a forked child that they are copies."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakSet[Inherited] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""Waits until Ray has placed a request, logs the reason of the wait, and detects requests that can never be placed."""
+"""Wait until Ray has placed a request, log the reason of the wait, and detect requests that can never be placed."""
 
 from __future__ import annotations
 

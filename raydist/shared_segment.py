@@ -224,7 +224,7 @@ def _in_use(path: Path) -> bool:
 
 @final
 class _HeldSegments:
-    """Closes segments in forked children, which would otherwise go on showing that a dead parent is alive."""
+    """The segments to close in forked children, which would otherwise show that a dead parent is alive."""
 
     def __init__(self) -> None:
         self._segments: weakref.WeakSet[Segment] = weakref.WeakSet()

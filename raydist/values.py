@@ -80,7 +80,7 @@ _OPS = {op.value: op for op in ReduceOp}  # a lookup in Enum's own table takes t
 
 @final
 class Replicated:
-    """Marks a value in a batch that every replica gets whole: class weights, say, or the edges of a graph.
+    """A value in a batch that every replica gets whole: class weights, say, or the edges of a graph.
 
     Use it as a leaf of a dataset's elements (in the result of a function of `map`, say), or in the arguments of
     `strategy.run`. Steps and plain iteration get the value itself. Functions of later transformations get this object,
@@ -250,7 +250,7 @@ class PerReplica(NoNumber):
 @final
 @dataclass(frozen=True, slots=True)
 class InputContext:
-    """Tells a dataset function which pipeline it builds (tf.distribute.InputContext).
+    """The pipeline that a dataset function builds (tf.distribute.InputContext).
 
     Attributes:
         num_input_pipelines: Number of pipelines, one for each worker; shard the files by it.

@@ -17,7 +17,7 @@ _VARIABLE = "TF_CONFIG"
 
 
 class ClusterResolver(ABC):
-    """Names the workers of a strategy. Derive from it to ask a scheduler of your own.
+    """The workers of a strategy: a base class. Derive from it to ask a scheduler of your own.
 
     Source: tf.distribute.cluster_resolver.ClusterResolver.
 

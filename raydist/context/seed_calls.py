@@ -1,4 +1,4 @@
-"""Counts the calls that seed torch in this process, so that replicas restart their random streams at each call.
+"""Count of the calls that seed torch in this process, at each of which replicas restart their random streams.
 
 The state of the driver's generator cannot show a call with the same seed, because the driver draws no numbers.
 """
@@ -16,7 +16,7 @@ __all__ = ["num_seed_calls"]
 
 @final
 class _SeedCalls:
-    """Counts the calls of `torch.manual_seed` and `torch.seed` in this process, since the first call of `count`."""
+    """A counter of calls of `torch.manual_seed` and `torch.seed` in this process since the first `count`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

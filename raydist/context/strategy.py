@@ -41,7 +41,7 @@ _ALIASES = {
 
 
 class Strategy(StrategyInput, StrategyValues):
-    """Decides where replicas run, where variables live and how gradients are reduced.
+    """A base class: places replicas and variables, and reduces gradients.
 
     A strategy starts its processes when they are first needed, not in the constructor. It is a context manager: leaving
     the `with` block closes it; after an error it does not wait for anything that could hide that error. One thread uses

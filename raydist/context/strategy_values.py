@@ -15,7 +15,7 @@ __all__ = ["StrategyValues", "ValueContext"]
 
 @final
 class ValueContext:
-    """Tells a value function which replica it computes a value for.
+    """The replica for which a value function computes a value.
 
     Attributes:
         replica_id_in_sync_group: The replica's rank, 0 .. num_replicas_in_sync - 1.

@@ -177,14 +177,14 @@ class CudaStreams:
         self._side = torch.cuda.Stream(device)
 
     def copy(self, value: torch.Tensor) -> Copying:
-        """See `Streams`. From pageable memory the copy would wait for the device, and the host for the copy."""
+        """Start a copy from pinned memory. A copy from pageable memory would block the host."""
         pinned = value.pin_memory()
         with torch.cuda.stream(self._side):
             tensor = pinned.to(self._device, non_blocking=True)
             return Copying(tensor, self._side.record_event())
 
     def join(self, copying: Copying) -> torch.Tensor:
-        """See `Streams`. `record_stream` keeps the allocator from reusing the memory too early."""
+        """Make the current stream wait for the copy. `record_stream` prevents an early reuse of the memory."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(copying.event)
         copying.tensor.record_stream(current)
@@ -193,7 +193,7 @@ class CudaStreams:
 
 @final
 class DeviceCopies:
-    """Copies tensors to a replica's device in two steps: `begin` as early as possible, `finish` before the use.
+    """Two-step copies of tensors to a replica's device: `begin` as early as possible, `finish` before the use.
 
     Args:
         device: The device of the replica.

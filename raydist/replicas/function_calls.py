@@ -96,7 +96,7 @@ def _listed(parameters: torch.Tensor | Iterable[torch.Tensor]) -> tuple[Any, lis
 
 @final
 class DrawnIterators:
-    """Binds the iterators among a step's arguments to one replica.
+    """The iterators among a step's arguments, which are bound to one replica.
 
     Args:
         mirror: The mirrored objects of the replica.
@@ -118,7 +118,7 @@ class DrawnIterators:
 
     @contextlib.contextmanager
     def bound(self, arguments: Any, header: StepHeader, peers: Connected) -> Iterator[None]:
-        """Within the context, iterators among the arguments yield this replica's batches, and report the rows of each.
+        """Return a context in which iterators among the arguments yield this replica's batches and report their rows.
 
         Args:
             arguments: A nest of the step function's arguments.
@@ -197,7 +197,7 @@ class LoopSide:
 
 @final
 class FunctionCalls:
-    """Calls step functions in one replica.
+    """The caller of step functions in one replica.
 
     Objects that are the same for all steps are built once: with 64 processes on two cores, a Python call takes 3 us.
 

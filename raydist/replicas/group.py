@@ -142,7 +142,7 @@ class ReplicaGroup:
         return not self._silent
 
     def nonfinite_counts(self) -> tuple[int, int]:
-        """See `ReplicaRunner.nonfinite_counts`; equal on all replicas. Waits for all dispatched steps."""
+        """Return `ReplicaRunner.nonfinite_counts`, equal on all replicas. Waits for all dispatched steps."""
         self.wait()
         ref = self._calls.ask(0, ReplicaRunner.nonfinite_counts)
         found: tuple[int, int] = self._calls.answer_of(0, ref, "counting")

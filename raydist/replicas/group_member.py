@@ -126,7 +126,7 @@ _KEPT = 8
 
 @final
 class Refusals:
-    """Refuses the steps after a failed one until the next generation.
+    """The refusal of steps after a failed one, until the next generation.
 
     Args:
         rank: Rank of the replica, for messages.

@@ -31,7 +31,7 @@ class _Mirror(Protocol):
 
 @final
 class WrittenBuffers:
-    """Aggregates the written buffers of all replicas after each batch. Costs nothing without such buffers.
+    """The aggregation of written buffers over all replicas after each batch. Costs nothing without such buffers.
 
     Args:
         mirror: The mirrored objects of the replica.
@@ -92,7 +92,7 @@ _OF_OWN_ROWS = (
 
 @final
 class SyncCheck:
-    """Compares one replica with its peers.
+    """The comparison of one replica with its peers.
 
     Args:
         communicator: Communicator of the comparison.

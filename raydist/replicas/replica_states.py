@@ -55,17 +55,15 @@ class ReplicaRestorer:
         self._ask = ask
 
     def holds(self, obj: Any) -> bool:
-        """See `ShareRestorer`."""
         return not isinstance(obj, SavedRows) and self._mirror.holds(obj)
 
     def can_restore(self, obj: Any) -> bool:
-        """See `ShareRestorer`. The driver restores per-replica metrics and objects with load hooks itself."""
+        """Return True for objects that replicas restore: not per-replica metrics, nor objects with load hooks."""
         return self.holds(obj) and not self._mirror.has_metrics(obj) and not has_load_hooks(obj) and self._are_alike()
 
     def prepare(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
     ) -> Sequence[PreparedShare] | None:
-        """See `ShareRestorer`."""
         are_new = not all(map(self._mirror.is_mirrored, (*objects.values(), *modules.values())))
         try:
             answers = self._ask(prepare_share, request, dict(objects), dict(modules))
@@ -81,11 +79,9 @@ class ReplicaRestorer:
             raise
 
     def commit(self, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-        """See `ShareRestorer`."""
         _results(self._ask(commit_share, token, dict(objects), dict(modules)))
 
     def discard(self) -> None:
-        """See `ShareRestorer`."""
         self._ask(discard_share)
 
 
@@ -131,7 +127,6 @@ class ReplicaSaver:
         self._nodes = nodes
 
     def how(self, obj: Any) -> Literal["divided", "whole"]:
-        """See `ShareSaver`."""
         # With custom rules replicas may differ; then the driver saves the values of the first replica.
         return self._mirror.how_saved(obj) if self._have_one_rule() else "whole"
 
@@ -146,10 +141,8 @@ class ReplicaSaver:
     def begin(
         self, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, torch.nn.Module]
     ) -> DispatchedSave:
-        """See `ShareSaver`."""
         told = replace(request, alone=self._mirror.items_alone(objects))
         return self._dispatch(begin_share, told.token, told, dict(objects), dict(modules))
 
     def nodes(self) -> Collection[str]:
-        """See `ShareSaver`."""
         return self._nodes()

@@ -1,4 +1,4 @@
-"""Runs steps on one replica: unpacks a step, calls it in the replica context, packs the result. Does not use Ray.
+"""Run steps on one replica: unpack a step, call it in the replica context, pack the result. Does not use Ray.
 
 A step that fails ends this generation of the group: the replica aborts its communicator, so that its peers fail at once
 instead of waiting, and refuses every later step until the driver forms a new generation.
@@ -53,7 +53,7 @@ _SAVE_S = 2.0  # a gentle close comes after all saves were awaited
 
 @final
 class ReplicaRunner:
-    """Runs the steps of one replica, in order, in one thread. Any thread may call `abort`.
+    """One replica, which runs its steps in order, in one thread. Any thread may call `abort`.
 
     Args:
         setup: Configuration of the replica.

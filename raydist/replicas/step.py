@@ -227,7 +227,7 @@ def resolve_parts(
 
 @final
 class StepHeaders:
-    """Numbers the steps of a strategy.
+    """The headers and numbers of a strategy's steps.
 
     Attributes:
         count: Number of steps so far.

@@ -83,7 +83,7 @@ class GroupResult:
     __reduce__ = by_fields
 
     def without_summaries(self) -> GroupResult:
-        """See `StepResult.without_summaries`."""
+        """Return the results without their summaries."""
         if not any(result.summaries for result in self.results):
             return self
         return replace(self, results=tuple(result.without_summaries() for result in self.results))
@@ -94,11 +94,10 @@ class GroupResult:
         return False
 
     def leaf(self, index: int, place: int = 0) -> Any:
-        """See `values.Leaves.leaf`."""
         return self.results[place].leaf(index)
 
     def require(self, nest: str, place: int) -> None:
-        """See `results.require_nest`."""
+        """Raise if the result at `place` has another structure than `nest`."""
         require_nest(self.results[place].structure, nest)
 
 

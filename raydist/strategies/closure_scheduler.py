@@ -1,4 +1,4 @@
-"""Scheduling of a program's step functions as closures of the coordinator: check, prepare and schedule in one lock."""
+"""Scheduling of step functions as closures of the coordinator: check, prepare and schedule under one lock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["ClosureScheduler"]
 
 @final
 class ClosureScheduler:
-    """Schedules the steps of a parameter server strategy. Thread-safe.
+    """A thread-safe scheduler of the steps of a parameter server strategy.
 
     Args:
         mirror: The mirrored objects on the driver.

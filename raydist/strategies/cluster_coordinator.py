@@ -19,7 +19,7 @@ __all__ = ["ClusterCoordinator"]
 
 @final
 class ClusterCoordinator:
-    """Schedules functions on workers, and waits for them. A strategy has one: the constructor returns the same object.
+    """A scheduler of functions on workers. A strategy has one: the constructor returns the same object.
 
     A function runs on any free worker. Its effect on variables happens once, even if its worker dies and another worker
     runs the function again. The next call of `schedule`, `join`, `done` or `fetch` raises the first error of a

@@ -83,7 +83,7 @@ def step_counting(strategy: Strategy) -> Callable[[], Any]:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _Counting:
-    """Adds 1 to the counter."""
+    """A function that adds 1 to the counter."""
 
     counter: StepCounter
 

@@ -40,7 +40,7 @@ __all__ = ["HostedStrategy", "WhenDropped", "close_all"]
 
 @final
 class WhenDropped:
-    """Closes resources once the object that owns them was garbage collected without being closed; the newest first.
+    """Resources to close, newest first, if their owner is garbage collected without being closed.
 
     A finalizer runs on the thread that collects garbage, which may be the Ray thread that delivers all replies. If the
     finalizer waits there for a reply (as the removal of a placement group does), it waits for ever, and so does every
@@ -223,7 +223,7 @@ class HostedStrategy(Strategy):
 @final
 @dataclass(frozen=True, slots=True)
 class _OpenHost:
-    """Opens iterations while the strategy is open: nothing would stop actors that are started later."""
+    """An opener of iterations that requires an open strategy: nothing would stop actors that are started later."""
 
     host: PassOpener
     require_open: Callable[[str], None]

@@ -45,7 +45,7 @@ _DEFAULTS = RunOptions()
 
 @final
 class OneDeviceStrategy(Strategy):
-    """Runs everything on one device, in this process.
+    """A strategy with one device, in this process.
 
     Variables are plain modules on `device`, batches and results are plain tensors, and `run` calls the function at
     once. The strategy starts nothing and needs no Ray. As with several replicas, modules and parameters that a step

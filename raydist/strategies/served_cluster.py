@@ -50,7 +50,7 @@ class ServedTerms:
 
 @final
 class ServedCluster:
-    """Plans and starts workers and servers. Used by one thread.
+    """The workers and servers of one strategy. For use by one thread.
 
     Args:
         name: Unique name of the strategy.

@@ -107,11 +107,9 @@ class LockStepLink:
         self._replicas = replicas
 
     def call(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
-        """See `ReplicaLink`."""
         return self._replicas().ask_mirror(rank, method, *args)
 
     def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
-        """See `ReplicaLink`."""
         return self._replicas().ask_mirrors(method, *args)
 
 

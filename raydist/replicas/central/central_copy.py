@@ -307,7 +307,7 @@ class CentralCopy:
 
     @contextlib.contextmanager
     def updating(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Within the context, an optimizer's parameters and state are the shared values, which it updates for all."""
+        """Return a context in which an optimizer reads and updates the shared parameters and state."""
         tensors = [*parameters_of(optimizer), *tensors_of(optimizer)]
         held = [self._placed[id(tensor)] for tensor in tensors if id(tensor) in self._placed]
         away = [(placed.tensor, placed.tensor.grad) for placed in held if not placed.mapped]

@@ -1,4 +1,4 @@
-"""Decides when steps are sent: at once while the replicas are idle, in full groups while they are busy."""
+"""The time at which steps are sent: at once while the replicas are idle, in full groups while they are busy."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class SentGroup:
 
 @final
 class Dispatcher:
-    """Collects steps while the replicas are busy, and sends them when one of the groups in flight is done.
+    """A queue of steps that collects while the replicas are busy, and sends when a group in flight is done.
 
     With many replicas, long steps also wait a moment for further steps although replicas are idle: messages are costly.
 

@@ -1,4 +1,4 @@
-"""How many steps are sent together and how many may be in flight, from the measured costs of steps. Does no I/O."""
+"""Group size and window of steps in flight, from the measured costs of steps. Does no I/O."""
 
 from __future__ import annotations
 
