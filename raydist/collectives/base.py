@@ -1,8 +1,8 @@
-"""The seam between training and the wires: what a group of ranks can do together.
+"""The interface of collective communication: communicators, memberships and backends.
 
-Every backend (threads, gloo, NCCL, ...) implements :class:`Communicator` and passes the one contract suite in
-`tests/contracts/communicator.py`. A group is *rebuildable*: after a peer died, `reconfigure` forms a new generation
-of it in the same process, with other members.
+Every backend (threads, gloo, NCCL, ...) implements :class:`Communicator` and passes the contract suite in
+`tests/contracts/communicator.py`. A *generation* is one incarnation of a group: after the death of a peer,
+`reconfigure` forms a new generation in the same processes, with other members.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ __all__ = [
 ]
 
 ALL_REDUCE = {op: f"all_reduce({op.value})" for op in ReduceOp}
-"""The names of all-reduces in messages, and where ranks compare their calls."""
+"""Names of all-reduces, in messages and in the comparison of calls between ranks."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The place of one rank in one generation of a group.
+    """The membership of one rank in one generation of a group.
 
     Attributes:
-        group: Unique name of the group: never used by two groups of a cluster.
+        group: Name of the group, unique in the cluster.
         generation: 0 for the first members, one more after every change. Old generations are refused.
-        rank: This process's place, 0 .. world_size - 1.
+        rank: Rank of this process, 0 .. world_size - 1.
         world_size: Number of members.
         store_host: Host of the rendezvous store (a torch TCPStore) of this generation, empty where none is needed.
-        store_port: Its port.
-        hosts: By rank, the host that each is on: ranks of equal ones share memory. Empty where nobody knows.
+        store_port: Port of the rendezvous store.
+        hosts: Host of each rank; ranks with the same host share memory. Empty if the hosts are unknown.
     """
 
     group: str
@@ -57,7 +57,7 @@ class Membership:
     hosts: tuple[str, ...] = ()
 
     def check_successor(self, later: Membership) -> None:
-        """Raise FailedPreconditionError where `later` does not come after this one in the same group.
+        """Raise FailedPreconditionError unless `later` is a later generation, or belongs to another group.
 
         >>> Membership("g", 1, 0, 2).check_successor(Membership("g", 1, 0, 1))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
@@ -75,25 +75,25 @@ class Work(ABC):
 
     @abstractmethod
     def wait(self, timeout_s: float | None = None) -> None:
-        """Block until the result is there (for a GPU: until the current stream may use it).
+        """Block until the result is complete. On a GPU, make the current stream wait for the result instead.
 
         Args:
-            timeout_s: Seconds; None for the communicator's own limit.
+            timeout_s: Limit in seconds; None for the communicator's own limit.
 
         Raises:
-            DeadlineExceededError: The limit is over; the message names this rank, the operation and the group.
-            UnavailableError: A peer is gone.
+            DeadlineExceededError: The limit has passed; the message names this rank, the operation and the group.
+            UnavailableError: A peer has died or left.
             CancelledError: `abort` was called.
         """
 
 
 @final
 class FinishingWork(Work):
-    """A collective that its rank finishes itself.
+    """A collective with a final step that `wait` runs.
 
     Args:
-        wait: Blocks until the collective has run, at most so many seconds; None for the group's own limit.
-        finish: Called once, by the first `wait` that succeeds.
+        wait: Blocks until the collective has run, at most the given number of seconds; None for the group's own limit.
+        finish: The final step; the first `wait` that succeeds calls it once.
     """
 
     def __init__(self, wait: Callable[[float | None], None], finish: Callable[[], object] | None = None) -> None:
@@ -110,14 +110,15 @@ class FinishingWork(Work):
 
 
 class Communicator(ABC):
-    """One rank's end of a group. Collectives must be called in the same order by every rank.
+    """A group of ranks, as one rank sees it. All ranks must call collectives in the same order.
 
-    Tensors are worked on in place and may not be touched until the `Work` is done. Every wait ends after `timeout_s`.
+    Collectives work in place and return a `Work`. The caller must not use the tensors until `Work.wait` has returned.
+    Every wait ends after `timeout_s`.
 
     Attributes:
-        membership: This rank's place in the present generation.
-        timeout_s: The limit of every wait, in seconds.
-        device: Where the tensors are.
+        membership: Membership of this rank in the present generation.
+        timeout_s: Limit of every wait, in seconds.
+        device: Device of the tensors.
     """
 
     membership: Membership
@@ -134,37 +135,36 @@ class Communicator(ABC):
 
     @property
     def checks_itself(self) -> bool:
-        """True if ranks that call different things get a CollectiveMismatchError from the collectives themselves.
+        """True if the collectives themselves raise CollectiveMismatchError where ranks call different collectives.
 
-        Where it is True nothing need be agreed on before a call: name, op, dtype, shape, root and order are compared.
+        They compare name, op, dtype, shape, root and order, so that ranks need not compare calls beforehand.
         """
         return False
 
-    def announce(self, what: str) -> None:  # noqa: B027  # nothing to be done by those that show nothing
-        """Say what the next collective is for, where messages would show its own arguments."""
+    def announce(self, what: str) -> None:  # noqa: B027  # most communicators show nothing
+        """Set the purpose of the next collective, which messages show in place of its arguments."""
 
     @property
     def host_runs_ahead(self) -> bool:
-        """Return True if `Work.wait` makes the device's stream wait instead of the host, as on a GPU.
+        """True if `Work.wait` makes the device's stream wait instead of the host, as on a GPU.
 
-        What a collective has brought is then read later, by `copy_to_host`.
+        The host then reads results by `copy_to_host`.
         """
         return False
 
     def copy_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to copy a tensor to the host; the function that is returned waits for the copy and returns it."""
+        """Begin to copy a tensor to the host. The returned function blocks until the copy is done and returns it."""
         copied = tensor.detach().cpu()
         return lambda: copied
 
     def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
         """Return every rank's data, by rank. The data of ranks may have different lengths.
 
-        For what ranks seldom tell each other, such as a new layout. The device is not involved where it has a queue of
-        its own (`host_runs_ahead`).
+        Meant for rare exchanges, such as a new layout. Where `host_runs_ahead`, the exchange does not use the device.
 
         Args:
-            data: This rank's.
-            what: The purpose, for messages.
+            data: Data of this rank.
+            what: Purpose of the exchange, for messages.
 
         Blocking: until all ranks have called it, at most the communicator's limit.
         """
@@ -183,15 +183,15 @@ class Communicator(ABC):
         return [row[8 : 8 + struct.unpack_from("<q", row)[0]] for row in received]
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
-        """Flat, uninitialised tensors on which `all_reduce` is as cheap as this group can make it.
+        """Return flat, uninitialised tensors on which `all_reduce` is fastest.
 
-        A collective: every rank calls it with equal sizes, at the same place in its sequence of collectives. The memory
-        is given back when the tensors are dropped, and its advantage ends with the generation; they stay usable.
+        This is a collective: all ranks call it with equal sizes. The memory is freed with the tensors. After the end of
+        the generation the tensors stay usable but lose their advantage.
 
         Args:
-            sizes: Number of elements and dtype of each.
+            sizes: Number of elements and dtype of each tensor.
 
-        Blocking: where memory must be shared, until every rank has called, at most the communicator's limit.
+        Blocking: where memory must be shared, until every rank has called it, at most the communicator's limit.
         """
         return [torch.empty(numel, dtype=dtype, device=self.device) for numel, dtype in sizes]
 
@@ -201,53 +201,52 @@ class Communicator(ABC):
 
     @abstractmethod
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
-        """Fill `outputs[r]` with rank r's `tensor`; all of one shape and dtype."""
+        """Fill `outputs[r]` with rank r's `tensor`. All tensors have one shape and dtype."""
 
     @abstractmethod
     def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
-        """Fill `outputs[r]` with rank r's `tensor`, where those may be of different lengths along axis 0.
+        """Fill `outputs[r]` with rank r's `tensor`. The tensors may have different lengths along axis 0.
 
-        Every rank knows all lengths, and gives outputs of them.
+        Every rank must know all lengths, and pass outputs of these lengths.
         """
 
     @abstractmethod
     def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
-        """Fill rank r's `outputs[s]` with rank s's `inputs[r]`; all of one shape and dtype."""
+        """Fill rank r's `outputs[s]` with rank s's `inputs[r]`. All tensors have one shape and dtype."""
 
     @abstractmethod
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
-        """Replace `tensor` by rank `root`'s."""
+        """Replace `tensor` by the tensor of rank `root`."""
 
     @abstractmethod
     def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
-        """Replace `tensor` on rank `root` by the reduction; elsewhere its content is undefined afterwards."""
+        """Replace `tensor` on rank `root` by the reduction; on other ranks the content is undefined afterwards."""
 
     @abstractmethod
     def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
-        """Fill rank r's `output` with the reduction of everybody's `inputs[r]`."""
+        """Fill rank r's `output` with the reduction of all ranks' `inputs[r]`."""
 
     @abstractmethod
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        """Send to one rank; matched by its `recv`."""
+        """Send `tensor` to one rank, which must call `recv`."""
 
     @abstractmethod
     def recv(self, tensor: torch.Tensor, source: int) -> Work:
-        """Receive into `tensor` from one rank."""
+        """Receive into `tensor` from one rank, which must call `send`."""
 
     @abstractmethod
     def barrier(self) -> None:
-        """Return once every rank has called it."""
+        """Block until every rank has called it."""
 
     @abstractmethod
     def reconfigure(self, membership: Membership) -> None:
-        """Leave the present generation (aborting what is under way) and join another one."""
+        """Abort pending collectives, leave the present generation and join another. Blocks until all have joined."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Give up: pending and later collectives of this rank end with an error at once, and soon those of its peers.
+        """Abort the group: pending and later collectives raise an error, at once on this rank and soon on its peers.
 
-        What every rank had entered before may still succeed on a peer. May be called from another thread than the one
-        that waits.
+        A collective that every rank has called already may still succeed on a peer. May be called from any thread.
         """
 
     @abstractmethod
@@ -257,16 +256,16 @@ class Communicator(ABC):
 
 @final
 class Declined(Exception):
-    """The members have agreed that this backend cannot carry their group; the message says why."""
+    """Raised where all members agree that a backend cannot serve their group; the message says why."""
 
 
 class JoiningCommunicator(Communicator):
-    """A communicator that has to meet the other members first, and anew in each generation.
+    """A communicator that must join its group with `start`, and again in each generation.
 
     Args:
-        membership: This rank's place.
-        device: Where the tensors are.
-        timeout_s: The limit of every wait.
+        membership: Membership of this rank.
+        device: Device of the tensors.
+        timeout_s: Limit of every wait, in seconds.
     """
 
     def __init__(self, membership: Membership, device: torch.device, timeout_s: float) -> None:
@@ -277,16 +276,16 @@ class JoiningCommunicator(Communicator):
 
     @abstractmethod
     def start(self) -> None:
-        """Join the group. Blocking: until every member has, at most `timeout_s`.
+        """Join the group. Blocking: until every member has joined, at most `timeout_s`.
 
         Raises:
             DeadlineExceededError: A member did not arrive; the message says which.
-            Declined: This backend cannot carry the group: on every rank alike, before anything was sent.
+            Declined: This backend cannot serve the group. All ranks raise it.
         """
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Make what one generation needs, for `start`."""
+        """Create the state of one generation, for `start`."""
 
     def reconfigure(self, membership: Membership) -> None:
         self.membership.check_successor(membership)
@@ -298,23 +297,22 @@ class JoiningCommunicator(Communicator):
 
 
 class Backend(ABC):
-    """A kind of connection between the ranks of a group on some kind of device.
+    """An implementation of collectives for some types of devices.
 
-    A new one is a file of its own and a line in `opening.py`; the tests then ask for its ranks and check the
-    contract of communicators on them.
+    A new backend is a file of its own and a line in `opening.py`; the tests then check the contract of communicators.
 
     Attributes:
-        name: What it is chosen by.
-        devices: Kinds of devices that it serves: "cpu", "cuda", "xla".
+        name: Name for the choice of a backend.
+        devices: Types of the devices that the backend serves: "cpu", "cuda", "xla".
     """
 
     name: ClassVar[str]
     devices: ClassVar[tuple[str, ...]]
 
     def declines(self, membership: Membership) -> str | None:
-        """Why it cannot carry a group, as far as its membership tells; every member comes to the same answer."""
+        """Return the reason why the backend cannot serve a group, if any. All members get the same answer."""
         return None
 
     @abstractmethod
     def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> JoiningCommunicator:
-        """One rank's end of a group, which it has not joined yet."""
+        """Create the communicator of one rank, without joining the group."""

@@ -1,12 +1,12 @@
-"""Collectives that cannot go wrong silently: ranks first tell each other what they are about to call.
+"""Checked collectives: ranks compare their calls before a collective runs.
 
-Without this a differing shape ends the process (gloo), hangs (NCCL) or passes unnoticed where the numbers of elements
-are equal. On a CPU the price is one all-reduce of three numbers per call: a digest of it, whose least and greatest
-value must be the same. Only where they are not do ranks tell each other what they call.
+Without the check a shape mismatch ends the process (gloo), hangs (NCCL) or passes unnoticed where the numbers of
+elements are equal. On a CPU the check costs one all-reduce of three numbers per call: minimum and maximum of a digest
+of the call must be equal. Ranks exchange full descriptions only after a mismatch.
 
-On a GPU the host must not wait for that. There ranks compare a call on the host when it first follows the call before
-it, and not again; a digest of all calls travels in the trailer of the next backward pass (`CallLog`). Gradients, whose
-layout is agreed on otherwise, do without.
+On a GPU the host must not wait for the check. There ranks compare a call on the host when it follows the previous call
+for the first time, and not again; the trailer of the next backward pass contains a digest of all calls (`CallLog`).
+Gradients are not checked here, since ranks compare the layout of buckets.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from raydist.values import ReduceOp
 
 __all__ = ["Call", "CallLog", "CheckedCommunicator", "all_hold", "describe_call", "exchange"]
 
-# Room for a tensor of more than 20 dimensions.
+# Enough for a tensor of more than 20 dimensions.
 _CALL_BYTES = 512
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a rank is about to do.
+    """Description of a collective that a rank calls.
 
     Attributes:
         name: The collective and its arguments: "all_reduce(SUM)".
-        dtype: Of the tensor: "torch.float32".
-        shape: Of the tensor.
-        number: How many calls this rank has made before.
-        differentiable: Whether its result takes part in a backward pass; may differ between ranks.
+        dtype: Dtype of the tensor: "torch.float32".
+        shape: Shape of the tensor.
+        number: Number of earlier calls of this rank.
+        differentiable: True if autograd differentiates the result; may differ between ranks.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Call:
         return json.dumps(asdict(self)).encode()
 
     def as_message(self) -> torch.Tensor:
-        """Return the call as a tensor of a fixed size, to be sent before a message."""
+        """Return the call as a tensor of fixed size, which is sent before a message."""
         data = self.encode()
         if len(data) > _CALL_BYTES:
             raise InvalidArgumentError(f"A collective needs a tensor of fewer dimensions, got shape {self.shape}.")
@@ -79,20 +79,20 @@ def exchange(
     ragged_axis: int | None = None,
     log: CallLog | None = None,
 ) -> list[Call]:
-    """Every rank's call, after checking that they fit together.
+    """Check that the calls of all ranks match, and return them, by rank.
 
     Args:
-        communicator: Carries the descriptions.
-        call: This rank's.
-        device: Where the communicator's tensors are.
+        communicator: Communicator for the descriptions.
+        call: Call of this rank.
+        device: Device of the communicator's tensors.
         ragged_axis: A dimension whose length may differ between ranks.
-        log: The calls before this one: where the host runs ahead of the device, a call that is known to follow the one
-            before it is not compared again.
+        log: Log of the earlier calls. Where the host runs ahead of the device, a known sequence of two calls is not
+            compared again.
 
-    Blocking: until all ranks have called, at most the communicator's limit.
+    Blocking: until all ranks have called it, at most the communicator's limit.
 
     Raises:
-        CollectiveMismatchError: On every rank alike, with every rank's call.
+        CollectiveMismatchError: The calls differ. All ranks raise it, with the calls of every rank.
     """
     if communicator.host_runs_ahead:
         if ragged_axis is not None or log is None:
@@ -106,20 +106,20 @@ def exchange(
 
 
 def all_hold(communicator: Communicator, call: Call, held: Hashable, *, device: torch.device) -> bool:
-    """Whether all ranks hold the same, of which `repr` shows all that counts; they are checked to call this alike.
+    """Return True if all ranks pass equal values, which are compared by `repr`.
 
-    Costs one all-reduce of three numbers where they do.
+    Costs one all-reduce of three numbers if they do.
 
     Args:
         communicator: See `exchange`.
         call: See `exchange`.
-        held: What this rank holds.
+        held: Value of this rank.
         device: See `exchange`.
 
-    Blocking: until all ranks have called, at most the communicator's limit.
+    Blocking: until all ranks have called it, at most the communicator's limit.
 
     Raises:
-        CollectiveMismatchError: On every rank alike, with every rank's call, where these do not fit together.
+        CollectiveMismatchError: The calls of ranks differ. All ranks raise it, with the calls of every rank.
     """
     if _agreed(communicator, call, device, held) is not None:
         return True
@@ -128,7 +128,7 @@ def all_hold(communicator: Communicator, call: Call, held: Hashable, *, device: 
 
 
 def _told(communicator: Communicator, call: Call, ragged_axis: int | None) -> list[Call]:
-    """Return every rank's call, told in full; raises where they do not fit together."""
+    """Exchange full descriptions of the calls and return them, by rank. Raises an error if they differ."""
     calls = [Call.decode(each) for each in communicator.exchange_on_host(call.encode(), _about(call))]
     if len({_essence(other, ragged_axis) for other in calls}) > 1:
         raise mismatch_error([str(other) for other in calls])
@@ -140,10 +140,9 @@ def _about(call: Call) -> str:
 
 
 def _agreed(communicator: Communicator, call: Call, device: torch.device, held: Hashable = None) -> bool | None:
-    """Whether any rank differentiates its call, where all call, and hold, the same; None where they do not, on every
-    rank alike.
+    """Return True if any rank differentiates its call, and None, on all ranks, if calls or values differ.
 
-    Another rank that calls something else begins by this same all-reduce.
+    All checked calls begin with this all-reduce, so ranks with different calls detect the mismatch here.
     """
     digest = hashlib.blake2b(repr((_essence(call, None), held)).encode(), digest_size=8).digest()
     if communicator.host_runs_ahead:
@@ -159,10 +158,10 @@ def _agreed(communicator: Communicator, call: Call, device: torch.device, held: 
 
 @final
 class CallLog:
-    """The collectives that a rank has called by itself, beside the exchange of gradients.
+    """Log of the collectives of a rank, apart from the exchange of gradients.
 
     Attributes:
-        digest: 32 bits of all calls, in their order: equal on all ranks.
+        digest: 32-bit digest of all calls in order, which must be equal on all ranks.
     """
 
     def __init__(self) -> None:
@@ -175,12 +174,12 @@ class CallLog:
         self._last = None
 
     def agree(self, communicator: Communicator, call: Call) -> bool:
-        """Return True if any rank differentiates its call.
+        """Log a call, and return True if any rank differentiates it.
 
-        Blocking: where the call follows the one before it for the first time, until all ranks have called it.
+        Blocking: where the call follows the previous one for the first time, until all ranks have called it.
 
         Raises:
-            CollectiveMismatchError: Then, on every rank alike, where they call different things.
+            CollectiveMismatchError: Ranks make different calls where a call is compared. All ranks raise it.
         """
         essence = (*_essence(replace(call, number=0), None), call.differentiable)
         self.digest = zlib.crc32(repr(essence[:-1]).encode(), self.digest)
@@ -199,13 +198,13 @@ def _essence(call: Call, ragged_axis: int | None) -> tuple[object, ...]:
 
 @final
 class CheckedCommunicator(DelegatingCommunicator):
-    """Another communicator whose collectives are checked on all ranks, and messages by their receiver.
+    """A communicator that checks collectives on all ranks, and messages on the receiver, before it calls another one.
 
-    Where the other one checks itself, nothing is added.
+    Checks are omitted where the other communicator `checks_itself`.
 
     Args:
-        inner: Does the work; it belongs to this object from now on.
-        device: Where its tensors are.
+        inner: The other communicator, which this object owns from now on.
+        device: Device of the tensors.
     """
 
     def __init__(self, inner: Communicator, device: torch.device) -> None:
@@ -235,14 +234,14 @@ class CheckedCommunicator(DelegatingCommunicator):
         return self._inner.send(tensor, destination)
 
     def recv(self, tensor: torch.Tensor, source: int) -> Work:
-        """See `Communicator.recv`; waits for the sender's description, and raises here where the two do not fit."""
+        """Receive into `tensor`. Blocks until the sender's description arrives; raises an error if shapes differ."""
         if self._inner.checks_itself:
             return self._inner.recv(tensor, source)
         mine = describe_call("message", tensor)
         theirs = self._receive_call(source)
         if theirs == mine:
             return self._inner.recv(tensor, source)
-        # What was sent is taken off the wire, so that the next message is not mistaken for it.
+        # Receive the mismatched message, so that the next `recv` does not get it.
         dtype: torch.dtype = getattr(torch, theirs.dtype.removeprefix("torch."))
         self._inner.recv(torch.empty(theirs.shape, dtype=dtype, device=self.device), source).wait()
         raise CollectiveMismatchError(
@@ -273,7 +272,7 @@ class CheckedCommunicator(DelegatingCommunicator):
 
 
 def describe_call(name: str, tensor: torch.Tensor | None, *, number: int = 0, differentiable: bool = False) -> Call:
-    """The call of collective `name` on `tensor`."""
+    """Return the description of collective `name` on `tensor`."""
     if tensor is None:
         return Call(name, "nothing", (), number)
     return Call(name, str(tensor.dtype), tuple(tensor.shape), number, differentiable)

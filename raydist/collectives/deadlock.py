@@ -1,9 +1,9 @@
-"""Find out within seconds that ranks wait for each other, instead of after the limit of a collective.
+"""Detection of deadlocks between ranks within seconds, instead of after the time limit of a collective.
 
-A rank that waits asks all others, through the rendezvous store, where they are in their program. A thread of each rank
-looks twice a second for such a question, so that a rank answers which computes or is idle. A rank that has come through
-a collective since its last look need not answer: all others were there. Of many ranks that wait the lowest asks, and
-judges for all, since the answers read would be the square of the ranks. Collectives only pay for marks of `Progress`.
+A waiting rank asks all other ranks for their status, through the rendezvous store. A thread of each rank polls for
+questions twice a second, so that ranks answer which compute or are idle. A rank that has completed a collective since
+the last poll need not answer, since all ranks took part in it. If several ranks wait, only the lowest one asks, for
+otherwise the number of reads would be the square of the number of ranks. A collective only updates `Progress`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from raydist.errors import CancelledError, CollectiveMismatchError, RaydistError
 __all__ = ["DeadlockDetector", "Progress", "RankStatus", "WatchedCommunicator", "diagnose"]
 
 _LOOK_S = 0.5
-_LOOKS_LEFT_TO_OTHERS = 3  # looks without a question of a lower rank, after which a rank asks for itself
+_LOOKS_LEFT_TO_OTHERS = 3  # polls without a question of a lower rank, after which a rank asks by itself
 _CONNECT_S = 30.0
 _QUESTION, _STATUS, _VERDICT = "deadlock/question", "deadlock/status/{}", "deadlock/verdict"
 
@@ -37,17 +37,17 @@ Verdict = Callable[[], CollectiveMismatchError | None]
 @final
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """One look at a rank.
+    """Status of a rank at one time.
 
     Attributes:
-        events: The number of its moves so far: two looks with one number have seen the same.
-        step: The step that it runs, or ran last; -1 before the first.
-        running: That step is under way.
-        calls: The number of collectives that it has called, for each of its groups.
-        waits_in: The group in whose collective it waits; empty where it does not.
-        number: The number of that collective in its group.
-        doing: That collective, for messages.
-        look: The number of this look; of two looks the later one has the higher number.
+        events: Number of events so far; two statuses with the same number are equal.
+        step: Number of the present or last step; -1 before the first step.
+        running: True if the step is running.
+        calls: Number of collectives that the rank has called, for each group.
+        waits_in: Name of the group in whose collective the rank waits; empty if the rank does not wait.
+        number: Number of that collective in the group.
+        doing: Description of that collective, for messages.
+        look: Number of this status, which increases with time.
     """
 
     events: int
@@ -69,13 +69,13 @@ class RankStatus:
 
 @final
 class Progress:
-    """The place of a rank in its program: written by the thread that runs the steps, read by any other.
+    """Progress of a rank in its program. The thread that runs the steps writes it; other threads read it.
 
-    The marks cost a fraction of a microsecond: they are set around every collective.
+    Updates surround every collective, and take a fraction of a microsecond.
 
     Attributes:
-        events: The number of moves so far.
-        num_waits: The number of waits for a collective that are over.
+        events: Number of events so far.
+        num_waits: Number of waits for a collective that have ended.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Progress:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a new generation: collectives are counted anew."""
+        """Begin a new generation, in which collectives are counted from 0."""
         self.events += 1
         self._step, self._running = -1, False
         self._calls: dict[str, int] = {}
@@ -106,7 +106,7 @@ class Progress:
         return number
 
     def wait(self, group: str, number: int, name: str, tensor: torch.Tensor | None) -> None:
-        """Mark that the rank waits for a collective, until `go_on`."""
+        """Record that the rank waits for a collective, until `go_on`."""
         self.events += 1
         self._waits = (group, number, name, tensor)
 
@@ -116,7 +116,7 @@ class Progress:
         self._waits = None
 
     def look(self) -> RankStatus:
-        """Return the place of the rank; if it moves meanwhile, the rank counts as at work."""
+        """Return the status of the rank; running and not waiting, if an event occurs meanwhile."""
         events, waits, self._num_looks = self.events, self._waits, self._num_looks + 1
         status = RankStatus(events, self._step, self._running, dict(self._calls), look=self._num_looks)
         if waits is not None:
@@ -127,11 +127,11 @@ class Progress:
 
 
 def diagnose(before: Mapping[int, RankStatus], now: Mapping[int, RankStatus]) -> str | None:
-    """Describe the ranks if some wait for others that will not come; None where they may still come.
+    """Return a description of the ranks if some of them wait forever, and None if the ranks may still go on.
 
     Args:
-        before: An earlier look at each rank that was seen.
-        now: A later one. A rank counts if it has done nothing in between: others may only be slow.
+        before: Earlier status of each rank that has answered.
+        now: Later status. Only ranks without events in between count, since other ranks may be slow.
 
     >>> waits = [RankStatus(7, 3, True, {"g": 1}, "g", 0, "all_reduce(SUM)", look) for look in (1, 2)]
     >>> ended = [RankStatus(9, 3, False, {}, look=look) for look in (4, 5)]
@@ -156,12 +156,12 @@ def diagnose(before: Mapping[int, RankStatus], now: Mapping[int, RankStatus]) ->
 
 
 def _has_left(status: RankStatus, step: int) -> bool:
-    """Return True if a rank has ended a step, or is in a later one."""
+    """Return True if a rank has ended a step, or runs a later one."""
     return status.step > step or (status.step == step and not status.running)
 
 
 def _reached(awaited: Mapping[int, set[int]], rank: int) -> set[int]:
-    """Return the ranks that `rank` waits for, those that these wait for, and so on."""
+    """Return the ranks that `rank` waits for, directly or through other ranks."""
     found, left = set[int](), [rank]
     while left:
         new = awaited.get(left.pop(), set()) - found
@@ -172,12 +172,12 @@ def _reached(awaited: Mapping[int, set[int]], rank: int) -> set[int]:
 
 @final
 class DeadlockDetector:
-    """One rank's detector, for one generation of a group.
+    """The deadlock detector of one rank in one generation of a group.
 
     Args:
-        membership: The rank's place, with the address of the store.
-        progress: What it is doing.
-        end: Called, from the detector's thread, when the group can not go on: must end the rank's collectives.
+        membership: Membership of the rank, with the address of the store.
+        progress: Progress of the rank.
+        end: Called in the detector's thread on a deadlock; must abort the rank's collectives.
     """
 
     def __init__(self, membership: Membership, progress: Progress, end: Callable[[], None]) -> None:
@@ -194,20 +194,20 @@ class DeadlockDetector:
         self._before: Mapping[int, RankStatus] = {}
 
     def start(self) -> DeadlockDetector:
-        """Connect to the store, and begin to look."""
+        """Connect to the store and start the thread."""
         self._store = connect_store(self._membership, _CONNECT_S)
         self._thread.start()
         return self
 
     def close(self) -> None:
-        """Look no more. May be called twice."""
+        """Stop the thread. May be called twice."""
         self._stop.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_CONNECT_S)
 
     def verdict(self) -> CollectiveMismatchError | None:
-        """Return the reason for which a detector has ended the group, if one has."""
-        with contextlib.suppress(RuntimeError):  # the store is gone, and the reason with it
+        """Return the deadlock that any rank's detector has found, if any."""
+        with contextlib.suppress(RuntimeError):  # the store is closed
             said = peek(self._store, _VERDICT) if self._store is not None else None
             if said is not None:
                 return CollectiveMismatchError(
@@ -218,7 +218,7 @@ class DeadlockDetector:
         return None
 
     def _work(self) -> None:
-        with contextlib.suppress(RuntimeError, RaydistError):  # the store is gone, and with it the group's owner
+        with contextlib.suppress(RuntimeError, RaydistError):  # the owner of the group has closed the store
             while not self._stop.wait(_LOOK_S):
                 self._look()
 
@@ -241,7 +241,7 @@ class DeadlockDetector:
             self._judge(store, mine, earlier)
 
     def _asker(self, store: Store) -> int | None:
-        """Return the rank that has asked since the last look; None where nobody has."""
+        """Return the rank that has asked since the last poll; None if no rank has."""
         question = peek(store, _QUESTION)
         new, self._seen = question != self._seen, question
         return int(question.split()[0]) if new and question is not None else None
@@ -257,13 +257,13 @@ class DeadlockDetector:
 
 @final
 class WatchedCommunicator(DelegatingCommunicator):
-    """Another communicator whose waits a `DeadlockDetector` can see. Messages between two ranks are not watched.
+    """A communicator that records the waits of another one for a `DeadlockDetector`, except for send and recv.
 
     Args:
-        inner: Does the work; it belongs to this object from now on.
-        name: The group's name for messages, unlike that of the rank's other groups.
-        progress: Gets the marks of the rank.
-        verdict: Returns the reason for which a detector has ended the group, if one has.
+        inner: The other communicator, which this object owns from now on.
+        name: Name of the group for messages, unique among the groups of the rank.
+        progress: Progress of the rank, which this object updates.
+        verdict: Returns the deadlock that a detector has found, if any.
     """
 
     def __init__(self, inner: Communicator, name: str, progress: Progress, verdict: Verdict) -> None:
@@ -287,7 +287,7 @@ class WatchedCommunicator(DelegatingCommunicator):
         return FinishingWork(lambda limit_s: self._watch(lambda: work.wait(limit_s), number, name, shown))
 
     def _watch(self, wait: Callable[[], T], number: int, name: str, tensor: torch.Tensor | None = None) -> T:
-        """Call `wait`, in which the rank waits for its collective `number`."""
+        """Call `wait`, which blocks until collective `number` of the rank has run."""
         self._progress.wait(self._name, number, name, tensor)
         try:
             return wait()

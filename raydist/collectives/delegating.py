@@ -1,4 +1,4 @@
-"""Communicators around another one: the base class, one that changes limits, and one that reduces on a single rank."""
+"""Communicators that wrap another one: the base class, one with another time limit, and one that reduces on a root."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Accumulate = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 
 class DelegatingCommunicator(Communicator):
-    """Adds to the collectives of another communicator, by `around`; messages and the group's life are the other one's.
+    """Base class of communicators that forward to another one. Subclasses override `around` and `during`.
 
     Args:
-        inner: Does the work; it belongs to this object from now on.
-        device: Where its tensors are.
+        inner: The other communicator, which this object owns from now on.
+        device: Device of the tensors.
     """
 
     def __init__(self, inner: Communicator, device: torch.device) -> None:
@@ -37,13 +37,13 @@ class DelegatingCommunicator(Communicator):
 
         Args:
             what: The collective and its arguments: "all_reduce(SUM)".
-            tensor: A tensor of the dtype and shape that all ranks must give.
-            start: Starts it in the other communicator.
+            tensor: A tensor with the dtype and shape that must be the same on all ranks.
+            start: Starts the collective in the other communicator.
         """
         return start()
 
     def during(self, what: str, call: Callable[[], T]) -> T:
-        """Run a collective that blocks; `what` is its purpose, for messages."""
+        """Run a blocking collective; messages show `what`."""
         return call()
 
     @property
@@ -119,11 +119,11 @@ class DelegatingCommunicator(Communicator):
 
 @final
 class LimitedCommunicator(DelegatingCommunicator):
-    """Another communicator, whose collectives end after `limit_s`.
+    """A communicator that calls another one with a time limit of its own.
 
     Args:
-        inner: Does the work, and goes on to belong to its owner.
-        limit_s: Of each wait, in seconds; that of a barrier stays the inner one's.
+        inner: The other communicator, which still belongs to its owner.
+        limit_s: Limit of each wait, in seconds; `barrier` keeps the limit of `inner`.
     """
 
     def __init__(self, inner: Communicator, limit_s: float) -> None:
@@ -142,11 +142,11 @@ class LimitedCommunicator(DelegatingCommunicator):
 @final
 @dataclass(frozen=True, slots=True)
 class RootReduction:
-    """The rank on which tensors are added up, and the function that does so.
+    """The rank and the function that sum tensors.
 
     Attributes:
-        root: The rank.
-        function: Makes a sum of a list of tensors, in the order of ranks; None: they are added one after the other.
+        root: Number of the rank.
+        function: Returns the sum of a list of tensors in the order of ranks; None to add them one by one.
     """
 
     root: int
@@ -155,11 +155,11 @@ class RootReduction:
 
 @final
 class ReducingToOne(DelegatingCommunicator):
-    """Another communicator whose `all_reduce` is done by one rank. At most one is under way at a time.
+    """A communicator whose `all_reduce` gathers tensors on one rank. At most one all-reduce is pending at a time.
 
     Args:
-        inner: Carries the tensors; it belongs to this object from now on.
-        accumulation: Where and how.
+        inner: The other communicator, which this object owns from now on.
+        accumulation: Rank and function of the sum.
     """
 
     def __init__(self, inner: Communicator, accumulation: RootReduction) -> None:
@@ -186,7 +186,7 @@ class ReducingToOne(DelegatingCommunicator):
         super().reconfigure(membership)
 
     def _settle(self) -> None:
-        """Wait for the reduction under way: all ranks call the other communicator in one order."""
+        """Wait for the pending reduction, so that all ranks call the inner communicator in the same order."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.wait()
@@ -194,7 +194,7 @@ class ReducingToOne(DelegatingCommunicator):
 
 @final
 class _Reduction(Work):
-    """One all-reduce: parts go to the root at once, the result comes when it is waited for."""
+    """One all-reduce: ranks send to the root at once; `wait` broadcasts the result."""
 
     def __init__(self, inner: Communicator, tensor: torch.Tensor, op: ReduceOp, accumulation: RootReduction) -> None:
         self._inner = inner

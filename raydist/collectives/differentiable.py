@@ -1,8 +1,8 @@
-"""Collectives on values of a training step, with derivatives.
+"""Differentiable collectives on values of a training step.
 
-The derivative is that of the global objective: the sum over replicas j of w_j L_j (their losses, weighted by their
-share of the rows). Replica i's own gradient will be multiplied by w_i later on, so what a collective hands back to it
-is the weighted sum of all upstream gradients over w_i. Without weights the objective is a plain sum.
+The derivative is that of the global objective: the sum over replicas j of w_j L_j (the losses, weighted by the shares
+of the rows). The reducer later multiplies replica i's own gradient by w_i, so the backward of a collective returns the
+weighted sum of all upstream gradients divided by w_i. Without weights the objective is a plain sum.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Weights = Sequence[float] | None
 def all_reduce(
     communicator: Communicator, value: torch.Tensor | float, op: ReduceOp | str, weights: Weights = None
 ) -> torch.Tensor:
-    """The reduction of `value` over replicas, on every replica.
+    """Return the reduction of `value` over replicas, on every replica.
 
     Args:
-        communicator: Carries it; a group that no other thread or backward pass uses at the same time.
-        value: A tensor or number, of one shape and dtype on all replicas. A MEAN of whole numbers is floating-point,
-            a SUM of truth values counts.
-        op: MEAN divides by the number of replicas.
-        weights: Each replica's weight in the global objective; None where losses are plainly added.
+        communicator: A communicator that no other thread or backward pass uses at the same time.
+        value: A tensor or number, with the same shape and dtype on all replicas. The MEAN of integers is
+            floating-point; the SUM of booleans counts.
+        op: The reduction; MEAN divides by the number of replicas.
+        weights: Weight of each replica in the global objective; None for an unweighted sum of losses.
 
-    Blocking: until all replicas have called it, at most the communicator's limit; so does its backward.
+    Blocking: until all replicas have called it, at most the communicator's limit. The backward blocks in the same way.
 
     Raises:
-        CollectiveMismatchError: Replicas called different things.
+        CollectiveMismatchError: Replicas call different collectives.
 
     Source: tf.distribute.ReplicaContext.all_reduce (TensorFlow 2.x API).
 
@@ -58,7 +58,7 @@ def reduce_promoted(
     weights: Weights = None,
     log: CallLog | None = None,
 ) -> torch.Tensor:
-    """Reduce a tensor as :func:`all_reduce` does; :func:`promote` has made it fit. See `exchange` for `log`."""
+    """Reduce a tensor that :func:`promote` has returned, as :func:`all_reduce` does. See `exchange` for `log`."""
     adds = op in (ReduceOp.SUM, ReduceOp.MEAN)
     differentiable = _agree(communicator, ALL_REDUCE[op], tensor, log)
     if adds or not differentiable:
@@ -70,17 +70,19 @@ def reduce_promoted(
 
 
 def all_gather(communicator: Communicator, value: torch.Tensor, axis: int = 0, weights: Weights = None) -> torch.Tensor:
-    """Every replica's `value` along dimension `axis`, in rank order, on every replica.
+    """Concatenate all replicas' `value` along dimension `axis`, in rank order, on every replica.
 
     Args:
         communicator: See `all_reduce`.
-        value: A tensor with at least one dimension. Lengths may differ along `axis`; all else must be equal.
-        axis: The dimension to concatenate.
+        value: A tensor with at least one dimension. Only the length along `axis` may differ between replicas.
+        axis: Dimension of the concatenation.
         weights: See `all_reduce`.
+
+    Blocking: as `all_reduce`.
 
     Raises:
         InvalidArgumentError: The values have no dimension `axis`.
-        CollectiveMismatchError: Replicas called different things.
+        CollectiveMismatchError: Replicas call different collectives.
 
     Source: tf.distribute.ReplicaContext.all_gather (TensorFlow 2.x API).
 
@@ -104,7 +106,7 @@ def all_gather(communicator: Communicator, value: torch.Tensor, axis: int = 0, w
 
 
 def require_axis(tensor: torch.Tensor, axis: int) -> None:
-    """InvalidArgumentError unless `tensor` has a dimension `axis` to gather along."""
+    """Raise InvalidArgumentError unless `tensor` has a dimension `axis`."""
     if not -tensor.dim() <= axis < tensor.dim():
         raise InvalidArgumentError(
             f"all_gather needs values with a dimension {axis}, got shape {tuple(tensor.shape)}. "
@@ -113,7 +115,7 @@ def require_axis(tensor: torch.Tensor, axis: int) -> None:
 
 
 class _AllReduce(torch.autograd.Function):
-    """SUM and MEAN; the result is there already."""
+    """Derivative of a SUM or MEAN whose result is computed already."""
 
     @staticmethod
     def forward(
@@ -137,7 +139,7 @@ class _AllReduce(torch.autograd.Function):
 
 
 class _AllGather(torch.autograd.Function):
-    """Concatenation along the first dimension; replica i brings `lengths[i]` rows."""
+    """Concatenation along the first dimension; replica i has `lengths[i]` rows."""
 
     @staticmethod
     def forward(
@@ -156,9 +158,9 @@ class _AllGather(torch.autograd.Function):
 
 
 def _total(upstream: torch.Tensor, communicator: Communicator, weights: Weights) -> torch.Tensor:
-    """Everybody's upstream gradients, weighted and added up, over this replica's weight."""
+    """Return the weighted sum of all replicas' upstream gradients, divided by this replica's weight."""
     own = 1.0 if weights is None else weights[communicator.rank]
-    # A replica without weight may hold NaNs: they are dropped, not multiplied by zero.
+    # A replica with weight 0 may have NaNs, which a multiplication by zero would keep.
     total = upstream * own if own else torch.zeros_like(upstream)
     communicator.all_reduce(total, ReduceOp.SUM).wait()
     return total / own if own else torch.zeros_like(upstream)
@@ -171,7 +173,7 @@ def _gather_rows(tensor: torch.Tensor, communicator: Communicator, lengths: tupl
 
 
 def _agree(communicator: Communicator, name: str, tensor: torch.Tensor, log: CallLog | None) -> bool:
-    """Return True if any replica differentiates this call: then all of them take part in its backward."""
+    """Return True if any replica differentiates this call, so that all replicas must run its backward."""
     call = describe_call(name, tensor, differentiable=_wants_gradient(tensor))
     return any(other.differentiable for other in exchange(communicator, call, device=tensor.device, log=log))
 
@@ -181,12 +183,12 @@ def _wants_gradient(tensor: torch.Tensor) -> bool:
 
 
 def _attached(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a stand-in that makes backward pass here, so that this replica serves the others' derivative."""
+    """Return a tensor that requires grad, so that this replica takes part in the collectives of the backward."""
     return tensor if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
 def promote(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-    """`tensor` in the dtype of the result: a MEAN of whole numbers is floating-point, a SUM of truth values counts."""
+    """Convert `tensor` to the dtype of the result: floating-point for a MEAN of integers, int64 for a SUM of bools."""
     if op is ReduceOp.MEAN and not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor.to(torch.get_default_dtype())
     if op is ReduceOp.SUM and tensor.dtype is torch.bool:

@@ -1,4 +1,4 @@
-"""The memory of a tensor, byte by byte."""
+"""The bytes of a tensor."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["flat_bytes"]
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of a tensor as uint8 (n,): a view of it where it is contiguous, else of a copy.
+    """Return the bytes of a tensor as uint8 (n,): a view of a contiguous tensor, else of a copy.
 
-    To torch a tensor of one element, or of none, is contiguous whatever its strides are, and `view(torch.uint8)`
-    refuses them: such is `batch[:, 1]` of a batch of one row.
+    torch takes a tensor of at most one element for contiguous whatever its strides are, but `view(torch.uint8)` refuses
+    such strides. An example is `batch[:, 1]` of a batch of one row.
 
     >>> flat_bytes(torch.ones(4, 2, dtype=torch.int8)[:1, 1])
     tensor([1], dtype=torch.uint8)

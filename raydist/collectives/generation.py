@@ -1,4 +1,4 @@
-"""One generation of a group: from the meeting of its members until the first failure, or until it is left."""
+"""One generation of a process group, from the rendezvous of the members until the first failure or `leave`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from raydist.errors import CancelledError, DeadlineExceededError, FailedPrecondi
 
 __all__ = ["Generation"]
 
-# How long an abort or a peer's failure may go unnoticed by a rank that waits.
-_SLICE_S = 0.05
+_SLICE_S = 0.05  # interval at which a waiting rank checks for an abort or a failure of a peer
 _ROLL_CALL_S = 0.3
 _WATCH_S = 0.2
 _LEAST_PAUSE_S = 0.0002
@@ -24,7 +23,7 @@ _LEAST_PAUSE_S = 0.0002
 
 @final
 class Generation:
-    """Waits, failures and the end of one process group. After its first failure every call fails the same way."""
+    """The process group of one generation. After the first failure every call raises that failure."""
 
     def __init__(self, membership: Membership, backend: ProcessGroupBackend, timeout_s: float) -> None:
         self.membership = membership
@@ -35,12 +34,12 @@ class Generation:
         self._group: RawGroup | None = None
         self._bulletin: Bulletin | None = None
         self._flights: list[Flight] = []
-        self._watched: list[tuple[Flight, str]] = []  # under way on a device that the host runs ahead of
+        self._watched: list[tuple[Flight, str]] = []  # pending work on a device, if the host runs ahead of it
         self._num_exchanges = 0
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Meet the other members; raises after `timeout_s` if one is missing, at once after `abort`."""
+        """Join the other members. Blocks; raises after `timeout_s` if one is missing, at once after `abort`."""
         operation = "rendezvous"
         store = connect_store(self.membership, self._timeout_s)
         self._bulletin = Bulletin(store, self.membership)
@@ -85,10 +84,10 @@ class Generation:
         return flight
 
     def wait(self, flight: Flight, operation: str, timeout_s: float | None) -> None:
-        """Wait for an operation. Only the group's own limit fails the group; after a shorter one, wait again."""
+        """Block until an operation ends. The group's own limit fails the group; after another limit, wait again."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
-        if self._backend.host_runs_ahead:  # the watchdog looks after limits and failures
+        if self._backend.host_runs_ahead:  # the watchdog checks limits and failures
             self.check(operation)
             self._wait_slice(flight, operation, limit_s)
             return
@@ -102,7 +101,7 @@ class Generation:
             self._listen()
 
     def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
-        """Return every rank's data, by rank, through the store. Blocking: until all ranks have called it."""
+        """Exchange data through the store; return every rank's data, by rank. Blocks until all ranks have called it."""
         bulletin = self._bulletin
         self.check(what)
         if bulletin is None:
@@ -131,7 +130,7 @@ class Generation:
             self._backend.kill(self._group)
 
     def _watch(self) -> None:
-        """Look after collectives on a device: the host does not wait for them, and would not see that they hang."""
+        """Run the watchdog, which detects hanging collectives on a device, since the host does not wait for them."""
         since = time.monotonic()
         while not self._ended.wait(_WATCH_S):
             with self._lock:
@@ -144,11 +143,11 @@ class Generation:
             if self._failure is None and oldest is not None and time.monotonic() - since > self._timeout_s:
                 self._late(oldest, self._timeout_s, fatal=True)
             if self._failure is not None and self._group is not None:
-                self._backend.kill(self._group)  # whoever waits for the device goes on, and finds the failure
+                self._backend.kill(self._group)  # threads that wait for the device wake up and find the failure
                 return
 
     def leave(self) -> None:
-        """Let go of sockets and threads. Operations that still hang are left to a thread that ends with them."""
+        """Release sockets and threads. A daemon thread waits for operations that still hang."""
         self._ended.set()
         holder, self._group = [self._group], None
         if not self._watched and all(flight.landed() for flight in self._flights):
@@ -177,7 +176,7 @@ class Generation:
         if heard is None:
             return
         if not isinstance(heard, CancelledError):
-            heard = self._with_missing(heard)  # it was posted before its author knew who was missing
+            heard = self._with_missing(heard)  # the peer posted its failure before its roll call
         with self._lock:
             self._failure = self._failure or heard
 
@@ -188,7 +187,7 @@ class Generation:
             self._bulletin.post(failure)
 
     def _fail(self, error: RaydistError, operation: str) -> RaydistError:
-        """Record what one rank saw, and add who is missing."""
+        """Record a failure of this rank, and return it with the missing ranks."""
         self._record(error)
         return self._with_missing(error)
 

@@ -1,7 +1,7 @@
-"""Groups of CPU ranks on several hosts: shared memory inside a host, gloo between one rank of each host, its leader.
+"""Groups of CPU ranks on several hosts: shared memory inside a host, gloo between the leaders, one rank of each host.
 
-Every collective is a plain sequence of steps: inside the hosts, between leaders, and inside the hosts again. A
-background thread of each rank runs these steps, so that a collective goes on while the rank computes.
+Every collective is a sequence of steps: inside the hosts, between leaders, and inside the hosts again. A background
+thread of each rank runs these steps, so that a collective proceeds while the rank computes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from raydist.values import ReduceOp
 __all__ = ["HierarchicalBackend", "HierarchicalCommunicator"]
 
 _MARGIN_S = 1.0
-_SLICE_S = 0.05  # a failure on another host goes unnoticed for at most so long
+_SLICE_S = 0.05  # interval at which a leader checks for failures on other hosts
 
 
 @final
 class HierarchicalBackend(Backend):
-    """Shared memory inside hosts, gloo between them; on a single host, shared memory."""
+    """Backend with shared memory inside hosts and gloo between hosts; on a single host, shared memory only."""
 
     name = "hierarchical"
     devices = ("cpu",)
@@ -48,12 +48,12 @@ class HierarchicalBackend(Backend):
 
 @final
 class HierarchicalCommunicator(JoiningCommunicator):
-    """Ranks of several hosts. Not for use by several threads at once, `abort` aside.
+    """A communicator of ranks on several hosts. Not thread-safe, except for `abort`.
 
     Args:
-        membership: This rank's place; it says which rank is on which host, and there are at least two hosts.
+        membership: Membership of this rank; `hosts` names at least two hosts.
         device: The CPU.
-        timeout_s: The limit of every wait.
+        timeout_s: Limit of every wait, in seconds.
     """
 
     def _prepare(self) -> None:
@@ -160,13 +160,13 @@ class HierarchicalCommunicator(JoiningCommunicator):
     def close(self) -> None:
         self._queue = None
         self._messages.close()
-        leaders, self._leaders = self._leaders, None  # gloo closes its sockets with the last of its objects
+        leaders, self._leaders = self._leaders, None  # gloo closes its sockets when its last object is deleted
         if leaders is not None:
             leaders.close()
         self._home.close()
 
     def _reduce(self, tensor: torch.Tensor, op: ReduceOp) -> None:
-        """Replace a tensor by the reduction; a mean, and sums of 16 bits, are rounded once."""
+        """Replace a tensor by the reduction. A mean, and a sum of 16-bit floats, is rounded once."""
         within = ReduceOp.SUM if op is ReduceOp.MEAN else op
         values = tensor.float() if tensor.dtype in HALVES else tensor
         self._home.reduce(values, 0, within).wait()
@@ -193,7 +193,7 @@ class HierarchicalCommunicator(JoiningCommunicator):
             staged.deliver()
 
     def _between(self, call: Callable[[Communicator], Work]) -> None:
-        """Call a collective of the leaders, on a leader; look now and then for a failure of any rank."""
+        """Run a collective of the leaders, if this rank is one, and poll for failures of any rank."""
         if self._leaders is None:
             return
         work, deadline = call(self._leaders), time.monotonic() + self.timeout_s
@@ -205,7 +205,7 @@ class HierarchicalCommunicator(JoiningCommunicator):
                 self._home.hear()
                 self._home.check("the exchange between hosts")
                 if not isinstance(error, DeadlineExceededError) or time.monotonic() >= deadline:
-                    # The message of this error counts hosts, where this group counts ranks.
+                    # The message of `error` numbers leaders, so a message with this group's rank replaces it.
                     raise type(error)(f"rank {self.rank} {UNREACHABLE}.") from error
 
     def _submit(self, name: str, function: Callable[[], object]) -> Work:
@@ -217,7 +217,7 @@ class HierarchicalCommunicator(JoiningCommunicator):
         return _HierarchicalWork(self._home, name, future, self.timeout_s)
 
     def _run(self, name: str, function: Callable[[], object]) -> None:
-        """Run a collective; its failure is one of the whole group, on every host."""
+        """Run a collective. An error fails the whole group, on every host."""
         try:
             function()
         except BaseException as error:
@@ -229,7 +229,7 @@ class HierarchicalCommunicator(JoiningCommunicator):
 
 @final
 class _HierarchicalWork(Work):
-    """A collective that the background thread runs."""
+    """A collective on the background thread."""
 
     def __init__(self, home: SharedMemoryCommunicator, name: str, future: futures.Future[None], limit_s: float) -> None:
         self._home = home
@@ -238,7 +238,7 @@ class _HierarchicalWork(Work):
         self._limit_s = limit_s
 
     def wait(self, timeout_s: float | None = None) -> None:
-        # Each step of a collective has the group's limit; it fails the group before the margin is over.
+        # Each step of a collective has the group's limit and fails the group itself before the margin has passed.
         limit_s = self._limit_s + _MARGIN_S if timeout_s is None else timeout_s
         if not futures.wait([self._future], limit_s).done:
             what = describe_operation(self._home.membership, self._name)

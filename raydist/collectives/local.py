@@ -1,6 +1,6 @@
-"""A group whose ranks are threads of one process: for tests, and the plainest statement of what collectives do.
+"""Groups whose ranks are threads of one process: for tests, and as a reference implementation of collectives.
 
-The threads meet in a :class:`LocalHub`. Reductions are done in rank order, so results are the same bits every time.
+The threads share a :class:`LocalHub`. Reductions run in rank order, so results are the same bits every time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Tensors = list[torch.Tensor]
 
 @dataclass
 class _Meeting:
-    """One collective: what each rank brings, and what each rank takes home once all have come."""
+    """One collective: inputs by rank, and results by rank once all inputs are there."""
 
     calls: dict[int, str] = field(default_factory=dict)
     brought: dict[int, _Tensors] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class _Meeting:
 
 
 class _Room:
-    """The state that the ranks of one generation share. All fields are guarded by `changed`."""
+    """Shared state of the ranks of one generation. `changed` guards all fields."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -58,7 +58,7 @@ class _Room:
             self.changed.notify_all()
 
     def bring(self, key: object, rank: int, call: str, tensors: _Tensors, *, expected: int, combine: _Combine) -> None:
-        """Add one rank's part; whoever comes last computes the results for all."""
+        """Add one rank's inputs; the last rank computes the results for all ranks."""
         with self.changed:
             meeting = self.meetings.setdefault(key, _Meeting())
             meeting.calls[rank] = call
@@ -80,7 +80,7 @@ _Combine = Callable[[Sequence[_Tensors]], list[_Tensors]]
 
 @final
 class LocalHub:
-    """A meeting point of a process's threads; one serves any number of groups and generations.
+    """Rendezvous of a process's threads, for any number of groups and generations.
 
     >>> hub = LocalHub()
     >>> alone = LocalGroup(hub, Membership("g", generation=0, rank=0, world_size=1), timeout_s=1.0).start()
@@ -95,7 +95,7 @@ class LocalHub:
         self._lock = threading.Lock()
 
     def room(self, membership: Membership) -> _Room:
-        """The room of one generation, made by whoever asks first."""
+        """Return the shared state of one generation; the first call creates it."""
         with self._lock:
             key = (membership.group, membership.generation)
             return self._rooms.setdefault(key, _Room(membership.world_size))
@@ -120,10 +120,10 @@ class _LocalWork(Work):
 
 @final
 class LocalGroup(Communicator):
-    """One thread's end of a group. See :class:`LocalHub`.
+    """A communicator of one thread. See :class:`LocalHub`.
 
     Attributes:
-        num_calls: Collectives that this rank has started in this generation.
+        num_calls: Number of collectives that this rank has started in this generation.
     """
 
     def __init__(self, hub: LocalHub, membership: Membership, timeout_s: float) -> None:
@@ -135,7 +135,7 @@ class LocalGroup(Communicator):
         self._num_messages: dict[tuple[int, int], int] = {}
 
     def start(self) -> LocalGroup:
-        """Meet the other members. Blocking: until all have come, at most `timeout_s`."""
+        """Join the group. Blocks until all members have joined, at most `timeout_s`."""
         room = self._room
         with room.changed:
             room.arrived.add(self.rank)
@@ -211,7 +211,7 @@ class LocalGroup(Communicator):
         self._room.fail(UnavailableError(f"rank {self.rank} has left."))
 
     def await_results(self, key: object, operation: str, timeout_s: float | None) -> _Tensors:
-        """Return the tensors that this rank gets from a collective."""
+        """Block until a collective has run, and return this rank's results."""
         meeting = self._room.meetings[key]
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         with self._room.changed:
@@ -268,7 +268,7 @@ class LocalGroup(Communicator):
             raise type(failure)(f"{describe_operation(self.membership, operation)} was given up: {failure.message}")
 
     def _await(self, done: Callable[[], bool], operation: str, limit_s: float, *, fatal: bool) -> None:
-        """Wait for `done`; the room's lock is held by the caller."""
+        """Block until `done`. The caller must hold the lock `changed`."""
         deadline = time.monotonic() + limit_s
         while not done():
             self._check(operation)

@@ -1,4 +1,4 @@
-"""Join a group: with the backend that was asked for, or the first that can carry it."""
+"""Opening of communicators, with a named backend or with the first backend that can serve the group."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from raydist.errors import InvalidArgumentError, UnavailableError
 __all__ = ["AUTO", "BACKENDS", "ChoosingCommunicator", "backends_for", "open_communicator"]
 
 _log = logging.getLogger("raydist")
-_told: set[tuple[str, str]] = set()  # what this process has said: a strategy has two groups, and each may re-form
+_told: set[tuple[str, str]] = set()  # logged fallbacks, one message per pair of backends
 
 
 AUTO = "auto"
-"""The name that stands for the first backend that can carry a group."""
+"""Name for the first backend that can serve a group."""
 
 BACKENDS: tuple[type[Backend], ...] = (
     SharedMemoryBackend,
@@ -32,21 +32,21 @@ BACKENDS: tuple[type[Backend], ...] = (
     NcclBackend,
     XlaBackend,
 )
-"""All of them. Several may serve one kind of device: the first of those that does not decline a group carries it."""
+"""All backends, by priority. A group uses the first backend that serves its device and does not decline the group."""
 
 
 def backends_for(
     device: torch.device, name: str = AUTO, *, backends: Sequence[type[Backend]] = BACKENDS
 ) -> tuple[Backend, ...]:
-    """Return the backends that may carry a group on a device, in the order of trial; one where it is called by name.
+    """Return the backends that may serve a group on a device, in the order of trial; one for a name.
 
     Args:
-        device: Where the group's tensors are.
-        name: Of a backend of the table, or "auto".
-        backends: The table.
+        device: Device of the group's tensors.
+        name: Name of one of `backends`, or "auto".
+        backends: The known backends.
 
     Raises:
-        InvalidArgumentError: No backend has this name, or it does not serve this device.
+        InvalidArgumentError: No backend has this name, or the backend does not serve this device.
 
     >>> [backend.name for backend in backends_for(torch.device("cpu"))]
     ['shm', 'hierarchical', 'gloo']
@@ -71,21 +71,21 @@ def backends_for(
 def open_communicator(
     membership: Membership, *, device: torch.device, timeout_s: float, backend: str = AUTO
 ) -> Communicator:
-    """Join a group and return this rank's end of it.
+    """Join a group and return this rank's communicator.
 
     Blocking: until every member has joined, at most `timeout_s` seconds.
 
     Args:
-        membership: This rank's place and the address of the group's rendezvous store.
-        device: Where the tensors are.
-        timeout_s: The limit of every wait of this communicator, joining included.
-        backend: Name of what carries the data, the same on every rank. "auto": NCCL for "cuda:k"; for "cpu" shared
-            memory where all members can open one segment, "hierarchical" where several hosts are named, else gloo.
+        membership: Membership of this rank, with the address of the group's rendezvous store.
+        device: Device of the tensors.
+        timeout_s: Limit of every wait of this communicator, joining included.
+        backend: Name of the backend, the same on every rank. "auto": NCCL for "cuda:k"; for "cpu" shared memory where
+            all members can open one segment, "hierarchical" where several hosts are named, else gloo.
 
     Raises:
-        InvalidArgumentError: There is no such backend, or it does not serve the device.
+        InvalidArgumentError: The backend does not exist or does not serve the device.
         DeadlineExceededError: A member did not arrive; the message says which.
-        UnavailableError: The backend of this name cannot carry the group.
+        UnavailableError: No backend that `backend` allows can serve the group.
 
     >>> from raydist.collectives.rendezvous import RendezvousStore
     >>> from raydist.values import ReduceOp
@@ -109,13 +109,13 @@ def open_communicator(
 
 @final
 class ChoosingCommunicator(DelegatingCommunicator, JoiningCommunicator):
-    """A group that each generation anew is carried by the first backend that can, which all members find out together.
+    """A communicator that chooses, together with all members, the first usable backend in each generation.
 
     Args:
-        membership: This rank's place.
-        device: Where the tensors are.
-        timeout_s: The limit of every wait.
-        backends: At least one, in the order in which they are tried; the same on every rank.
+        membership: Membership of this rank.
+        device: Device of the tensors.
+        timeout_s: Limit of every wait, in seconds.
+        backends: At least one backend, in the order of trial, the same on every rank.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class ChoosingCommunicator(DelegatingCommunicator, JoiningCommunicator):
             self._inner = joining = self._make(backend)
             try:
                 joining.start()
-                self.device = joining.device  # for which the name that was given may only stand
+                self.device = joining.device  # the backend may resolve a generic device
                 break
             except Declined as reason:
                 group = _describe(self._place)
@@ -152,10 +152,10 @@ class ChoosingCommunicator(DelegatingCommunicator, JoiningCommunicator):
         self._inner.abort()
         self._inner.close()
         self._place = membership
-        self.start()  # newcomers may be on another machine
+        self.start()  # new members may be on another host
 
     def _suited(self) -> list[Backend]:
-        """Those that do not decline what is known of the group before its members meet."""
+        """Return the backends that do not decline the membership."""
         reasons = {backend: backend.declines(self._place) for backend in self._backends}
         suited = [backend for backend, reason in reasons.items() if reason is None]
         if not suited:

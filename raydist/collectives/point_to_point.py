@@ -1,7 +1,7 @@
-"""Messages between two ranks of a group, over gloo.
+"""Point-to-point messages between two ranks of a group, over gloo.
 
-A pair of ranks connects when one of them first sends or receives, in a background thread: ranks that exchange no
-messages open no connection. Each direction of a pair has a thread, in which its messages pass one after the other.
+The first send or recv of a pair of ranks opens a connection, in a background thread. Each direction of a pair has a
+thread, which handles messages one after the other.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _CPU = torch.device("cpu")
 
 @final
 class BackgroundQueue:
-    """Runs functions in the order in which they are submitted, in a daemon thread that lives while there are any.
+    """Queue of functions, which a daemon thread runs in order. An idle thread ends; the next `submit` starts another.
 
     Args:
-        name: Of the thread.
-        stop: Called when the process ends, to end the function that runs. Must return at once.
+        name: Name of the thread.
+        stop: Called when the process ends, to end the running function. Must return at once.
 
     >>> background = BackgroundQueue("raydist-example", lambda: None)
     >>> background.submit(lambda: None).result()
@@ -53,7 +53,7 @@ class BackgroundQueue:
         self._thread: threading.Thread | None = None
 
     def submit(self, function: Callable[[], None]) -> Future[None]:
-        """Run a function when all submitted before have ended; the future has its error."""
+        """Add a function to the queue. Does not block; the future holds the function's error."""
         future: Future[None] = Future()
         with self._lock:
             self._functions.put((function, future))
@@ -86,12 +86,12 @@ class BackgroundQueue:
 
 @final
 class PointToPoint:
-    """One rank's messages. Those of a pair arrive in the order in which they are sent.
+    """The messages of one rank. Messages between two ranks arrive in the order in which they are sent.
 
     Args:
-        membership: The rank's place, with the address of the store at which pairs meet.
-        timeout_s: The limit of every wait.
-        check: Called with the operation and the other rank while a message is waited for; raises to give up.
+        membership: Membership of the rank, with the address of the rendezvous store.
+        timeout_s: Limit of every wait, in seconds.
+        check: Called with the operation and the other rank during a wait; may raise an error to end the wait.
     """
 
     def __init__(self, membership: Membership, timeout_s: float, check: Callable[[str, int], None]) -> None:
@@ -101,14 +101,14 @@ class PointToPoint:
         self._pairs: dict[int, _Pair] = {}
 
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        """Start to send a tensor. Does not wait."""
+        """Start to send a tensor. Does not block."""
         pair, data = self._pair(destination), stage_bytes(tensor).carrier
         said = describe_tensor(tensor)
         name = f"send(to={destination})"
         return self._work(name, destination, pair.sending.submit(lambda: pair.send(said, data)))
 
     def recv(self, tensor: torch.Tensor, source: int) -> Work:
-        """Start to receive into a tensor. Does not wait."""
+        """Start to receive into a tensor. Does not block."""
         pair, staged = self._pair(source), stage_bytes(tensor)
         said = describe_tensor(tensor)
 
@@ -119,7 +119,7 @@ class PointToPoint:
         return self._work(f"recv(from={source})", source, pair.receiving.submit(receive))
 
     def close(self) -> None:
-        """Close all connections; messages under way end with an error. May be called twice."""
+        """Close all connections; pending messages end with an error. May be called twice."""
         for pair in self._pairs.values():
             pair.close()
 
@@ -140,7 +140,7 @@ class PointToPoint:
 
 @final
 class _Pair:
-    """The connection of two ranks, made by whichever of its two threads needs it first."""
+    """The connection between two ranks. The first send or recv connects."""
 
     def __init__(self, membership: Membership, ranks: tuple[int, int], timeout_s: float) -> None:
         mine, peer = ranks
@@ -163,13 +163,13 @@ class _Pair:
             work.wait()
 
     def recv(self, said: str, data: torch.Tensor) -> None:
-        """Receive a header, and bytes of which it says the same."""
+        """Receive a header and bytes; raise an error if the header differs from `said`."""
         self._connected()
         header = torch.zeros(_HEADER_BYTES, dtype=torch.uint8)
         self._locked(self._connection.recv, header).wait()
         length, theirs = bytes(header.tolist()).rstrip(b"\0").decode(errors="replace").split("\n", 1)
         fits = int(length) == data.numel() and said.startswith(theirs)
-        # What does not fit is received all the same, so that the next message is not mistaken for it.
+        # Receive a mismatched message as well, so that the next `recv` does not get it.
         self._locked(self._connection.recv, data if fits else torch.empty(int(length), dtype=torch.uint8)).wait()
         if not fits:
             raise CollectiveMismatchError(
@@ -178,7 +178,7 @@ class _Pair:
             )
 
     def close(self) -> None:
-        """End what is under way, and the threads."""
+        """Abort pending messages and end the threads."""
         self._connection.abort()
         self._connection.close()
 
@@ -195,7 +195,7 @@ class _Pair:
 
 @final
 class _Message(Work):
-    """A message under way."""
+    """A pending message."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Groups over gloo, between processes on CPUs, and over NCCL, between GPUs, by torch.distributed's process groups."""
+"""Communicators on process groups of torch.distributed: gloo for CPUs and NCCL for GPUs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from raydist.values import ReduceOp
 
 __all__ = ["GlooBackend", "NcclBackend", "ProcessGroupCommunicator"]
 
-# MEAN travels as a sum and is divided afterwards: the same on every backend.
+# MEAN is a SUM with a later division, so that all backends compute the same.
 _OPS = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
     ReduceOp.MEAN: dist.ReduceOp.SUM,
@@ -61,7 +61,7 @@ _OPS = {
 
 @final
 class ProcessGroupCommunicator(JoiningCommunicator):
-    """One rank's end of a process group. Not for use by several threads at once, `abort` aside."""
+    """A communicator on a process group of torch.distributed. Not thread-safe, except for `abort`."""
 
     def __init__(
         self, membership: Membership, device: torch.device, timeout_s: float, backend: ProcessGroupBackend
@@ -83,7 +83,7 @@ class ProcessGroupCommunicator(JoiningCommunicator):
 
         def wait() -> torch.Tensor:
             host = read()
-            self._generation.check("a copy to the host")  # an aborted collective ends, too
+            self._generation.check("a copy to the host")  # the copy also ends after an abort
             return host
 
         return wait
@@ -160,7 +160,7 @@ class ProcessGroupCommunicator(JoiningCommunicator):
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
         self._check_peer("destination", destination)
         carrier, operation = stage_bytes(tensor).carrier, f"send(to={destination})"
-        if not carrier.numel():  # as `recv` does: the next message would be mistaken for it
+        if not carrier.numel():  # `recv` skips empty tensors as well
             return FinishingWork(lambda limit_s: None)
         return self._launch(operation, [], lambda group: group.send([carrier], destination, 0), point_to_point=True)
 
@@ -211,7 +211,7 @@ class ProcessGroupCommunicator(JoiningCommunicator):
                 tensor.deliver()
 
         if staged and not any(tensor.carrier.numel() for tensor in staged):
-            # All ranks agree on the shape, so all of them skip it. gloo would not.
+            # All ranks have the same shape, so all of them skip an empty collective, which gloo does not.
             return FinishingWork(lambda limit_s: None, deliver)
         generation = self._generation
         flight = generation.submit(operation, call, point_to_point=point_to_point)
@@ -220,7 +220,7 @@ class ProcessGroupCommunicator(JoiningCommunicator):
 
 @final
 class GlooBackend(ProcessGroupBackend):
-    """TCP between processes."""
+    """The gloo backend: TCP between processes."""
 
     name = "gloo"
     devices = ("cpu",)
@@ -239,12 +239,12 @@ class GlooBackend(ProcessGroupBackend):
         return ThreadFlight(work).start()
 
     def kill(self, group: RawGroup) -> None:
-        """Nothing: gloo cannot be stopped; its threads end when a peer closes or its limit is over."""
+        """Do nothing: gloo has no abort. Its threads end when a peer closes the connection or the time limit passes."""
 
 
 @final
 class NcclBackend(ProcessGroupBackend):
-    """NVLink, InfiniBand or TCP between GPUs."""
+    """The NCCL backend: NVLink, InfiniBand or TCP between GPUs."""
 
     name = "nccl"
     devices = ("cuda",)
@@ -259,7 +259,7 @@ class NcclBackend(ProcessGroupBackend):
                 f"A CUDA group needs a PyTorch built with NCCL, which torch {torch.__version__} here is not. Install a "
                 "CUDA build of PyTorch, or use CPU replicas."
             )
-        # By default torch's watchdog ends the process when a collective is late; here a late one is an error to handle.
+        # By default torch's watchdog ends the process after a time-out; here a time-out raises an error.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         options = dist.ProcessGroupNCCL.Options()
         set_timeout(options, timedelta(seconds=timeout_s + MARGIN_S))

@@ -1,10 +1,10 @@
-"""The seam between our communicators and the process groups of torch.distributed that carry the data.
+"""Interface between raydist's communicators and the process groups of torch.distributed.
 
-They are built directly on a store of our own: nothing here touches torch.distributed's process-wide default group.
+raydist creates process groups on its own rendezvous store, and never uses torch.distributed's default group.
 
-A wait is cut into slices so that it can notice an abort and a peer's failure between them. That needs care: a sliced
-`wait` on gloo's collectives leaves the work running, on gloo's send and receive it closes the connection (measured with
-torch 2.13), and on NCCL `wait` only makes the current stream wait, which is what is wanted there.
+A wait is split into slices, so that the waiting rank can check for an abort or a failure of a peer in between. After a
+slice has timed out, a collective of gloo goes on, but a send or receive of gloo has closed the connection (measured
+with torch 2.13). On NCCL, `wait` only makes the current stream wait, as intended.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ RawWork = Any
 """The object that a collective of a raw group returns."""
 
 MARGIN_S = 1.0
-"""Seconds that a backend's own limit is longer than ours: it only bounds what an aborted operation leaves behind."""
+"""Seconds by which the backend's limit exceeds raydist's own: the former only ends operations after an abort."""
 
 
 class Flight(Protocol):
-    """One operation under way."""
+    """One pending operation of a process group."""
 
     def landed(self) -> bool:
         """Return True once the operation has completed or failed."""
 
     def wait_slice(self, seconds: float) -> bool:
-        """Wait at most so long; False if it is still under way. Raises what the operation raised."""
+        """Block at most so long; return False if the operation is still pending. Raises the operation's error."""
 
 
 @final
@@ -63,7 +63,7 @@ class GlooFlight:
 
     def wait_slice(self, seconds: float) -> bool:
         try:
-            # A timeout of zero would mean none.
+            # gloo takes a timeout of zero for no timeout.
             self._work.wait(timedelta(seconds=max(seconds, 0.001)))
         except RuntimeError as error:
             if is_slice_over(error):
@@ -74,7 +74,7 @@ class GlooFlight:
 
 @final
 class ThreadFlight:
-    """A send or receive of gloo: a thread waits for it in one piece, until gloo's own limit."""
+    """A send or receive of gloo. A thread waits for it without slices, until gloo's own limit."""
 
     def __init__(self, work: dist.Work) -> None:
         self._work = work
@@ -105,45 +105,45 @@ class ThreadFlight:
 
 @final
 class CudaFlight:
-    """A collective of NCCL. Waiting for it makes the current stream wait, and never blocks the host."""
+    """A collective of NCCL. `wait_slice` makes the current stream wait, and never blocks the host."""
 
     def __init__(self, work: dist.Work) -> None:
         self._work = work
 
     def landed(self) -> bool:
-        """Ask the device; for the watchdog's thread alone."""
+        """Query the device. Only the watchdog's thread may call this."""
         return self._work.is_completed()
 
     def wait_slice(self, seconds: float) -> bool:
-        self._work.wait()  # with a limit it would block the host
+        self._work.wait()  # a timeout would make it block the host
         return True
 
 
 class ProcessGroupBackend(Backend):
-    """A kind of process group: how one is made, and how its work is waited for.
+    """Base class of backends on process groups: creates groups and wraps their work.
 
     Attributes:
-        host_runs_ahead: Waiting for work makes the device's stream wait, and not the host.
+        host_runs_ahead: True if a wait makes the device's stream wait, and not the host.
     """
 
     host_runs_ahead: ClassVar[bool] = False
 
     @abstractmethod
     def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
-        """Connect to the other members, which are known to have arrived.
+        """Create the process group. All members must have arrived.
 
         Raises:
-            UnavailableError: This PyTorch, or this machine, does not have it.
+            UnavailableError: This PyTorch or this machine does not support the backend.
         """
 
     @abstractmethod
     def collective(self, work: RawWork) -> Flight:
-        """A collective that was started."""
+        """Wrap a collective that was started."""
 
     @abstractmethod
     def point_to_point(self, work: RawWork) -> Flight:
-        """A send or receive that was started."""
+        """Wrap a send or receive that was started."""
 
     @abstractmethod
     def kill(self, group: RawGroup) -> None:
-        """Stop what is under way, as far as the backend can."""
+        """Abort pending operations, as far as the backend can."""

@@ -1,8 +1,9 @@
-"""Ray's collective groups on our communicators: `ray.util.collective` with the backend "RAYDIST" or "RAYDIST_SHM".
+"""Backends "RAYDIST" and "RAYDIST_SHM" of `ray.util.collective`, on raydist's communicators.
 
-"RAYDIST" takes shared memory where all members of a group on CPUs are on one host, "RAYDIST_SHM" takes nothing else.
+"RAYDIST" uses shared memory where all members of a group on CPUs are on one host; "RAYDIST_SHM" always does.
 Ray's registry of backends is per process: call :func:`register` in the driver and in every actor that joins a group.
-What Ray's functions lack (work handles, limits, abort, MEAN, reconfiguration) is on the group's `communicator`.
+The group's `communicator` has the features that Ray's functions lack: work handles, limits, abort, MEAN,
+reconfiguration.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _OPS = {
 @final
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """The settings for which Ray's constructor call of a group has no arguments."""
+    """Settings of a group that Ray's constructor call cannot pass."""
 
     membership: Membership | None = None
     device: torch.device = torch.device("cpu")
@@ -68,7 +69,7 @@ _TERMS: ContextVar[_Terms | None] = ContextVar("raydist_group_terms", default=No
 
 
 def register() -> None:
-    """Make the backends known to Ray in this process. May be called twice."""
+    """Register the backends with Ray in this process. May be called twice."""
     for name, group in ((BACKEND, RaydistGroup), (SHARED_MEMORY_BACKEND, SharedMemoryGroup)):
         if not collective.is_backend_available(name):
             register_collective_backend(name, group)
@@ -79,16 +80,16 @@ def create_group(
 ) -> Communicator:
     """Join a Ray collective group named `membership.group` from inside an actor, and return its communicator.
 
-    `ray.util.collective.allreduce(tensor, membership.group)` and its sisters work on the group from then on, until
-    :func:`destroy_group`. The communicator is not checked: use it for agreed sequences, Ray's functions for the rest.
+    `ray.util.collective.allreduce(tensor, membership.group)` and similar functions then work on the group until
+    :func:`destroy_group`. Ray's functions compare the calls of all ranks first; the communicator does not.
 
     Args:
-        membership: This rank's place.
-        device: Where the tensors are.
-        timeout_s: Limit of joining and of every collective.
-        backend: What carries the data, as for `open_communicator`.
+        membership: Membership of this rank.
+        device: Device of the tensors.
+        timeout_s: Limit of the joining and of every collective, in seconds.
+        backend: Name of the backend, as for `open_communicator`.
 
-    Blocking: until every member has joined, at most `timeout_s` seconds, which is also the limit of every collective.
+    Blocking: until every member has joined, at most `timeout_s` seconds.
 
     Raises:
         DeadlineExceededError: A member did not arrive; the message says which.
@@ -106,14 +107,14 @@ def create_group(
 
 
 def destroy_group(name: str) -> None:
-    """Leave a group; nothing where there is none."""
+    """Leave a group. Does nothing if this process has no group of this name."""
     if collective.is_group_initialized(name):
         collective.destroy_collective_group(name)
 
 
 @contextlib.contextmanager
 def group_limits(*, device: torch.device, timeout_s: float, backend: str = AUTO) -> Iterator[None]:
-    """Limits, device and backend of the groups that Ray's own functions create inside the block."""
+    """Set device, limit and backend of the groups that Ray's own functions create inside the block."""
     token = _TERMS.set(_Terms(None, device, timeout_s, backend))
     try:
         yield
@@ -122,13 +123,13 @@ def group_limits(*, device: torch.device, timeout_s: float, backend: str = AUTO)
 
 
 class _Group(BaseGroup):
-    """One member's end of a group, as Ray sees it. Every method waits for its result.
+    """One member of a group, with the interface of Ray. Every method blocks until the result is complete.
 
-    Built by Ray (`init_collective_group`, `create_collective_group`). Without a membership from :func:`create_group`,
-    rank 0 keeps the rendezvous store and publishes its address in Ray's internal key-value store.
+    Ray creates it (`init_collective_group`, `create_collective_group`). Without a membership from :func:`create_group`,
+    rank 0 opens the rendezvous store and publishes the store's address in Ray's internal key-value store.
 
     Attributes:
-        communicator: The communicator underneath.
+        communicator: The communicator of the group.
     """
 
     _carrier: ClassVar[str | None] = None
@@ -165,7 +166,7 @@ class _Group(BaseGroup):
 
     def allgather(self, tensor_list: list[list[Any]], tensor: list[Any], allgather_options: Any = None) -> None:
         outputs, mine = [_tensor([output]) for output in tensor_list[0]], _tensor(tensor)
-        # Every member sees the same lengths, and comes to the same answer.
+        # All members have the same lengths, so all choose the same collective.
         uneven = any(output.shape != outputs[0].shape for output in outputs)
         gather = self._checked.all_gather_rows if uneven else self._checked.all_gather
         gather(outputs, mine).wait()
@@ -219,7 +220,7 @@ class _Group(BaseGroup):
 
 @final
 class RaydistGroup(_Group):
-    """A group carried by what suits its members best."""
+    """A group on the first backend that can serve its members."""
 
     @classmethod
     def backend(cls) -> str:
@@ -228,7 +229,7 @@ class RaydistGroup(_Group):
 
 @final
 class SharedMemoryGroup(_Group):
-    """A group in shared memory: joining fails where its members cannot share any."""
+    """A group in shared memory. Joining raises an error if the members cannot share memory."""
 
     _carrier = "shm"
 
@@ -238,7 +239,7 @@ class SharedMemoryGroup(_Group):
 
 
 def _tensor(values: list[Any]) -> torch.Tensor:
-    """The one tensor of Ray's list; a numpy array's memory is shared, so results arrive in it."""
+    """Return the only tensor of Ray's list. A tensor made of a numpy array shares the array's memory."""
     (value,) = values
     if isinstance(value, torch.Tensor):
         return value

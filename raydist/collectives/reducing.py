@@ -1,4 +1,4 @@
-"""Reducing parts of tensors, in the order of ranks, on one thread."""
+"""Reduction of tensors in the order of ranks, on one thread."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ COMBINERS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.MAX: torch.maximum,
     ReduceOp.PRODUCT: torch.mul,
 }
-"""The functions that combine two tensors; MEAN is divided afterwards."""
+"""Functions that combine two tensors; MEAN also divides in the end."""
 
-# From here on torch would use its threads, of which ranks that share cores have none to spare.
+# torch uses several threads for larger tensors, but ranks that share cores have no core to spare.
 _SERIAL_ELEMENTS = 1 << 15
 HALVES = (torch.float16, torch.bfloat16)
-"""Are added up in float32 and rounded once."""
+"""Dtypes whose sums are computed in float32 and rounded once."""
 
 
 def reduce_parts(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> None:
-    """Make `out` the reduction of `parts`: rank order, so that the same numbers give the same bits.
+    """Reduce `parts` into `out` in rank order, so that equal inputs give the same bits.
 
-    Sums of float16 and bfloat16 are added up in float32 and rounded once.
+    Sums of float16 and bfloat16 are computed in float32 and rounded once.
 
     Args:
-        parts: One contiguous, flat tensor a rank.
-        out: As long; may be one of the first two parts, no later one.
-        op: MEAN divides by the number of parts.
+        parts: One contiguous, flat tensor per rank.
+        out: A tensor of the same length; may be one of the first two parts, but no later one.
+        op: The reduction; MEAN divides by the number of parts.
 
     >>> out = torch.empty(2)
     >>> reduce_parts([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])], out, ReduceOp.MEAN)

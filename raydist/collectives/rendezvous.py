@@ -1,13 +1,13 @@
-"""The rendezvous of a group's members: a key-value server (torch's TCPStore) that outlives them.
+"""The rendezvous of a group's members: a key-value store (torch's TCPStore) that outlives them.
 
 The owner (a strategy on the driver, or rank 0) opens a :class:`RendezvousStore` and hands out memberships; each member
-connects with :func:`connect_store`. Keys begin with the group's name and the generation, so a late message of an old
-generation is never read by a new one. As with `torchrun`, everybody who reaches the port can read and write: the
-network must be trusted, and the server listens on one address only.
+connects with :func:`connect_store`. Keys begin with the group's name and the generation, so a new generation never
+reads a late message of an old one. As with `torchrun`, anyone who reaches the port can read and write: the network must
+be trusted, and the server listens on one address only.
 
-The store also carries who has arrived and why a group failed (:class:`Bulletin`). Sockets alone are not enough: a rank
-that waits for a living neighbour does not notice that a third one died, and gloo has no abort. So the first rank that
-learns of a failure posts it in the store, and waiting ranks look there.
+The store also holds the arrivals of ranks and the reason of a failure (:class:`Bulletin`). Sockets do not suffice: a
+rank that waits for a living peer does not notice the death of a third rank, and gloo has no abort. So the first rank
+that detects a failure posts it in the store, where waiting ranks poll.
 """
 
 from __future__ import annotations
@@ -41,51 +41,51 @@ _KINDS: dict[str, type[RaydistError]] = {
 }
 _FAILURE = "failure"
 _POLL_S = 0.005
-_READ_BY_ALL = 2  # exchanges ago: all members have told their data of the exchange after that
+_READ_BY_ALL = 2  # all members have read exchange k - 2 before exchange k, since they took part in k - 1
 
 
 @final
 class Bulletin:
-    """One member's view of its generation's keys in the store."""
+    """Arrivals, exchanges and failures of one generation in the store, for one member."""
 
     def __init__(self, store: Store, membership: Membership) -> None:
         self._store = store
         self._membership = membership
 
     def arrive(self, timeout_s: float, check: Callable[[], None]) -> tuple[int, ...]:
-        """Report this rank and wait for all others; the ranks that are missing when the limit is over.
+        """Report this rank and block until all others have arrived. Return the ranks that are missing at the limit.
 
         Args:
-            timeout_s: The limit in seconds.
-            check: Called between looks; raises to give up.
+            timeout_s: Limit in seconds.
+            check: Called between polls; may raise an error to end the wait.
         """
         self._store.set(f"arrived/{self._membership.rank}", "")
         return self._await_all("arrived", timeout_s, check=check, enough=self._membership.world_size)
 
     def tell(self, number: int, data: bytes) -> None:
-        """Give the other members this rank's data of an exchange; exchanges are numbered through."""
+        """Publish this rank's data of an exchange, without a wait for other ranks. Exchanges are numbered from 1."""
         if number > _READ_BY_ALL:
             self._store.set(f"told/{number - _READ_BY_ALL}/{self._membership.rank}", ".")
         write(self._store, f"told/{number}/{self._membership.rank}", b"." + data)
 
     def silent(self, number: int) -> tuple[int, ...]:
-        """Return the ranks that have not told their data of an exchange."""
+        """Return the ranks that have not published their data of an exchange."""
         ranks = range(self._membership.world_size)
         return tuple(rank for rank in ranks if not self._store.check([f"told/{number}/{rank}"]))
 
     def told(self, number: int) -> list[bytes]:
-        """Return every rank's data of an exchange."""
+        """Return every rank's data of an exchange, by rank."""
         return [self._store.get(f"told/{number}/{rank}")[1:] for rank in range(self._membership.world_size)]
 
     def post(self, failure: RaydistError) -> None:
-        """Tell everybody why the group failed; an earlier post stays. A store that is gone is passed over."""
+        """Publish the reason of a failure, unless there is one already. Ignores a store that is closed."""
         kind = type(failure).__name__ if type(failure).__name__ in _KINDS else UnavailableError.__name__
         with contextlib.suppress(RuntimeError):
             if peek(self._store, _FAILURE) is None:
                 self._store.set(_FAILURE, f"{kind}\n{failure.message}")
 
     def failure(self) -> RaydistError | None:
-        """What was posted. UnavailableError as well where the store itself is gone: its owner ends the group."""
+        """Return the posted failure, if any, and an UnavailableError if the owner of the store has ended."""
         try:
             posted = peek(self._store, _FAILURE)
         except RuntimeError:
@@ -97,9 +97,9 @@ class Bulletin:
         return _KINDS.get(kind, UnavailableError)(message)
 
     def roll_call(self, limit_s: float) -> tuple[int, ...]:
-        """After a failure: report this rank, give the others `limit_s` seconds to do so, and return who did not.
+        """Report this rank after a failure, and return the ranks that do not report within `limit_s` seconds.
 
-        Ends as soon as a single rank is missing: it is the one that failed.
+        Returns early once a single rank is missing, since that rank has failed.
         """
         try:
             self._store.set(f"seen/{self._membership.rank}", "")
@@ -123,17 +123,17 @@ def _no_check() -> None:
 
 
 _LOOPBACK = "127.0.0.1"
-# A listener has answered by then: a server that is gone is not tried for minutes, one that is busy has a while.
+# Limits once the port has answered: a server that has died meanwhile fails soon; a busy one has some time.
 _CONNECT_S = 30.0
 _BUSY_S = 10.0
 
 
 @final
 class RendezvousStore:
-    """The server. One serves any number of groups and generations.
+    """The server of the store, for any number of groups and generations.
 
     Args:
-        host: The address to listen on and to be reached at: loopback where all members are on this machine.
+        host: Address on which the server listens and members connect: loopback if all members are on this machine.
 
     >>> with RendezvousStore("127.0.0.1") as store:
     ...     store.membership("g", generation=0, rank=1, world_size=2).store_host
@@ -150,10 +150,10 @@ class RendezvousStore:
         never_free(self._server)
 
     def start(self) -> RendezvousStore:
-        """Listen on a free port. Blocking: some ms. May be called twice.
+        """Listen on a free port. Blocks for some ms. May be called twice.
 
         Raises:
-            OSError: This machine does not have that address.
+            OSError: This machine does not have the address.
         """
         if self._server is None:
             listener = socket.create_server((self.host, 0), family=_family(self.host), backlog=512)
@@ -174,11 +174,11 @@ class RendezvousStore:
     def membership(
         self, group: str, *, generation: int, rank: int, world_size: int, hosts: tuple[str, ...] = ()
     ) -> Membership:
-        """Return the place of one member, with this store's address."""
+        """Return the membership of one rank, with this store's address."""
         return Membership(group, generation, rank, world_size, self.host, self.port, hosts)
 
     def close(self) -> None:
-        """Stop listening. Groups that are formed keep working until a member fails. May be called twice."""
+        """Stop the server. Existing groups keep working until a member fails. May be called twice."""
         self._server = None
 
     def __enter__(self) -> RendezvousStore:
@@ -191,7 +191,7 @@ class RendezvousStore:
 
 
 def connect_store(membership: Membership, timeout_s: float) -> PrefixStore:
-    """Return the keys of one generation of one group.
+    """Connect to the store of a membership, with keys of its group and generation.
 
     Blocking: until the server accepts, at most `timeout_s` seconds.
 
@@ -211,13 +211,13 @@ def connect_store(membership: Membership, timeout_s: float) -> PrefixStore:
 
 
 def peek(store: Store, key: str) -> bytes | None:
-    """Return the value of a key, None where nobody has written it yet. Does not wait."""
+    """Return the value of a key, or None if no rank has written it yet. Does not wait for a value."""
     return store.get(key) if store.check([key]) else None
 
 
 def write(store: Store, key: str, value: bytes) -> None:
-    """Write a value, over whatever was there. For text, `store.set` does the same."""
-    store.set(key, value)  # type: ignore[arg-type]  # torch's stub knows no bytes
+    """Set a key to a value of bytes. For text, `store.set` does the same."""
+    store.set(key, value)  # type: ignore[arg-type]  # torch's stub lacks bytes
 
 
 def _await_listener(membership: Membership, timeout_s: float) -> None:
@@ -237,9 +237,9 @@ def _await_listener(membership: Membership, timeout_s: float) -> None:
 
 
 def local_address(membership: Membership) -> str:
-    """Return the address of this machine that faces the store, hence the other members."""
+    """Return the address from which this machine reaches the store, and by which members reach this machine."""
     with socket.socket(_family(membership.store_host), socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket sends nothing: it only asks the routing table.
+        # Connecting a datagram socket sends nothing; it only consults the routing table.
         probe.connect((membership.store_host, membership.store_port))
         return str(probe.getsockname()[0])
 

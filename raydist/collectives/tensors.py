@@ -1,7 +1,7 @@
-"""The tensors of collectives: checks of arguments, and the plain contiguous memory that a backend is given.
+"""The tensors of collectives: checks of arguments, and contiguous copies for the backends.
 
-A backend sees contiguous tensors of dtypes it knows. The caller's tensor may be a strided view or of a dtype that a
-backend lacks; then a stand-in travels and its result is copied back.
+A backend gets contiguous tensors of dtypes that it supports. Where the caller's tensor is a strided view or of another
+dtype, the backend works on a converted copy, and the result is copied back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
     "stage_reduction",
 ]
 
-# gloo refuses these dtypes ("Invalid scalar type"); the wider one holds every value and every sum of a few of them.
+# gloo refuses these dtypes ("Invalid scalar type"). The wider dtype holds every value, and sums of a few values.
 _CARRIERS = {
     torch.int16: torch.int32,
     torch.uint16: torch.int32,
@@ -41,9 +41,9 @@ _CARRIERS = {
     torch.bool: torch.uint8,
 }
 
-_WHOLE = {torch.float32: torch.int32, torch.float64: torch.int64}  # integers as long
-# torch moves all others (float8, int4, bits8, ...), and cannot add them up or compare them; found out in the midst of a
-# collective it ends the group.
+_WHOLE = {torch.float32: torch.int32, torch.float64: torch.int64}  # integers of the same size
+# torch can copy all other dtypes (float8, int4, bits8, ...), but cannot add or compare them. An error inside of a
+# collective would end the group, so these dtypes are refused before.
 _ADDED = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint32, torch.uint16, torch.uint8),
@@ -51,16 +51,16 @@ _ADDED = {
 
 
 @final
-@dataclass(slots=True, eq=False)  # not frozen: one is made for every collective, and that would take twice as long
+@dataclass(slots=True, eq=False)  # not frozen: creation, once per collective, would take twice as long
 class Staged:
-    """A tensor on its way. Nobody changes it.
+    """A tensor that is prepared for a backend. Never modified.
 
     Attributes:
-        target: The caller's tensor, without its autograd history.
-        values: The same values in contiguous memory of a dtype that travels; `target` itself where that is possible.
-        carrier: What the backend works on in place: `values`, or the bytes of it.
-        divisor: What the result is divided by before it is handed back (MEAN), 1 for no division.
-        conclude: Called first by `deliver`, where the carrier is something else than `values`.
+        target: The caller's tensor, detached from autograd.
+        values: The values in contiguous memory of a supported dtype; `target` itself where possible.
+        carrier: The tensor on which the backend works in place: `values`, its bytes, or integers of the same order.
+        divisor: Divisor of the result (MEAN); 1 for no division.
+        conclude: Converts `carrier` to `values`, where they do not share memory; `deliver` calls it first.
     """
 
     target: torch.Tensor
@@ -70,7 +70,7 @@ class Staged:
     conclude: Callable[[], object] | None = None
 
     def deliver(self) -> None:
-        """Make `target` hold the result. Call once, when the backend is done."""
+        """Copy the result to `target`. Must be called once, after the collective has run."""
         if self.conclude is not None:
             self.conclude()
         if self.divisor != 1:
@@ -80,7 +80,7 @@ class Staged:
 
 
 def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
-    """Raise InvalidArgumentError where `op` has no meaning in `dtype`.
+    """Raise InvalidArgumentError if `op` is not defined for `dtype`.
 
     >>> check_reducible(torch.int64, ReduceOp.MEAN)
     Traceback (most recent call last):
@@ -102,12 +102,12 @@ def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
 
 
 def stage_reduction(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Staged:
-    """Prepare `tensor` for a reduction in place (`op` MEAN travels as a sum)."""
+    """Prepare `tensor` for a reduction in place, which is a sum for `op` MEAN."""
     if op is not ReduceOp.SUM or tensor.dtype not in _ADDED:
         check_reducible(tensor.dtype, op)
     _check_memory(tensor)
     target = tensor.detach() if tensor.requires_grad else tensor
-    # A mean fits where the sum, as which it travels, does not.
+    # The sum of a mean may overflow 16 bits although the mean does not.
     halved = op is ReduceOp.MEAN and target.dtype in HALVES
     carrier = torch.float32 if halved else _CARRIERS.get(target.dtype)
     values = (_plain(target) if carrier is None else target.to(carrier)).contiguous()
@@ -115,7 +115,7 @@ def stage_reduction(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Stag
 
 
 def stage_bytes(tensor: torch.Tensor) -> Staged:
-    """Prepare `tensor` to be moved: as plain bytes, whatever its dtype."""
+    """Prepare `tensor` for a copy, as bytes, whatever its dtype."""
     _check_memory(tensor)
     target = tensor.detach()
     values = _plain(target).contiguous()
@@ -123,7 +123,7 @@ def stage_bytes(tensor: torch.Tensor) -> Staged:
 
 
 def _check_memory(tensor: torch.Tensor) -> None:
-    """Raise InvalidArgumentError where a tensor has no memory with one value an element: no backend could read it."""
+    """Raise InvalidArgumentError for sparse, quantized and meta tensors, which no backend can read."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         kind = "a quantized" if tensor.is_quantized else "a meta" if tensor.is_meta else f"a {tensor.layout}"
         raise InvalidArgumentError(
@@ -133,15 +133,15 @@ def _check_memory(tensor: torch.Tensor) -> None:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of a view that shows its memory conjugated or negated."""
+    """Return the tensor, or a copy without lazy conjugation and negation."""
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def stage_comparable(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Staged:
     """Prepare `tensor` for a reduction by a backend that compares as C++ does, where a NaN is neither less nor greater.
 
-    For MIN and MAX floating-point numbers travel as integers of their order. Otherwise a NaN came through or not
-    depending on the rank that had it, and on its place in the tensor. Here it always does, as with `torch.minimum`.
+    For MIN and MAX, floating-point numbers are converted to integers of the same order, so that NaN propagates as in
+    `torch.minimum`. Otherwise the result would depend on the rank and the position of a NaN.
 
     >>> staged = stage_comparable(torch.tensor([1.5, -2.0]), ReduceOp.MAX, 2)
     >>> staged.deliver()
@@ -160,7 +160,7 @@ def stage_comparable(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Sta
 
 
 def _keys_of(numbers: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-    """Integers in the order of the numbers; NaN is beyond all of them."""
+    """Return integers in the order of the numbers; NaN is above all numbers for MAX, below all for MIN."""
     whole = _WHOLE[numbers.dtype]
     limits = torch.iinfo(whole)
     keys = _turned(numbers.contiguous().view(whole))
@@ -168,12 +168,12 @@ def _keys_of(numbers: torch.Tensor, op: ReduceOp) -> torch.Tensor:
 
 
 def _numbers_of(keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers that `_keys_of` was given: the keys of NaN are bits of a NaN."""
+    """Convert keys back to numbers; the key of a NaN becomes a NaN."""
     return _turned(keys).view(dtype)
 
 
 def _turned(bits: torch.Tensor) -> torch.Tensor:
-    """Negative numbers are a sign and a size, which is less the larger it is; the other way round, too."""
+    """Convert between sign-magnitude bits of floats and integers of the same order; the function is its own inverse."""
     return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
 
 
@@ -187,9 +187,9 @@ def describe_tensor(tensor: torch.Tensor) -> str:
 
 
 def check_parts(name: str, parts: Sequence[torch.Tensor], one: torch.Tensor, world_size: int) -> None:
-    """Raise InvalidArgumentError unless `parts` are one tensor a rank, each like `one`.
+    """Raise InvalidArgumentError unless `parts` has one tensor per rank, each with the dtype and shape of `one`.
 
-    A part that is too short would be written past its end.
+    A backend would write beyond the end of a shorter part.
     """
     wrong = [describe_tensor(part) for part in parts if part.dtype != one.dtype or part.shape != one.shape]
     if wrong or len(parts) != world_size:
@@ -200,7 +200,7 @@ def check_parts(name: str, parts: Sequence[torch.Tensor], one: torch.Tensor, wor
 
 
 def check_rank(role: str, rank: int, membership: Membership) -> None:
-    """Raise InvalidArgumentError unless the group has a rank of this number.
+    """Raise InvalidArgumentError unless the group has this rank.
 
     >>> check_rank("root", 2, Membership("g", 0, rank=0, world_size=2))
     Traceback (most recent call last):
@@ -213,14 +213,14 @@ def check_rank(role: str, rank: int, membership: Membership) -> None:
 
 
 def check_swapped(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], world_size: int) -> None:
-    """Raise InvalidArgumentError unless both are one tensor a rank, all alike."""
+    """Raise InvalidArgumentError unless both have one tensor per rank, all of one dtype and shape."""
     one = inputs[0] if inputs else torch.empty(0)
     check_parts("all_to_all", inputs, one, world_size)
     check_parts("all_to_all", outputs, one, world_size)
 
 
 def check_rows(outputs: Sequence[torch.Tensor], mine: torch.Tensor, rank: int, world_size: int) -> None:
-    """Raise InvalidArgumentError unless `outputs` are one tensor a rank, like `mine` but for their lengths.
+    """Raise InvalidArgumentError unless `outputs` has one tensor per rank, like `mine` except for the length.
 
     >>> check_rows([torch.ones(2, 3), torch.ones(1, 4)], torch.ones(2, 3), rank=0, world_size=2)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -239,7 +239,7 @@ def check_rows(outputs: Sequence[torch.Tensor], mine: torch.Tensor, rank: int, w
 
 
 def rows_name(outputs: Sequence[torch.Tensor]) -> str:
-    """Return the name of the call, which differs for other lengths: ranks that know other lengths call another one.
+    """Return the name of the call with all lengths, so that a comparison of calls also compares the lengths.
 
     >>> rows_name([torch.ones(2, 3), torch.ones(0, 3)])
     'all_gather_rows(2, 0)'
@@ -252,7 +252,7 @@ def gather_padded(
     mine: torch.Tensor,
     all_gather: Callable[[list[torch.Tensor], torch.Tensor], Work],
 ) -> Work:
-    """Gather tensors as long as the longest, of which each rank keeps what is meant."""
+    """Gather tensors padded to the longest length, and drop the padding."""
     longest = max(len(output) for output in outputs)
     padded = mine.detach().new_zeros(longest, *mine.shape[1:])
     padded[: len(mine)] = mine.detach()

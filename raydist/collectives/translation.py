@@ -1,6 +1,6 @@
-"""From what torch.distributed raises to raydist's errors: the only place that reads its messages.
+"""Translation of torch.distributed's errors to raydist's errors, and common parts of messages.
 
-gloo, NCCL and the TCPStore raise bare RuntimeErrors whose text is all they tell.
+gloo, NCCL and the TCPStore raise RuntimeErrors that differ in their text only. No other module parses this text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "translate_torch_error",
 ]
 
-# In order: the first pattern that occurs decides. "timeout caused pair closure" is gloo's echo of an earlier time-out.
+# The first pattern that matches decides. gloo reports "timeout caused pair closure" after an earlier time-out.
 _PATTERNS: tuple[tuple[re.Pattern[str], type[RaydistError]], ...] = (
     (re.compile(r"timed out|time-?out", re.IGNORECASE), DeadlineExceededError),
     (re.compile(r"aborted|was cancelled", re.IGNORECASE), CancelledError),
@@ -44,7 +44,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], type[RaydistError]], ...] = (
 
 
 def describe_operation(membership: Membership, operation: str) -> str:
-    """Name the operation and the rank, for every message: `all_reduce by rank 1 of 4 (group 'g', generation 0)`."""
+    """Return operation and rank for messages: `all_reduce by rank 1 of 4 (group 'g', generation 0)`."""
     return (
         f"{operation} by rank {membership.rank} of {membership.world_size} "
         f"(group {membership.group!r}, generation {membership.generation})"
@@ -52,12 +52,12 @@ def describe_operation(membership: Membership, operation: str) -> str:
 
 
 def describe_ranks(ranks: Sequence[int]) -> str:
-    """`rank 3` or `ranks 1, 2`."""
+    """Return `rank 3` or `ranks 1, 2`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def describe_odd_ones(kinds: Mapping[int, Hashable]) -> str:
-    """A sentence on the ranks that differ from most others, to be added to another; nothing where there is no majority.
+    """Return a clause on the ranks that differ from the majority; empty if there is no majority.
 
     >>> describe_odd_ones({0: "a", 1: "a", 2: "b"}), describe_odd_ones({0: "a", 1: "b"})
     ('; rank 2 differs from the others', '')
@@ -70,7 +70,7 @@ def describe_odd_ones(kinds: Mapping[int, Hashable]) -> str:
 
 
 def mismatch_error(calls: Sequence[str]) -> CollectiveMismatchError:
-    """The error of ranks that call different things; each rank's call in rank order."""
+    """Return the error for ranks with different calls, given in rank order."""
     said = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
     said += describe_odd_ones(dict(enumerate(calls)))
     return CollectiveMismatchError(
@@ -80,12 +80,12 @@ def mismatch_error(calls: Sequence[str]) -> CollectiveMismatchError:
 
 
 def is_slice_over(error: RuntimeError) -> bool:
-    """Return True if `Work.wait(slice)` only says that the slice is over (the work itself goes on)."""
+    """Return True if `error` only means that a slice of a wait has timed out, while the work goes on."""
     return "Operation timed out!" in str(error)
 
 
 def translate_torch_error(error: BaseException, membership: Membership, operation: str) -> RaydistError:
-    """The error of the user's vocabulary for an error of torch.distributed."""
+    """Return raydist's error for an error of torch.distributed."""
     if isinstance(error, RaydistError):
         return error
     text = str(error).strip().split("\n")[0]

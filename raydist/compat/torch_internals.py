@@ -1,6 +1,6 @@
-"""Private names of torch, each with its reason. Other modules of the package use public names only.
+"""Private names of torch, each with a reason. Other modules of the package use public names only.
 
-`StorageWeakRef` is public by its name, and documented nowhere: it tells when nobody holds a storage any more.
+`StorageWeakRef` has a public name but no documentation; it tells when no tensor refers to a storage any more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-# Process groups without the process-wide default group of torch.distributed: there is no public way to make them.
+# Process groups without the default group of torch.distributed, which no public function creates.
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
@@ -26,11 +26,11 @@ from torch._C._distributed_c10d import (
     TCPStore,
 )
 
-# As torch.compiler.disable, which would import the whole compiler: a second of every start.
+# The same as torch.compiler.disable, which imports the whole compiler and takes a second of every start.
 from torch._compile import _disable_dynamo as disable_compiler
 from torch.multiprocessing.reductions import StorageWeakRef
 
-# The base of batch normalisation of all kinds: without it `convert` passes over layers that derive from it directly.
+# The base class of all batch normalisation. Without it `convert` skips layers that derive from it directly.
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 __all__ = [
@@ -69,20 +69,20 @@ __all__ = [
 ]
 
 plain_tensors: Any = torch._C.DisableTorchFunctionSubclass
-"""A context in which mirrored tensors are plain ones: without it each look at one would ask the replicas again."""
+"""A context in which mirrored tensors act as plain ones. Without it each access would call the replicas again."""
 
 foreach_copy: Any = torch._foreach_copy_
-"""Copy many tensors in one call (on a GPU in one kernel): `copy_` costs a microsecond and a kernel each."""
+"""Copy many tensors in one call (on a GPU in one kernel); `copy_` takes a microsecond and a kernel per tensor."""
 
 foreach_zero: Any = torch._foreach_zero_
-"""What `zero_grad(set_to_none=False)` of a `foreach` optimizer calls: rows of a table are dropped by it, not zeroed."""
+"""Function of `zero_grad(set_to_none=False)` in a `foreach` optimizer. A `RowGradient` drops its rows instead."""
 
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
-"""Where a module keeps what it has. `named_parameters` would ask the replicas of a mirrored module, and wait."""
+"""Attributes of a module. `named_parameters` would call the replicas of a mirrored module, and block."""
 
 
 def num_writes(tensor: torch.Tensor) -> int:
-    """Return how often torch knows a tensor to have been written to; -1 where it does not count, of inference mode.
+    """Return the number of in-place writes to a tensor; -1 for a tensor of inference mode, which has no count.
 
     Without `_version` each tensor would have to be compared with a copy of its values.
 
@@ -95,13 +95,13 @@ def num_writes(tensor: torch.Tensor) -> int:
 
 _TENSOR: Any = torch.Tensor  # torch's stubs take its properties for their values
 VALUELESS_GETTERS = (_TENSOR._version.__get__, _TENSOR._backward_hooks.__get__)
-"""Of these two: nothing of the values is read."""
+"""Getters of `_version` and `_backward_hooks`, which do not read the values of a tensor."""
 
 Hooks = dict[Hashable, Callable[..., Any]]
 
 
 def hook_tables(parameter: Any) -> tuple[Hooks | None, Hooks | None]:
-    """Return the hooks of `register_hook` and of `register_post_accumulate_grad_hook`, by key; None before the first.
+    """Return the hooks of `register_hook` and of `register_post_accumulate_grad_hook`, by key; None without hooks.
 
     Without them a hook that a program registers on the driver would not reach the replicas.
     """
@@ -109,7 +109,7 @@ def hook_tables(parameter: Any) -> tuple[Hooks | None, Hooks | None]:
 
 
 def new_hook_tables(parameter: Any) -> tuple[Hooks, Hooks]:
-    """Return the same, made where there are none, as torch's own registration does it."""
+    """Return the same tables, and create missing ones, as torch's own registration does."""
     if parameter._backward_hooks is None:
         parameter._backward_hooks = OrderedDict()
     if parameter._post_accumulate_grad_hooks is None:
@@ -123,22 +123,22 @@ def _table(module: torch.nn.Module, name: str) -> dict[str, Any]:
 
 
 def parameter_table(module: torch.nn.Module) -> dict[str, Any]:
-    """Return a module's own parameters by name, None where one is left out."""
+    """Return a module's own parameters by name; None for an unset parameter."""
     return _table(module, PARAMETERS)
 
 
 def buffer_table(module: torch.nn.Module) -> dict[str, Any]:
-    """Return a module's own buffers by name, None where one has no value."""
+    """Return a module's own buffers by name; None for an unset buffer."""
     return _table(module, BUFFERS)
 
 
 def module_table(module: torch.nn.Module) -> dict[str, Any]:
-    """Return a module's own submodules by name, None where one is left out."""
+    """Return a module's own submodules by name; None for an unset submodule."""
     return _table(module, MODULES)
 
 
 def mark_as_parameter(tensor: torch.Tensor) -> None:
-    """Set `_is_param`: without it a mirrored parameter would be no instance of `torch.nn.Parameter`."""
+    """Set `_is_param`. Without it a mirrored parameter is not an instance of `torch.nn.Parameter`."""
     tensor.__dict__["_is_param"] = True
 
 
@@ -148,23 +148,23 @@ def unmark_as_parameter(tensor: torch.Tensor) -> None:
 
 
 def mark_as_stepped(optimizer: torch.optim.Optimizer) -> None:
-    """Set `_opt_called`: without it torch's schedulers warn that an optimizer which steps elsewhere has not stepped."""
+    """Set `_opt_called`. Without it torch's schedulers warn that a mirrored optimizer has not stepped."""
     object.__getattribute__(optimizer, "__dict__")["_opt_called"] = True
 
 
 def is_wrapped_step(step: Any) -> bool:
-    """Return True for what a scheduler puts in the place of an optimizer's `step`; nothing else may stand there."""
+    """Return True if a scheduler has wrapped this `step`, since no other replacement of `step` is allowed."""
     return hasattr(step, "_wrapped_by_lr_sched")
 
 
 def mark_as_wrapped_step(step: Any) -> None:
-    """Set `_wrapped_by_lr_sched`: without it torch's schedulers warn that `step` was overridden on a replica."""
+    """Set `_wrapped_by_lr_sched`. Without it torch's schedulers warn that `step` was overridden on a replica."""
     step._wrapped_by_lr_sched = True
 
 
 def gloo_group(store: Store, rank: int, world_size: int, *, timeout: timedelta, hostname: str) -> Any:
-    """Return a gloo group that listens on one address of this host."""
-    gloo: Any = ProcessGroupGloo  # torch's stubs do not know its `_Options`
+    """Create a gloo group that listens on one address of this host."""
+    gloo: Any = ProcessGroupGloo  # torch's stubs lack `_Options`
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=hostname, lazy_init=False)]
     set_timeout(options, timeout)
@@ -172,5 +172,5 @@ def gloo_group(store: Store, rank: int, world_size: int, *, timeout: timedelta, 
 
 
 def set_timeout(options: Any, timeout: timedelta) -> None:
-    """Set the limit of a process group's collectives in its options."""
+    """Set the time limit of collectives in the options of a process group."""
     options._timeout = timeout

@@ -1,7 +1,7 @@
-"""The buckets of one rank: the layout that all ranks have agreed on, and memory that is kept from pass to pass.
+"""The buckets of one rank: the layout agreed between ranks, and bucket memory that is reused from pass to pass.
 
 Collectives whose sizes differ between ranks do not raise: gloo ends the process, NCCL hangs. So ranks compare their
-layouts on the host when the set of trained parameters changes, before anything is sent in the new layout.
+layouts on the host when the set of trained parameters changes, before a collective uses the new layout.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raydist.collectives.reducer.trailer import BACKWARD_ADVICE, PassStamp, agre
 
 __all__ = ["Buckets"]
 
-_MOST_KEPT = 2  # layouts: programs that train two models in turns, by requires_grad, go back and forth
+_MOST_KEPT = 2  # layouts: programs that toggle requires_grad between two models use two in turns
 
 
 @final
@@ -32,9 +32,9 @@ class _Plan:
 
     Attributes:
         specs: The parameters, by number.
-        memory: Used by the passes.
-        spare: Used where gradients of an earlier pass still live in `memory`.
-        seen: The order in which gradients appear in the first pass; None once the layout follows it.
+        memory: Bucket memory of the passes.
+        spare: Bucket memory for a pass during which gradients of an earlier pass still use `memory`.
+        seen: Order in which gradients appear in the first pass; None once the layout follows that order.
     """
 
     specs: dict[int, ParameterSpec]
@@ -48,11 +48,11 @@ class Buckets:
     """The buckets of one rank.
 
     Args:
-        communicator: Carries them.
-        bucket_bytes: Gradients that travel together.
-        first_bucket_bytes: Those that travel first.
-        compression: The dtype in which float32 gradients travel; None for their own.
-        expect_rows: Identities of parameters whose gradients will be sparse.
+        communicator: Reduces the buckets.
+        bucket_bytes: Maximum size of a bucket.
+        first_bucket_bytes: Size of the first bucket.
+        compression: Communication dtype of float32 gradients; None to keep float32.
+        expect_rows: Returns the `id` of each parameter whose gradient will be sparse.
     """
 
     def __init__(
@@ -95,22 +95,22 @@ class Buckets:
         *,
         hold_with: Collection[int],
     ) -> Exchange:
-        """Begin a pass.
+        """Begin a backward pass and return its exchange.
 
         Args:
             trained: Numbers of the trained parameters.
             parameters: All parameters, by number.
-            stamp: The pass.
-            checksum: Of gradients that the program has changed since the pass before; None for none.
-            weight: The factor of this rank's gradients.
-            hold_with: Parameters whose buckets must wait for the end of the pass.
+            stamp: Identification of the pass.
+            checksum: Checksum of gradients that the program has changed since the last pass; None for none.
+            weight: Factor of this rank's gradients.
+            hold_with: Parameters whose buckets are not sent before the end of the pass.
 
         Blocking: after a change of the trained parameters, until all ranks have begun the pass.
 
         Raises:
             CollectiveMismatchError: Ranks train different parameters.
         """
-        if self._last is not None:  # an error ended its pass
+        if self._last is not None:  # the previous pass ended with an error
             self._last.drain()
         plan = self._plan
         if plan is None or trained != self._trained:
@@ -128,18 +128,18 @@ class Buckets:
         return self._last
 
     def receiver(self, exchange: Exchange) -> Callable[[int, torch.Tensor], None]:
-        """Return the function that takes the gradients of a pass as they appear."""
+        """Return the function that receives each gradient of a pass when autograd has computed it."""
         seen = None if self._plan is None else self._plan.seen
         return exchange.put if seen is None else functools.partial(_note_and_put, exchange, seen)
 
     def done(self, became_sparse: frozenset[int]) -> None:
-        """Note that the pass has ended well. The first one in a layout of several buckets agrees on a better one.
+        """End a successful pass. After the first one, ranks agree on a layout in the order in which gradients appeared.
 
         Args:
-            became_sparse: Parameters in buckets for which a rank had a sparse gradient, the same on all ranks: from now
-                on their rows travel.
+            became_sparse: Parameters in buckets for which a rank had a sparse gradient, the same on all ranks. From now
+                on only rows of these gradients are exchanged.
 
-        Blocking: then, until all ranks are there.
+        Blocking: where the layout changes, until all ranks have ended the pass.
         """
         self._last = None
         plan = self._plan
@@ -183,7 +183,7 @@ class Buckets:
         return plan
 
     def _reorder(self, plan: _Plan, seen: list[int]) -> None:
-        """Lay out in the order in which rank 0 saw gradients appear; those that it did not see come last."""
+        """Lay out in the order in which gradients appeared on rank 0; parameters without a gradient there come last."""
         unseen = [index for index in reversed(self._trained) if index not in set(seen)]
         mine = json.dumps([*seen, *unseen]).encode() if self._communicator.rank == 0 else b""
         order = json.loads(self._communicator.exchange_on_host(mine, "the order of gradients")[0])
@@ -202,14 +202,14 @@ class Buckets:
         )
 
     def _allocate(self, layout: BucketLayout) -> BucketSet:
-        """Make the memory. All ranks do this at the same time: their memory may be shared."""
+        """Allocate bucket memory. All ranks call this together, since the memory may be shared."""
         group = self._communicator
         flats = group.allocate(BucketSet.sizes(layout, group.world_size))
         placed = [flat.to(bucket.device) for flat, bucket in zip(flats, layout.buckets, strict=True)]
         return BucketSet(layout, placed, rank=group.rank, world_size=group.world_size)
 
     def _free_memory(self, plan: _Plan) -> BucketSet:
-        """Return buckets that nobody sees any more: the shared ones, or others where somebody holds on to gradients."""
+        """Return bucket memory that no tensor refers to: `memory`, or the spare one while gradients use `memory`."""
         if plan.memory.is_free():
             return plan.memory
         if plan.spare is None or not plan.spare.is_free():
@@ -226,7 +226,7 @@ class Buckets:
 
 
 def _note_and_put(exchange: Exchange, seen: dict[int, None], index: int, gradient: torch.Tensor) -> None:
-    """Take a gradient in the first pass of a layout: the order of gradients there is that of the next layout."""
+    """Put a gradient into the exchange, and record the order of gradients for the next layout."""
     seen.pop(index, None)
     seen[index] = None
     exchange.put(index, gradient)

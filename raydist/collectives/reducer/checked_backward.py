@@ -1,7 +1,7 @@
-"""Backward passes of a step that runs alone, and whose gradients are looked at before anybody uses them.
+"""Backward passes of a single replica whose gradients are checked for NaN and infinities.
 
-Hooks on parameters must not see, and optimizers that step in them must not use, what has not been looked at. So they
-are held back, as those of a `GradientReducer` are, and a second, short pass brings each its gradient.
+Hooks on parameters, and optimizers that step in hooks, must not use unchecked gradients. So hooks are deferred, as in a
+`GradientReducer`, and a second, short pass of the autograd engine runs them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from raydist.collectives.reducer.parameter_hooks import HeldBack, ParameterHooks
 
 __all__ = ["CheckedBackward", "parameters_under"]
 
-# Where `torch.autograd.backward` takes it.
+# Position of the argument of `torch.autograd.backward`.
 _CREATE_GRAPH = 3
 
 
 def parameters_under(roots: Iterable[torch.Tensor]) -> list[torch.nn.Parameter]:
-    """The parameters that a backward pass from these tensors brings gradients, each once, in the order of the walk.
+    """Return the parameters in the autograd graph of these tensors, each one once, in the order of traversal.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> sorted(len(parameter) for parameter in parameters_under([layer(torch.ones(1, 2)).square() * 2]))
@@ -47,10 +47,10 @@ def parameters_under(roots: Iterable[torch.Tensor]) -> list[torch.nn.Parameter]:
 
 @final
 class CheckedBackward:
-    """What looks at the gradients of one replica that is alone.
+    """Check of gradients in a step of a single replica.
 
     Args:
-        policy: What NaN and infinities do.
+        policy: Treatment of NaN and infinite gradients.
     """
 
     def __init__(self, policy: NonfinitePolicy) -> None:
@@ -58,18 +58,18 @@ class CheckedBackward:
         self._open: _Pass | None = None
         self._local = False
         self._num_passes = 0
-        self._unseen: dict[int, torch.nn.Parameter] = {}  # which have gradients of no_sync()
+        self._unseen: dict[int, torch.nn.Parameter] = {}  # with unchecked gradients of no_sync()
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Look at the gradients of every `backward()` that this thread calls inside the block."""
+        """Check the gradients of every `backward()` that this thread calls inside the block."""
         self._num_passes = 0
         with Interception(self._backward):
             yield
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of `backward()` inside the block are looked at with those of the next one outside of it."""
+        """Defer the check of gradients inside the block until the next `backward()` outside of the block."""
         before, self._local = self._local, True
         try:
             yield
@@ -80,7 +80,7 @@ class CheckedBackward:
         given = args[0] if args else kwargs.get("tensors", ())
         parameters = parameters_under([given] if isinstance(given, torch.Tensor) else given)
         if self._open is not None:
-            # A segment of a reentrant checkpoint: its parameters are found only now.
+            # A segment of a reentrant checkpoint: its parameters are not in the graph of the outer pass.
             self._open.take(parameters)
             original(*args, **kwargs)
         elif self._local:
@@ -137,7 +137,7 @@ def _fault_of_all(gradients: Iterable[torch.Tensor]) -> int:
 
 @final
 class _Pass:
-    """One backward pass: what it brings stands in `.grad` alone, until it is shown."""
+    """One backward pass, during which `.grad` holds new gradients only."""
 
     def __init__(self) -> None:
         self.parameters: dict[int, torch.nn.Parameter] = {}
@@ -146,7 +146,7 @@ class _Pass:
         self._hooked: dict[int, torch.nn.Parameter] = {}
 
     def take(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Set aside what `.grad` of these holds, and hold their hooks back; once for each."""
+        """Set aside `.grad` and defer the hooks of these parameters, once for each parameter."""
         new = {id(parameter): parameter for parameter in parameters if id(parameter) not in self.parameters}
         hooked = {key: parameter for key, parameter in new.items() if ParameterHooks.of(parameter)}
         self._held.append(HeldBack(hooked))
@@ -156,16 +156,16 @@ class _Pass:
             self._earlier[key], parameter.grad = parameter.grad, None
 
     def earlier_of(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
-        """What `.grad` held before the pass."""
+        """Return `.grad` as it was before the pass."""
         return self._earlier.get(id(parameter), parameter.grad)
 
     def undo(self) -> None:
-        """Let `.grad` be what it was."""
+        """Restore `.grad` as it was before the pass."""
         for key, parameter in self.parameters.items():
             parameter.grad = self._earlier[key]
 
     def give_back(self) -> dict[int, torch.nn.Parameter]:
-        """Put the hooks in place again; whose they are."""
+        """Restore the hooks, and return the parameters that have hooks."""
         for held in self._held:
             held.give_back()
         return self._hooked
@@ -173,7 +173,7 @@ class _Pass:
     def show(
         self, hooked: Mapping[int, torch.nn.Parameter], original: Callable[..., None], *, create_graph: bool
     ) -> None:
-        """Add what the pass brought to what was there; where there are hooks, torch does, and calls them."""
+        """Add the new gradients to the earlier ones. For parameters with hooks, torch does so and calls the hooks."""
         for_hooks: dict[torch.nn.Parameter, torch.Tensor] = {}
         for key, parameter in self.parameters.items():
             earlier, new = self._earlier[key], parameter.grad

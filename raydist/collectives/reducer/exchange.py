@@ -1,7 +1,7 @@
-"""The exchange of one backward pass: full buckets travel at once, while the rest is still computed.
+"""The gradient exchange of one backward pass: full buckets are reduced while the pass still runs.
 
-Buckets are sent in their order, which is the same on every rank whatever order gradients appear in. The last one waits
-for the end of the pass and carries the trailer (`trailer.py`).
+All ranks send buckets in the same fixed order, whatever order gradients appear in. The last bucket waits for the end of
+the pass and contains the trailer (`trailer.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["BucketSet", "Exchange", "StepWeight"]
 @final
 @dataclass(frozen=True, slots=True)
 class StepWeight:
-    """The factor of new gradients in a step.
+    """Weight of this rank's new gradients in a step.
 
     Attributes:
-        scale: The factor.
-        counts: False where this rank's gradients count as zero, whatever they are.
+        scale: Factor of the gradients.
+        counts: False where this rank's gradients count as zero, even NaN.
     """
 
     scale: float
@@ -40,13 +40,13 @@ class StepWeight:
 
 @final
 class BucketSet:
-    """The memory of all buckets of a layout, with the trailer at the end of the last one.
+    """The memory of all buckets of a layout, with the trailer at the end of the last bucket.
 
     Args:
         layout: The buckets.
-        flats: One flat tensor for each, of `sizes(...)` elements.
-        rank: This rank.
-        world_size: All ranks.
+        flats: One flat tensor for each bucket, of `sizes(...)` elements.
+        rank: Number of this rank.
+        world_size: Number of ranks.
     """
 
     def __init__(self, layout: BucketLayout, flats: Sequence[torch.Tensor], *, rank: int, world_size: int) -> None:
@@ -74,18 +74,18 @@ class Exchange:
     """The exchange of one backward pass of one rank.
 
     Args:
-        communicator: Carries the buckets; nothing else may use it during the pass.
-        memory: The buckets, which must be free.
-        stamp: The pass, encoded.
-        checksum: Of gradients that the program has changed since the pass before; None for none.
-        weight: The factor of this rank's gradients.
+        communicator: Reduces the buckets; nothing else may use it during the pass.
+        memory: Memory of the buckets, to which no gradient may refer.
+        stamp: Encoded `PassStamp` of the pass.
+        checksum: Checksum of gradients that the program has changed since the last pass; None for none.
+        weight: Weight of this rank's gradients.
         hold: Send no bucket before the end of the pass.
-        hold_with: Parameters whose buckets must wait for the end of the pass.
-        rows: Carries the gradients of parameters that no bucket has.
+        hold_with: Parameters whose buckets are not sent before the end of the pass.
+        rows: Exchange of the sparse gradients, which are in no bucket.
 
     Attributes:
         local: This rank's own gradients, by bucket and slot.
-        repeated: Parameters whose gradient has come more than once.
+        repeated: Parameters that have got more than one gradient in the pass.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Exchange:
         self._rows = rows
         self._preloaded: dict[int, torch.Tensor] = {}
         self._num_missing = [len(bucket.slots) for bucket in self.layout.buckets]
-        self._plain = [weight.counts] * len(self.layout.buckets)  # all gradients are dense and need no derivative
+        self._plain = [weight.counts] * len(self.layout.buckets)  # all gradients are dense and need no grad
         self._all_dense = True
         self._held = {self.layout.places[index][0] for index in hold_with if index in self.layout.places}
         self._hold = hold or len(self.layout.buckets) == 1
@@ -119,11 +119,11 @@ class Exchange:
         self._lock = threading.Lock()
 
     def hold(self) -> None:
-        """Send no bucket any more before the end of the pass: what is coming may come twice."""
+        """Send no further bucket before the end of the pass, since a parameter may get several gradients."""
         self._hold = True
 
     def preload(self, index: int, gradient: torch.Tensor) -> None:
-        """Add a gradient of an earlier, local pass, weighted already; its bucket still waits for this pass's."""
+        """Add a weighted gradient of an earlier local pass. The bucket still waits for the gradient of this pass."""
         if index not in self.layout.places and self._rows is not None:
             self._rows.preloaded[index] = gradient
             return
@@ -132,17 +132,17 @@ class Exchange:
         self._all_dense &= not gradient.is_sparse
 
     def put(self, index: int, gradient: torch.Tensor) -> None:
-        """Take a gradient that has appeared.
+        """Add a gradient of this pass, and send buckets that are full now.
 
         Raises:
-            FailedPreconditionError: Its bucket has left with an earlier one of the same parameter.
+            FailedPreconditionError: The bucket was sent already, with an earlier gradient of the same parameter.
         """
         if index not in self.layout.places and self._rows is not None:
             with self._lock:
                 self._rows.put(index, gradient)
             return
         number, position = self.layout.places[index]
-        # Parameters on several devices have their gradients from several threads of the autograd engine.
+        # With parameters on several devices, several threads of the autograd engine call this.
         with self._lock:
             before = self.local[number][position]
             if before is not None:
@@ -165,11 +165,11 @@ class Exchange:
 
     @property
     def leaves_at_end(self) -> bool:
-        """True where nothing travels before the end of the pass, so that `put_all` may take all gradients at once."""
+        """True where nothing is sent before the end of the pass, so that `put_all` may take all gradients at once."""
         return len(self.layout.buckets) == 1 and self._rows is None
 
     def put_all(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> None:
-        """Take all gradients of a pass that `leaves_at_end`, each parameter's once."""
+        """Add all gradients of a pass at once, one for each parameter. Requires `leaves_at_end`."""
         places, held = self.layout.places, self.local[0]
         for index, gradient in gradients:
             held[places[index][1]] = gradient
@@ -182,7 +182,7 @@ class Exchange:
             self._all_dense &= not gradient.is_sparse
 
     def finish(self) -> None:
-        """Send what is left, and let the current stream wait for everything.
+        """Send the remaining buckets, and let the current stream wait for all of them.
 
         Blocking: until all ranks have ended their pass, at most the communicator's limit; not where the host runs
         ahead of the device, unless parameters have sparse gradients.
@@ -199,17 +199,17 @@ class Exchange:
             self._rows.finish()
 
     def drain(self) -> None:
-        """Wait for the buckets that have been sent: afterwards nothing writes into their memory any more."""
+        """Block until the buckets that were sent are reduced; nothing writes into their memory afterwards."""
         for work in self._works:
             work.wait()
 
     @property
     def is_whole(self) -> bool:
-        """True where this rank has every gradient, and all of them dense: the trailer can tell it nothing new."""
+        """True where this rank has a dense gradient for every parameter, so it needs no flags of the trailer."""
         return self._weight.counts and self._all_dense and not any(self._num_missing)
 
     def read_trailer(self) -> Callable[[], ReceivedTrailer] | None:
-        """After `finish`: begin to copy the trailer to the host; the function that is returned waits for it."""
+        """After `finish`, begin to copy the trailer to the host. The returned function blocks until it has arrived."""
         trailer = self._memory.trailer
         if trailer is None:
             return None
@@ -217,24 +217,24 @@ class Exchange:
         return lambda: trailer.received(arrived())
 
     def gradients(self) -> dict[int, torch.Tensor]:
-        """After `finish`: parameter index -> reduced gradient, for all parameters in buckets."""
+        """After `finish`, return parameter index -> reduced gradient, for all parameters in buckets."""
         found: dict[int, torch.Tensor] = {}
         for bucket in self._memory.buckets:
             found.update(zip(bucket.bucket.indices, bucket.gradients(), strict=True))
         return found
 
     def in_rows(self) -> dict[int, torch.Tensor]:
-        """After `finish`: parameter index -> gradient, for those that no bucket has."""
+        """After `finish`, return parameter index -> reduced gradient, for parameters in no bucket."""
         return {} if self._rows is None else self._rows.reduced
 
     def is_finite(self) -> bool:
-        """After `finish`: True if the reduced gradients have neither NaN nor infinities. Waits for the device."""
+        """Return True if the reduced gradients are finite. To be called after `finish`. Waits for the device."""
         return all(bucket.is_finite() for bucket in self._memory.buckets) and all(
             map(is_finite, self.in_rows().values())
         )
 
     def own_gradients(self) -> dict[int, list[torch.Tensor]]:
-        """Parameter index -> the parts of this rank that count in its gradient."""
+        """Return parameter index -> this rank's contributions to the gradient."""
         own: dict[int, list[torch.Tensor]] = {}
         for index, (number, position) in self.layout.places.items():
             local, preloaded = self.local[number][position], self._preloaded.get(index)
@@ -275,7 +275,7 @@ class Exchange:
                 bucket.add(position, self._preloaded[index])
 
     def _lacking(self) -> tuple[list[bool], list[bool]] | None:
-        """By parameter: whether this rank has a gradient, and whether it is sparse; None where `is_whole`."""
+        """Return two flags per parameter: has a gradient, has a sparse gradient on this rank; None where `is_whole`."""
         if self.is_whole:
             return None
         own = self.own_gradients()

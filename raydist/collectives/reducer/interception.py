@@ -1,8 +1,7 @@
-"""Know when a backward pass begins and when it has truly ended.
+"""Interception of `torch.autograd.backward`, to detect the beginning and the end of a backward pass.
 
-The autograd engine does not tell: its end-of-backward callback fires once per segment under reentrant checkpointing,
-and not at all for a frozen model. So `torch.autograd.backward`, which `Tensor.backward` calls, is wrapped while
-somebody wants to know.
+The end-of-backward callback of the autograd engine fires once per segment under reentrant checkpointing, and not at all
+for a frozen model. So `torch.autograd.backward`, which `Tensor.backward` calls, is wrapped while there are users.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ _HANDLER: ContextVar[Handler | None] = ContextVar("raydist_backward_handler", de
 
 @final
 class Interception:
-    """Sends every `backward()` that this thread calls inside its block to `handler`; other threads are not touched.
+    """Context manager that passes every `backward()` of this thread inside the block to `handler`.
 
-    One is around every step of a program, so it may be entered again and again, and torch's function stays wrapped
-    between blocks, until `close` or the object's end: to wrap it anew took seven calls of Python.
+    Other threads are not affected. Every step enters the block again, so torch's function stays wrapped between blocks,
+    until `close` or the deletion of the object.
 
     Args:
-        handler: What is called.
+        handler: Called in place of `torch.autograd.backward`.
     """
 
     __slots__ = ("__weakref__", "_handler", "_release", "_token")
@@ -49,7 +48,7 @@ class Interception:
         if self._release is None:
             _WRAPPER.acquire()
             self._release = weakref.finalize(self, _WRAPPER.release)
-        elif torch.autograd.backward is not _WRAPPER.installed:  # somebody has put back what was there before
+        elif torch.autograd.backward is not _WRAPPER.installed:  # other code has restored the original
             _WRAPPER.install()
         self._token = _HANDLER.set(self._handler)
 
@@ -58,7 +57,7 @@ class Interception:
             _HANDLER.reset(self._token)
 
     def close(self) -> None:
-        """Let torch have its function back, if nobody else needs it. May be called twice."""
+        """Restore torch's function, unless other interceptions need the wrapper. May be called twice."""
         release, self._release = self._release, None
         if release is not None:
             release()
@@ -66,10 +65,10 @@ class Interception:
 
 @final
 class _Wrapper:
-    """Puts the wrapper in place for the first user in the process, and takes it away after the last.
+    """Installs the wrapper for the first user in the process, and removes it after the last user.
 
     Attributes:
-        installed: It, while it is in place.
+        installed: The wrapper while it is installed, else None.
     """
 
     def __init__(self) -> None:
@@ -86,20 +85,20 @@ class _Wrapper:
                 self._install()
 
     def install(self) -> None:
-        """Put it in place again, around what is there now."""
+        """Install the wrapper again, around the present `torch.autograd.backward`."""
         with self._lock:
             self._install()
 
     def release(self) -> None:
         with self._lock:
             self._num_users -= 1
-            # Where somebody else has wrapped ours meanwhile, ours stays: without a handler it only passes on.
+            # If other code has wrapped the wrapper meanwhile, it stays installed; without a handler it only forwards.
             if self._num_users == 0 and torch.autograd.backward is self.installed:
                 torch.autograd.backward = self._original
                 self.installed = None
 
     def _install(self) -> None:
-        # Wrapping anew for each step would let torch disable its compiler for another function each time.
+        # One wrapper for all steps, since torch would disable its compiler for each new function again.
         if torch.autograd.backward is not self._original or self._wrapped is self._original:
             self._original = torch.autograd.backward
             self._wrapped = self._wrap(self._original)
@@ -108,7 +107,7 @@ class _Wrapper:
 
     @staticmethod
     def _wrap(original: Backward) -> Backward:
-        @disable_compiler  # a compiled step calls it as it is: collectives are not for tracing
+        @disable_compiler  # collectives must not be traced in a compiled step
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
             handler = _HANDLER.get()
@@ -120,5 +119,5 @@ class _Wrapper:
         return backward
 
 
-# One per process, as the function that it wraps is.
+# One per process, like the function that it wraps.
 _WRAPPER = _Wrapper()

@@ -1,15 +1,15 @@
-"""Tell global gradients from gradients that a program made by hand, and from those that no_sync() keeps local.
+"""Distinguish global gradients from gradients made by hand and from local gradients of no_sync().
 
 After an exchange `.grad` of each parameter holds a known tensor, written a known number of times. A gradient that is
 still that tensor, not written since, is global. Any other gradient falls into one of three classes:
 
-- *Changed*: a backward pass has exchanged the gradient, and the program has changed it since (clipping, unscaling). It
-  stays as it is. A checksum of it travels with the next backward pass: where replicas have changed it differently, all
-  of them raise an error then.
+- *Changed*: a backward pass has exchanged the gradient, and the program has changed it since (clipping, unscaling). The
+  gradient is not exchanged again. The next backward pass compares checksums of the gradient between replicas, and all
+  replicas raise an error if they have changed it differently.
 - *Made by hand*: nothing was exchanged since an optimizer used or cleared the gradient. Each replica has computed its
-  own, with `torch.autograd.grad` or `torch.func`: it is exchanged before an optimizer uses it.
-- *Accumulated* under `no_sync()`: `.grad` shows the local part mixed with what was global before. The two parts are
-  remembered apart until the next synchronised backward pass sends the local one.
+  own gradient with `torch.autograd.grad` or `torch.func`, and an exchange is due before an optimizer uses it.
+- *Accumulated* under `no_sync()`: `.grad` shows the sum of a global and a local part. Copies of the two parts are kept
+  until the next synchronised backward pass sends the local one.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ __all__ = ["ChangedGradients", "Checksums", "KnownGradients", "LocalAccumulation
 @final
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """One parameter's local part.
+    """The local part of one parameter's gradient.
 
     Attributes:
-        base: The global part of what `.grad` shows.
-        contribution: The local part, weighted: what will be sent.
-        shown: The tensor that was `.grad` then; `version` is how often it had been written.
+        base: Global part of `.grad`.
+        contribution: Weighted local part, which the next synchronised pass sends.
+        shown: The tensor in `.grad` when the record was made.
+        version: Number of writes to `shown` at that time.
         by_hand: The program has made the local part without a backward pass.
     """
 
@@ -52,7 +53,7 @@ class _Record:
 
 @final
 class LocalAccumulation:
-    """The local parts of all parameters of a replica, by parameter index."""
+    """Local parts of the gradients of a replica, by parameter index."""
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
@@ -60,7 +61,7 @@ class LocalAccumulation:
     def add(
         self, index: int, gradient: torch.Tensor | None, new: torch.Tensor, scale: float, *, by_hand: bool = False
     ) -> torch.Tensor:
-        """Count a new local gradient, and return what `.grad` shows now (`gradient` is what it showed before)."""
+        """Add a new local gradient to `gradient`, the present `.grad`, and return the new `.grad`."""
         base, contribution = self.parts_of(index, gradient)
         if contribution is None and base is not None:
             base = base.clone()
@@ -74,17 +75,17 @@ class LocalAccumulation:
         return bool(self._records)
 
     def holds(self, index: int, gradient: torch.Tensor) -> bool:
-        """Return True if this gradient has a local part, and nothing was added by hand since that was counted."""
+        """Return True if this gradient has a local part; False if the part was made by hand and written since."""
         record = self._records.get(index)
         if record is None or record.shown is not gradient:
             return False
         return not record.by_hand or num_writes(gradient) == record.version
 
     def parts_of(self, index: int, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The global and the local part of what `.grad` holds.
+        """Return the global and the local part of `gradient`, the present `.grad`.
 
         Raises:
-            FailedPreconditionError: `.grad` was changed meanwhile in another way than by zeroing or dropping it.
+            FailedPreconditionError: The program has changed `.grad` in another way than by zeroing or dropping it.
         """
         record = self._records.get(index)
         if record is None or gradient is None:
@@ -99,14 +100,14 @@ class LocalAccumulation:
         return gradient, None
 
     def forget(self, indices: Iterable[int]) -> None:
-        """These parameters' local parts have been sent, or dropped."""
+        """Remove the local parts of these parameters."""
         if self._records:
             for index in indices:
                 self._records.pop(index, None)
 
 
 def accumulate(earlier: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
-    """What `.grad` is after `new` was added to it: the earlier tensor itself where PyTorch keeps it as well."""
+    """Return `earlier + new`, in the tensor `earlier` itself in the cases in which PyTorch accumulates in place."""
     if earlier is None:
         return new
     if earlier.requires_grad or new.requires_grad:
@@ -116,18 +117,18 @@ def accumulate(earlier: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
     return earlier.add_(new)
 
 
-# How a global gradient came about: nothing of note; made by hand in a batch that is over; set to zero.
+# Origin of a global gradient: a backward pass or the driver; made by hand in an earlier batch; set to zero.
 _PLAIN, _ADDS_ON, _CLEARED = range(3)
-# As in the periodic comparison of parameters: last bits may differ between machines.
+# Relative tolerance, as in the periodic comparison of parameters: last bits may differ between machines.
 _LAST_BITS = 1e-5
 _SAMPLE = 4096
 
 
 @final
 class KnownGradients:
-    """The gradients of one replica that are global.
+    """Record of the global gradients of one replica.
 
-    The tensors are held weakly: the memory of a bucket is used again once nobody holds its gradients any more.
+    References to the tensors are weak, since a bucket's memory is reused once no reference to its gradients is left.
     """
 
     def __init__(self) -> None:
@@ -138,18 +139,18 @@ class KnownGradients:
         self._bases: dict[int, torch.Tensor] = {}
 
     def note(self, parameters: Collection[torch.nn.Parameter], *, by_hand: bool = False) -> None:
-        """Take what `.grad` of these holds now for global; no optimizer has used it yet.
+        """Record that `.grad` of these parameters is global now, and that no optimizer has used it yet.
 
         Args:
-            parameters: Whose gradients.
-            by_hand: The program has made a part of them by hand.
+            parameters: The parameters.
+            by_hand: The program has made a part of the gradients by hand.
         """
         self._note(parameters, _PLAIN)
         if by_hand:
             self._by_hand.update((id(parameter), parameter) for parameter in parameters)
 
     def note_cleared(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """The gradients of these were set to None or zero: what is put there next is new."""
+        """Record that the gradients of these parameters were set to None or zero; the next contents are new."""
         given = list(parameters)
         zeroed = [parameter for parameter in given if parameter.grad is not None]
         if zeroed:
@@ -170,23 +171,20 @@ class KnownGradients:
         self._forget_bases(keys)
 
     def note_changed(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """The gradients of these, which were exchanged earlier, are global in the form that they have now."""
+        """Record the present values of these parameters' gradients, which were exchanged earlier, as global."""
         for parameter in parameters:
             if parameter.grad is not None:
                 _, _, origin = self._known[id(parameter)]
                 self._known[id(parameter)] = weakref.ref(parameter.grad), num_writes(parameter.grad), origin
 
     def note_used(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """An optimizer is about to use the gradients of these."""
+        """Record that an optimizer uses the gradients of these parameters."""
         keys = list(map(id, parameters))
         self._used.update(keys)
         self._forget_bases(keys)
 
     def end_batch(self) -> None:
-        """Expect that the program adds further gradients to those that it has made by hand in the batch.
-
-        Copies tell later what was added.
-        """
+        """Keep copies of unused gradients made by hand in this batch, to find what the program adds to them later."""
         for key, parameter in self._by_hand.items():
             if key in self._known and key not in self._used and parameter.grad is not None:
                 reference, version, _ = self._known[key]
@@ -200,16 +198,16 @@ class KnownGradients:
                 self._bases.pop(key, None)
 
     def base_of(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
-        """Return a copy of the global part of a gradient that was made by hand; None where all of it is new."""
+        """Return a copy of the global part of a gradient made by hand; None where all of the gradient is new."""
         base = None if id(parameter) in self._emptied else self._bases.get(id(parameter))
         return None if base is None else base.clone()
 
     def is_stale(self, parameter: torch.nn.Parameter) -> bool:
-        """Return True if `.grad` holds what an optimizer has used already, unchanged."""
+        """Return True if `.grad` is unchanged since an optimizer has used it."""
         return id(parameter) in self._used and parameter.grad is not None and not self.unknown([parameter])
 
     def keep_only(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Forget all other parameters; gradients of new ones have come from the driver, so that they are global."""
+        """Forget all other parameters. Gradients of new parameters come from the driver, so they count as global."""
         given = {id(parameter): parameter for parameter in parameters}
         for held in (self._known, self._by_hand, self._bases):
             for key in held.keys() - given.keys():
@@ -219,7 +217,7 @@ class KnownGradients:
         self.note([parameter for key, parameter in given.items() if key not in self._known])
 
     def unknown(self, parameters: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-        """Return those whose gradient is another tensor than after the last exchange, or was written since."""
+        """Return the parameters whose gradient was replaced or written since the last exchange."""
         found, known = [], self._known
         for parameter in parameters:
             gradient = parameter.grad
@@ -233,13 +231,13 @@ class KnownGradients:
         """Return True for an unknown gradient that this replica has made by hand, and False for a changed one.
 
         Args:
-            parameter: One of `unknown`.
-            adds_up: Gradients are added up, not weighted: one that is global already would be multiplied.
-            filled_anew: A tensor that was written since an optimizer has used it holds a new gradient; else it was
-                zeroed, say, for a backward pass that adds to it.
+            parameter: A parameter that `unknown` has returned.
+            adds_up: Gradients are summed without weights, so a sum that is global already would be multiplied.
+            filled_anew: A tensor written since an optimizer has used it holds a new gradient. False before a backward
+                pass, where the program may have zeroed the tensor.
 
         Raises:
-            FailedPreconditionError: Gradients are added up, and the gradient may be global.
+            FailedPreconditionError: Gradients are summed without weights, and the gradient may be global.
         """
         entry = self._known.get(id(parameter))
         if entry is None or entry[2] == _CLEARED or id(parameter) in self._emptied:
@@ -257,7 +255,7 @@ class KnownGradients:
 
 
 _Row = tuple[float, float, float]
-"""Number of a parameter, sum and size of its gradient."""
+"""Number of a parameter, and sum and approximate norm of the parameter's gradient."""
 
 
 @final
@@ -269,7 +267,7 @@ class Checksums:
 
     @classmethod
     def of(cls, gradients: Mapping[int, torch.Tensor]) -> Checksums:
-        """Compute them; the gradients are given by the numbers of their parameters. Does not wait for the device."""
+        """Compute the checksums of gradients, given by parameter number. Does not wait for the device."""
         with torch.no_grad():
             values = [_values(gradient) for gradient in gradients.values()]
             wide = any(one.dtype is torch.float64 for one in values)
@@ -281,11 +279,11 @@ class Checksums:
         return cls(list(gradients), scales, numbers)
 
     def combined(self) -> torch.Tensor:
-        """Return one float64 on the device that differs where a number or a parameter differs."""
+        """Return one float64 on the device that depends on all sums, norms and parameter numbers."""
         return self._numbers.double() @ _factors(self._indices, self._numbers.device)
 
     def rows(self) -> list[_Row]:
-        """Return parameter, sum and size of each gradient; waits for the device."""
+        """Return parameter number, sum and approximate norm of each gradient. Waits for the device."""
         numbers = self._numbers.tolist()
         sums, norms = numbers[: len(self._indices)], numbers[len(self._indices) :]
         return [
@@ -303,27 +301,27 @@ def _factors(indices: tuple[int, ...], device: torch.device) -> torch.Tensor:
 
 @final
 class ChangedGradients:
-    """Checksums of the gradients that the program has changed after their exchange.
+    """Checksums of the gradients that the program has changed after the exchange.
 
-    The next backward pass takes them: their combination travels in its trailer. Nothing waits for the device.
+    The next backward pass sends the combined checksum in its trailer. Nothing waits for the device.
     """
 
     def __init__(self) -> None:
         self._noted: list[Checksums] = []
 
     def add(self, gradients: Mapping[int, torch.Tensor]) -> None:
-        """Note the present values of these gradients, given by the numbers of their parameters."""
+        """Compute and keep the checksums of these gradients, given by parameter number."""
         if gradients:
             self._noted.append(Checksums.of(gradients))
 
     def take(self) -> list[Checksums]:
-        """Return the checksums since the last call."""
+        """Remove and return the checksums that were added since the last call."""
         noted, self._noted = self._noted, []
         return noted
 
 
 def combined(noted: Sequence[Checksums]) -> torch.Tensor | None:
-    """Return one float64 for all of these checksums; None for none."""
+    """Combine all checksums into one float64; None for an empty sequence."""
     total: torch.Tensor | None = None
     for one in noted:
         total = one.combined() if total is None else total * 3 + one.combined()
@@ -331,12 +329,12 @@ def combined(noted: Sequence[Checksums]) -> torch.Tensor | None:
 
 
 def compare(communicator: Communicator, noted: Sequence[Checksums], name_of: Callable[[int], str]) -> None:
-    """Return if the replicas differ in last bits only, whose combined checksums differ.
+    """Compare gradients whose combined checksums differ; replicas may differ in the last bits.
 
     Blocking: until all replicas call it, at most the communicator's limit.
 
     Raises:
-        CollectiveMismatchError: On every replica alike; names the first parameter whose gradients differ.
+        CollectiveMismatchError: Gradients differ. All replicas raise it; it names the first such parameter.
     """
     mine = json.dumps([row for one in noted for row in one.rows()]).encode()
     received = communicator.exchange_on_host(mine, "gradients that were changed")
@@ -349,7 +347,7 @@ def compare(communicator: Communicator, noted: Sequence[Checksums], name_of: Cal
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """The numbers of a gradient in one row."""
+    """Return the values of a gradient as a flat real tensor."""
     values = gradient.detach()
     if values.is_sparse:
         values = values.coalesce().values()
@@ -364,7 +362,7 @@ def _all_close(rows: Sequence[_Row | None]) -> bool:
         if row is None or row[0] != first[0]:
             return False
         for mine, theirs in ((first[1], row[1]), (first[2], row[2])):
-            apart = abs(mine - theirs) > _LAST_BITS * (abs(mine) + first[2])  # no comparison with NaN holds
+            apart = abs(mine - theirs) > _LAST_BITS * (abs(mine) + first[2])  # comparisons with NaN are False
             if apart or math.isnan(mine) != math.isnan(theirs):
                 return False
     return True

@@ -1,10 +1,10 @@
-"""What NaN and infinities in gradients do: nothing, an error, or nothing else than these.
+"""Treatment of NaN and infinite gradients: none, an error, or a skipped optimizer step.
 
-The decision is taken from reduced gradients, which are the same bits on every replica: so all of them take the same
-one, and nothing travels for it. Who brought the NaN is asked only once there is one.
+All replicas decide alike without communication, since they check reduced gradients, which are the same bits on every
+replica. Replicas exchange the causes only once a NaN or an infinity is found.
 
-A step of an optimizer that must change nothing runs with gradients out of sight: every optimizer of torch passes over
-parameters whose `.grad` is None, without an update, a moment, or a count of steps.
+A skipped optimizer step runs with `.grad` set to None: every optimizer of torch then ignores the parameter, without an
+update, a moment, or a count of steps.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ __all__ = ["NonfinitePolicy", "OnNonfinite", "SkippedUpdates", "fault_of", "is_f
 
 OnNonfinite = Literal["pass", "raise", "skip"]
 Accused = Sequence[Mapping[int, int]]
-"""For each replica: number of a parameter -> what is wrong with that replica's own gradient, see `fault_of`."""
+"""For each replica: number of a parameter -> fault of that replica's own gradient, see `fault_of`."""
 
 _FAULTS = {1: "infinite", 2: "NaN", 3: "NaN and infinite"}
 _SHOWN = 4
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether there is neither NaN nor infinity in a tensor: one pass over it, as long as there is none.
+    """Return True if a tensor has neither NaN nor infinities, usually in one pass over the tensor.
 
     >>> is_finite(torch.tensor([3e38, 3e38])), is_finite(torch.tensor([1.0, float("nan")]))
     (True, False)
     """
     values = tensor.coalesce().values() if tensor.is_sparse else tensor
-    # Both stay in any sum that they are in. A sum may also grow beyond all numbers by itself.
+    # NaN and infinities make the sum nonfinite, but a sum of finite values may overflow: then check each value.
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def fault_of(gradient: torch.Tensor) -> int:
-    """0 for a finite gradient; 1 where it has infinities, 2 where it has NaN, 3 for both."""
+    """Return 0 for a finite gradient, 1 for one with infinities, 2 for one with NaN, 3 for both."""
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     return int(torch.isinf(values).any()) + 2 * int(torch.isnan(values).any())
 
 
 @final
 class NonfinitePolicy:
-    """What one replica does about them.
+    """Treatment of NaN and infinite gradients on one replica.
 
     Args:
-        names: Of parameters, for messages.
-        first_replica: Number of the first of those whose gradients meet: others' are not known here.
+        names: Returns names of parameters for error messages.
+        first_replica: Number of the first replica of the process group.
 
     Attributes:
-        choice: What holds in the run that is open.
-        num_found: Backward passes that brought some, as far as they were looked for.
+        choice: Choice for the run that is open.
+        num_found: Number of checked backward passes that had NaN or infinite gradients.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class NonfinitePolicy:
 
     @property
     def num_skipped(self) -> int:
-        """Calls of `optimizer.step()` that changed nothing."""
+        """Number of calls of `optimizer.step()` that were skipped."""
         return self._skipped.count
 
     @property
     def looks(self) -> bool:
-        """Whether gradients must be looked at."""
+        """True if gradients must be checked."""
         return self.choice != "pass"
 
     @contextlib.contextmanager
     def run(self, choice: OnNonfinite) -> Iterator[None]:
-        """Around one run of a step function, on the thread that calls optimizers."""
+        """Apply a choice to one run of a step function, on the thread that calls optimizers."""
         self.choice = choice
         with self._skipped.watch() if choice == "skip" else contextlib.nullcontext():
             try:
@@ -93,11 +93,11 @@ class NonfinitePolicy:
                 self.choice = "pass"
 
     def refuses(self, parameters: Iterable[torch.nn.Parameter], *, new_are_finite: bool) -> bool:
-        """A backward pass has ended on all replicas: whether it must end in an `error`.
+        """Record the result of a backward pass. Return True if the caller must raise an `error`.
 
         Args:
-            parameters: Those that it brought gradients.
-            new_are_finite: What it brought, added up over replicas.
+            parameters: The parameters that have got gradients in the pass.
+            new_are_finite: True if the reduced gradients of the pass are finite.
         """
         refused = self.choice == "raise" and not new_are_finite
         self.num_found += not new_are_finite
@@ -107,7 +107,7 @@ class NonfinitePolicy:
         return refused
 
     def _must_skip(self, optimizer: torch.optim.Optimizer) -> bool:
-        """All do until the next pass; afterwards those whose gradients still hold what a bad one brought."""
+        """Return True after a bad pass: for all optimizers until the next pass, then while gradients stay nonfinite."""
         if self._last_was_bad or not self._spoilt:
             return self._last_was_bad
         return any(self._is_spoilt(parameter) for group in optimizer.param_groups for parameter in group["params"])
@@ -124,12 +124,12 @@ class NonfinitePolicy:
     def error(
         self, place: str, accused: Accused, parameters: Mapping[int, torch.nn.Parameter]
     ) -> FailedPreconditionError:
-        """What says who brought it.
+        """Return the error that names the replicas and parameters with nonfinite gradients.
 
         Args:
-            place: Which backward pass it was.
-            accused: What each replica says of its own gradients.
-            parameters: By number.
+            place: Description of the backward pass.
+            accused: Faults of each replica's own gradients.
+            parameters: All parameters, by number.
         """
         culprits = {rank: faults for rank, faults in enumerate(accused, self._first_replica) if faults}
         found = "; ".join(f"replica {rank}: {self._listed(faults, parameters)}" for rank, faults in culprits.items())
@@ -152,14 +152,14 @@ _Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 @final
 class SkippedUpdates:
-    """Which steps of optimizers change nothing.
+    """Skips steps of optimizers.
 
     Args:
-        is_due: Whether the step of an optimizer must change nothing, asked when it begins, and each time that its
-            closure has run.
+        is_due: Returns True if the step of an optimizer must be skipped. Called when a step begins, and after each run
+            of a closure.
 
     Attributes:
-        count: Steps that changed nothing.
+        count: Number of skipped steps.
     """
 
     def __init__(self, is_due: Callable[[torch.optim.Optimizer], bool]) -> None:
@@ -170,7 +170,7 @@ class SkippedUpdates:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Look after the steps that this thread calls inside the block, and the backward passes that it runs there."""
+        """Apply to the optimizer steps of this thread inside the block, those in hooks of backward passes included."""
         with _HOOKS.lead_to(self):
             try:
                 yield
@@ -178,19 +178,19 @@ class SkippedUpdates:
                 self._show()  # after a step that raised
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
-        """An optimizer is about to step; with which arguments instead, if not with these."""
+        """Hide gradients if the step must be skipped. Return replacement arguments for a step with a closure."""
         self._show()
         self._counted = False
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is not None:
-            # Gradients are what it leaves behind.
+            # The closure computes the gradients, so the decision follows each call of it.
             seen = self._seen_after(closure, optimizer)
             return ((args[0], seen, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": seen})
         self._hide_if_due(optimizer)
         return None
 
     def after_step(self) -> None:
-        """It has stepped."""
+        """Restore hidden gradients."""
         self._show()
 
     def _seen_after(self, closure: Callable[[], Any], optimizer: Any) -> Callable[[], Any]:
@@ -223,10 +223,10 @@ _MINE: ContextVar[SkippedUpdates | None] = ContextVar("raydist_skipped_updates",
 
 @final
 class _Hooks:
-    """What torch calls around the steps of all optimizers of the process.
+    """Global hooks of torch around the steps of all optimizers of the process.
 
-    Put in place for the first that watches, and never taken away: torch goes through its hooks while it steps, and a
-    thread that changed them meanwhile would be an error in another one. With nobody watching they take 0.2 us a step.
+    The first `lead_to` registers the hooks, and nothing removes them: torch iterates over its hooks during a step, and
+    a change by another thread would raise an error there. Outside of `lead_to` the hooks take 0.2 us a step.
     """
 
     def __init__(self) -> None:
@@ -253,7 +253,7 @@ class _Hooks:
     def _current(self) -> SkippedUpdates | None:
         mine = _MINE.get()
         if mine is None and len(self._watching) == 1 and _is_foreign_thread():
-            # One of the autograd engine's, where hooks on parameters of a GPU run.
+            # A thread of the autograd engine, which runs hooks on parameters of a GPU.
             return self._watching[0]
         return mine
 

@@ -1,7 +1,7 @@
-"""The parameters that a reducer is in charge of, and the hooks that a program has registered on them.
+"""The parameters of a gradient reducer, and the hooks that a program has registered on parameters.
 
-torch keeps hooks in two dictionaries of the parameter: one for hooks on the gradient before it is added to `.grad`, one
-for hooks after that. They are taken along to replicas, and held back while gradients are exchanged.
+torch keeps hooks in two dictionaries of the parameter: for hooks that run before the gradient is added to `.grad`, and
+for hooks that run afterwards. raydist copies the hooks to replicas, and defers them while gradients are exchanged.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _Receiver = Callable[[int, torch.Tensor], None]
 
 @final
 class TrainedParameters:
-    """The parameters that a reducer is in charge of, each under a number that is the same on every rank.
+    """The parameters of a reducer, each under a number that is the same on every rank.
 
     Args:
-        stray: A bound method, called with number and parameter when a gradient has appeared that nobody receives. It
-            is held weakly: the hooks live as long as the parameters do.
+        stray: A bound method, called with number and parameter for a gradient outside of a synchronised pass. The
+            reference to the method is weak, since the hooks live as long as the parameters.
 
     Attributes:
-        door: Where gradients come in.
+        door: Sink of the gradients.
         all: Every parameter, by number.
-        indices: Numbers of those that were trained when `look` was last called.
-        trained: Those themselves.
+        indices: Numbers of the parameters that were trained in the last call of `look`.
+        trained: The parameters of `indices`.
     """
 
     def __init__(self, stray: _Listener) -> None:
@@ -51,7 +51,7 @@ class TrainedParameters:
         self._kinds: dict[int, tuple[torch.dtype, torch.Size]] = {}
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Be in charge of these, and of no others any more; a tuple that was given before costs nothing."""
+        """Replace the parameters by these. The tuple of the last call costs nothing."""
         if parameters is self._attached:
             return
         given = {id(parameter): parameter for parameter in parameters}
@@ -67,7 +67,7 @@ class TrainedParameters:
         self.look()
 
     def number_of(self, parameter: torch.Tensor) -> int | None:
-        """Return the number of a parameter; None for one that the reducer is not in charge of."""
+        """Return the number of a parameter; None for a parameter that is not in the reducer."""
         return self._numbers.get(id(parameter))
 
     def _drop(self, index: int) -> None:
@@ -77,9 +77,9 @@ class TrainedParameters:
             self._handles.pop(index).remove()
 
     def look(self) -> tuple[int, ...]:
-        """See which are trained now; each has a hook from its first time on.
+        """Update and return `indices`, and register a hook on each parameter that is trained for the first time.
 
-        One that was cast, or has another shape, counts as another one: what is laid out for its gradient does not fit.
+        A parameter whose dtype or shape has changed gets a new number, since its old slot in a bucket does not fit.
         """
         if self._shown() != self._seen or not self._seen:
             self._renumber()
@@ -105,11 +105,11 @@ class TrainedParameters:
                 self._next += 1
 
     def hooked(self) -> dict[int, torch.nn.Parameter]:
-        """Those of the trained that the program has registered hooks on."""
+        """Return the trained parameters with hooks of the program, by number."""
         return hooked_of(zip(self.indices, self.trained, strict=True))
 
     def take(self) -> list[tuple[int, torch.Tensor]]:
-        """Numbers and gradients of the trained that have one, out of `.grad`."""
+        """Remove all gradients from `.grad` of the trained parameters, and return them with their numbers."""
         taken = []
         for index, parameter in zip(self.indices, self.trained, strict=True):
             gradient = parameter.grad
@@ -119,17 +119,19 @@ class TrainedParameters:
         return taken
 
     def close(self) -> None:
-        """Let go of them. May be called twice."""
+        """Remove all parameters and their hooks. May be called twice."""
         self.attach(())
 
 
 @final
 class Door:
-    """Where gradients come in. The parameters hold it: it may not hold them, or model and reducer would never end.
+    """Gradient sink: the target of the hooks on parameters.
+
+    Hooks on parameters refer to the sink, so the sink must not refer to parameters: the cycle would keep them alive.
 
     Attributes:
-        receiver: Takes numbers and gradients out of `.grad` as they appear, so that one that follows comes alone.
-        gathering: Whether they stay in `.grad` instead, for who takes them all at once.
+        receiver: Called with number and gradient, which is removed from `.grad`; None outside of a pass.
+        gathering: True if gradients stay in `.grad` until the caller takes all of them at once.
     """
 
     def __init__(self, stray: _Listener) -> None:
@@ -138,7 +140,7 @@ class Door:
         self._stray = weakref.WeakMethod(stray)
 
     def shut(self) -> None:
-        """Nobody waits for any more."""
+        """End the pass: further gradients are stray."""
         self.receiver, self.gathering = None, False
 
     def gradient(self, index: int, parameter: torch.nn.Parameter) -> None:
@@ -161,19 +163,19 @@ _P = TypeVar("_P", bound=torch.Tensor)
 
 @final
 class OwnHook(functools.partial[Any]):
-    """A hook of raydist's: no program asked for it, and it belongs to one process."""
+    """A hook of raydist, as opposed to a hook of the program. It is valid in one process only."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ParameterHooks:
-    """The program's hooks on one parameter, under their keys.
+    """The program's hooks on one parameter, by key.
 
-    A key that is a number counts in the process that gave it: where such a hook is attached it gets another one.
+    An integer key is valid in one process only, so `attach` replaces it by a new one.
 
     Attributes:
-        before: What `register_hook` took.
-        after: What `register_post_accumulate_grad_hook` took.
+        before: Hooks of `register_hook`.
+        after: Hooks of `register_post_accumulate_grad_hook`.
     """
 
     before: Hooks = field(default_factory=dict)
@@ -181,29 +183,29 @@ class ParameterHooks:
 
     @staticmethod
     def of(parameter: torch.Tensor) -> ParameterHooks:
-        """Those that it has now."""
+        """Return the present hooks of a parameter."""
         return ParameterHooks(*map(_programs, hook_tables(parameter)))
 
     def __bool__(self) -> bool:
         return bool(self.before or self.after)
 
     def keys(self) -> frozenset[Hashable]:
-        """Of both kinds."""
+        """Return the keys of all hooks."""
         return frozenset((*self.before, *self.after))
 
     def under(self, origin: str) -> ParameterHooks:
-        """The same with keys that count everywhere, as long as no other process is called `origin`."""
+        """Return the hooks under keys that are unique among processes. `origin` names this process."""
         before: Hooks = {(origin, key): hook for key, hook in self.before.items()}
         return ParameterHooks(before, {(origin, key): hook for key, hook in self.after.items()})
 
     def without(self, keys: Iterable[Hashable]) -> ParameterHooks:
-        """Those under other keys."""
+        """Return the hooks under all other keys."""
         gone = frozenset(keys)
         before, after = ({key: hook for key, hook in held.items() if key not in gone} for held in self._both())
         return ParameterHooks(before, after)
 
     def attach(self, parameter: torch.Tensor) -> None:
-        """Add them to a parameter."""
+        """Add the hooks to a parameter."""
         if self:
             for held, hooks in zip(new_hook_tables(parameter), self._both(), strict=True):
                 for key, hook in hooks.items():
@@ -214,7 +216,7 @@ class ParameterHooks:
 
 
 def detach_hooks(parameter: torch.Tensor, keys: Iterable[Hashable]) -> None:
-    """Take the hooks under these keys off a parameter."""
+    """Remove the hooks under these keys from a parameter."""
     for key in keys:
         for held in hook_tables(parameter):
             if held is not None:
@@ -222,9 +224,9 @@ def detach_hooks(parameter: torch.Tensor, keys: Iterable[Hashable]) -> None:
 
 
 def hooked_of(parameters: Iterable[tuple[int, _P]]) -> dict[int, _P]:
-    """Those that a program has registered hooks on, by number; each has one of raydist's after the gradient.
+    """Return the parameters with hooks of the program, by number. Each parameter must have one hook of raydist.
 
-    Takes 0.1 us a parameter where there are none.
+    Takes 0.1 us per parameter without hooks.
     """
     found: dict[int, _P] = {}
     for index, parameter in parameters:
@@ -236,7 +238,7 @@ def hooked_of(parameters: Iterable[tuple[int, _P]]) -> dict[int, _P]:
 
 @final
 class HeldBack:
-    """The program's hooks on some parameters, out of the way: torch calls what does nothing in their places.
+    """The deferred hooks of some parameters: until `give_back`, torch calls no-ops in their places.
 
     Attributes:
         indices: Numbers of the parameters.
@@ -252,7 +254,7 @@ class HeldBack:
                     held[key] = _do_nothing
 
     def give_back(self) -> None:
-        """Put them in place again, but for those that were removed meanwhile. May be called twice."""
+        """Restore the hooks, except hooks that were removed meanwhile. May be called twice."""
         for held, key, hook in self._held:
             if key in held:
                 held[key] = hook

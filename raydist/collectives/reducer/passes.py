@@ -1,13 +1,12 @@
-"""Backward passes of one replica whose gradients are global when they return: one after another.
+"""Synchronised backward passes of one replica: gradients are global when a pass returns.
 
-The gradients of before are set aside, each new gradient goes to an `Exchange`, and at the true end of the pass the
-reduced gradients are added to what was set aside. So only new gradients are weighted and sent, however often a step
-calls `backward()`.
+A pass sets earlier gradients aside, puts each new gradient into an `Exchange`, and finally adds the reduced gradients
+to the earlier ones. So only new gradients are weighted and sent, however often a step calls `backward()`.
 
-Hooks that the program has on parameters must see global gradients, so they are held back meanwhile. Then a second,
-short pass of the autograd engine hands each hooked parameter its global gradient: torch itself calls the hooks, adds to
-`.grad` and looks at what they return. (So a parameter that several segments of a reentrant checkpoint use has its hooks
-called once, with the sum; without replicas torch calls them once a segment.)
+The program's hooks on parameters must see global gradients, so a pass defers them. Then a second, short pass of the
+autograd engine gives each hooked parameter its global gradient: torch calls the hooks, handles the values that they
+return, and adds to `.grad`. (So a parameter that several segments of a reentrant checkpoint use has its hooks called
+once, with the sum; without replicas torch calls them once a segment.)
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ from raydist.values import ReduceOp
 
 __all__ = ["EngineCall", "SynchronisedPasses"]
 
-# Where `torch.autograd.backward` takes it.
+# Position of the argument of `torch.autograd.backward`.
 _CREATE_GRAPH = 3
 
 
 @final
-@dataclass(slots=True, eq=False)  # not frozen: one is made for every pass, and that takes a microsecond more
+@dataclass(slots=True, eq=False)  # not frozen: creation would take a microsecond more in every pass
 class EngineCall:
-    """A call of `torch.autograd.backward`, to be made. Nobody changes it.
+    """A deferred call of `torch.autograd.backward`. Never modified.
 
     Attributes:
-        original: Torch's function.
-        args: What it is given.
-        kwargs: And by name.
+        original: The function of torch.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
     """
 
     original: Callable[..., None]
@@ -61,32 +60,32 @@ class EngineCall:
     kwargs: dict[str, Any]
 
     def run(self) -> None:
-        """Make it."""
+        """Make the call."""
         self.original(*self.args, **self.kwargs)
 
     @property
     def create_graph(self) -> bool:
-        """Whether the gradients are to be differentiable."""
+        """True if the gradients must be differentiable."""
         args = self.args
         return bool(args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else self.kwargs.get("create_graph", False))
 
 
 @final
 class SynchronisedPasses:
-    """The passes of one replica's steps.
+    """The backward passes in the steps of one replica.
 
     Args:
-        communicator: Carries what follows the buckets.
-        buckets: The buckets.
-        parameters: Whose gradients.
-        updates: What this rank has done with earlier gradients.
-        calls: A digest of the user collectives that it has called.
-        policy: What NaN and infinities do; None for nothing.
-        names: Of parameters, for messages.
+        communicator: Communicator for everything except the buckets.
+        buckets: The gradient buckets.
+        parameters: The parameters of the reducer.
+        updates: Returns this rank's optimizer updates.
+        calls: Returns a digest of the user collectives that this rank has called.
+        policy: Treatment of NaN and infinite gradients; None for none.
+        names: Returns names of parameters for error messages.
 
     Attributes:
-        in_hooks: Whether the program's hooks on parameters are being called.
-        known: Which gradients are global.
+        in_hooks: True while the program's hooks on parameters run.
+        known: Record of the gradients that are global.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class SynchronisedPasses:
         self._unchecked: tuple[Callable[[], ReceivedTrailer], list[Checksums]] | None = None
 
     def begin_step(self, step: int, weight: StepWeight, *, adds_up: bool) -> None:
-        """Begin a step: the passes that follow belong to it."""
+        """Begin a step, which contains the following passes."""
         self._step = step
         self._weight = weight
         self._adds_up = adds_up
@@ -128,18 +127,18 @@ class SynchronisedPasses:
         self._twice_differentiable = False
 
     def begin_segment(self) -> None:
-        """Note that a backward pass begins inside of the one at hand: a segment of a reentrant checkpoint.
+        """Note that a nested backward pass begins: a segment of a reentrant checkpoint.
 
-        Gradients may come again, so that no bucket leaves any more before the end.
+        A parameter may then get several gradients, so the remaining buckets are sent at the end of the outer pass.
         """
         if self._exchange is not None:
             self._exchange.hold()
 
     def run(self, call: EngineCall, *, local: bool) -> None:
-        """Run a pass whose gradients are global at its end, or kept for one that is; one that fails changes none.
+        """Run a synchronised pass, or a local one whose gradients are kept. A pass that fails leaves `.grad` unchanged.
 
         Blocking: until all ranks have ended their pass, at most the communicator's limit. Where the host runs ahead of
-        the device it blocks only if this rank lacks a gradient, or gradients are looked at.
+        the device, only if this rank lacks a gradient or gradients are checked for NaN and infinities.
         """
         self._parameters.look()
         before = [parameter.grad for parameter in self._parameters.trained]
@@ -190,13 +189,13 @@ class SynchronisedPasses:
         if for_hooks:
             hooks.give_back()
             self.in_hooks = True
-            # Torch brings each its gradient, in the same order on every rank, and calls the hooks on the way.
+            # This pass of torch accumulates the gradients in the same order on every rank, and calls the hooks.
             parameters = tuple(self._parameters.all[index] for index in for_hooks)
             call.original(parameters, tuple(for_hooks.values()), create_graph=call.create_graph)
         self.known.note(brought, by_hand=call.original is _assign)
 
     def _reduced(self, call: EngineCall, exchange: Exchange, noted: list[Checksums]) -> dict[int, torch.Tensor]:
-        """After `finish`: parameter index -> new global gradient, for those that some replica has one for."""
+        """After `finish`, return parameter index -> new global gradient, for gradients that any replica has."""
         create_graph = call.create_graph
         trailer = exchange.read_trailer()
         ahead = self._communicator.host_runs_ahead and not self._buckets.is_first_pass
@@ -208,7 +207,7 @@ class SynchronisedPasses:
             self._unchecked = trailer, noted
         elif trailer is not None:
             received = trailer()
-            if ahead:  # at the same place on all ranks
+            if ahead:  # check in the next pass, as the ranks do that need not read the trailer now
                 self._unchecked = (lambda: received), noted
             else:
                 self._check(received, noted)
@@ -225,7 +224,7 @@ class SynchronisedPasses:
         return found
 
     def _check(self, received: ReceivedTrailer, noted: list[Checksums]) -> None:
-        """Raise on all replicas where they were in different passes, or have changed gradients differently before."""
+        """Raise on all replicas if they ran different passes, or have changed earlier gradients differently."""
         received.check()
         if received.checksums_differ:
             compare(self._communicator, noted, lambda index: self._names([self._parameters.all[index]])[0])
@@ -233,7 +232,7 @@ class SynchronisedPasses:
     def _of_some(
         self, exchange: Exchange, received: ReceivedTrailer, values: dict[int, torch.Tensor], *, as_sparse: bool
     ) -> tuple[dict[int, torch.Tensor], frozenset[int]]:
-        """Return the gradients that some replica has, and the parameters for which one had a sparse gradient."""
+        """Return the gradients that any replica has, and the parameters with a sparse gradient on any replica."""
         present, sparse = received.flags()
         places = [slot.spec.index for bucket in exchange.layout.buckets for slot in bucket.slots]
         found = {index: values[index] for index, there in zip(places, present, strict=True) if there}
@@ -244,7 +243,7 @@ class SynchronisedPasses:
         return {index: found[index] for index in sorted(found)}, frozenset(in_rows)
 
     def _as_sparse(self, value: torch.Tensor, own: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the touched rows of `value`: those that any replica's sparse gradient names, zero ones included."""
+        """Return the rows of `value` that any replica's sparse gradient contains, zero rows included."""
         touched = torch.zeros(value.shape[0], dtype=torch.uint8, device=value.device)
         for gradient in own:
             if gradient.is_sparse:
@@ -256,7 +255,7 @@ class SynchronisedPasses:
         return torch.sparse_coo_tensor(rows, value[rows[0]], value.shape, is_coalesced=True, check_invariants=False)
 
     def _connected(self, exchange: Exchange, index: int, value: torch.Tensor) -> torch.Tensor:
-        """Return a differentiable gradient, as `backward(create_graph=True)` leaves it."""
+        """Return a differentiable gradient, as `backward(create_graph=True)` does."""
         if value.is_sparse or index not in exchange.layout.places:
             return value
         number, position = exchange.layout.places[index]
@@ -269,24 +268,24 @@ class SynchronisedPasses:
     def exchange_made_by_hand(
         self, parameters: Collection[torch.nn.Parameter], *, used: bool, filled_anew: bool
     ) -> bool:
-        """Make the gradients of these parameters global that no backward pass has.
+        """Exchange the gradients of these parameters that no backward pass has made global.
 
         Args:
-            parameters: Those of an optimizer.
-            used: The optimizer uses the gradients now, so that what `.grad` holds afterwards is new.
-            filled_anew: A tensor that was written since an optimizer has used it holds a new gradient.
+            parameters: Parameters of an optimizer.
+            used: The optimizer uses the gradients now; later contents of `.grad` count as new.
+            filled_anew: A tensor written after an optimizer has used it holds a new gradient.
 
         Returns:
-            True if something was exchanged.
+            True if this replica had gradients to exchange.
 
-        Blocking: then, until all ranks are here or in a backward pass.
+        Blocking: where gradients are exchanged, until all ranks make this call or run a backward pass.
         """
         made = self._made_by_hand(parameters, filled_anew=filled_anew)
-        # What no_sync() keeps at the end of a batch waits for a later backward pass, not for an optimizer.
+        # At the end of a batch, gradients of no_sync() go on waiting for a backward pass; an optimizer exchanges them.
         if made or (filled_anew and self._accumulation and any(map(self._is_local, parameters))):
             frozen = [self._parameters.all[index] for index in made if not self._parameters.all[index].requires_grad]
             try:
-                for parameter in frozen:  # else nothing is laid out for its gradient
+                for parameter in frozen:  # only trained parameters have a slot in a bucket
                     parameter.requires_grad_(True)
                 self._run_by_hand(made)
             finally:
@@ -297,14 +296,14 @@ class SynchronisedPasses:
         return bool(made)
 
     def _run_by_hand(self, made: dict[int, torch.Tensor]) -> None:
-        """Run a pass that brings nothing but gradients made by hand, and write the result into their tensors."""
+        """Run a pass that exchanges gradients made by hand only, and write the result into their tensors."""
         stale = [self._parameters.all[index] for index in self._parameters.all.keys() - made.keys()]
         stale = [parameter for parameter in stale if self.known.is_stale(parameter)]
         for index, gradient in made.items():
             self._parameters.all[index].grad = self._as_local(index, gradient)
         self.run(EngineCall(_assign, (), {}), local=False)
         for parameter in stale:
-            if not self.known.is_stale(parameter):  # others had a new gradient
+            if not self.known.is_stale(parameter):  # another replica had a new gradient
                 raise CollectiveMismatchError(
                     "All replicas must make the same gradients by hand before optimizer.step(), but others have a new "
                     f"one for {self._names([parameter])[0]} while this one holds that of an earlier step. Let all "
@@ -313,10 +312,10 @@ class SynchronisedPasses:
         parameters = [self._parameters.all[index] for index in made]
         for parameter, gradient in zip(parameters, made.values(), strict=True):
             parameter.grad = _written(gradient, parameter.grad)
-        self.known.note(parameters, by_hand=True)  # what holds them now is another tensor
+        self.known.note(parameters, by_hand=True)  # `.grad` is another tensor now
 
     def _count_made(self, earlier: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Count those of `earlier` that were made by hand as gradients of a local pass, and return them."""
+        """Return the gradients of `earlier` that were made by hand, after adding them to the local accumulation."""
         made = self._made_by_hand([self._parameters.all[index] for index in earlier], filled_anew=False)
         for index, gradient in made.items():
             shown = self._as_local(index, gradient)
@@ -332,7 +331,7 @@ class SynchronisedPasses:
         return index is not None and parameter.grad is not None and self._accumulation.holds(index, parameter.grad)
 
     def _made_by_hand(self, parameters: Iterable[torch.nn.Parameter], *, filled_anew: bool) -> dict[int, torch.Tensor]:
-        """Return the gradients that this replica has made by hand, by number; note those that were changed."""
+        """Return the gradients that this replica has made by hand, by number, and record the changed gradients."""
         made: dict[int, torch.Tensor] = {}
         changed: dict[int, torch.Tensor] = {}
         for parameter in self.known.unknown(parameters):
@@ -347,9 +346,9 @@ class SynchronisedPasses:
         return made
 
     def _as_local(self, index: int, gradient: torch.Tensor) -> torch.Tensor | None:
-        """Count what is new of a gradient made by hand as that of a local pass of the batch at hand.
+        """Add the new part of a gradient made by hand to the local accumulation, with the weight of this batch.
 
-        Returns what `.grad` is then; None where the replica counts nothing, and nothing was there before.
+        Return the new `.grad`: None where the replica's gradients count as zero and no global part exists.
         """
         base = self.known.base_of(self._parameters.all[index])
         if not self._weight.counts:
@@ -363,12 +362,12 @@ class SynchronisedPasses:
         stamp = PassStamp(
             self._step, self._num_passes, adds_up=self._adds_up, updates=self._updates(), calls=self._calls()
         )
-        # Collectives inside a second derivative run at places of their own: then no bucket may leave before the end.
+        # A double backward calls all_reduce inside the pass, so no bucket may be sent before the end of the pass.
         hold_with = trained if self._twice_differentiable else self._repeated
         return self._buckets.open(trained, self._parameters.all, stamp, checksum, self._weight, hold_with=hold_with)
 
     def _put_gradients(self, call: EngineCall, exchange: Exchange) -> None:
-        """Run the pass: each gradient goes into the exchange as it appears, or all at the end if none leaves before."""
+        """Run the pass. Gradients go into the exchange one by one, or at the end if no bucket is sent before."""
         door = self._parameters.door
         if exchange.leaves_at_end:
             door.gathering = True
@@ -380,14 +379,14 @@ class SynchronisedPasses:
         door.shut()
 
     def _look(self, policy: NonfinitePolicy, exchange: Exchange, new: dict[int, torch.Tensor]) -> None:
-        """Look at the gradients of a pass before anybody sees them, hooks that step an optimizer included."""
+        """Check gradients for NaN and infinities before hooks and optimizers see them."""
         brought = (self._parameters.all[index] for index in new)
         if policy.refuses(brought, new_are_finite=exchange.is_finite()):
             place = f"backward pass {self._num_passes} of batch {self._step}"
             raise policy.error(place, self._accuse(exchange), self._parameters.all)
 
     def _accuse(self, exchange: Exchange) -> list[dict[int, int]]:
-        """Return the faults of each replica's own gradients, see `fault_of`. Blocking: until all replicas call it."""
+        """Return the faults of each replica's own gradients (see `fault_of`). Blocks until all replicas call it."""
         mine = {
             index: fault
             for index, gradients in exchange.own_gradients().items()
@@ -397,7 +396,7 @@ class SynchronisedPasses:
         return [{int(index): fault for index, fault in sorted(json.loads(row).items())} for row in said]
 
     def _show(self, earlier: dict[int, torch.Tensor | None], new: dict[int, torch.Tensor]) -> None:
-        """Let `.grad` hold what was global before, and what is new."""
+        """Set `.grad` to the sum of the earlier and the new global gradients."""
         parameters = self._parameters.all
         for index, gradient in new.items():
             base = earlier.get(index)
@@ -417,13 +416,13 @@ class SynchronisedPasses:
 def _assign(
     parameters: Sequence[torch.nn.Parameter] = (), gradients: Sequence[torch.Tensor] = (), *, create_graph: bool = False
 ) -> None:
-    """Stand for the autograd engine in a pass that brings nothing of its own; no hook sees a gradient made by hand."""
+    """Replace the autograd engine in a pass without new gradients; hooks do not see gradients made by hand."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
 
 
 def _written(made: torch.Tensor, reduced: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the program's own tensor with the values of `reduced`: it may be a view that the program fills again."""
+    """Copy `reduced` into the program's own tensor, which may be a view that the program fills again, and return it."""
     if reduced is None or made.requires_grad or made.layout is not reduced.layout or made.is_sparse:
         return reduced
     try:
@@ -434,10 +433,10 @@ def _written(made: torch.Tensor, reduced: torch.Tensor | None) -> torch.Tensor |
 
 
 class _Connected(torch.autograd.Function):
-    """A global gradient with the derivative of the global objective to this replica's own gradient.
+    """A global gradient that is differentiable with respect to this replica's own gradient.
 
-    G = sum of w_i g_i, and the objective is the sum of w_j L_j(G). The gradient of it to g_i is w_i sum of w_j dL_j/dG;
-    the factor w_i is left out, since the pass that uses the result multiplies by it.
+    G = sum of w_i g_i, and the objective is the sum of w_j L_j(G). The objective's gradient with respect to g_i is
+    w_i sum of w_j dL_j/dG; the factor w_i is left out, since the pass that uses the result multiplies by it.
     """
 
     @staticmethod

@@ -1,7 +1,6 @@
-"""Gradients of one replica that are global when `backward()` returns.
+"""The gradient reducer of one replica: gradients are global when `backward()` returns.
 
-While a step is open, every backward pass that its thread calls is a synchronised one (`synchronised_passes.py`), or a
-local one inside `no_sync`.
+While a step is open, every backward pass on its thread is synchronised (`passes.py`), or local inside `no_sync`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["WIRES", "GradientReducer"]
 
 _MEGABYTE = 1 << 20
 WIRES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-"""What float32 travels as, by the names of `CommunicationOptions.compression`."""
+"""Communication dtype of float32 gradients, by the names of `CommunicationOptions.compression`."""
 
 
 def _by_shape(parameters: Iterable[torch.nn.Parameter]) -> list[str]:
@@ -36,21 +35,21 @@ def _by_shape(parameters: Iterable[torch.nn.Parameter]) -> list[str]:
 
 @final
 class GradientReducer:
-    """Reduces the gradients of one replica's parameters with those of its peers.
+    """Reducer of gradients over all replicas, for the parameters of one replica.
 
     Args:
-        communicator: A group of its own: user-level collectives inside a backward pass must travel on another one.
-        bucket_bytes: Gradients that travel together.
-        first_bucket_bytes: Those that travel first.
-        updates: What this rank has done with earlier gradients: must be the same on all.
-        calls: A digest of the user collectives that this rank has called: must be the same on all.
-        policy: What NaN and infinities do; None for nothing.
-        compression: What float32 gradients travel as, "fp16" or "bf16"; None for what they are.
-        expect_rows: Identities of parameters whose gradients will be sparse, the same on all ranks; others that turn
-            out to be are found in their first pass.
-        names: Of parameters, for messages.
+        communicator: A communicator for the reducer alone, since backward passes may contain user collectives.
+        bucket_bytes: Maximum size of a bucket.
+        first_bucket_bytes: Size of the first bucket.
+        updates: Returns this rank's optimizer updates, which must be the same on all ranks.
+        calls: Returns a digest of this rank's user collectives, which must be the same on all ranks.
+        policy: Treatment of NaN and infinite gradients; None for none.
+        compression: Communication dtype of float32 gradients, "fp16" or "bf16"; None to keep float32.
+        expect_rows: Returns the `id` of each parameter whose gradient will be sparse, for the same parameters on all
+            ranks. Further sparse gradients are detected in their first pass.
+        names: Returns names of parameters for error messages.
 
-    One backward pass costs one all-reduce per bucket. What `.grad` holds afterwards is the memory that was reduced.
+    One backward pass costs one all-reduce per bucket. Afterwards `.grad` holds views of the reduced buckets.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class GradientReducer:
         self._interception = Interception(self._backward)
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Take charge of these parameters, and of no others any more.
+        """Reduce the gradients of these parameters from now on, and of no others.
 
         Args:
             parameters: In the same order on every rank. Giving the same tuple again costs nothing.
@@ -93,11 +92,11 @@ class GradientReducer:
         self._passes.known.keep_only(self._parameters.all.values())
 
     def note_gradients(self) -> None:
-        """What `.grad` of all parameters holds now is the same on all replicas: the driver has sent it."""
+        """Record that `.grad` of all parameters is the same on all replicas now, as sent by the driver."""
         self._passes.known.note(self._parameters.all.values())
 
     def note_cleared(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """The program has set the gradients of these parameters to None or zero."""
+        """Record that the program has set the gradients of these parameters to None or zero."""
         self._passes.known.note_cleared(parameters)
 
     def make_global(
@@ -105,25 +104,25 @@ class GradientReducer:
     ) -> bool:
         """Exchange the gradients of these parameters that no backward pass has made global.
 
-        A program makes such gradients with `torch.autograd.grad` or `torch.func` and puts them into `.grad`. They are
-        weighted as those of a backward pass. The result is written into the tensors that `.grad` holds. Takes 0.2 us a
-        parameter where all gradients are global.
+        A program makes such gradients with `torch.autograd.grad` or `torch.func` and puts them into `.grad`. The
+        reducer weights them like gradients of a backward pass, and writes the result into the tensors that `.grad`
+        holds. Where all gradients are global, the call takes 0.2 us per parameter.
 
         Args:
-            parameters: Those of an optimizer.
-            used: An optimizer uses the gradients now. What the program puts into `.grad` afterwards counts as new.
-            batch_ends: The next batch may weigh gradients otherwise, so that those of this one are exchanged now.
+            parameters: Parameters of an optimizer.
+            used: An optimizer uses the gradients now. Whatever the program puts into `.grad` afterwards counts as new.
+            batch_ends: The batch ends. The weight of the next batch may differ, so its gradients are exchanged now.
 
         Returns:
-            True if something was exchanged.
+            True if gradients were exchanged.
 
-        Blocking: where something is exchanged, until all ranks are here or in a backward pass.
+        Blocking: where gradients are exchanged, until all ranks make this call or run a backward pass.
 
         Raises:
-            CollectiveMismatchError: On every rank alike: another rank is in a backward pass.
-            FailedPreconditionError: Gradients are added up, and one may be global already.
+            CollectiveMismatchError: Another rank runs a backward pass. All ranks raise it.
+            FailedPreconditionError: The reduction is SUM, and a gradient may be global already.
         """
-        if self._communicator.world_size == 1 or self._inside:  # in a pass, hooks see global gradients
+        if self._communicator.world_size == 1 or self._inside:  # inside a pass, hooks see global gradients
             return False
         self._inside = True
         try:
@@ -146,9 +145,9 @@ class GradientReducer:
 
         Args:
             weight: For MEAN: this replica's share of the global batch's rows, n_i / n.
-            op: MEAN adds up weighted gradients, SUM plain ones.
-            empty: The replica has no rows: its gradients count as zero, whatever they are (NaN included).
-            index: Number of the step, for ranks that do not all start with the first; None counts by itself.
+            op: MEAN sums weighted gradients, SUM unweighted ones.
+            empty: The replica has no rows; its gradients count as zero even if they are NaN.
+            index: Number of the step, for ranks that do not all start with the first step; None to count up by one.
 
         Raises:
             InvalidArgumentError: `op` is neither MEAN nor SUM, or `weight` is negative.
@@ -162,14 +161,14 @@ class GradientReducer:
 
     @staticmethod
     def weigh(weight: float, op: ReduceOp, *, empty: bool) -> StepWeight:
-        """What gradients of a step with these arguments are multiplied with; see `step`."""
+        """Return the weight of gradients in a step with these arguments; see `step`."""
         if op not in (ReduceOp.MEAN, ReduceOp.SUM) or not weight >= 0:
             raise InvalidArgumentError(f"Gradients need op MEAN or SUM and weight >= 0, got {op!r} and {weight!r}.")
         scale = weight if op is ReduceOp.MEAN else 1.0
         return StepWeight(scale, not empty and scale > 0)
 
     def begin_step(self, weight: StepWeight, adds_up: bool, index: int | None = None) -> None:
-        """Enter the block of a `step` by hand, until `end_step`: one is around every step of a program."""
+        """Open a step, as `step` does on entry; `end_step` closes it."""
         if self._weight is not None:
             raise FailedPreconditionError(
                 f"Steps of one reducer must not nest, and step {self._num_steps} is open already. Leave that first."
@@ -180,17 +179,17 @@ class GradientReducer:
         self._interception.__enter__()
 
     def end_step(self) -> None:
-        """It is left."""
+        """Close the open step."""
         self._interception.__exit__(None, None, None)
         self._num_steps += 1
         self._weight = None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Keep the gradients of `backward()` inside the block local; the next synchronised one sends them as well.
+        """Keep the gradients of `backward()` inside the block local until the next synchronised `backward()`.
 
-        Each is weighted with the weight of the step it happens in. Until then `.grad` holds this replica's own, and may
-        only be zeroed or dropped. Hooks on parameters wait, too: they get the sum, once it is global.
+        Each gradient has the weight of the step in which it is computed. Meanwhile `.grad` holds this replica's own
+        gradients and may only be zeroed or dropped. Hooks on parameters run later, on the global sum.
         """
         before, self._local = self._local, True
         try:
@@ -199,7 +198,7 @@ class GradientReducer:
             self._local = before
 
     def close(self) -> None:
-        """Let go of the parameters. May be called twice."""
+        """Detach from the parameters and from autograd. May be called twice."""
         self._parameters.close()
         self._interception.close()
 
@@ -209,7 +208,7 @@ class GradientReducer:
                 "A hook on a parameter must not call backward(): its gradients would stay local. Call it after the "
                 "backward() that runs the hook, or use torch.autograd.grad in the hook."
             )
-        # A segment of a reentrant checkpoint is part of the pass that is under way.
+        # The nested backward pass of a reentrant checkpoint belongs to the running pass.
         if self._inside:
             self._passes.begin_segment()
         if self._inside or not self._parameters.all:
@@ -225,7 +224,7 @@ class GradientReducer:
             self._inside = False
 
     def _is_alone(self) -> bool:
-        """Whether gradients are global as torch leaves them: nobody has others, and nobody looks at them."""
+        """Return True if torch's own gradients are the result: one rank, weight 1, no check for NaN and infinities."""
         weight, policy = self._weight, self._policy
         if self._communicator.world_size > 1 or weight is None or (policy is not None and policy.looks):
             return False

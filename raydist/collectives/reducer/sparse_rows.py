@@ -1,7 +1,7 @@
-"""Gradients that name only some rows of a parameter, as those of large embeddings do: they travel as rows.
+"""Exchange of sparse gradients, such as those of large embeddings, as lists of rows.
 
-They pass beside the buckets, at the end of a backward pass: first how many rows each rank has, then all rows in one
-piece. What each rank holds afterwards is the same bits, since rows are added up in the order of ranks.
+The exchange runs at the end of a backward pass, apart from the buckets: an all-gather of the numbers of rows, then one
+of the rows. All ranks get the same bits, since they add up the rows in the order of ranks.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _NONE, _ROWS, _DENSE = 0, 1, 2
 @final
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What one rank has for one parameter.
+    """Kind and size of one rank's gradient of one parameter.
 
     Attributes:
-        kind: Nothing, rows, or a gradient that is no list of rows.
+        kind: `_NONE`, `_ROWS`, or `_DENSE` for a gradient that is not a list of rows.
         count: Number of rows.
     """
 
@@ -38,19 +38,20 @@ class _Held:
 
 @final
 class SparseRows:
-    """The row gradients of one backward pass of one rank.
+    """Sparse gradients of one backward pass of one rank.
 
     Args:
-        communicator: Carries them; nothing else may use it meanwhile.
-        specs: The parameters, in an order that is the same on all ranks.
+        communicator: Communicator of the exchange; nothing else may use it meanwhile.
+        specs: The parameters, in the same order on all ranks.
         scale: Weight of new gradients.
-        counts: Whether this rank's new gradients count.
-        compression: What float32 values travel as; None for what they are.
+        counts: False where this rank's new gradients count as zero.
+        compression: Communication dtype of float32 values; None to keep float32.
 
     Attributes:
-        local: New gradients of this rank, as they came.
-        preloaded: Those of earlier, local passes, weighted already.
-        reduced: After `finish`: the gradients that some rank has one for, as rows unless a rank has none of these.
+        local: New, unweighted gradients of this rank.
+        preloaded: Weighted gradients of earlier local passes.
+        reduced: Reduced gradients after `finish`, for parameters that have a gradient on any rank. They are sparse
+            unless a rank had a dense one.
     """
 
     def __init__(
@@ -73,16 +74,16 @@ class SparseRows:
 
     @property
     def indices(self) -> list[int]:
-        """The parameters."""
+        """Numbers of the parameters."""
         return [spec.index for spec in self._specs]
 
     def put(self, index: int, gradient: torch.Tensor) -> None:
-        """A gradient has appeared; may happen again."""
+        """Add a gradient of this pass. A parameter may get several."""
         before = self.local.get(index)
         self.local[index] = gradient if before is None else before + gradient
 
     def finish(self) -> None:
-        """Exchange them. Blocking: until all ranks have ended their pass, at most the communicator's limit."""
+        """Exchange the gradients. Blocks until all ranks have ended their pass, at most the communicator's limit."""
         if not self._specs:
             return
         own = {spec.index: self._own(spec.index) for spec in self._specs}
@@ -97,7 +98,7 @@ class SparseRows:
         self._exchange_rows(as_rows, held, own)
 
     def _own(self, index: int) -> torch.Tensor | None:
-        """What this rank contributes to a parameter."""
+        """Return this rank's weighted contribution to the gradient of a parameter."""
         new, earlier = self.local.get(index) if self._counts else None, self.preloaded.get(index)
         if new is None:
             return _coalesced(earlier)
@@ -105,7 +106,7 @@ class SparseRows:
         return _coalesced(weighted if earlier is None else earlier + weighted)
 
     def _tell(self, own: Mapping[int, _Held]) -> list[list[_Held]]:
-        """For each rank, what it has for each parameter."""
+        """Exchange kinds and numbers of rows; return them by rank and parameter."""
         numbers = [number for held in own.values() for number in (held.kind, held.count)]
         mine = torch.tensor(numbers, device=self._communicator.device)
         rows = [torch.empty_like(mine) for _ in range(self._communicator.world_size)]
@@ -152,14 +153,14 @@ class SparseRows:
         return count * (8 + _row_numel(spec) * self._wire(spec).itemsize)
 
     def _packed(self, spec: ParameterSpec, own: torch.Tensor | None) -> list[torch.Tensor]:
-        """Numbers of rows, then their values, as bytes."""
+        """Return row indices, then values, as bytes."""
         if own is None or not len(own.values()):
             return []
         parts = own.indices()[0], own.values().to(self._wire(spec))
         return [flat_bytes(part.to(self._communicator.device)) for part in parts]
 
     def _unpacked(self, spec: ParameterSpec, piece: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        # Clones lie where views as other dtypes may begin.
+        # `view` as another dtype needs aligned memory, which a clone has.
         rows = piece[: 8 * count].clone().view(torch.int64)
         values = piece[8 * count :].clone().view(self._wire(spec)).to(spec.dtype)
         return rows.to(spec.device), values.view(count, *spec.shape[1:]).to(spec.device)
@@ -182,7 +183,7 @@ def _held(gradient: torch.Tensor | None) -> _Held:
 
 
 def _added_up(spec: ParameterSpec, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Rows of all ranks; no rank names one twice, so that each addition has one order."""
+    """Sum the rows of all ranks. A rank has each row once at most, so the order of additions is fixed."""
     rows, places = torch.unique(torch.cat([rows for rows, _ in parts]), sorted=True, return_inverse=True)
     total = torch.zeros(len(rows), *spec.shape[1:], dtype=spec.dtype, device=spec.device)
     start = 0

@@ -1,8 +1,8 @@
 """The trailer of a backward pass: a few numbers of each rank that are reduced together with the last bucket.
 
-Each rank fills a section of its own and leaves the others zero, so that their sum is an all-gather. Every rank learns
-which step and backward pass the others are in, and which gradients they lack, without a further collective. Numbers are
-stored one byte an element: every dtype of a gradient holds these exactly (bfloat16: whole numbers up to 256).
+Each rank writes its own section and leaves the other sections zero, so that the sum is an all-gather. Every rank learns
+which step and backward pass the other ranks are in, and which gradients they lack, without a further collective. Each
+element holds one byte, which every gradient dtype represents exactly (bfloat16: whole numbers up to 256).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["BACKWARD_ADVICE", "PassStamp", "ReceivedTrailer", "Trailer", "Update
 
 BACKWARD_ADVICE = "Let all replicas call backward as often, on a loss that reaches the same parameters."
 
-# Step, backward pass, optimizer steps (modulo 2**32), mean learning rate, digest of all rates, digest of the calls of
-# user collectives, and whether gradients are added up.
+# Step, backward pass, optimizer steps (modulo 2**32), mean learning rate, digest of all rates, digest of the user
+# collectives, and True for the op SUM.
 _NUMBERS = struct.Struct(">IHIfII?")
 _CHECKSUM_BYTES = 8
 _INCOMPLETE = _NUMBERS.size + _CHECKSUM_BYTES
@@ -37,11 +37,11 @@ _SECTION = _INCOMPLETE + 1
 @final
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """The updates of parameters that a rank has made so far.
+    """Parameter updates that a rank has made so far.
 
     Attributes:
-        count: Steps of its optimizers.
-        rates: Their learning rates.
+        count: Number of optimizer steps.
+        rates: Learning rates of the optimizers.
     """
 
     count: int = 0
@@ -51,14 +51,14 @@ class Updates:
 @final
 @dataclass(frozen=True, slots=True)
 class PassStamp:
-    """The backward pass that a rank is in. It must be the same on all ranks.
+    """Identification of a backward pass, which must be the same on all ranks.
 
     Attributes:
-        step: Number of its step.
-        backward: Number of the pass in its step.
-        adds_up: Gradients are added up, not weighted.
-        updates: The updates that it has made before.
-        calls: A digest of the user collectives that it has called before.
+        step: Number of the step.
+        backward: Number of the pass in the step.
+        adds_up: Gradients are summed without weights.
+        updates: Parameter updates that the rank has made before the pass.
+        calls: Digest of the user collectives that the rank has called before the pass.
     """
 
     step: int
@@ -80,13 +80,14 @@ class PassStamp:
 
 @final
 class ReceivedTrailer:
-    """The trailer of one pass as all ranks have filled it in.
+    """The reduced trailer of one pass, with the sections of all ranks.
 
     Args:
-        stamps: Of each rank, encoded.
-        complete: Every rank had every gradient, and all of them dense.
-        checksums_differ: Ranks have changed gradients differently since the pass before.
-        flags: By parameter, in the order of the layout: how many ranks had a gradient; then how many a sparse one.
+        stamps: Encoded `PassStamp` of each rank.
+        complete: Every rank had a dense gradient for every parameter.
+        checksums_differ: Ranks have changed gradients differently since the last pass.
+        flags: The number of ranks with a gradient for each parameter, in the order of the layout, then the number of
+            ranks with a sparse gradient for each.
     """
 
     def __init__(self, stamps: Sequence[bytes], *, complete: bool, checksums_differ: bool, flags: torch.Tensor) -> None:
@@ -99,7 +100,7 @@ class ReceivedTrailer:
             raise _parted([_NUMBERS.unpack(stamp) for stamp in self._stamps])
 
     def flags(self) -> tuple[list[bool], list[bool]]:
-        """Return whether any rank has a gradient, and whether any has a sparse one, by parameter."""
+        """Return two flags per parameter: any rank has a gradient, any rank has a sparse gradient."""
         flags = [number != 0 for number in self._flags.tolist()]
         return flags[: len(flags) // 2], flags[len(flags) // 2 :]
 
@@ -109,10 +110,10 @@ class Trailer:
     """The end of the last bucket: a section for each rank, then two flags for each parameter.
 
     Args:
-        memory: The elements behind the gradients, `size(...)` of them.
-        num_parameters: Parameters in all buckets.
-        rank: This rank.
-        world_size: All ranks.
+        memory: The `size(...)` elements behind the gradients.
+        num_parameters: Number of parameters in all buckets.
+        rank: Number of this rank.
+        world_size: Number of ranks.
     """
 
     def __init__(self, memory: torch.Tensor, num_parameters: int, *, rank: int, world_size: int) -> None:
@@ -124,7 +125,7 @@ class Trailer:
         self._blank = np.zeros(self.size(num_parameters, world_size), np.uint8)
         self._blank[self._head : self._head + num_parameters] = 1
         shown = memory.device.type == "cpu" and memory.dtype in (torch.float32, torch.float64, torch.float16)
-        self._shown = memory.numpy() if shown else None  # numpy writes a few elements in a tenth of torch's time
+        self._shown = memory.numpy() if shown else None  # numpy writes a few elements ten times faster than torch
 
     @staticmethod
     def size(num_parameters: int, world_size: int) -> int:
@@ -138,14 +139,14 @@ class Trailer:
         lacking: tuple[Sequence[bool], Sequence[bool]] | None = None,
         checksum: torch.Tensor | None = None,
     ) -> None:
-        """Fill in this rank's section. Does not block.
+        """Write this rank's section. Does not block.
 
         Args:
-            stamp: A `PassStamp`, encoded.
-            lacking: By parameter, whether this rank has a gradient and whether that is sparse; None where it has all of
-                them and all are dense.
-            checksum: One float64 on the trailer's device, of gradients that the program has changed since the pass
-                before; None for none.
+            stamp: Encoded `PassStamp`.
+            lacking: Two flags per parameter: this rank has a gradient, has a sparse gradient. None where this rank has
+                a dense gradient for every parameter.
+            checksum: Checksum of gradients that the program has changed since the last pass, one float64 on the
+                trailer's device; None for none.
         """
         section = stamp + bytes(_CHECKSUM_BYTES) + bytes((lacking is not None,))
         numbers = self._blank
@@ -170,7 +171,7 @@ class Trailer:
             place.copy_(checksum.view(1).view(torch.uint8))
 
     def received(self, host: torch.Tensor) -> ReceivedTrailer:
-        """Return the reduced trailer, of which `host` is a copy on the host."""
+        """Decode the reduced trailer from `host`, a copy of it in host memory."""
         if self._shown is not None and host.numpy()[: self._head].tobytes() == self._if_all_agree:
             return ReceivedTrailer((), complete=True, checksums_differ=False, flags=host[self._head :])
         values = host.real if host.is_complex() else host
@@ -188,7 +189,7 @@ class Trailer:
 
 
 def _parted(stamps: Sequence[tuple[int, int, int, float, int, int, bool]]) -> CollectiveMismatchError:
-    """The error of ranks with different stamps."""
+    """Return the error for ranks with different stamps."""
     places: list[dict[str, Hashable]] = [
         {"step": step, "backward pass": backward, "op": "SUM" if adds_up else "MEAN"}
         for step, backward, *_, adds_up in stamps
@@ -212,23 +213,23 @@ def _parted(stamps: Sequence[tuple[int, int, int, float, int, int, bool]]) -> Co
 
 @functools.lru_cache(maxsize=64)
 def _summary(rates: tuple[float, ...]) -> tuple[float, int]:
-    """Return the mean of learning rates and a digest of all."""
+    """Return the mean and a digest of the learning rates."""
     return sum(rates) / len(rates) if rates else 0.0, zlib.crc32(struct.pack(f"{len(rates)}d", *rates))
 
 
 def agree(communicator: Communicator, what: str, numbers: Mapping[str, int], advice: str) -> None:
-    """Return if all ranks hold the same numbers.
+    """Check that all ranks pass the same numbers.
 
     Args:
-        communicator: Carries them.
-        what: What is agreed on, for messages.
-        numbers: By name.
-        advice: What the message says is to be done.
+        communicator: Communicator of the ranks.
+        what: Subject of the comparison, for messages.
+        numbers: Numbers of this rank, by name.
+        advice: Remedy for a mismatch, for messages.
 
     Blocking: until all ranks call it, at most the communicator's limit.
 
     Raises:
-        CollectiveMismatchError: On every rank alike, with every rank's numbers.
+        CollectiveMismatchError: The numbers differ. All ranks raise it, with the numbers of every rank.
     """
     rows = [json.loads(row) for row in communicator.exchange_on_host(json.dumps(dict(numbers)).encode(), what)]
     if any(row != rows[0] for row in rows):
@@ -236,7 +237,7 @@ def agree(communicator: Communicator, what: str, numbers: Mapping[str, int], adv
 
 
 def mismatch(what: str, said: Sequence[Mapping[str, Hashable]], advice: str) -> CollectiveMismatchError:
-    """Return the error of ranks that disagree on `what`; `said` is what each of them holds.
+    """Return the error for ranks that disagree on `what`; `said` holds the values of each rank.
 
     >>> mismatch("the time", [{"hour": 3}, {"hour": 4}], "Ask one clock.").message
     'All ranks must agree on the time, got rank 0: hour 3; rank 1: hour 4. Ask one clock.'

@@ -1,4 +1,4 @@
-"""Groups of CPU ranks that share one host's memory."""
+"""Communicators of CPU ranks on one host, in shared memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _OFFER_BYTES = 256
 
 @final
 class SharedMemoryBackend(Backend):
-    """Memory that all ranks have mapped; declined where they cannot map it, or are known to be on several hosts."""
+    """Backend in shared memory. Declines groups whose ranks are on several hosts or cannot map one segment."""
 
     name = "shm"
     devices = ("cpu",)
@@ -57,17 +57,17 @@ class SharedMemoryBackend(Backend):
 
 @final
 class SharedMemoryCommunicator(JoiningCommunicator):
-    """Ranks of one host. Not for use by several threads at once, `abort` aside.
+    """A communicator of ranks on one host. Not thread-safe, except for `abort`.
 
-    No thread works in the background: a collective goes on while its rank is inside a call of this object, starting
-    another one included. A rank that starts a large collective should wait for it before it does something long.
+    There is no background thread: a collective proceeds only while its rank is inside a call of this object, which may
+    be the start of another collective. A rank that starts a large collective should wait for it before a long task.
 
     Args:
-        membership: This rank's place in the group.
+        membership: Membership of this rank in the group.
         device: The CPU.
-        timeout_s: The limit of every wait.
-        members: The ranks that share the memory, where the group has ranks on other hosts, too: then roots and parts
-            are counted among these members, messages name ranks of the whole group, and failures travel between hosts.
+        timeout_s: Limit of every wait, in seconds.
+        members: The ranks that share the memory, if the group has ranks on other hosts as well. Roots and parts are
+            then numbered within `members`, messages name ranks of the whole group, and failures reach other hosts.
     """
 
     checks_itself: Final = True
@@ -98,10 +98,10 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         return len(self._members)
 
     def start(self) -> None:
-        """Meet the other members. Blocking: until all have come, at most `timeout_s`.
+        """Join the group. Blocking: until all members have joined, at most `timeout_s`.
 
         Raises:
-            Declined: Not all of them can open one segment; on every rank alike.
+            Declined: A member cannot open the segment. All ranks raise it.
         """
         segment, bulletin = self._rendezvous.join()
         self._generation = Generation(
@@ -131,14 +131,14 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             mine.append(tensor)
             self._num_shared += 1
             if numel:
-                # Tensors of their own: views of the one that is given away would keep it alive.
+                # New tensors, since views of the returned one would keep it alive.
                 copies = [segment.view(place, numel, dtype) for place in places]
                 self._shared[tensor.data_ptr()] = SharedTensor(self._num_shared, copies, self.rank)
                 weakref.finalize(tensor, self._shared.pop, tensor.data_ptr(), None).atexit = False
         return mine
 
     def _allocate_segment(self, name: str, size: int) -> Segment | None:
-        """Return a new segment that all ranks have opened; None where one of them could not."""
+        """Return a new segment that all ranks have opened; None if a rank cannot open it."""
         offer = torch.zeros(_OFFER_BYTES, dtype=torch.uint8)
         segment: Segment | None = None
         try:
@@ -239,20 +239,20 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             generation.leave()
 
     def check(self, name: str) -> None:
-        """Raise if the group has failed, or was left."""
+        """Raise an error if the group has failed or is closed."""
         self._opened(name).check(name)
 
     def hear(self) -> None:
-        """Note what ranks of other hosts have said of a failure."""
+        """Check for failures on other hosts. Does not raise; `check` does."""
         if self._generation is not None:
             self._generation.hear()
 
     def fail(self, failure: RaydistError) -> None:
-        """Fail the group for every member, on other hosts too."""
+        """Fail the group for every member, on all hosts."""
         if self._generation is not None:
             self._generation.fail(failure)
 
-    # --- how collectives are carried out ------------------------------------------------------------------------------
+    # --- implementation of collectives --------------------------------------------------------------------------------
 
     def _reduce(self, name: str, tensor: torch.Tensor, op: ReduceOp, *, wanted: bool) -> Work:
         staged = stage_reduction(tensor, op, 1)
@@ -275,7 +275,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         return generation.call(name, text, body, small=small, shared=place, brought=(flat,) if small else ())
 
     def _find(self, flat: torch.Tensor) -> SharedTensor | None:
-        """Return what is known of a tensor if it is one of :meth:`allocate`, whole."""
+        """Return the shared tensor for a whole tensor of :meth:`allocate`, and None for any other tensor."""
         known = self._shared.get(flat.data_ptr())
         if known is None or known.copies[0].dtype != flat.dtype or known.copies[0].numel() != flat.numel():
             return None
@@ -295,7 +295,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
     def _show(
         self, name: str, shown: torch.Tensor, source: torch.Tensor | None, targets: dict[int, Staged], longest: int
     ) -> Work:
-        """Start a collective in which ranks show bytes to all others."""
+        """Start a collective in which `source` of each rank is copied to `targets` of other ranks."""
         generation = self._opened(name)
         small = longest <= self._layout.slot_bytes
 
@@ -313,7 +313,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         return generation.call(name, text, body, small=small, brought=brought)
 
     def _opened(self, name: str) -> Generation:
-        """Return the present generation; raise where the group was left."""
+        """Return the present generation; raise an error if the group is closed."""
         if self._generation is None:
             raise FailedPreconditionError(
                 f"{describe_operation(self.membership, name)}: the group is closed. Open a new one."
@@ -324,7 +324,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         check_rank(role, rank, replace(self.membership, world_size=self.world_size))
 
     def _check_peer(self, name: str, rank: int) -> None:
-        """Raise where a message to or from a rank will never arrive."""
+        """Raise an error if the group has failed or the other rank of a message has died."""
         generation = self._opened(name)
         generation.check(name)
         if not generation.is_alive(rank):
@@ -333,20 +333,20 @@ class SharedMemoryCommunicator(JoiningCommunicator):
 
 
 def _then(steps: Steps, staged: Iterable[Staged]) -> Steps:
-    """Take these steps, then deliver what was received."""
+    """Take these steps, then deliver the results."""
     yield from steps
     for one in staged:
         one.deliver()
 
 
 def _allocation_name(sizes: Sequence[tuple[int, torch.dtype]]) -> str:
-    """Return the name of an allocation, which differs for different sizes."""
+    """Return the name of an allocation with a digest of the sizes, for the comparison of calls."""
     layout = hashlib.sha256(repr([(numel, dtype) for numel, dtype in sizes]).encode()).hexdigest()[:16]
     return f"allocate({len(sizes)} tensors, layout {layout})"
 
 
 def _offer_segment(size: int, offer: torch.Tensor) -> Segment | None:
-    """Return a new segment, and write into `offer` how others open it; None, and no offer, where there is no room."""
+    """Return a new segment, and write its token and name into `offer`; None if there is not enough memory."""
     try:
         segment = Segment.create_nameless(size)
     except OSError as error:
@@ -358,7 +358,7 @@ def _offer_segment(size: int, offer: torch.Tensor) -> Segment | None:
 
 
 def _open_offered(size: int, offer: torch.Tensor) -> Segment | None:
-    """Return the segment that another rank offers; None where there is none, or it cannot be opened."""
+    """Return the segment that another rank offers; None if there is no offer or the segment cannot be opened."""
     text = bytes(offer.tolist()).rstrip(b"\0")
     try:
         return Segment.open(text[TOKEN_BYTES:].decode(), size, text[:TOKEN_BYTES]) if text else None

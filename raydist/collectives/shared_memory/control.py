@@ -1,7 +1,7 @@
-"""The part of a shared segment in which ranks tell each other how far they are, what they call and why they failed.
+"""The control block of a shared segment: counters, descriptions of calls, and failures of the ranks.
 
-Every rank writes only its own counters, which only grow. The rank that completes a count wakes the others, so that a
-rank that waits for three others is woken once.
+Every rank writes only its own counters, which only grow. The last rank to reach a value wakes the others, so that a
+rank that waits for three others wakes up once.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from raydist.shared_segment import Segment
 __all__ = ["CALL_BYTES", "NUM_BUFFERS", "NUM_SLOTS", "ControlBlock", "Count", "Layout"]
 
 NUM_SLOTS = 16
-"""Collectives whose calls and small tensors the segment holds at once."""
+"""Number of collectives whose calls and small tensors the segment holds at once."""
 NUM_BUFFERS = 4
-"""Staging buffers of each rank; `Transfers` says why four are needed."""
+"""Number of staging buffers of each rank; the module `transfers` explains why four."""
 CALL_BYTES = 256
-"""Bytes of the description of one call: the number of a shared tensor, and text."""
+"""Size of the description of a call: the number of a shared tensor, and text."""
 
 _PAGE = 4096
 _LINE = 64
-_RANK_BYTES = 2 * _LINE  # counters on one cache line, the futex that sleepers read on another
+_RANK_BYTES = 2 * _LINE  # counters on one cache line, the futex on another
 _BELL_BYTE = _LINE
-_ANY_FAILED_WORD = 9  # of rank 0: one look tells that no rank has failed
+_ANY_FAILED_WORD = 9  # of rank 0: one load shows that no rank has failed
 _FAILURE_BYTES = 2048
 _MOST_STAGING = 16 << 20
 _MOST_CHUNK = 256 << 10
@@ -43,15 +43,15 @@ class Count(enum.IntEnum):
     """The counters of a rank."""
 
     ENTERED = 0
-    """Collectives that the rank has begun: its description and its small tensor can be read."""
+    """Number of collectives that the rank has begun; their descriptions and small tensors are complete."""
     REDUCED = 1
-    """The number of the latest collective whose slice the rank has reduced in shared tensors, plus one."""
+    """Number of the latest collective whose slice the rank has reduced in shared tensors, plus one."""
     LOADED = 2
-    """Windows that the rank has written into its staging buffers."""
+    """Number of windows that the rank has written into its staging buffers."""
     SERVED = 3
-    """Windows of which the rank has computed its part."""
+    """Number of windows of which the rank has reduced its slice."""
     FAILED = 4
-    """1 once the rank has written why the group failed."""
+    """1 once the rank has posted a failure."""
 
 
 @final
@@ -61,13 +61,13 @@ class Layout:
 
     Attributes:
         world_size: Number of ranks.
-        slot_bytes: Tensors of at most so many bytes are written whole by each rank and reduced by all.
-        chunk_bytes: Bytes of one rank's slice in a staging buffer; a buffer has a chunk for every rank.
+        slot_bytes: Size of a slot. Each rank copies smaller tensors into a slot, and reduces the slots of all ranks.
+        chunk_bytes: Size of one rank's slice in a staging buffer; a buffer has a chunk for every rank.
         failures: Offset of the first rank's failure.
         calls: Offset of the first call.
         slots: Offset of the first slot.
         staging: Offset of the first staging buffer.
-        size: Bytes of the segment.
+        size: Size of the segment in bytes.
     """
 
     world_size: int
@@ -81,7 +81,7 @@ class Layout:
 
     @staticmethod
     def of(world_size: int) -> Layout:
-        """Return the layout for so many ranks.
+        """Return the layout for a number of ranks.
 
         >>> [Layout.of(world_size).size >> 20 for world_size in (1, 2, 4, 8, 64)]
         [2, 6, 20, 18, 80]
@@ -96,15 +96,15 @@ class Layout:
         return Layout(world_size, slot, chunk, failures, calls, slots, staging, size)
 
     def call(self, rank: int, number: int) -> int:
-        """Return the offset of a rank's description of collective `number`; those of all ranks lie side by side."""
+        """Return the offset of a rank's description of a collective. The descriptions of all ranks are contiguous."""
         return self.calls + (number % NUM_SLOTS * self.world_size + rank) * CALL_BYTES
 
     def slot(self, rank: int, number: int) -> int:
-        """Return the offset of the small tensor that a rank brings to collective `number`."""
+        """Return the offset of a rank's small tensor in collective `number`."""
         return self.slots + (rank * NUM_SLOTS + number % NUM_SLOTS) * self.slot_bytes
 
     def chunk(self, rank: int, window: int, place: int) -> int:
-        """Return the offset of the chunk for rank `place` in the buffer of `rank` for a window."""
+        """Return the offset of chunk `place` in the staging buffer of `rank` for a window."""
         return self.staging + ((rank * NUM_BUFFERS + window % NUM_BUFFERS) * self.world_size + place) * self.chunk_bytes
 
 
@@ -115,7 +115,7 @@ class ControlBlock:
     Args:
         segment: The shared memory.
         layout: Offsets in the segment.
-        rank: The rank whose counters may be written.
+        rank: The rank whose counters this object writes.
     """
 
     def __init__(self, segment: Segment, layout: Layout, rank: int) -> None:
@@ -136,7 +136,7 @@ class ControlBlock:
     # --- counters -----------------------------------------------------------------------------------------------------
 
     def reach(self, count: Count, value: int) -> None:
-        """Raise this rank's counter, and wake the others if all ranks have come as far."""
+        """Set this rank's counter, and wake the other ranks if all counters have reached the value."""
         self._words[self._places[count][self.rank]] = value
         self._fence()
         if self.all_reached(count, value):
@@ -159,10 +159,10 @@ class ControlBlock:
         return [rank for rank, place in enumerate(self._places[count]) if self._words[place] < value]
 
     def _fence(self) -> None:
-        """Let the other ranks see what was stored before, ahead of anything that is loaded after.
+        """Run a memory fence: the other ranks see all earlier stores before this rank runs later loads.
 
-        x86-64 may put a load before an earlier store to another address. A locked instruction stops that; taking a lock
-        that no other thread wants is one.
+        x86-64 may reorder a load before an earlier store to another address. A locked instruction prevents it, and
+        acquiring an uncontended lock runs one.
         """
         with self._lock:
             pass
@@ -170,7 +170,7 @@ class ControlBlock:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def write_call(self, number: int, text: bytes, shared: int) -> None:
-        """Describe this rank's collective `number`: `CALL_BYTES - 8` bytes of text, the number of its shared tensor."""
+        """Write this rank's description of collective `number`: a shared tensor and `CALL_BYTES - 8` bytes of text."""
         start = self.layout.call(self.rank, number)
         self._words[start // 8] = shared
         self._bytes[start + 8 : start + CALL_BYTES] = text
@@ -187,14 +187,14 @@ class ControlBlock:
         return [bytes(self._bytes[start + 8 : start + CALL_BYTES]) for start in starts]
 
     def all_share(self, number: int, shared: int) -> bool:
-        """Return True if collective `number` is about the same shared tensor on every rank."""
+        """Return True if collective `number` has shared tensor `shared` on every rank."""
         ranks = range(self.layout.world_size)
         return all(self._words[self.layout.call(rank, number) // 8] == shared for rank in ranks)
 
     # --- failures -----------------------------------------------------------------------------------------------------
 
     def post(self, failure: bytes) -> None:
-        """Tell all ranks why the group failed. Call at most once."""
+        """Post a failure of the group for all ranks. Must be called at most once."""
         data = failure[: _FAILURE_BYTES - 8]
         start = self.layout.failures + self.rank * _FAILURE_BYTES
         self._words[start // 8] = len(data)
@@ -210,7 +210,7 @@ class ControlBlock:
         return bool(self._words[self._any_failed])
 
     def posted(self) -> bytes | None:
-        """Return the failure that the first rank, in rank order, has posted."""
+        """Return the posted failure of the lowest rank that has posted one."""
         for rank, place in enumerate(self._places[Count.FAILED]):
             if self._words[place]:
                 start = self.layout.failures + rank * _FAILURE_BYTES
@@ -220,7 +220,7 @@ class ControlBlock:
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def sleep(self, seen: int, seconds: float) -> None:
-        """Spin, then sleep, until another rank has rung since the bell's count was `seen`, or for `seconds`."""
+        """Spin, then sleep, until the bell's count differs from `seen`, at most for `seconds`."""
         bell = self.bell
         if self._spins:
             end = time.perf_counter() + min(_SPIN_S, seconds)

@@ -1,7 +1,7 @@
-"""Sleeping on a word of shared memory, and waking who sleeps there: Linux's futex, by way of libc's `syscall`.
+"""Futexes in shared memory on Linux, by libc's `syscall`.
 
-A bell is a 32-bit counter. Ringing it adds one, atomically (the kernel does), and wakes all sleepers; a sleeper says
-which count it has seen, and does not sleep when the bell has been rung since. So no call is lost.
+A bell is a 32-bit counter. `ring` adds one, atomically in the kernel, and wakes all sleepers. `sleep` takes the count
+that the caller has read, and returns at once if the count has changed, so that no wake-up is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Bell", "why_unsupported"]
 _SYS_FUTEX, _SYS_SCHED_YIELD = 202, 24  # on x86-64
 _WAIT, _WAKE_OP = 0, 5
 _EVERYBODY = 2**31 - 1
-# FUTEX_WAKE_OP's "add 1, then wake here too if the count before was 0": the second half finds nobody left.
+# FUTEX_WAKE_OP: add 1, wake all sleepers, and wake again if the old count was 0, when no sleeper is left.
 _ADD_ONE = (1 << 28) | (1 << 12)
 
 
@@ -26,7 +26,7 @@ class _Timespec(ctypes.Structure):
 
 @final
 class _Limit:
-    """A time as the kernel is told it; a bell's sleeps have the same one, time after time."""
+    """A time limit as a `timespec`, which is reused since most sleeps of a bell have the same limit."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -36,10 +36,10 @@ class _Limit:
 
 
 def why_unsupported() -> str | None:
-    """Why this machine's ranks cannot meet in shared memory, or None where they can.
+    """Return the reason why this machine does not support groups in shared memory; None if it does.
 
-    What one rank writes before it raises a counter, another must see once it sees the counter. x86-64 promises that for
-    plain stores; other processors would need barriers that Python cannot give.
+    A rank that sees a new counter must also see all stores before it. x86-64 guarantees this order for plain stores;
+    other processors would need memory barriers, which Python lacks.
     """
     if not sys.platform.startswith("linux") or platform.machine() not in ("x86_64", "AMD64"):
         return f"it needs Linux on x86-64, and this is {sys.platform} on {platform.machine()}"
@@ -54,7 +54,7 @@ class Bell:
         self._address = address
         self._count = ctypes.c_uint32.from_address(address)
         self._limit = _Limit(0.0)
-        # Loaded for itself: the argument types belong to this object alone. Foreign calls release the GIL.
+        # A separate `CDLL`, since argument types belong to the object. Foreign calls release the GIL.
         self._futex = ctypes.CDLL(None).syscall
         self._futex.argtypes = [
             ctypes.c_long,
@@ -72,15 +72,15 @@ class Bell:
         return self._count.value
 
     def ring(self) -> None:
-        """Add one and wake whoever sleeps."""
+        """Add one and wake all sleepers."""
         self._futex(_SYS_FUTEX, self._address, _WAKE_OP, _EVERYBODY, None, self._address, _ADD_ONE)
 
     def yield_core(self) -> None:
-        """Let another thread or process have the core, if one wants it."""
+        """Yield the core to another thread or process."""
         self._futex(_SYS_SCHED_YIELD, None, 0, 0, None, None, 0)
 
     def sleep(self, seen: int, seconds: float) -> None:
-        """Return when the bell has been rung since its count was `seen`, after `seconds`, or for no reason."""
+        """Block until the count differs from `seen`, at most for `seconds`; may return early for no reason."""
         limit = self._limit
         if limit.seconds != seconds:
             limit = self._limit = _Limit(seconds)

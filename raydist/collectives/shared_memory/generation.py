@@ -1,7 +1,7 @@
-"""One generation of a group in shared memory: its collectives under way, waits, failures and end.
+"""One generation of a group in shared memory: pending collectives, waits, failures and end.
 
-No thread works in the background. A collective goes on while its rank is inside a call: one that waits, or one that
-starts another collective.
+There is no background thread. A collective proceeds while its rank is inside a call that waits or that starts another
+collective.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ from raydist.shared_segment import Segment
 
 __all__ = ["UNREACHABLE", "CallTexts", "Generation"]
 
-_SLICE_S = 0.05  # the death of a peer goes unnoticed by a waiting rank for at most so long
+_SLICE_S = 0.05  # interval at which a waiting rank checks for the death of a peer
 _ROLL_CALL_S = 0.3
 # A rank begins collective k only after it has ended k - 8. So when all ranks have begun k, all have ended k - 8, and a
 # rank that has ended k may write into the slot of k + 8, which held k - 8.
 _MOST_UNDER_WAY = NUM_SLOTS // 2
 _TEXT_BYTES = CALL_BYTES - 8
 _MOST_KNOWN = 1024
-_MARK = b"\0"  # behind it stands what messages show instead, which is not compared
+_MARK = b"\0"  # separates the compared text from the text that messages show instead
 _KINDS: dict[str, type[RaydistError]] = {
     kind.__name__: kind for kind in (CancelledError, CollectiveMismatchError, DeadlineExceededError, UnavailableError)
 }
 
 UNREACHABLE = "cannot reach the ranks of other hosts"
-"""The words of a host's leader for a failure between hosts, which does not tell who is gone."""
+"""Text of a leader's error for a failure between hosts. The error does not name the missing rank."""
 
 Body = Callable[[int], Steps | None]
-"""The rest of collective number k once all ranks have called it; None where nothing has to be waited for."""
+"""Continuation of collective k after all ranks have called it. It returns further steps, or None without waits."""
 
 
 @final
 @dataclass(slots=True, eq=False)
 class Operation(Work):
-    """One collective under way. Belongs to its generation, which changes it.
+    """One pending collective, which its generation updates.
 
     Attributes:
         generation: The generation.
-        name: For messages.
-        number: Its place in the sequence of collectives.
+        name: Name of the collective, for messages.
+        number: Number of the collective in the sequence of collectives.
         text: Description that ranks compare.
-        shared: Number of the shared tensor that it is about; 0 for none.
-        brought: Flat tensors that the rank writes into its slot when the collective begins.
-        small: Other ranks wait for nothing more than what is brought.
-        steps: What is left to do.
-        awaited: What the next step waits for.
-        done: It is over, with or without an error.
-        error: Its error.
+        shared: Number of the shared tensor; 0 for none.
+        brought: Flat tensors that the rank copies into its slot when the collective begins.
+        small: Other ranks wait for this rank's slot only.
+        steps: Remaining steps.
+        awaited: Condition of the next step.
+        done: The collective has ended, with or without an error.
+        error: Error of the collective.
     """
 
     generation: Generation
@@ -88,21 +88,21 @@ class Operation(Work):
         self.generation.wait(self, timeout_s)
 
     def end(self, error: BaseException | None) -> None:
-        """Record the end, and let go of tensors."""
+        """Record the end, and release tensors."""
         self.done, self.error, self.steps, self.awaited, self.brought = True, error, None, None, ()
 
 
 @final
 class Generation:
-    """A rank's part in one segment. After the first failure every call fails the same way.
+    """Collectives of one rank in one segment. After the first failure every call raises that failure.
 
     Args:
-        membership: The rank's place in the whole group.
+        membership: Membership of the rank in the whole group.
         members: The ranks that share the segment.
-        segment: Belongs to this object from now on.
+        segment: The segment, which this object owns from now on.
         layout: Offsets in the segment.
-        timeout_s: The limit of a wait without one of its own.
-        bulletin: Where ranks of other hosts hear of failures; None where the segment has all ranks of the group.
+        timeout_s: Default limit of a wait, in seconds.
+        bulletin: Exchanges failures with other hosts; None if all ranks of the group share the segment.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Generation:
     def call(
         self, name: str, text: bytes, body: Body, *, small: bool, shared: int = 0, brought: Sequence[torch.Tensor] = ()
     ) -> Operation:
-        """Start a collective, and do what can be done now of all that are under way. See `Operation`."""
+        """Start a collective, and advance all pending ones without a wait. See `Operation` for the arguments."""
         self.check(name)
         operation = Operation(self, name, self._num_called, text.ljust(_TEXT_BYTES), shared, brought, small)
         operation.steps = self._steps(operation, body)
@@ -143,22 +143,22 @@ class Generation:
         return operation
 
     def slot(self, rank: int, number: int, like: torch.Tensor, offset: int = 0) -> torch.Tensor:
-        """Return what a rank has brought to a collective, from byte `offset` on."""
+        """Return the content of a rank's slot in a collective, from byte `offset` on, as a flat tensor like `like`."""
         return self.transfers.view(self.control.layout.slot(rank, number) + offset, like.numel(), like.dtype)
 
     def advance(self) -> None:
-        """Take all steps that can be taken now."""
+        """Run all steps that need not wait."""
         try:
             while self._begin() | self._take_steps():
                 pass
         except BaseException as error:
-            # Its peers would wait for what this rank leaves out.
+            # The peers would wait forever for the steps that this rank does not take.
             what = f"{type(error).__name__}: {error}"
             self.fail(UnavailableError(f"rank {self.membership.rank} failed inside a collective ({what})."))
             raise
 
     def _begin(self) -> bool:
-        """Begin collectives for which there is a slot; return True if there were any."""
+        """Begin collectives for which a slot is free; return True if there were any."""
         begins = False
         while self._called and self._called[0].number - self._num_ended < _MOST_UNDER_WAY:
             operation, begins = self._called.popleft(), True
@@ -172,7 +172,7 @@ class Generation:
         return begins
 
     def _take_steps(self) -> bool:
-        """Take collectives further, in their order; return True if one has ended that others may have waited for."""
+        """Advance collectives in order; return True if one has ended and further ones wait for a slot."""
         for operation in self._begun:
             self._step(operation)
             if operation.awaited is not None and not operation.awaited.last:
@@ -194,7 +194,7 @@ class Generation:
                 operation.awaited = next(steps)
         except StopIteration:
             operation.end(None)
-        except CollectiveMismatchError as error:  # for the rank that waits; the group goes on
+        except CollectiveMismatchError as error:  # `wait` raises it; the group goes on
             operation.end(error)
         except BaseException as error:
             operation.end(error)
@@ -214,7 +214,7 @@ class Generation:
     # --- waits --------------------------------------------------------------------------------------------------------
 
     def wait(self, operation: Operation, timeout_s: float | None) -> None:
-        """Wait for a collective. Only the group's own limit fails the group; after a shorter one, wait again."""
+        """Block until a collective has run. The group's own limit fails the group; after another one, wait again."""
         if not operation.done:
             self._sleep_until_done(operation, timeout_s)
         if operation.error is not None:
@@ -225,7 +225,7 @@ class Generation:
         began = time.monotonic()
         deadline, next_look = began + limit_s, began + _SLICE_S
         while True:
-            seen = self.control.bell.count()  # read before looking, so that no ring is lost
+            seen = self.control.bell.count()  # read before `advance`, so that no wake-up is lost
             self.advance()
             if operation.done:
                 return
@@ -240,7 +240,7 @@ class Generation:
             self.control.sleep(seen, min(_SLICE_S, deadline - now))
 
     def _missing(self, operation: Operation) -> list[int]:
-        """Return the ranks for which a collective waits, or for which those before it do."""
+        """Return the ranks that a collective, or an earlier one, waits for."""
         missing: set[int] = set()
         for one in self._begun:
             if one.awaited is not None:
@@ -250,12 +250,12 @@ class Generation:
         return sorted(self._members[place] for place in missing - {self.control.rank})
 
     def is_alive(self, rank: int) -> bool:
-        """Return True if a member has the segment open: the kernel drops its lock when the process ends."""
+        """Return True if a member has the segment open. The kernel drops a rank's lock when the process ends."""
         return self.segment.holds(rank)
 
     def _look_for_the_dead(self, operation: Operation) -> None:
         dead = [rank for rank in self._missing(operation) if not self.is_alive(rank)]
-        self.advance()  # they may have done their part before they left
+        self.advance()  # the dead ranks may have done their part before
         dead = [rank for rank in self._missing(operation) if rank in dead]
         if dead and not operation.done:
             error = UnavailableError(
@@ -268,7 +268,7 @@ class Generation:
     # --- failures -----------------------------------------------------------------------------------------------------
 
     def check(self, name: str) -> None:
-        """Raise if the group has failed."""
+        """Raise an error if the group has failed."""
         failure = self._failure
         if failure is None and self.control.any_failed():
             posted = self.control.posted()
@@ -282,7 +282,7 @@ class Generation:
             )
 
     def fail(self, failure: RaydistError, *, known: bool = False) -> None:
-        """Fail the group for every member, on other hosts too unless they know it already."""
+        """Fail the group for every member; other hosts are not informed of a `known` failure."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -293,12 +293,12 @@ class Generation:
             self._bulletin.post(failure)
 
     def abort(self) -> None:
-        """Fail the group because a user asked for it."""
+        """Fail the group at the user's request."""
         rank, group = self.membership.rank, self.membership.group
         self.fail(CancelledError(f"rank {rank} aborted group {group!r}, generation {self.membership.generation}."))
 
     def leave(self) -> None:
-        """Let go of tensors and the segment: for the others, this rank is gone."""
+        """Release tensors and the segment; other ranks then see this rank as dead."""
         for operation in (*self._called, *self._begun):
             operation.end(None)
         self._called.clear()
@@ -306,7 +306,7 @@ class Generation:
         self.segment.close()
 
     def hear(self) -> None:
-        """Note what ranks of other hosts have said of a failure."""
+        """Check for failures on other hosts. Does not raise; `check` does."""
         heard = self._bulletin.failure() if self._bulletin is not None else None
         if heard is not None:
             self.fail(heard, known=True)
@@ -319,11 +319,11 @@ class Generation:
         absent = f" No sign of {describe_ranks(missing)}." if missing else ""
         advice = "Raise the limit (Timeouts.collective_s) if the others were only slow."
         error = DeadlineExceededError(f"{message}{absent} {self._who_calls_what()} {advice}")
-        self.fail(error)  # the others answer the roll when they know of it
+        self.fail(error)  # the other ranks answer the roll call once they know of the failure
         return DeadlineExceededError(f"{error.message}{self._who_is_absent(error)}")
 
     def _who_calls_what(self) -> str:
-        """Return the latest call of every member, for messages."""
+        """Describe the latest call of every member, for messages."""
         latest = []
         for place, rank in enumerate(self._members):
             number = self.control.count_of(place, Count.ENTERED) - 1
@@ -332,7 +332,7 @@ class Generation:
         return f"Latest calls: {'; '.join(latest)}."
 
     def _who_is_absent(self, failure: RaydistError) -> str:
-        """Return the ranks that do not answer a roll call over all hosts, for messages."""
+        """Describe the ranks that do not answer a roll call over all hosts, for messages."""
         names_no_rank = isinstance(failure, DeadlineExceededError) or UNREACHABLE in failure.message
         if self._bulletin is None or not names_no_rank:
             return ""
@@ -343,18 +343,18 @@ class Generation:
 
 @final
 class CallTexts:
-    """Make the descriptions of a rank's calls; each is made once, since a program repeats a few."""
+    """Descriptions of a rank's calls. They are cached, since a program repeats a few calls."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, torch.dtype, torch.Size], bytes] = {}
         self._announced = b""
 
     def announce(self, what: str) -> None:
-        """Show this of the next call."""
+        """Set the text that messages show for the next call."""
         self._announced = what.encode()
 
     def next_call(self, name: str, tensor: torch.Tensor | None) -> bytes:
-        """Return the text of the next call: short enough for the segment, and different for different calls."""
+        """Return the text of the next call, which fits into the segment and differs between different calls."""
         text = name.encode() if tensor is None else self._described(name, tensor)
         announced, self._announced = self._announced, b""
         return (text + _MARK + announced)[:_TEXT_BYTES] if announced else text
@@ -370,7 +370,7 @@ class CallTexts:
 
 
 def is_same_call(one: bytes, other: bytes) -> bool:
-    """Return True if two texts describe the same call, whatever messages show of it.
+    """Return True if two texts describe the same call, whatever messages show for it.
 
     >>> is_same_call(b"barrier\\0one", b"barrier ")
     True
@@ -379,7 +379,7 @@ def is_same_call(one: bytes, other: bytes) -> bool:
 
 
 def shown_call(text: bytes) -> str:
-    """Return what messages show of a call.
+    """Return the text that messages show for a call.
 
     >>> shown_call(b"all_reduce(MAX) of torch.int64 (3,)\\0all_gather(axis=0) of torch.float32 (2,) ")
     'all_gather(axis=0) of torch.float32 (2,)'

@@ -1,6 +1,6 @@
-"""The rendezvous of ranks that share memory: all open rank 0's segment, or no rank uses it.
+"""The rendezvous of ranks that share memory: all ranks open the first member's segment, or no rank uses it.
 
-Nobody is asked on which host a rank is: a rank that can open the segment and reads the token in it is on the same one.
+A rank is on the same host if it can open the segment and finds the token in it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _POLL_S = 0.002
 
 @final
 class Rendezvous:
-    """One rank on its way into a segment.
+    """The rendezvous of one rank.
 
     Args:
-        membership: The rank's place.
+        membership: Membership of the rank.
         members: The ranks that share the segment; the first of them creates it.
-        size: Bytes of the segment.
-        timeout_s: The limit of :meth:`join`.
+        size: Size of the segment in bytes.
+        timeout_s: Limit of :meth:`join`, in seconds.
     """
 
     def __init__(self, membership: Membership, members: tuple[int, ...], size: int, timeout_s: float) -> None:
@@ -42,13 +42,13 @@ class Rendezvous:
         self._aborted = threading.Event()
 
     def join(self) -> tuple[Segment, Bulletin]:
-        """Return the segment, in which this rank is seen to live, and the group's bulletin.
+        """Return the segment, in which this rank holds its lock, and the group's bulletin.
 
         Blocking: until all ranks of the group have arrived and all members have opened the segment, at most
         `timeout_s`.
 
         Raises:
-            Declined: A member cannot open the segment: raised on every member, with the reasons.
+            Declined: A member cannot open the segment. All members raise it, with the reasons.
             DeadlineExceededError: A rank did not arrive; the message names it.
         """
         deadline = time.monotonic() + self._timeout_s
@@ -73,7 +73,7 @@ class Rendezvous:
             raise
 
     def abort(self) -> None:
-        """End :meth:`join` with an error. Another thread may call this."""
+        """Make :meth:`join` raise an error. May be called from another thread."""
         self._aborted.set()
 
     def _create(self, store: Store) -> tuple[Segment | None, str]:
@@ -102,7 +102,7 @@ class Rendezvous:
         return segment, _YES
 
     def _answer(self, store: Store, key: str, rank: int, deadline: float) -> str:
-        """Return what a rank has written under a key of the store."""
+        """Block until a rank has written a key of the store, and return the value."""
         while not store.check([key]):
             self._check()
             if time.monotonic() >= deadline:

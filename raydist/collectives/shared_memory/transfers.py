@@ -1,8 +1,8 @@
-"""Collectives on tensors that are too large for a slot: they pass through the staging buffers window by window.
+"""Collectives on tensors that are too large for a slot, by way of staging buffers, one window after the other.
 
-Each function is a generator that does one rank's part and yields what it waits for. A rank writes window w into buffer
-w % 4, which held window w - 4. By then the rank has seen all ranks load w - 2, and a rank loads w - 2 only when it is
-done with w - 4, so nobody needs the old content any more.
+Each function is a generator that does one rank's part and yields the conditions of its waits. A rank writes window w
+into buffer w % 4, which held window w - 4. By then the rank has seen all ranks load w - 2, and a rank loads w - 2 only
+when it is done with w - 4, so no rank still reads the old content.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from raydist.values import ReduceOp
 __all__ = ["SharedTensor", "Steps", "Transfers", "Wait"]
 
 _LINE = 64
-_BLOCK_BYTES = 512 << 10  # of each rank's shared tensor: the blocks of all ranks stay in a core's cache while added up
+_BLOCK_BYTES = 512 << 10  # of each rank's shared tensor: the blocks of all ranks fit into a core's cache
 _MOST_VIEWS = 4096
 
 
 class Wait(NamedTuple):
-    """A point that all ranks must reach before an operation goes on.
+    """A condition on the counters of all ranks, before an operation goes on.
 
     Attributes:
         counter: The counter.
-        value: Least value.
-        last: Nobody waits for this rank any more, so that its next collective may go on.
+        value: Minimum value on all ranks.
+        last: No other rank waits for further steps of this operation, so the next collective may proceed.
     """
 
     counter: Count
@@ -43,20 +43,20 @@ Steps = Iterator[Wait]
 
 
 class _Window(NamedTuple):
-    """Elements `start` to `stop` of a tensor, cut into slices of `step` elements, one a rank."""
+    """Elements `start` to `stop` of a tensor, divided into slices of `step` elements, one per rank."""
 
     start: int
     stop: int
     step: int
 
     def slice_of(self, rank: int) -> tuple[int, int]:
-        """Return the first element and the number of elements of a rank's slice; the last ranks may have none."""
+        """Return start and number of elements of a rank's slice, which may be empty for the last ranks."""
         begin = min(self.start + rank * self.step, self.stop)
         return begin, min(begin + self.step, self.stop) - begin
 
 
 def _cut(numel: int, itemsize: int, chunk_bytes: int, num_slices: int) -> list[_Window]:
-    """Cut a tensor into windows of about equal size whose slices fit a chunk.
+    """Divide a tensor into windows of about equal size, whose slices fit into a chunk.
 
     >>> [window.slice_of(1) for window in _cut(100, 4, 128, 2)]
     [(32, 18), (82, 18)]
@@ -75,7 +75,7 @@ _Part = Callable[[_Window, int], None]
 
 @final
 class Transfers:
-    """One rank's large transfers. One at a time, in the same order on every rank."""
+    """Transfers of large tensors by one rank, one at a time and in the same order on every rank."""
 
     def __init__(self, segment: Segment, control: ControlBlock) -> None:
         self._segment = segment
@@ -87,7 +87,7 @@ class Transfers:
         self._views: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
 
     def all_reduce(self, flat: torch.Tensor, op: ReduceOp, *, wanted: bool) -> Steps:
-        """Replace `flat` by the reduction where it is wanted. Two ranks give each other all they have; more, slices."""
+        """Replace `flat` by the reduction where `wanted`. Two ranks exchange whole windows; more ranks, slices."""
         if len(self._others) == 1:
             return self._reduce_pair(flat, op)
         return self._reduce_slices(flat, op, wanted=wanted)
@@ -132,7 +132,7 @@ class Transfers:
         return self._exchange(windows, load, serve, unload)
 
     def reduce_scatter(self, parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> Steps:
-        """Make `out` the reduction of what all ranks bring for this rank; `parts` are flat, one a rank."""
+        """Reduce the parts of all ranks for this rank into `out`. `parts` has one flat tensor per rank."""
         size, mine = out.element_size(), self._rank
 
         def load(window: _Window, number: int) -> None:
@@ -151,7 +151,7 @@ class Transfers:
         return self._exchange(_cut(out.numel(), size, self._layout.chunk_bytes, 1), load, serve)
 
     def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Steps:
-        """Give each rank its part, as flat bytes of equal lengths."""
+        """Fill `outputs[s]` with rank s's input for this rank. All tensors are flat bytes of equal lengths."""
         mine = self._rank
 
         def load(window: _Window, number: int) -> None:
@@ -169,7 +169,7 @@ class Transfers:
         return self._exchange(_cut(inputs[0].numel(), 1, self._layout.chunk_bytes, 1), load, serve)
 
     def gather(self, num_bytes: int, source: torch.Tensor | None, targets: dict[int, torch.Tensor]) -> Steps:
-        """Show `source` to all ranks and fill each target from its rank; flat bytes, at most `num_bytes` of each."""
+        """Send `source` to all ranks and fill each target from its rank. Tensors are at most `num_bytes` flat bytes."""
 
         def load(window: _Window, number: int) -> None:
             if source is not None:
@@ -184,10 +184,10 @@ class Transfers:
         return self._exchange(_cut(num_bytes, 1, self._layout.chunk_bytes * self._layout.world_size, 1), load, serve)
 
     def _exchange(self, windows: Sequence[_Window], load: _Part, serve: _Part, unload: _Part | None = None) -> Steps:
-        """Pass windows of which each rank reads what the others have loaded.
+        """Run a transfer by windows: each rank calls `load`, then `serve` once all ranks have loaded the window.
 
-        A rank loads the next window before it waits for the others, so that it waits less often. With `unload` a rank
-        computes a part of each window by `serve`, and reads the others' parts when all ranks have served.
+        A rank loads the next window before it waits for the other ranks, so that it waits less often. With `unload`, a
+        rank reduces its slice of the window in `serve`, and calls `unload` once all ranks have served.
         """
         first, end = self._claim(windows)
         for number in range(first, end + 1):
@@ -203,13 +203,13 @@ class Transfers:
                 self._control.reach(Count.SERVED, number + 1)
 
     def _claim(self, windows: Sequence[_Window]) -> tuple[int, int]:
-        """Return the numbers of the first of these windows and of the next one after them."""
+        """Reserve numbers for these windows; return the first number and the end."""
         first = self._num_windows
         self._num_windows += len(windows)
         return first, self._num_windows
 
     def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a flat tensor in the segment; the same object for the same place, since making one takes 2 us."""
+        """Return a flat tensor in the segment. Tensors are cached, since a new one takes 2 us."""
         key = (offset, numel, dtype)
         known = self._views.get(key)
         if known is None:
@@ -230,9 +230,9 @@ class SharedTensor:
     """A flat tensor of which every rank has a copy in shared memory. Each rank reduces its slice, block by block.
 
     Args:
-        number: The same on every rank, from 1 on.
+        number: Number of the tensor, from 1 on, the same on every rank.
         copies: The copies of all ranks.
-        rank: This rank.
+        rank: Number of this rank.
 
     Attributes:
         number: As given.
@@ -254,7 +254,7 @@ class SharedTensor:
             self._blocks.append((parts, parts[rank] if own is None else own[: len(parts[0])]))
 
     def reduce(self, control: ControlBlock, number: int, op: ReduceOp) -> Steps:
-        """Replace this rank's slice of all copies by the reduction, and wait until the other ranks have done theirs."""
+        """Replace this rank's slice in all copies by the reduction, then wait for the slices of the other ranks."""
         for parts, result in self._blocks:
             reduce_parts(parts, result, op)
             for part in parts:

@@ -1,6 +1,6 @@
-"""One replica's chip, and the collectives of all chips, by torch_xla. The only module that imports it.
+"""The chip of one replica, and collectives between all chips, by torch_xla. No other module imports torch_xla.
 
-One process drives all chips of its host, one thread each: torch_xla keeps the chip that a thread works on.
+One process drives all chips of its host with one thread per chip; torch_xla keeps a current chip per thread.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _INSTALL = (
     "Install it on every TPU host: pip install 'torch~=2.9.0' 'torch_xla[tpu]~=2.9.0' "
     "-f https://storage.googleapis.com/libtpu-releases/index.html"
 )
-# The chips of a host run the same programs: the thread that compiles one does it for all. (XLA's CPU device even needs
-# it: there a collective is known by the program that it is in, and two compilations of one are two.) Dispatch does not
-# wait.
+# The chips of a host run the same programs, so one thread compiles a program for all. (XLA's CPU device even needs
+# this: a collective belongs to one compiled program there, and a second compilation is another program.) Dispatch does
+# not block.
 _DISPATCH = threading.Lock()
 
 
@@ -32,12 +32,12 @@ _DISPATCH = threading.Lock()
 class Chip:
     """One chip of this host, for the threads that work on it.
 
-    Tensors on it are lazy: operations are noted, and run when `launch` is called or a value is read. Collectives must
-    be launched in programs that are equal on all chips, or they wait for each other for ever: so what they take must be
-    data already (`launch` before), and nothing else may be noted until they are launched.
+    Tensors on the chip are lazy: operations are recorded, and run when `launch` is called or a value is read. Programs
+    with collectives must be equal on all chips, or the chips wait forever. So call `launch` before a collective to
+    compute its inputs, and record no other operation until the collective is launched.
 
     Args:
-        index: Its number among the chips of this host.
+        index: Number of the chip on this host.
     """
 
     def __init__(self, index: int) -> None:
@@ -48,13 +48,13 @@ class Chip:
         self._ops: dict[ReduceOp, str] = {}
 
     def open(self) -> Chip:
-        """Take part in the collectives of all chips, from this thread on. May be called again, from any thread.
+        """Prepare this thread for the collectives of all chips. May be called again, from any thread.
 
-        Blocking: the first time in a process until all hosts of the slice have come, as long as libtpu waits.
+        Blocking: the first time in a process, until all hosts of the slice have joined, at most libtpu's own limit.
 
         Raises:
-            FailedPreconditionError: There is no torch_xla that works with this torch.
-            UnavailableError: There is no such chip.
+            FailedPreconditionError: No torch_xla is installed that works with this torch.
+            UnavailableError: The chip does not exist.
         """
         if self._xla is None:
             self._import()
@@ -80,7 +80,7 @@ class Chip:
             ) from error
         self._xla, self._model, self._runtime = torch_xla, torch_xla.core.xla_model, torch_xla.runtime
         if "PJRT_DEVICE" not in os.environ:
-            self._runtime.set_device_type("TPU")  # by itself torch_xla takes the CPU where it finds no TPU
+            self._runtime.set_device_type("TPU")  # otherwise torch_xla falls back to the CPU
         self._ops = {
             ReduceOp.SUM: self._model.REDUCE_SUM,
             ReduceOp.MEAN: self._model.REDUCE_SUM,
@@ -91,48 +91,48 @@ class Chip:
 
     @property
     def device(self) -> torch.device:
-        """The device of its tensors; this thread works on it from now on."""
+        """Device of the chip's tensors. Makes the chip current in this thread."""
         device: torch.device = self._xla.device(self.index)
         return device
 
     @property
     def ordinal(self) -> int:
-        """Its number among the chips of all hosts."""
+        """Number of the chip among the chips of all hosts."""
         self._xla.device(self.index)
         return int(self._runtime.global_ordinal())
 
     @property
     def num_chips(self) -> int:
-        """The chips of all hosts."""
+        """Number of the chips of all hosts."""
         return int(self._runtime.global_device_count())
 
     def seed(self, seed: int) -> None:
-        """Random numbers of this chip follow from `seed` now."""
+        """Set the seed of this chip's random number generator."""
         self._model.set_rng_state(seed, str(self.device))
 
     def launch(self) -> None:
-        """Run what has been noted. Blocking: while it is compiled, not while it runs."""
+        """Run the recorded operations. Blocks during compilation, not during execution."""
         self._xla.device(self.index)
         with _DISPATCH:
             self._xla.sync()
 
     def wait(self) -> None:
-        """Blocking: until all that was launched has run."""
+        """Block until all launched operations have run."""
         self._model.wait_device_ops([self._xla.real_devices()[self.index]])
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """Launch the reduction over all chips; MEAN is the sum."""
+        """Launch the reduction over all chips, and return the result, which is the sum for MEAN."""
         # XLA's CPU device cannot reduce bfloat16.
         wide = tensor.dtype is torch.bfloat16 and self._runtime.device_type() == "CPU"
         sent = tensor.float() if wide else tensor
         return self._launched(lambda: self._model.all_reduce(self._ops[op], sent).to(tensor.dtype))
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Launch the exchange of the tensors of all chips, along a new first dimension, by ordinal."""
+        """Launch an all-gather of the tensors of all chips along a new first dimension, by ordinal."""
         return self._launched(lambda: self._model.all_gather(tensor.unsqueeze(0), dim=0, pin_layout=False))
 
     def all_to_all(self, parts: torch.Tensor) -> torch.Tensor:
-        """Launch an exchange: `parts` are this chip's for each chip, the result is theirs for this one, by ordinal."""
+        """Launch an all-to-all: `parts` has one part for each chip, the result one of each chip, by ordinal."""
         return self._launched(lambda: self._model.all_to_all(parts, 0, 0, len(parts)))
 
     def _launched(self, program: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Groups of all chips of a TPU slice, whose collectives are programs of XLA."""
+"""Communicators of all chips of a TPU slice, whose collectives are XLA programs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: tor
 
 @final
 class XlaBackend(ProcessGroupBackend):
-    """The links between the chips of a TPU slice, by torch_xla; for one communicator after the other."""
+    """Backend on the links between the chips of a TPU slice, by torch_xla. Serves one communicator at a time."""
 
     name = "xla"
     devices = ("xla",)
@@ -58,7 +58,7 @@ class XlaBackend(ProcessGroupBackend):
         return self._group
 
     def close(self) -> None:
-        """Leave the group, so that the others notice. May be called twice."""
+        """Leave the group; the other ranks notice. May be called twice."""
         if self._group is not None:
             self._group.close()
 
@@ -69,19 +69,19 @@ class XlaBackend(ProcessGroupBackend):
     point_to_point = collective
 
     def kill(self, group: RawGroup) -> None:
-        """Withdraw: a collective on the chip cannot be stopped; any other is given up by all ranks or by none."""
+        """Withdraw from a pending collective, on all ranks or on none. A collective on the chip cannot be stopped."""
         group.give_up()
 
 
 @final
 class XlaCommunicator(JoiningCommunicator):
-    """One rank's end of a group of chips. Collectives are launched by the thread that waits for them.
+    """A communicator of the rank of one chip. The thread that waits for a collective launches it.
 
     Args:
-        membership: This rank's place.
-        chip: This rank's.
-        timeout_s: The limit of every wait.
-        backend: Makes an `XlaGroup` of a generation's members.
+        membership: Membership of this rank.
+        chip: Chip of this rank.
+        timeout_s: Limit of every wait, in seconds.
+        backend: Creates the `XlaGroup` of a generation.
     """
 
     checks_itself: Final = True
@@ -96,19 +96,19 @@ class XlaCommunicator(JoiningCommunicator):
 
     def _prepare(self) -> None:
         self._generation = Generation(self.membership, self._backend, self.timeout_s)
-        # XLA has no messages between two chips that the others take no part in.
+        # XLA has no messages between two chips without the other chips.
         check = self._generation.check
         self._messages = PointToPoint(self.membership, self.timeout_s, lambda name, peer: check(name))
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]  # known once torch_xla is there
+    def device(self) -> torch.device:  # type: ignore[override]  # known once torch_xla is imported
         return self._chip.open().device
 
     def start(self) -> None:
-        """Meet the other members, and learn which rank has which chip: libtpu numbers chips in an order of its own.
+        """Join the group, and exchange the chip numbers of ranks, since libtpu numbers chips in its own order. Blocks.
 
         Raises:
-            FailedPreconditionError: There is no torch_xla, or the chips of the slice are not one a rank.
+            FailedPreconditionError: torch_xla is missing, or the slice does not have one chip per rank.
         """
         self._generation.start()
         ordinal = self._chip.open().ordinal
@@ -150,8 +150,8 @@ class XlaCommunicator(JoiningCommunicator):
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         check_rank("root", root, self.membership)
         target, device = tensor.detach(), tensor.device
-        # As whole numbers, of which all others add zero: a sum of floating-point numbers would lose the sign of a zero.
-        # By way of the host: torch_xla does the same for `view(dtype)`, but crashes if threads do so at once.
+        # A sum of integers, zero on all other ranks: a floating-point sum would lose the sign of a zero. The conversion
+        # runs on the host, as torch_xla's `view(dtype)` does, which crashes in several threads at once.
         whole = _BITS[target.dtype.itemsize]
         if self.rank == root and target.numel():
             part = target.cpu().reshape(-1).view(whole).to(device)
@@ -181,7 +181,7 @@ class XlaCommunicator(JoiningCommunicator):
     def _spread(
         self, operation: str, outputs: Sequence[torch.Tensor], shown: torch.Tensor, program: Callable[[], torch.Tensor]
     ) -> Work:
-        """Start a collective whose result has a part of each rank, in the order of chips."""
+        """Start a collective whose result has one part per rank, in the order of chips."""
 
         def deliver(result: torch.Tensor) -> None:
             for output, ordinal in zip(outputs, self._ordinals, strict=True):
@@ -210,7 +210,7 @@ class XlaCommunicator(JoiningCommunicator):
         program: Callable[[], torch.Tensor],
         deliver: Callable[[torch.Tensor], None],
     ) -> Work:
-        """Start a collective; `shown` is the tensor that all ranks must give, None for a barrier."""
+        """Start a collective. Ranks compare dtype and shape of `shown`, which is None for a barrier."""
         generation = self._generation
         call = operation if shown is None else f"{operation} of {describe_tensor(shown)}"
         results: list[torch.Tensor] = []
@@ -247,9 +247,9 @@ def _assign(target: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def mark_nan(values: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-    """Return the tensor that MIN or MAX reduces for `values`: the numbers, and marks of those that are NaN.
+    """Return a tensor for a MIN or MAX of `values`: the numbers, and marks for NaN.
 
-    XLA's CPU device passes over the NaN of other chips than the first.
+    XLA's CPU device ignores NaN on all chips except the first.
 
     >>> mark_nan(torch.tensor([1.0, float("nan")]), ReduceOp.MAX).tolist()
     [[1.0, -inf], [0.0, 1.0]]
@@ -260,7 +260,7 @@ def mark_nan(values: torch.Tensor, op: ReduceOp) -> torch.Tensor:
 
 
 def put_nan_back(reduced: torch.Tensor) -> torch.Tensor:
-    """Return the reduction of values that were marked: NaN wherever a rank had one.
+    """Return the reduction of the marked values, with NaN wherever any rank had NaN.
 
     >>> put_nan_back(mark_nan(torch.tensor([1.0, float("nan")]), ReduceOp.MIN)).tolist()
     [1.0, nan]

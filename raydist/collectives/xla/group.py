@@ -1,8 +1,7 @@
-"""The collectives that a rank has begun: all chips enter one, or none does.
+"""The pending collectives of a rank on a chip: all chips enter a collective, or none does.
 
-A collective of XLA that not all chips enter never ends, and cannot be stopped. So before each one the ranks compare
-over gloo what they are about to call. If one of them gives up meanwhile, an entry of the rendezvous store decides
-whether the collective takes place.
+An XLA collective that not all chips enter never ends and cannot be stopped. So the ranks compare their calls over gloo
+before each collective. If a rank gives up meanwhile, an entry of the rendezvous store decides if the collective runs.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ __all__ = ["CallComparison", "XlaGroup", "XlaOperation"]
 
 @final
 class CallComparison:
-    """Comparisons of a rank's calls with those of all other ranks, one call after the other.
+    """Comparison of a rank's calls with the calls of all other ranks, one call after the other.
 
     Args:
-        membership: This rank's place.
-        store: The store of this generation of the group.
-        gloo: A gloo group of the same ranks, which belongs to this object from now on.
+        membership: Membership of this rank.
+        store: Rendezvous store of this generation.
+        gloo: A gloo group of the same ranks, which this object owns from now on.
     """
 
     def __init__(self, membership: Membership, store: Store, gloo: RawGroup) -> None:
@@ -49,7 +48,7 @@ class CallComparison:
         self._decided = ""  # the latest decision for a collective
 
     def announce(self, call: str) -> None:
-        """Tell the other ranks what this rank is about to call."""
+        """Start to compare a call with the other ranks. Does not block."""
         self._number += 1
         self._call = call
         digest = int.from_bytes(hashlib.sha256(call.encode()).digest()[:7], "little")
@@ -59,10 +58,10 @@ class CallComparison:
         self._exchange = GlooFlight(self._gloo.allreduce([self._extremes], options))
 
     def all_agree(self, deadline: float) -> bool:
-        """Return True once all ranks have announced the same call; False at `deadline`.
+        """Block until all ranks have announced the same call; return False at `deadline`.
 
         Raises:
-            CollectiveMismatchError: On every rank: they are about to call different collectives.
+            CollectiveMismatchError: Ranks call different collectives. All ranks raise it.
             RuntimeError: The connection to a rank is lost.
         """
         if self._exchange is None or not self._exchange.wait_slice(max(deadline - time.monotonic(), 0.0)):
@@ -75,7 +74,7 @@ class CallComparison:
         return True
 
     def decide(self, *, go: bool) -> bool:
-        """Return True if the announced collective takes place: the answer of the first rank that asks holds for all."""
+        """Return True if the announced collective runs. The first rank that calls this decides for all ranks."""
         decision = self._store.compare_set("decision", self._decided, f"{self._number} {'go' if go else 'no'}")
         if decision != f"{self._number} go".encode():
             return False
@@ -91,12 +90,12 @@ class CallComparison:
 
 @final
 class XlaOperation:
-    """One collective of this rank. Its members other than those of `Flight` are for :class:`XlaGroup`.
+    """One collective of this rank. Only :class:`XlaGroup` uses the methods that `Flight` does not have.
 
     Args:
-        group: The group that runs it when its turn comes.
-        call: The name and arguments that all ranks must call.
-        program: Launches it on the chip; None for a barrier.
+        group: The group that advances the collective.
+        call: Name and arguments of the collective, which must be equal on all ranks.
+        program: Launches the collective on the chip; None for a barrier.
     """
 
     def __init__(self, group: XlaGroup, call: str, program: Callable[[], object] | None) -> None:
@@ -119,11 +118,11 @@ class XlaOperation:
 
     @property
     def on_chip(self) -> bool:
-        """True while its program runs."""
+        """True while the program runs on the chip."""
         return self._launched and not self._ran.is_set()
 
     def advance(self, calls: CallComparison, chip: Chip, deadline: float) -> bool:
-        """Go on until it is over, or until `deadline`. Its error is for the thread that waits for it."""
+        """Block until the collective has ended, or until `deadline`. Stores an error for `wait_slice` to raise."""
         try:
             self._over = self._advance(calls, chip, deadline)
         except (RaydistError, RuntimeError) as error:
@@ -146,12 +145,12 @@ class XlaOperation:
         return self._ran.wait(max(deadline - time.monotonic(), 0.0))
 
     def withdraw(self, calls: CallComparison, chip: Chip) -> None:
-        """Give up an announced collective; if other ranks have launched it, launch it for their sake."""
+        """Give up an announced collective; launch it if other ranks have decided to launch it."""
         if self._announced and not self._over:
             self._decide(calls, chip, go=False)
 
     def _decide(self, calls: CallComparison, chip: Chip, *, go: bool) -> None:
-        with self._deciding:  # the thread that waits, and the thread that aborts
+        with self._deciding:  # the waiting and the aborting thread may both call this
             if not self._launched and calls.decide(go=go):
                 self._launched = True
                 self._launch(chip)
@@ -160,10 +159,10 @@ class XlaOperation:
         if self._program is None:
             self._ran.set()
             return
-        chip.launch()  # operations since `settle`: the collective must be a program of its own, equal on all chips
+        chip.launch()  # operations since `settle`: a collective must be a separate program, equal on all chips
         self._program()
         self._program = None
-        # A peer may die in between: the wait for the chip has no limit, so a thread of its own waits.
+        # The wait for the chip has no limit and never ends if a peer dies, so a separate thread waits.
         threading.Thread(target=self._await, args=(chip,), name="raydist-xla-collective", daemon=True).start()
 
     def _await(self, chip: Chip) -> None:
@@ -176,14 +175,14 @@ class XlaOperation:
 
 @final
 class XlaGroup:
-    """The collectives of one rank that are not over, oldest first. Waiting for one takes all before it to their end.
+    """The pending collectives of one rank, oldest first. A wait for a collective also completes all earlier ones.
 
-    Collectives may be added in the threads of a backward pass. The thread that waits launches them: until then, other
-    threads may still add the operations that make their inputs.
+    Threads of a backward pass may add collectives. The waiting thread launches them, so that other threads may first
+    record the operations that compute the inputs.
 
     Args:
-        calls: Compares them with those of the other ranks.
-        chip: This rank's.
+        calls: Compares calls with those of the other ranks.
+        chip: Chip of this rank.
     """
 
     def __init__(self, calls: CallComparison, chip: Chip) -> None:
@@ -193,7 +192,7 @@ class XlaGroup:
         self._num_unsettled = 0
 
     def add(self, call: str, program: Callable[[], object] | None) -> XlaOperation:
-        """Add a collective; the arguments are those of an :class:`XlaOperation`."""
+        """Add a collective, with the arguments of an :class:`XlaOperation`."""
         operation = XlaOperation(self, call, program)
         self._waiting.append(operation)
         self._num_unsettled += 1
@@ -201,13 +200,13 @@ class XlaGroup:
 
     @property
     def stuck(self) -> bool:
-        """True while a program is on the chip that has not ended."""
+        """True while a program runs on the chip."""
         return any(operation.on_chip for operation in self._waiting)
 
     def settle(self) -> None:
-        """Run this rank's own operations, so that collectives are programs of their own.
+        """Run this rank's own operations, so that collectives are separate programs.
 
-        Blocking: until they have run; that is no part of a collective's time.
+        Blocking: until the operations have run. This time does not count as part of a collective.
         """
         if self._num_unsettled:
             self._num_unsettled = 0
@@ -215,7 +214,7 @@ class XlaGroup:
             self._chip.wait()
 
     def advance(self, last: XlaOperation, deadline: float) -> bool:
-        """Take all up to `last` to their end, or as far as there is time; return True if `last` is over."""
+        """Complete all collectives up to `last`, or return False at `deadline`."""
         while not last.landed():
             if not self._waiting[0].advance(self._calls, self._chip, deadline):
                 return False
@@ -223,11 +222,11 @@ class XlaGroup:
         return True
 
     def give_up(self) -> None:
-        """Withdraw: nobody will wait any more. May be called twice, and from another thread than the one that waits."""
+        """Withdraw from the oldest pending collective. May be called twice, and from any thread."""
         for operation in tuple(self._waiting)[:1]:
-            with contextlib.suppress(RuntimeError):  # the store is gone: then no rank can go on
+            with contextlib.suppress(RuntimeError):  # the store is closed, so no rank can go on
                 operation.withdraw(self._calls, self._chip)
 
     def close(self) -> None:
-        """Leave the group, so that the other ranks notice. May be called twice."""
+        """Leave the group; the other ranks notice. May be called twice."""
         self._calls.close()
