@@ -29,13 +29,13 @@ _UNKNOWN_ROWS = -1
 
 
 def is_paths(source: Any) -> bool:
-    """Whether `source` is a path or a list of paths, not a table."""
+    """Return True if `source` is a path or a list of paths, not a table."""
     several = source if isinstance(source, list | tuple) else [source]
     return all(isinstance(one, str | bytes | os.PathLike) for one in several)
 
 
 def arrow_files_op(paths: Any, conversion: Conversion, max_batch_bytes: int | None = None) -> DatasetOp:
-    """The rows of the files at `paths`. Reads the footers of all files."""
+    """Return the operation that reads the files at `paths`. Reads the footers of all files."""
     if max_batch_bytes is not None and max_batch_bytes < 1:
         raise InvalidArgumentError(f"max_batch_bytes must be >= 1 or None, got {max_batch_bytes!r}.")
     names = table_paths(paths, "from_arrow")
@@ -48,7 +48,7 @@ def arrow_files_op(paths: Any, conversion: Conversion, max_batch_bytes: int | No
 
 
 def _splits(path: str, table_format: ArrowFormat) -> Iterator[FileSplit]:
-    """Pieces of at least some MiB, where the file has as much."""
+    """Yield splits of at least 4 MiB, where the file is that large."""
     file = table_format.open_checked(path)
     file.close()
     mean_bytes = max(1, (file.size or _SPLIT_BYTES) // max(1, file.num_batches))
@@ -77,11 +77,11 @@ class ArrowFormat(SplitFormat):
 
     @cached_property
     def rows(self) -> RowSchema:
-        """Makes blocks of record batches."""
+        """Converter of record batches to blocks."""
         return RowSchema(self.schema, self.conversion)
 
     def open_checked(self, path: str) -> ArrowFile:
-        """Open a file that must have the columns of the format."""
+        """Open a file and check that it has the columns of the format."""
         file = ArrowFile(path, self.max_batch_bytes)
         if file.schema.equals(self.schema):
             return file
@@ -106,7 +106,7 @@ class ArrowFormat(SplitFormat):
             file.close()
 
     def _items(self, file: ArrowFile, number: int) -> Sequence[Item]:
-        """The rows of one batch. One error stands for all rows of a damaged one."""
+        """Return the rows of one batch. A damaged batch is one error in place of all its rows."""
         try:
             batch = file.batch(number)
         except DataLossError as loss:

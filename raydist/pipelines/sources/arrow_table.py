@@ -23,13 +23,13 @@ from raydist.pipelines.sources.indexed import IndexedIterator
 
 __all__ = ["ArrowTableOp", "TableRows"]
 
-_RUNS_A_BATCH = 4  # more runs of neighbours are gathered at once
+_RUNS_A_BATCH = 4  # with more runs of consecutive rows per batch, `take` is faster than slices
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class ArrowTableOp(SourceOp):
-    """The rows of a table. All nulls have a fill value or a mask."""
+    """The rows of a table. Every null has a fill value or a mask."""
 
     pure: ClassVar[bool] = True
 
@@ -38,7 +38,7 @@ class ArrowTableOp(SourceOp):
 
     @classmethod
     def of(cls, source: Any, conversion: Conversion) -> ArrowTableOp:
-        """From a table, or from whatever can be read into one."""
+        """Return the operation for a table, or for any object that Arrow can read as a table."""
         op = cls(_table(source), conversion)
         conversion.check(op.table.schema)
         op._require_no_nulls()
@@ -103,7 +103,7 @@ class _TableAccess(RandomAccess):
             return _one_batch(self.table.slice(int(indices[0]), len(indices)))
         try:
             return _one_batch(self.table.take(pa.array(indices)))
-        except pa.ArrowNotImplementedError:  # of views and run-end encoded columns
+        except pa.ArrowNotImplementedError:  # for views and run-end encoded columns
             return TableRows(self.table.schema, self.table.to_batches()).gather(indices)
 
 
@@ -116,20 +116,20 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
 
 @final
 class TableRows:
-    """Any rows of a table in many record batches, which may be larger than the memory: only those with rows are read.
+    """Random access to a table in many record batches, larger than memory if mapped. Reads only the needed batches.
 
     (`Table.take` may join all chunks of a column first.)
 
     Attributes:
-        schema: Of all batches.
+        schema: Schema of all batches.
         batches: The record batches.
-        num_rows: Of all of them.
+        num_rows: Number of rows of all batches.
     """
 
     def __init__(
         self, schema: pa.Schema, batches: list[pa.RecordBatch], check: Callable[[int], object] | None = None
     ) -> None:
-        """`check` is called with the number of a batch before the first row of it is read."""
+        """Set up the access. `check` is called with the number of a batch before its first row is read."""
         self.schema = schema
         self.batches = batches
         self._ends = np.cumsum([0, *(batch.num_rows for batch in self.batches)])
@@ -138,7 +138,7 @@ class TableRows:
         self._checked: set[int] = set()
 
     def gather(self, indices: Any) -> pa.RecordBatch:
-        """The rows at `indices`, in that order. Neighbours in one batch are not copied."""
+        """Return the rows at `indices`, in that order. Consecutive rows of one batch are not copied."""
         if not len(indices):
             return _one_batch(self.schema.empty_table())
         rows = np.asarray(indices)
@@ -154,16 +154,16 @@ class TableRows:
             return self._slices(places, within, cuts)
         try:
             return self._taken(places, within, numbers)
-        except pa.ArrowNotImplementedError:  # of views and run-end encoded columns
+        except pa.ArrowNotImplementedError:  # for views and run-end encoded columns
             return self._slices(places, within, cuts)
 
     def _slices(self, places: Any, within: Any, cuts: list[int]) -> pa.RecordBatch:
-        """Runs of neighbours. 4 us a run and column, however large the batches are."""
+        """Return runs of consecutive rows as slices: 4 us per run and column, for any size of batch."""
         runs = itertools.pairwise(cuts)
         return _joined([self.batches[places[start]].slice(int(within[start]), end - start) for start, end in runs])
 
     def _taken(self, places: Any, within: Any, numbers: list[int]) -> pa.RecordBatch:
-        """Rows of few batches, in 20 us a batch and column."""
+        """Return rows with `take`: 20 us per batch and column."""
         order = np.argsort(places, kind="stable")
         groups = np.split(within[order], np.flatnonzero(np.diff(places[order])) + 1)
         found = _joined(

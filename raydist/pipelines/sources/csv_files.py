@@ -30,7 +30,7 @@ def csv_op(
     compression_type: str | None = None,
     max_line_bytes: int | None = None,
 ) -> TableFilesOp:
-    """From the arguments of `from_csv`. Reads the beginning of the first file."""
+    """Return the operation for the arguments of `from_csv`. Reads the beginning of the first file."""
     files, compression = table_paths(paths, "from_csv"), check_compression(compression_type)
     if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
         raise InvalidArgumentError(f"delimiter must be one character, no quote or line end, got {delimiter!r}.")
@@ -52,7 +52,7 @@ def csv_op(
     _check_defaults(schema, defaults)
     parser = CsvParser(schema, names, column_names is None, delimiter, defaults)
     table_format = RowLinesFormat("from_csv", parser, compression, max_line_bytes)
-    _ = table_format.rows  # finds out whether every column can be a leaf
+    _ = table_format.rows  # checks that every column can be a leaf
     return TableFilesOp(files, table_format, UNKNOWN_CARDINALITY)
 
 
@@ -83,13 +83,13 @@ def _selected(
 def _by_number(column: str | int, names: Sequence[str]) -> str | int:
     if isinstance(column, int) and not isinstance(column, bool) and 0 <= column < len(names):
         return names[column]
-    return column  # what names no column is told with all others that do not
+    return column  # unknown columns raise one common error
 
 
 def _types_and_defaults(
     selected: Sequence[str], types: Mapping[str, Any], given: Mapping[str, Any] | Sequence[Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The types of columns and the values for their empty fields; types in the place of values are types."""
+    """Return the types of columns and the values for empty fields. A type given as a value counts as a type."""
     if given is None or isinstance(given, Mapping):
         places = dict(given or {})
         known = {name: value for name, value in places.items() if _is_dtype(value)}
@@ -109,14 +109,14 @@ def _is_dtype(value: Any) -> bool:
 
 
 def _type_for(value: Any) -> Any:
-    """The dtype itself, or that of a value: see `as_leaf`."""
+    """Return the dtype itself, or the dtype of a value: see `as_leaf`."""
     return value if _is_dtype(value) else spec_of_value(as_leaf(value)).dtype
 
 
 def _schema(
     rows: Sequence[bytes], names: Sequence[str], selected: Sequence[str], types: Mapping[str, Any], delimiter: str
 ) -> pa.Schema:
-    """The types that were given, and those that the first rows show."""
+    """Return the given types, and types inferred from the first rows."""
     given = {name: _arrow_type(dtype) for name, dtype in types.items()}
     if not given.keys() >= set(selected):
         inferred = infer_csv_types(rows, names, delimiter)

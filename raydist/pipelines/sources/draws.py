@@ -1,4 +1,4 @@
-"""Random numbers of datasets, each as likely as its weight: what sample_from_datasets chooses by."""
+"""Random indices of datasets with given weights, for sample_from_datasets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WORD = 2.0**-64
 @final
 @dataclass(frozen=True, eq=False)
 class DrawsOp(SourceOp):
-    """Numbers 0 .. len(weights) - 1 without an end; 0 is as likely as its share of the weights, and so on."""
+    """An infinite source of numbers 0 .. len(weights) - 1, with probabilities proportional to the weights."""
 
     weights: tuple[float, ...]
     seed: int | None
@@ -37,7 +37,7 @@ class DrawsOp(SourceOp):
 
     @classmethod
     def of(cls, weights: Sequence[Any] | None, count: int, seed: int | None, rerandomize: bool) -> DrawsOp:
-        """From the arguments of `sample_from_datasets`. Negative weights count as 0."""
+        """Return the operation for the arguments of `sample_from_datasets`. Negative weights count as 0."""
         given = [1.0] * count if weights is None else [float(weight) for weight in weights]
         if len(given) != count:
             raise InvalidArgumentError(f"weights must hold one number per dataset, got {len(given)} for {count}.")
@@ -63,7 +63,7 @@ class DrawsOp(SourceOp):
 class _Draws(OpIterator):
     def __init__(self, weights: Sequence[float], key: RandomKey) -> None:
         shares = np.cumsum(weights) / np.sum(weights)
-        # A word that rounds up to 1 belongs to the last dataset that has a weight at all.
+        # A word that rounds up to 1 belongs to the last dataset with a weight > 0.
         self._bounds = np.where(shares >= 1.0, np.inf, shares)
         self._key = key
         self._next = 0

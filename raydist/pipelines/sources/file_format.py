@@ -1,15 +1,15 @@
-"""What a file format has to say for itself. A new one implements one of three interfaces:
+"""Interfaces of file formats. A new format implements one of three interfaces:
 
-- :class:`RecordFormat`, if a file is a sequence of records (bytes) that only reading finds: `name`, `compression_type`
-  and `reader`. `RecordFilesOp.of(...)` makes a dataset of it, with names from a dataset and files read in turn.
-- :class:`SplitFormat`, if a file says where its parts lie (a footer, an index): `name`, `label`, `spec` and
-  `read_split`. `SplitFilesOp` makes a dataset of it whose pieces are read several at a time, wherever stages run.
-- :class:`TableFormat`, for all other rows: `name`, `label`, `spec`, and `open`, which gives a :class:`TableReader`.
-  `TableFilesOp` makes a dataset of it that reads one file after the other.
+- :class:`RecordFormat`, if a file is a sequence of records (bytes) without an index: `name`, `compression_type` and
+`reader`. `RecordFilesOp.of(...)` makes a dataset of it, with names from a dataset and files read in turn.
+- :class:`SplitFormat`, if a file has an index of its parts (such as a footer): `name`, `label`, `spec` and
+`read_split`. `SplitFilesOp` makes a dataset of it that reads several pieces at a time, wherever stages run.
+- :class:`TableFormat`, for all other rows: `name`, `label`, `spec`, and `open`, which returns a :class:`TableReader`.
+`TableFilesOp` makes a dataset of it that reads one file after the other.
 
-All of them are picklable descriptions: what is open belongs to readers. Where a file does not hold what it must, the
-error stands at the place of what it spoils (see `data_loss` in `formats/files.py`), and what can be read behind it is
-read. `tests/contracts/file_format.py` tests all that of every format; without an entry there its tests fail.
+All of them are picklable descriptions: readers hold open files. Where a file is damaged, an error takes the place of
+the data that cannot be read (see `data_loss` in `formats/files.py`), and reading continues after the damage.
+`tests/contracts/file_format.py` tests this for every format; without an entry there its tests fail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RECORD = TensorSpec((), BYTES)
 
 
 class FileFormat(ABC):
-    """How elements are read from files. Picklable."""
+    """Picklable description of a file format."""
 
     name: ClassVar[str]
     """The public function that makes the dataset."""
@@ -37,7 +37,7 @@ class FileFormat(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """The arguments worth showing, behind the files; may be empty."""
+        """The main arguments apart from the files; may be empty."""
 
     @property
     @abstractmethod
@@ -46,12 +46,12 @@ class FileFormat(ABC):
 
 
 class RecordReader(Protocol):
-    """Reads the records of one file in order.
+    """A reader of the records of one file, in order.
 
     Attributes:
-        offset: Where the next record starts, in decompressed bytes: a place to go on from.
+        offset: Start of the next record, in decompressed bytes: a position from which to resume.
         index: Number of the next record.
-        ended: Nothing more can be read.
+        ended: True if nothing more can be read.
     """
 
     offset: int
@@ -59,17 +59,17 @@ class RecordReader(Protocol):
     ended: bool
 
     def read(self, limit: int, /) -> tuple[list[bytes], Exception | None]:
-        """Up to `limit` next records, and the error that stands at the place after them. Neither of both: the end."""
+        """Return up to `limit` records and the error that follows them. At the end, return no record and no error."""
 
     def close(self) -> None:
         """Close the file."""
 
 
 class RecordFormat(FileFormat):
-    """How a file is cut into records."""
+    """A file format of records."""
 
     compression_type: str | None
-    """Of the whole file: None, "GZIP" or "ZLIB"."""
+    """Compression of the whole file: None, "GZIP" or "ZLIB"."""
 
     @property
     @final
@@ -82,16 +82,16 @@ class RecordFormat(FileFormat):
         return _RECORD
 
     def compression_of(self, path: str) -> str | None:
-        """That of one file."""
+        """Return the compression of one file."""
         return self.compression_type
 
     @abstractmethod
     def reader(self, stream: ByteStream, offset: int, index: int) -> RecordReader:
-        """A reader of `stream` that begins at `offset`, the start of record `index`."""
+        """Return a reader of `stream` that begins at `offset`, the start of record `index`."""
 
     @final
     def open(self, path: str, offset: int, index: int) -> RecordReader:
-        """A reader of the file at `path`; see :meth:`reader`."""
+        """Return a reader of the file at `path`; see :meth:`reader`."""
         stream = open_stream(path, self.compression_of(path))
         try:
             return self.reader(stream, offset, index)
@@ -101,20 +101,20 @@ class RecordFormat(FileFormat):
 
 
 class TableReader(ABC):
-    """Reads the rows of one file in order."""
+    """A reader of the rows of one file, in order."""
 
     ended: bool
-    """Nothing more can be read."""
+    """True if nothing more can be read."""
 
     @abstractmethod
     def position(self) -> list[int]:
-        """Where the next call of `read` goes on: a few numbers that a fresh reader can start from."""
+        """Return the position of the next `read`: a few numbers from which a new reader can start."""
 
     @abstractmethod
     def read(self, limit: int) -> list[Item]:
-        """The next rows, and the errors that stand in the place of rows. About `limit` where that saves work.
+        """Return the next rows, with errors in place of rows: about `limit`, or more where that saves work.
 
-        Never raises. May be empty, at the end or elsewhere.
+        Never raises. May return an empty list, at the end or elsewhere.
         """
 
     @abstractmethod
@@ -123,11 +123,11 @@ class TableReader(ABC):
 
 
 class TableFormat(FileFormat):
-    """How rows are read from files, from the first to the last."""
+    """A file format of rows that are read from the first to the last."""
 
     @abstractmethod
     def open(self, path: str, position: Sequence[int]) -> TableReader:
-        """A reader that goes on at `position`; from the beginning where that is empty."""
+        """Return a reader that starts at `position`; from the beginning if `position` is empty."""
 
 
 @final
@@ -136,10 +136,10 @@ class FileSplit:
     """A piece of a file.
 
     Attributes:
-        path: The file.
-        first: First of its parts (row groups).
-        end: The part behind the last.
-        num_rows: Rows in these parts.
+        path: Path of the file.
+        first: Number of the first part (row group).
+        end: Number of the last part, plus one.
+        num_rows: Number of rows in these parts.
     """
 
     path: str
@@ -149,8 +149,8 @@ class FileSplit:
 
 
 class SplitFormat(FileFormat):
-    """How pieces of files are read, in any order."""
+    """A file format whose pieces can be read in any order."""
 
     @abstractmethod
     def read_split(self, split: FileSplit) -> list[Item]:
-        """The rows of a piece, and the errors that stand in the place of rows."""
+        """Return the rows of a piece, with errors in place of rows."""

@@ -1,4 +1,4 @@
-"""Whether a file is the one that it was: a place in it that was saved means nothing in another one."""
+"""Checks that a file has not changed: a saved position in a file is meaningless in another file."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["local_size", "require_same_size"]
 
 
 def local_size(path: str) -> int:
-    """Bytes of a file of this machine; 0 where that would take asking a server, or there is none.
+    """Return the bytes of a file of this machine; 0 for remote and missing files.
 
     >>> local_size("s3://bucket/a")
     0
     """
-    with contextlib.suppress(OSError, ValueError):  # who opens it says what is wrong with it
+    with contextlib.suppress(OSError, ValueError):  # opening the file raises the error
         local = local_path(path)
         return 0 if local is None else os.path.getsize(local)
     return 0
 
 
 def require_same_size(path: str, saved: int) -> None:
-    """FailedPreconditionError where a file has another size than it had; nothing where nobody knows, which is 0."""
+    """Raise FailedPreconditionError if the size of a file has changed. A size of 0 is unknown and fits every file."""
     found = local_size(path)
     if saved and found and found != saved:
         raise FailedPreconditionError(

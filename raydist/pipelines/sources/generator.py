@@ -23,14 +23,14 @@ from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["GeneratorOp"]
 
-_FILL_S = 0.02  # a block is handed on after this time, so that a slow generator's values are not held back
+_FILL_S = 0.02  # seconds after which a block is handed on, so that a slow generator does not hold back values
 _BLOCK_BYTES = 1 << 22
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class GeneratorOp(SourceOp):
-    """The values of `generator(*args)`, called afresh for every pass."""
+    """The values of `generator(*args)`, which is called for every pass."""
 
     generator: Callable[..., Any]
     signature: Signature
@@ -40,7 +40,7 @@ class GeneratorOp(SourceOp):
     def of(
         cls, generator: Any, output_signature: Any, args: Any, output_types: Any = None, output_shapes: Any = None
     ) -> GeneratorOp:
-        """From the arguments of `from_generator`."""
+        """Return the operation for the arguments of `from_generator`."""
         if not callable(generator):
             raise SpecError(
                 f"from_generator needs a function that gives a fresh iterator for every pass, got {generator!r:.100}. "
@@ -85,7 +85,7 @@ def _signature(output_signature: Any, output_types: Any, output_shapes: Any) -> 
 
 @final
 class GeneratorIterator(OpIterator):
-    """One call of the generator. Its state is a count: resuming calls it again and drops that many values."""
+    """An iterator over one call of the generator. Its state is a count: resuming calls again and skips values."""
 
     def __init__(self, op: GeneratorOp) -> None:
         self._op = op
@@ -102,7 +102,7 @@ class GeneratorIterator(OpIterator):
         return self._outbox.take(limit)
 
     def _take(self, limit: int) -> list[Item]:
-        """Up to `limit` elements, and the error after them if there is one."""
+        """Return up to `limit` elements, and the error after them if there is one."""
         rows: list[list[Any]] = []
         deadline = time.monotonic() + _FILL_S
         while len(rows) < limit and (not rows or time.monotonic() < deadline):
@@ -113,7 +113,7 @@ class GeneratorIterator(OpIterator):
                 break
             except LEAVING:
                 raise
-            except BaseException as error:  # the generator's own error: it has ended
+            except BaseException as error:  # the generator's own error: a generator ends with an error
                 self._over = True
                 return [*self._blocks(rows), self._noted(error)]
             self._num_taken += 1
@@ -134,7 +134,7 @@ class GeneratorIterator(OpIterator):
         return ElementError(as_exception(error))
 
     def _open(self) -> Iterator[Any]:
-        """The running generator; a resumed one has passed what was handed out before."""
+        """Return the running generator, after the values that were handed out before."""
         if self._values is None:
             made = self._op.generator(*self._op.args)
             try:

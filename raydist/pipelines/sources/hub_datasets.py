@@ -1,6 +1,6 @@
-"""Dataset.from_huggingface: the rows of a `datasets.Dataset`, or of a directory that its `save_to_disk` wrote.
+"""Dataset.from_huggingface: the rows of a `datasets.Dataset`, or of a directory written by its `save_to_disk`.
 
-The objects are known by the names of their classes, and directories are read without the package.
+Objects are recognised by the names of their classes, and directories are read without the `datasets` package.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from raydist.pipelines.sources.indexed import IndexedIterator
 __all__ = ["HubDatasetOp", "hub_op"]
 
 _TENSOR_FORMATS = ("torch", "numpy", "tensorflow", "jax")
-_ENCODED = ("Image", "Audio", "Video", "Pdf", "Nifti")  # structs of bytes and path, of which one is missing
-_SMALL_ROWS = 1 << 13  # an index mapping that may travel to every worker
+_ENCODED = ("Image", "Audio", "Video", "Pdf", "Nifti")  # structs of bytes and path, one of which is missing
+_SMALL_ROWS = 1 << 13  # limit for an index mapping that goes to every worker
 
 
 def hub_op(source: Any, conversion: Conversion) -> HubDatasetOp:
-    """From the argument of `from_huggingface`."""
+    """Return the operation for the argument of `from_huggingface`."""
     if isinstance(source, str | bytes | os.PathLike):
         local = local_path(path_text(source))
         if local is None:
@@ -68,20 +68,20 @@ def hub_op(source: Any, conversion: Conversion) -> HubDatasetOp:
 
 
 class _Stored(Protocol):
-    """A table that lies in memory or on disk. Picklable."""
+    """Interface of a picklable table in memory or on disk."""
 
     @property
     def portable(self) -> bool:
-        """Whether its pickle is small."""
+        """True if the pickle is small."""
 
     def load(self) -> TableRows:
-        """The rows."""
+        """Return the rows."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class _StoredFiles:
-    """A table in files of a saved directory, mapped by every process that reads rows."""
+    """A table in files of a saved directory, which every reading process maps."""
 
     paths: tuple[str, ...]
     portable: bool = True
@@ -106,8 +106,8 @@ class _StoredTable:
     """A table of a `datasets.Dataset`.
 
     Attributes:
-        table: Of `datasets`, if it is mapped: its pickle names the files. Else an Arrow table.
-        portable: Whether it is mapped, or small.
+        table: A table of `datasets` if mapped, whose pickle names the files; otherwise an Arrow table.
+        portable: True if the table is mapped, or small.
     """
 
     table: Any
@@ -115,7 +115,7 @@ class _StoredTable:
 
     @classmethod
     def of(cls, table: Any) -> _StoredTable:
-        """From a table of `datasets`."""
+        """Return the stored form of a table of `datasets`."""
         if _is_mapped(table):
             return cls(table, portable=True)
         plain: pa.Table = table.table
@@ -127,7 +127,7 @@ class _StoredTable:
 
 
 def _is_mapped(table: Any) -> bool:
-    """Whether a table of `datasets` lies in files as a whole."""
+    """Return True if all parts of a table of `datasets` are mapped files."""
     blocks = getattr(table, "blocks", None)
     if blocks is None:
         return type(table).__name__ == "MemoryMappedTable"
@@ -135,7 +135,7 @@ def _is_mapped(table: Any) -> bool:
 
 
 def _of_directory(path: str) -> tuple[_StoredFiles, Mapping[str, Any], Mapping[str, Any]]:
-    """The files, features and format of a saved dataset."""
+    """Return the files, features and format of a saved dataset."""
     if os.path.exists(os.path.join(path, "dataset_dict.json")):
         splits = _json(os.path.join(path, "dataset_dict.json")).get("splits", [])
         raise InvalidArgumentError(
@@ -216,10 +216,10 @@ class HubDatasetOp(SourceOp):
     """The rows of a dataset.
 
     Attributes:
-        stored: Where they lie.
-        mapping: A table of the numbers of the rows, in their order; None: all of them.
-        schema: What the columns are read as.
-        conversion: What they become.
+        stored: The table of rows.
+        mapping: A table with the numbers of the rows, in order; None for all rows.
+        schema: Arrow types of the columns to read.
+        conversion: Choices about nulls and decimals.
     """
 
     stored: _StoredFiles | _StoredTable
@@ -250,7 +250,7 @@ class HubDatasetOp(SourceOp):
 
     @cached_property
     def _access(self) -> _HubAccess:
-        return _HubAccess(self.stored, self.mapping, self.schema, self.conversion)  # one for all passes
+        return _HubAccess(self.stored, self.mapping, self.schema, self.conversion)  # shared by all passes
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_access"}
@@ -316,7 +316,7 @@ _Number = Callable[[pa.DataType], pa.DataType]
 
 
 def _number_type(form: str | None, arguments: Mapping[str, Any]) -> _Number:
-    """The types that a format gives numbers: those of tensors are int64 and float32, or what its dtype says."""
+    """Return the function that maps number types: a tensor format uses int64 and float32, or its dtype."""
     if form not in _TENSOR_FORMATS:
         return lambda kind: kind
     if arguments.get("dtype") is not None:
@@ -326,7 +326,7 @@ def _number_type(form: str | None, arguments: Mapping[str, Any]) -> _Number:
 
 
 def _typed(kind: Any, feature: Any, number: _Number) -> Any:
-    """The type that a column of a feature is read as: arrays have their shape, numbers the type of the format."""
+    """Return the type of a column with a feature: arrays get their shape, numbers the type of the format."""
     if isinstance(kind, pa.BaseExtensionType) and type(kind).__module__.partition(".")[0] == "datasets":
         kind = kind.storage_type
     if isinstance(feature, Mapping) and str(feature.get("_type", "")).startswith("Array") and "shape" in feature:
@@ -354,7 +354,7 @@ def _feature_of_items(feature: Any) -> Any:
 
 
 def _feature_of_field(feature: Any, name: str) -> Any:
-    """The feature of a field. A sequence of structs is stored as a struct of lists."""
+    """Return the feature of a field. A sequence of structs is stored as a struct of lists."""
     if not isinstance(feature, Mapping):
         return None
     inner = feature.get("feature") if "_type" in feature else None
@@ -364,7 +364,7 @@ def _feature_of_field(feature: Any, name: str) -> Any:
 
 
 def _array_type(kind: Any, shape: Sequence[int | None], number: _Number) -> pa.DataType:
-    """Nested lists of a shape, of which the first dimension may be unknown."""
+    """Return nested lists with this shape, whose first dimension may be unknown."""
     while hasattr(kind, "value_type"):
         kind = kind.value_type
     found = number(kind) if pa.types.is_integer(kind) or pa.types.is_floating(kind) else kind
@@ -374,7 +374,7 @@ def _array_type(kind: Any, shape: Sequence[int | None], number: _Number) -> pa.D
 
 
 def _is_encoded(feature: Any) -> bool:
-    """Whether a feature is a struct of bytes and a path, or lists of these."""
+    """Return True if a feature is a struct of bytes and a path, or lists of such structs."""
     if isinstance(feature, Mapping) and feature.get("_type") in _ENCODED:
         return True
     inner = _feature_of_items(feature)

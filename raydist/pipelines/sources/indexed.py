@@ -1,4 +1,4 @@
-"""The iterator of every source whose elements can be read by their index."""
+"""The iterator of every source with random access."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["IndexedIterator"]
 
 @final
 class IndexedIterator(OpIterator):
-    """Reads elements 0, 1, 2, ...; its state is the next index."""
+    """An iterator over elements 0, 1, 2, ...; its state is the next index."""
 
     def __init__(self, access: RandomAccess) -> None:
         self._access = access
@@ -27,7 +27,7 @@ class IndexedIterator(OpIterator):
         try:
             block = self._access.read(self._next, stop)
         except Exception:
-            if stop - self._next > 1:  # find the element whose error it is
+            if stop - self._next > 1:  # find the element that raises
                 return self.next_block((stop - self._next) // 2)
             self._next = stop
             raise

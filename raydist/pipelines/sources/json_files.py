@@ -1,4 +1,4 @@
-"""Dataset.from_json: the objects of files of JSON lines."""
+"""Dataset.from_json: the objects of JSON Lines files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def json_op(
     max_line_bytes: int | None = None,
     conversion: Conversion = _AS_IT_IS,
 ) -> TableFilesOp:
-    """From the arguments of `from_json`. Reads the beginning of the first file that has a line."""
+    """Return the operation for the arguments of `from_json`. Reads the beginning of the first file that has a line."""
     files, compression = table_paths(paths, "from_json"), check_compression(compression_type)
     path, lines = first_rows(files, compression, max_line_bytes, 0)
     if not lines:
@@ -42,7 +42,7 @@ def json_op(
     parser = JsonParser(_selected(path, inferred, columns), columns is not None)
     conversion.check(parser.schema)
     table_format = RowLinesFormat("from_json", parser, compression, max_line_bytes, conversion)
-    _ = table_format.rows  # finds out whether every field can be a leaf
+    _ = table_format.rows  # checks that every field can be a leaf
     return TableFilesOp(files, table_format, UNKNOWN_CARDINALITY)
 
 

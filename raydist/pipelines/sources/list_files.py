@@ -20,7 +20,7 @@ __all__ = ["list_files_op", "matching_files"]
 
 
 def list_files_op(pattern: Any) -> MemoryOp:
-    """The names that match now, sorted."""
+    """Return a source of the names that match now, sorted."""
     patterns = list(pattern) if isinstance(pattern, Sequence) and not isinstance(pattern, str | bytes) else [pattern]
     if not patterns:
         raise InvalidArgumentError(
@@ -37,7 +37,7 @@ def list_files_op(pattern: Any) -> MemoryOp:
 
 
 def matching_files(pattern: str) -> list[str]:
-    """Files and directories whose name matches `pattern`: local paths, or URIs of the pattern's scheme."""
+    """Return files and directories whose name matches `pattern`: local paths, or URIs of the pattern's scheme."""
     local = local_path(pattern)
     if local is not None:
         prefix = pattern.removesuffix(local)

@@ -1,4 +1,4 @@
-"""Dataset.from_tensor_slices and Dataset.from_tensors: data that is in memory already."""
+"""Dataset.from_tensor_slices and Dataset.from_tensors: data in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MemoryOp(SourceOp):
 
     @classmethod
     def of_slices(cls, tensors: Any) -> MemoryOp:
-        """One element per entry of the first dimension of every leaf. Arrays are not copied."""
+        """Make one element per entry of the first dimension of every leaf. Arrays are not copied."""
         leaves, structure = flatten_element(tensors)
         columns = [_column(leaf, path) for leaf, path in zip(leaves, structure.paths(), strict=True)]
         if not columns:
@@ -48,7 +48,7 @@ class MemoryOp(SourceOp):
 
     @classmethod
     def of_tensors(cls, tensors: Any) -> MemoryOp:
-        """One element."""
+        """Make one element."""
         return cls(block_of_rows([tensors]), "from_tensors")
 
     @property
@@ -107,7 +107,7 @@ class _BlockAccess(RandomAccess):
         return taken.shared() if any(column.dtype.hasobject for column in taken.columns) else taken
 
     def read(self, start: int, stop: int) -> Block:
-        return self.block.slice(start, stop).shared()  # every time: a pickled array comes back writable
+        return self.block.slice(start, stop).shared()  # every time: an unpickled array is writable
 
 
 def _consecutive(indices: Any) -> bool:

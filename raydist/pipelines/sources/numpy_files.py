@@ -30,7 +30,7 @@ __all__ = ["NumpyFileOp", "numpy_op"]
 
 
 def numpy_op(source: Any, verify: bool = True, max_array_bytes: int | None = None) -> DatasetOp:
-    """From the arguments of `from_numpy`: the rows of a file, if `source` is a path, or of arrays in memory."""
+    """Return the operation for the arguments of `from_numpy`: a path, or arrays in memory."""
     if max_array_bytes is not None and max_array_bytes < 1:
         raise InvalidArgumentError(f"max_array_bytes must be >= 1 or None, got {max_array_bytes!r}.")
     if isinstance(source, str | bytes | os.PathLike):
@@ -41,12 +41,12 @@ def numpy_op(source: Any, verify: bool = True, max_array_bytes: int | None = Non
 @final
 @dataclass(frozen=True, eq=False)
 class NumpyFileOp(SourceOp):
-    """The rows of the arrays of one file. Whoever reads rows opens the file: only its description travels.
+    """The rows of the arrays of one file. Every reading process opens the file: pickles contain only the description.
 
     Attributes:
         structure: One leaf for .npy, a dict for .npz.
-        arrays: In the order of the leaves, with equal first dimensions.
-        verify: Whether checksums are compared before the first row is handed out.
+        arrays: Arrays in the order of the leaves, with equal first dimensions.
+        verify: True to compare checksums before the first row is handed out.
     """
 
     structure: Structure
@@ -84,7 +84,7 @@ class NumpyFileOp(SourceOp):
 
     @property
     def gives_rows(self) -> bool:
-        return all(len(array.shape) <= 2 for array in self.arrays)  # of larger arrays each entry may be a batch
+        return all(len(array.shape) <= 2 for array in self.arrays)  # each entry of a larger array may be a batch
 
     def cardinality(self) -> int:
         return self.arrays[0].shape[0]
@@ -97,7 +97,7 @@ class NumpyFileOp(SourceOp):
 
     @cached_property
     def _access(self) -> RandomAccess:
-        # One for all passes: compressed arrays are loaded, and checksums compared, once.
+        # Shared by all passes: compressed arrays are loaded, and checksums compared, once.
         return _FileAccess(self.structure, self.arrays, self.verify)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
@@ -116,11 +116,11 @@ class _FileAccess(RandomAccess):
         return self.arrays[0].shape[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"structure": self.structure, "arrays": self.arrays, "verify": self.verify}  # never what was loaded
+        return {"structure": self.structure, "arrays": self.arrays, "verify": self.verify}  # without loaded arrays
 
     @cached_property
     def _loaded(self) -> list[np.ndarray[Any, Any]] | DataLossError:
-        """The arrays, or why there are none: a damaged file is not read again for each of its rows."""
+        """The arrays, or the error: a damaged file is not read again for each of its rows."""
         try:
             return [array.load(verify=self.verify) for array in self.arrays]
         except DataLossError as loss:
@@ -136,12 +136,12 @@ class _FileAccess(RandomAccess):
 
 
 def _end(array: StoredArray) -> int:
-    """Where the array's bytes end in the file; 0 if they are held in memory."""
+    """Return the end of the array's bytes in the file; 0 if they are in memory."""
     return 0 if array.offset is None else array.offset + array.num_bytes
 
 
 def _describe(path: str, max_array_bytes: int | None) -> tuple[Structure, tuple[StoredArray, ...]]:
-    """The structure of one element, and the arrays in leaf order."""
+    """Return the structure of one element, and the arrays in leaf order."""
     opened = open_file(path)
     try:
         if path.endswith(".npy"):
@@ -161,7 +161,7 @@ def _specs(arrays: tuple[StoredArray, ...]) -> tuple[TensorSpec, ...]:
 
 
 def _rows(array: np.ndarray[Any, Any], indices: Any) -> Column:
-    """The rows at `indices` in the machine's byte order, text as Python objects. Neighbours are not copied."""
+    """Return the rows at `indices` in native byte order, text as Python objects. Consecutive rows are not copied."""
     neighbours = len(indices) > 0 and bool((np.diff(indices) == 1).all())
     rows = array[int(indices[0]) : int(indices[-1]) + 1] if neighbours else array[indices]
     column: Column = as_leaf(rows)

@@ -25,12 +25,12 @@ from raydist.values import UNKNOWN_CARDINALITY
 __all__ = ["ParquetFormat", "parquet_op"]
 
 _SPLIT_BYTES = 1 << 22
-_MAX_SPLIT_BYTES = 1 << 26  # of wanted columns: a larger row group is read in batches, not held as a whole
+_MAX_SPLIT_BYTES = 1 << 26  # of selected columns: a larger row group is read in batches, not as a whole
 _WHOLE = 1 << 62
 
 
 def parquet_op(paths: Any, columns: Sequence[str] | None, filters: Any, conversion: Conversion) -> DatasetOp:
-    """From the arguments of `from_parquet`. Reads the footers of all files.
+    """Return the operation for the arguments of `from_parquet`. Reads the footers of all files.
 
     Pieces of files (row groups) are read several at a time; files with huge row groups one after the other, in batches.
     """
@@ -54,7 +54,7 @@ def parquet_op(paths: Any, columns: Sequence[str] | None, filters: Any, conversi
 @final
 @dataclass(frozen=True, slots=True)
 class _RowGroups:
-    """Rows of each row group of a file, and bytes of the wanted columns."""
+    """Rows of each row group of a file, and bytes of the selected columns."""
 
     rows: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -74,7 +74,7 @@ def _row_groups(path: str, table_format: ParquetFormat) -> _RowGroups:
 
 
 def _splits(path: str, groups: _RowGroups) -> Iterator[FileSplit]:
-    """Pieces of at least some MiB, where the file has as much: each costs about a millisecond."""
+    """Yield splits of at least 4 MiB, where the file is that large: each costs about a millisecond."""
     first = num_bytes = 0
     for number, size in enumerate(groups.sizes):
         num_bytes += size
@@ -86,7 +86,7 @@ def _splits(path: str, groups: _RowGroups) -> Iterator[FileSplit]:
 @final
 @dataclass(frozen=True, eq=False)
 class ParquetFormat(TableFormat, SplitFormat):
-    """The columns of `schema`, of the rows that `row_filter` (an Arrow expression, or None) is true for."""
+    """The columns of `schema`, in the rows for which `row_filter` (an Arrow expression, or None) is true."""
 
     name: ClassVar[str] = "from_parquet"
     schema: pa.Schema
@@ -103,7 +103,7 @@ class ParquetFormat(TableFormat, SplitFormat):
 
     @cached_property
     def rows(self) -> RowSchema:
-        """Makes blocks of record batches."""
+        """Converter of record batches to blocks."""
         return RowSchema(self.schema, self.conversion)
 
     def open(self, path: str, position: Sequence[int]) -> TableReader:
@@ -123,7 +123,7 @@ class ParquetFormat(TableFormat, SplitFormat):
 
 
 def _require_same(file: ParquetFile, split: FileSplit, names: list[str]) -> None:
-    """DataLossError unless the file still has the row groups of a piece."""
+    """Raise DataLossError unless the file still has the row groups of a split."""
     groups = range(split.first, min(split.end, file.num_row_groups))
     num_rows = sum(file.row_group_size(number, names)[0] for number in groups)
     if num_rows != split.num_rows or len(groups) < split.end - split.first:
@@ -136,7 +136,7 @@ def _require_same(file: ParquetFile, split: FileSplit, names: list[str]) -> None
 
 
 def open_checked(path: str, table_format: ParquetFormat) -> ParquetFile:
-    """Open a file that must have the columns of the format."""
+    """Open a file and check that it has the columns of the format."""
     file = ParquetFile(path)
     found = [field for field in file.schema if field.name in table_format.schema.names]
     if sorted(found, key=_name) == sorted(table_format.schema, key=_name):
@@ -150,7 +150,7 @@ def open_checked(path: str, table_format: ParquetFormat) -> ParquetFile:
 
 @final
 class ParquetReader(TableReader):
-    """Reads one row group after the other. After damage it goes on with the next one."""
+    """A reader of one row group after the other. After damage it continues with the next row group."""
 
     def __init__(
         self, table_format: ParquetFormat, file: ParquetFile, row_group: int = 0, num_batches: int = 0
@@ -159,10 +159,10 @@ class ParquetReader(TableReader):
         self._format = table_format
         self._file = file
         self._row_group = row_group
-        self._to_pass = num_batches  # batches of the row group that a state lies behind
+        self._to_pass = num_batches  # batches of the row group to skip when resuming
         self._num_batches = num_batches
         self._batches: Iterator[pa.RecordBatch] | None = None
-        self._first_row = self._rows_read = 0  # of the row group: of the last batch, and behind it
+        self._first_row = self._rows_read = 0  # in the row group: first row of the last batch, and the row after it
 
     def position(self) -> list[int]:
         return [self._row_group, self._num_batches]
@@ -177,7 +177,7 @@ class ParquetReader(TableReader):
             loss.add_note(f"In row group {self._row_group} of {self._file.num_row_groups}; reading goes on behind it.")
             self._next_row_group()
             return [ElementError(loss)]
-        except Exception as error:  # I/O errors too stand at their place
+        except Exception as error:  # I/O errors also take the place of the data
             self.ended = True
             return [ElementError(error)]
         if batch is None:
@@ -191,7 +191,7 @@ class ParquetReader(TableReader):
             self._rows_read = sum(passed.num_rows for passed in itertools.islice(self._batches, self._to_pass))
         batch = next(self._batches, None)
         if batch is not None:
-            batch.validate(full=True)  # 13.7 ms per 65 MB; what was read from a file may have any offsets
+            batch.validate(full=True)  # 13.7 ms per 65 MB; a file may contain invalid offsets
             self._num_batches += 1
             self._first_row, self._rows_read = self._rows_read, self._rows_read + batch.num_rows
         return batch
@@ -217,7 +217,7 @@ def _expression(filters: Any) -> Any:
     if filters is None:
         return None
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq  # 80 ms, and only filters need it
+    import pyarrow.parquet as pq  # 80 ms, needed only for filters
 
     if isinstance(filters, pc.Expression):
         return filters
@@ -238,7 +238,7 @@ def _selected(file: ParquetFile, columns: Sequence[str] | None) -> pa.Schema:
             f"columns must be names of columns of {file.path!r} ({', '.join(file.schema.names):.500}), got {columns!r}."
         )
     schema = pa.schema([file.schema.field(index) for index in map(file.schema.get_field_index, names) if index >= 0])
-    return schema if len(schema) == len(names) else file.schema  # of two columns of one name, RowSchema complains
+    return schema if len(schema) == len(names) else file.schema  # RowSchema raises for two columns of one name
 
 
 def _check_filter(file: ParquetFile, table_format: ParquetFormat) -> None:

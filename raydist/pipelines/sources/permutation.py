@@ -1,8 +1,8 @@
-"""The numbers 0 .. n - 1 in random order, each computed when it is asked for.
+"""The numbers 0 .. n - 1 in random order, each computed on demand.
 
-A Feistel network is a permutation of 2^(2h) numbers whatever its round function is; numbers beyond n are permuted again
-until they fall below it, which keeps it a permutation ("cycle walking": Black and Rogaway, "Ciphers with Arbitrary
-Finite Domains", CT-RSA 2002). So neither the order nor a position in it takes memory.
+A Feistel network is a permutation of 2^(2h) numbers for any round function. Numbers beyond n are permuted again until
+they fall below n, which keeps it a permutation ("cycle walking": Black and Rogaway, "Ciphers with Arbitrary Finite
+Domains", CT-RSA 2002). So neither the order nor a position in it takes memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Words = np.ndarray[Any, np.dtype[np.uint64]]
 @final
 @dataclass(frozen=True, eq=False)
 class PermutationOp(SourceOp):
-    """0 .. `count` - 1 in the order of one epoch, or of all epochs."""
+    """The numbers 0 .. `count` - 1 in a random order, per epoch or for all epochs."""
 
     count: int
     seed: int | None
@@ -80,7 +80,7 @@ class _Permutation(OpIterator):
 
 
 def permuted(positions: _Words, count: int, keys: _Words) -> _Words:
-    """The numbers at these positions of the permutation of 0 .. `count` - 1 that `keys` name.
+    """Return the numbers at these positions of the permutation of 0 .. `count` - 1 with these `keys`.
 
     >>> keys = RandomKey(seed=1, operation="global_shuffle-1").words(0, 8)
     >>> sorted(permuted(np.arange(10, dtype=np.uint64), 10, keys).tolist()) == list(range(10))
@@ -94,7 +94,7 @@ def permuted(positions: _Words, count: int, keys: _Words) -> _Words:
 
 
 def _encrypted(numbers: _Words, half: int, keys: _Words) -> _Words:
-    """A Feistel network over two halves of `half` bits."""
+    """Apply a Feistel network over two halves of `half` bits."""
     shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = numbers >> shift, numbers & mask
     for key in keys:

@@ -1,4 +1,4 @@
-"""Reading the records of one file piece by piece, where every piece knows where it begins."""
+"""Reading the records of one file in pieces, each with the position of its end."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Piece", "PieceReader"]
 @final
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some neighbouring records.
+    """Some consecutive records.
 
     Attributes:
-        records: In order; may be none.
-        error: Stands at the place after them, if any.
-        offset: Where reading goes on behind the piece.
-        index: Number of the record there.
-        ended: There is nothing behind it.
+        records: Records in order; may be empty.
+        error: Error that follows the records, if any.
+        offset: Position of the next piece in the file.
+        index: Number of the record at `offset`.
+        ended: True if no piece follows.
     """
 
     records: Sequence[bytes]
@@ -33,18 +33,18 @@ class Piece:
 
 @final
 class PieceReader:
-    """Reads pieces; a file that cannot be opened is one piece with an error."""
+    """A reader of pieces. A file that cannot be opened is one piece with an error."""
 
     def __init__(self, open_reader: Callable[[], RecordReader]) -> None:
         self._open_reader = open_reader
         self._reader: RecordReader | None = None
 
     def read(self, limit: int) -> Piece:
-        """The next piece, of up to `limit` records. Not to be called after one that ended."""
+        """Return the next piece, of up to `limit` records. Must not be called after a piece that ended."""
         if self._reader is None:
             try:
                 self._reader = self._open_reader()
-            except Exception as failure:  # a missing file, a directory, ...
+            except Exception as failure:  # such as a missing file or a directory
                 return Piece((), failure, 0, 0, ended=True)
         records, error = self._reader.read(limit)
         ended = self._reader.ended or (not records and error is None)

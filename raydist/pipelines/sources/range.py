@@ -24,13 +24,13 @@ from raydist.values import INFINITE_CARDINALITY
 __all__ = ["CounterOp", "RandomOp", "RangeOp"]
 
 _MAX_ROWS = 4096
-_BOUND = 1 << 32  # the numbers of tf.data's random: 32 bits in an int64
+_BOUND = 1 << 32  # range of tf.data's random: 32 bits in an int64
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class RandomOp(SourceOp):
-    """int64 numbers below 2^32; the same ones in every epoch unless `rerandomize_each_iteration`."""
+    """Random int64 numbers below 2^32; the same in every epoch unless `rerandomize_each_iteration`."""
 
     seed: int | None
     rerandomize_each_iteration: bool
@@ -75,7 +75,7 @@ class _Random(OpIterator):
 @final
 @dataclass(frozen=True, eq=False)
 class CounterOp(SourceOp):
-    """`start`, `start + step`, ..."""
+    """The numbers `start`, `start + step`, ..."""
 
     start: int
     step: int
@@ -120,7 +120,7 @@ class _Counter(OpIterator):
         self._next = int(state["next"])
 
 
-_FEW = 1024  # numbers that may as well be made at once
+_FEW = 1024  # up to this many numbers are made at once
 
 
 @final
@@ -141,7 +141,7 @@ class RangeOp(SourceOp):
 
     @classmethod
     def of(cls, args: Sequence[int], dtype: np.dtype[Any]) -> RangeOp:
-        """From the arguments of `range`: stop, or start and stop, or start, stop and step."""
+        """Return the operation for the arguments of `range`: stop, or start and stop, or start, stop and step."""
         if not 1 <= len(args) <= 3:
             raise InvalidArgumentError(f"range takes stop, or start, stop and step, got {len(args)} arguments.")
         bounds = (0, *args) if len(args) == 1 else tuple(args)

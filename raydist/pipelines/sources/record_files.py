@@ -1,4 +1,4 @@
-"""Datasets of the records of files, read one file after the other or in turns."""
+"""Datasets of the records of files, which are read one after the other or in turn."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = ["FileNames", "RecordFilesOp", "names_op"]
 
 
 def names_op(filenames: Any) -> DatasetOp:
-    """The operation that yields the file names: `filenames` itself where it is one.
+    """Return the operation that yields the file names: `filenames` itself if it is one.
 
     Raises:
-        SpecError: It is neither a path, a list of paths nor a dataset of str.
+        SpecError: `filenames` is neither a path, a list of paths nor a dataset of str.
         InvalidArgumentError: The list is empty.
     """
     if isinstance(filenames, DatasetOp):
@@ -50,10 +50,10 @@ def names_op(filenames: Any) -> DatasetOp:
 
 @final
 class FileNames:
-    """Takes file names one by one.
+    """A reader of file names, one at a time.
 
     Attributes:
-        num_taken: Names (and errors in the place of names) taken so far.
+        num_taken: Number of names (and errors in place of names) so far.
     """
 
     def __init__(self, names: OpIterator) -> None:
@@ -61,10 +61,10 @@ class FileNames:
         self._names = names
 
     def take(self) -> str:
-        """The next name.
+        """Return the next name.
 
         Raises:
-            StopIteration: There is none.
+            StopIteration: No name is left.
             Exception: The error of the dataset of names at this place.
         """
         try:
@@ -81,7 +81,7 @@ class FileNames:
         return path_text(value)
 
     def retake(self, num_taken: int, wanted: Sequence[int]) -> dict[int, str | ElementError]:
-        """On fresh names: take `num_taken` of them again, and return those (or errors) of the `wanted` numbers."""
+        """Take `num_taken` names again from a new dataset; return the names (or errors) with `wanted` numbers."""
         found: dict[int, str | ElementError] = {}
         for item in read_items(self._names, num_taken):
             size = item.num_rows if isinstance(item, Block) else 1
@@ -97,19 +97,19 @@ class FileNames:
         self._names.close()
 
 
-_SLOT_NUMBERS = 5  # in the state of a slot: its file, offset and record to begin at, records to pass over, its size
+_SLOT_NUMBERS = 5  # in the state of a slot: file number, start offset, start record, records to skip, file size
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class RecordFilesOp(DatasetOp):
-    """The records of the files that `names` yields, as bytes.
+    """The records, as bytes, of the files that `names` yields.
 
     Attributes:
         names: An operation whose elements are file names.
-        format: How the files are read.
-        cycle_length: Files that take turns, one record each.
-        ahead: Whether a thread for each of them reads ahead.
+        format: Format of the files.
+        cycle_length: Number of files that are read in turn, one record each.
+        ahead: True to prefetch each of them with a thread.
     """
 
     names: DatasetOp
@@ -119,7 +119,7 @@ class RecordFilesOp(DatasetOp):
 
     @classmethod
     def of(cls, filenames: Any, record_format: RecordFormat, num_parallel_reads: int | None) -> RecordFilesOp:
-        """From the arguments that all readers share."""
+        """Return the operation for the arguments that all readers share."""
         cycle = 1 if num_parallel_reads in (None, AUTOTUNE) else num_parallel_reads
         if not isinstance(cycle, int) or cycle < 1:
             raise InvalidArgumentError(
@@ -155,10 +155,10 @@ class RecordFilesOp(DatasetOp):
 
 @final
 class RecordFilesIterator(OpIterator):
-    """Reads `cycle_length` files in turns.
+    """An iterator that reads `cycle_length` files in turn.
 
     A slot whose file has ended takes the next file at once, and reads it from its next turn on: the order of
-    interleave. The state is, for each slot, the number of its file and where in it the records at hand begin.
+    interleave. The state has, for each slot, the number of its file and the position of its current piece.
     """
 
     def __init__(self, op: RecordFilesOp, names: FileNames) -> None:
@@ -183,7 +183,7 @@ class RecordFilesIterator(OpIterator):
         return self._outbox
 
     def _take_turns(self, limit: int) -> list[Item]:
-        """Records up to `limit`, and the error after them if there is one; nothing at the end."""
+        """Return up to `limit` records, and the error after them if there is one; an empty list at the end."""
         if not self._slots:
             self._slots = [self._next_file() for _ in range(self._op.cycle_length)]
         for slot in self._slots:
@@ -210,7 +210,7 @@ class RecordFilesIterator(OpIterator):
         return [Block(LEAF, (self._op.format.spec,), (column,), len(records))]
 
     def _whole_rounds(self, limit: int) -> list[bytes]:
-        """The records of some rounds of all slots, as far as they are at hand."""
+        """Return the records of some rounds of all slots, as far as they are in memory."""
         in_turn = [slot for slot in (*self._slots[self._turn :], *self._slots[: self._turn]) if slot is not None]
         if len(self._slots) == 1 or not in_turn:
             return []
@@ -219,7 +219,7 @@ class RecordFilesIterator(OpIterator):
         return [record for turn in turns for record in turn] if rounds > 0 else []
 
     def _take_turn(self, limit: int) -> tuple[list[bytes], Exception | None]:
-        """Records of the slot whose turn it is, and the error after them; then the turn passes on."""
+        """Return records of the current slot and the error after them, and pass the turn on."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._slots)
         slot = self._slots[turn]
         if slot is None:
@@ -238,7 +238,7 @@ class RecordFilesIterator(OpIterator):
             return None
         except MACHINERY_ERRORS:
             raise
-        except Exception as error:  # of the dataset of names: it stands at the place of the file
+        except Exception as error:  # of the dataset of names: the error takes the place of the file
             path = ElementError(error)
         return self._slot(number, path)
 
@@ -284,6 +284,6 @@ class RecordFilesIterator(OpIterator):
 
 
 def _slot_numbers(entry: Any) -> tuple[int, ...]:
-    """Those of a slot's state; one that an earlier version saved has no size."""
+    """Return the numbers in a slot's state. States of earlier versions have no size."""
     known = len(entry) if isinstance(entry, list) else 0
     return counts_in([*entry, 0] if known == _SLOT_NUMBERS - 1 else entry, _SLOT_NUMBERS)

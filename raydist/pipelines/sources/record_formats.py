@@ -1,4 +1,4 @@
-"""How files are cut into records: TFRecordDataset, TextLineDataset, FixedLengthRecordDataset and from_tar."""
+"""Record formats: TFRecordDataset, TextLineDataset, FixedLengthRecordDataset and from_tar."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["FixedLengthFormat", "TFRecordFormat", "TarFormat", "TextLineFormat"]
 @final
 @dataclass(frozen=True)
 class TFRecordFormat(RecordFormat):
-    """Records framed by their length and checksums.
+    """Records with a length and checksums.
 
     Attributes:
         compression_type: None, "GZIP" or "ZLIB".
-        max_record_bytes: A record that claims to be longer is damage.
-        limit_given: Whether a user says so; else what a compressed file may hold is bounded by its size.
+        max_record_bytes: A record with a larger length counts as damaged.
+        limit_given: True if the user set the limit. Otherwise the size of a compressed file bounds its records.
     """
 
     name: ClassVar[str] = "TFRecordDataset"
@@ -48,7 +48,7 @@ class TextLineFormat(RecordFormat):
 
     Attributes:
         compression_type: None, "GZIP" or "ZLIB".
-        max_line_bytes: A longer line is damage; None: see :meth:`ByteStream.piece_limit`.
+        max_line_bytes: A longer line counts as damaged; None: see :meth:`ByteStream.piece_limit`.
     """
 
     name: ClassVar[str] = "TextLineDataset"
@@ -69,9 +69,9 @@ class FixedLengthFormat(RecordFormat):
 
     Attributes:
         compression_type: None, "GZIP" or "ZLIB". Sizes count decompressed bytes.
-        record_bytes: Of one record, >= 1.
-        header_bytes: Before the first record.
-        footer_bytes: Behind the last one.
+        record_bytes: Bytes of one record, >= 1.
+        header_bytes: Bytes before the first record.
+        footer_bytes: Bytes after the last record.
     """
 
     name: ClassVar[str] = "FixedLengthRecordDataset"
@@ -96,14 +96,14 @@ class FixedLengthFormat(RecordFormat):
 @final
 @dataclass(frozen=True)
 class TarFormat(RecordFormat):
-    """Samples of tar files, as `tar_samples.py` packs them.
+    """Samples of tar files, in the layout of `tar_samples.py`.
 
     Attributes:
-        max_sample_bytes: A larger sample is damage; None: see :meth:`ByteStream.piece_limit`.
+        max_sample_bytes: A larger sample counts as damaged; None: see :meth:`ByteStream.piece_limit`.
     """
 
     name: ClassVar[str] = "from_tar"
-    compression_type: str | None = field(default=None, init=False)  # each file's name tells
+    compression_type: str | None = field(default=None, init=False)  # depends on each file's name
     max_sample_bytes: int | None = field(default=None, metadata={"fingerprint": False})
 
     def __post_init__(self) -> None:

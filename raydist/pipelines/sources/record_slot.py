@@ -1,4 +1,4 @@
-"""One file among those that a dataset of records reads in turn."""
+"""One slot of a dataset of records: a file that is read in turn with others."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from raydist.pipelines.sources.pieces import Piece, PieceReader
 
 __all__ = ["OpenRecords", "PiecesAhead", "RecordSlot"]
 
-_PIECES = 2  # held ready: one is handed out while the next is read
+_PIECES = 2  # kept ready: one is handed out while the thread reads the next
 _PIECE_BYTES = 1 << 20
-_FIRST_RECORDS = 16  # of a piece, before their size is known
+_FIRST_RECORDS = 16  # in a piece, before the size of a record is known
 _MAX_RECORDS = 1024
 
 
 @final
 class _Shelf:
-    """What the two threads share. The reading thread opens the file and closes it."""
+    """The state shared by two threads. The reading thread opens the file and closes it."""
 
     def __init__(self, open_reader: Callable[[], RecordReader]) -> None:
         self.open_reader = open_reader
@@ -36,7 +36,7 @@ class _Shelf:
         self.stopped = False
 
     def wait_for_room(self) -> bool:
-        """Whether another piece is wanted; waits until it is or nothing is wanted any more."""
+        """Wait for room; return True if another piece is wanted, False after `stop`."""
         with self.changed:
             self.changed.wait_for(lambda: self.stopped or len(self.pieces) < _PIECES)
             return not self.stopped
@@ -59,7 +59,7 @@ class _Shelf:
 
 
 def _read(shelf: _Shelf) -> None:
-    """The reading thread. It knows the shelf only, so that an abandoned reader is collected and stops it."""
+    """Run the reading thread. It refers only to the shelf, so that an abandoned reader is collected and stops it."""
     reader = PieceReader(shelf.open_reader)
     limit = _FIRST_RECORDS
     try:
@@ -71,7 +71,7 @@ def _read(shelf: _Shelf) -> None:
             if piece.records:
                 mean = sum(map(len, piece.records)) // len(piece.records)
                 limit = max(1, min(_MAX_RECORDS, _PIECE_BYTES // max(1, mean)))
-    except BaseException as failure:  # a thread that died silently would look like a file without an end
+    except BaseException as failure:  # a thread that ends silently would look like a file without an end
         shelf.fail(failure)
     finally:
         reader.close()
@@ -79,7 +79,7 @@ def _read(shelf: _Shelf) -> None:
 
 @final
 class PiecesAhead:
-    """Hands out the pieces of a file; its thread begins with the first call of `start` or `read`."""
+    """A reader of the pieces of a file; its thread starts with the first call of `start` or `read`."""
 
     def __init__(self, open_reader: Callable[[], RecordReader], path: str) -> None:
         self._path = path
@@ -89,14 +89,14 @@ class PiecesAhead:
         self._finalizer = weakref.finalize(self, self._shelf.stop)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start to read. May be called again."""
         if self._thread is None:
             self._thread = threading.Thread(target=_read, args=(self._shelf,), name="raydist-read", daemon=True)
             end_at_exit(self._thread, self._finalizer)
             self._thread.start()
 
     def read(self) -> Piece:
-        """The next piece; the last one says so. Waits for it, up to the limit of `Timeouts.input_s`."""
+        """Return the next piece, which may be the last. Blocks up to `Timeouts.input_s`."""
         self.start()
         shelf = self._shelf
         with shelf.changed:
@@ -119,18 +119,18 @@ class PiecesAhead:
 
 
 OpenRecords = Callable[[str, int, int], RecordReader]
-"""Opens the file of a path at an offset, the start of the record of an index."""
+"""Function that opens the file at a path at an offset, the start of the record with an index."""
 
-_SKIPPED_RECORDS = 1024  # read at a time on the way to where a state was saved
+_SKIPPED_RECORDS = 1024  # read at a time while skipping to a saved position
 
 
 @final
 class RecordSlot:
-    """Hands out the records of one file, from its turn on or read ahead by a thread.
+    """A reader of the records of one file, with or without a prefetch thread.
 
     Attributes:
-        number: Which file of all it is.
-        ended: Its last record, or the error that ends it, was handed out, and that there is no more was seen.
+        number: Number of the file among all files.
+        ended: True once the last record, or the final error, was handed out and the end was seen.
     """
 
     def __init__(
@@ -143,12 +143,12 @@ class RecordSlot:
         ahead: bool,
         size: int = 0,
     ) -> None:
-        """What `state` said: `position`, offset and index to begin at and records to pass over there; `size`."""
+        """Set up the reader from the numbers of `state`: `position` (offset, index, records to skip) and `size`."""
         self.number = number
         self.ended = False
         offset, index, self._to_pass = position
-        self._begin = (offset, index)  # of the piece at hand
-        self._at = 0  # records of it handed out
+        self._begin = (offset, index)  # start of the current piece
+        self._at = 0  # number of its records handed out
         self._piece: Piece | None = None
         self._error = path.error if isinstance(path, ElementError) else None
         text = "" if isinstance(path, ElementError) else path
@@ -162,16 +162,16 @@ class RecordSlot:
         self._here = PieceReader(open_reader)
 
     def start(self) -> None:
-        """Begin to read ahead, where that is wanted. May be called again."""
+        """Start to prefetch, if wanted. May be called again."""
         if self._ahead is not None and self._error is None:
             self._ahead.start()
 
     def ready(self) -> int:
-        """Records at hand."""
+        """Return the number of records in memory."""
         return 0 if self._piece is None or self._to_pass else len(self._piece.records) - self._at
 
     def take(self, limit: int) -> list[bytes]:
-        """Up to `limit` of the records at hand."""
+        """Return up to `limit` of the records in memory."""
         if self._piece is None:
             return []
         taken = self._piece.records[self._at : self._at + limit]
@@ -181,7 +181,7 @@ class RecordSlot:
         return list(taken)
 
     def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
-        """Up to `limit` next records, and the error that stands after them. Neither of both: the end."""
+        """Return up to `limit` records and the error that follows them. At the end, return no record and no error."""
         while not self.ready():
             error = self._take_error()
             if error is not None or self.ended:
@@ -190,7 +190,7 @@ class RecordSlot:
         return self.take(limit), None
 
     def _take_error(self) -> Exception | None:
-        """The error that comes next, once; afterwards, and behind the last record, the file has `ended`."""
+        """Return the next error, once. After it, or after the last record, the file has `ended`."""
         error, piece = self._error, self._piece
         if error is None and piece is not None and not self._to_pass:
             error = piece.error
@@ -211,13 +211,13 @@ class RecordSlot:
         self._piece = piece
 
     def _pass_piece(self) -> None:
-        """Behind a piece the next one begins."""
+        """Discard the current piece; the next one begins at its end."""
         if self._piece is not None:
             self._begin, self._at = (self._piece.offset, self._piece.index), 0
             self._piece = None
 
     def state(self) -> list[int]:
-        """Which file, where the piece at hand begins in it, how many of its records were handed out, and its size."""
+        """Return the file number, the start of the current piece, the records handed out since, and the file size."""
         return [self.number, *self._begin, self._at + self._to_pass, self._size]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Datasets of text files with one row a line: Dataset.from_csv and Dataset.from_json."""
+"""Datasets of text files with one row per line: Dataset.from_csv and Dataset.from_json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BLANK = b" \t\r"
 
 
 def first_lines(path: str, compression_type: str | None, max_line_bytes: int | None = None) -> list[bytes]:
-    """Up to 1000 lines from the beginning of a file, to learn its columns from. Blank ones are left out."""
+    """Return up to 1000 lines from the beginning of a file, without blank ones, to infer the columns."""
     require_line_limit(max_line_bytes)
     reader = LineReader(open_stream(path, compression_type), max_line_bytes=max_line_bytes)
     try:
@@ -43,9 +43,9 @@ def first_lines(path: str, compression_type: str | None, max_line_bytes: int | N
 def first_rows(
     paths: Sequence[str], compression_type: str | None, max_line_bytes: int | None, header_lines: int
 ) -> tuple[str, list[bytes]]:
-    """The first file that has more than a header, and its lines behind that, to learn types from.
+    """Return the first file with more than a header, and its lines after the header, to infer types.
 
-    Where none has, the last file and no lines.
+    If there is none, return the last file and no lines.
     """
     for path in paths:
         lines = first_lines(path, compression_type, max_line_bytes)[header_lines:]
@@ -57,13 +57,13 @@ def first_rows(
 @final
 @dataclass(frozen=True, eq=False)
 class RowLinesFormat(TableFormat):
-    """Lines that `parser` parses.
+    """A format of lines that `parser` parses.
 
     Attributes:
         made_by: The method that makes the dataset.
-        parser: Of the lines.
+        parser: Parser of the lines.
         compression_type: None, "GZIP" or "ZLIB".
-        max_line_bytes: A longer line is damage; None: see :meth:`ByteStream.piece_limit`.
+        max_line_bytes: A longer line counts as damaged; None: see :meth:`ByteStream.piece_limit`.
         conversion: Choices about nulls.
     """
 
@@ -87,7 +87,7 @@ class RowLinesFormat(TableFormat):
 
     @cached_property
     def rows(self) -> RowSchema:
-        """Makes blocks of record batches."""
+        """Converter of record batches to blocks."""
         return RowSchema(self.parser.schema, self.conversion)
 
     def open(self, path: str, position: Sequence[int]) -> TableReader:
@@ -113,7 +113,7 @@ class _Line:
 
 @final
 class RowLinesReader(TableReader):
-    """Reads lines and parses many at a time. A wrong line is found by halving and is an error in its place."""
+    """A reader that parses many lines at a time. Bisection finds wrong lines, which become errors in their place."""
 
     def __init__(self, table_format: RowLinesFormat, lines: LineReader) -> None:
         self.ended = False
@@ -121,7 +121,7 @@ class RowLinesReader(TableReader):
         self._lines = lines
 
     def pass_header(self) -> None:
-        """Read the first line. SpecError if it is not the header that the dataset was made for."""
+        """Read the first line. Raise SpecError if it differs from the header of the dataset."""
         lines, error = self._lines.read(1)
         if error is not None:
             raise error

@@ -1,4 +1,4 @@
-"""What a generator is declared to yield, and its values made to be that."""
+"""Conversion of the values of a generator to its declared output signature."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["Signature"]
 @final
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A nest of specs that every value must fit. Numbers are converted to the declared dtype where nothing is lost."""
+    """A nest of specs that every value must fit. Numbers are converted to the declared dtype if the value is kept."""
 
     structure: Structure
     specs: tuple[TensorSpec, ...]
 
     @classmethod
     def parse(cls, output_signature: Any) -> Signature:
-        """From a nest of TensorSpec."""
+        """Return the signature for a nest of TensorSpec."""
         specs, structure = flatten_element(output_signature)
         for spec in specs:
             if not isinstance(spec, TensorSpec):
@@ -45,24 +45,24 @@ class Signature:
 
     @classmethod
     def of_types(cls, output_types: Any, output_shapes: Any) -> Signature:
-        """From a nest of dtypes, and one of shapes like it (None in it: unknown)."""
+        """Return the signature for a nest of dtypes, and a nest of shapes like it (None for an unknown shape)."""
         dtypes, structure = flatten_element(output_types)
         shapes = parts_like(structure, output_shapes, "output_shapes")
         return cls.parse(unflatten(structure, [_spec(*leaf) for leaf in zip(shapes, dtypes, strict=True)]))
 
     def nest(self) -> Any:
-        """The nest of specs, as the user wrote it."""
+        """Return the nest of specs, as the user wrote it."""
         return unflatten(self.structure, self.specs)
 
     def of_any_shape(self) -> Signature:
-        """The same structure and dtypes."""
+        """Return the signature with the same structure and dtypes, and unknown shapes."""
         return Signature(self.structure, tuple(TensorSpec(None, spec.dtype) for spec in self.specs))
 
     def leaves(self, value: Any) -> list[Any]:
-        """The leaves of `value`, copied (a generator may use its buffers again). SpecError where it does not fit."""
+        """Return copies of the leaves of `value` (generators may reuse buffers); raises SpecError if unfit."""
         leaves, structure = flatten_element(value)
         if structure != self.structure:
-            leaves, structure = flatten(value)  # a None that stands for a leaf is told as one
+            leaves, structure = flatten(value)  # a None in place of a leaf is reported as a leaf
         if structure != self.structure:
             advice = (
                 " A tuple is a structure: yield a list for one tensor." if _has_tuple(self.structure, value) else ""
@@ -75,14 +75,14 @@ class Signature:
         return [_fit(leaf, spec, path) for leaf, spec, path in zip(leaves, self.specs, paths, strict=True)]
 
     def block(self, rows: Sequence[Sequence[Any]]) -> Block:
-        """One block of the elements with these leaves."""
+        """Return one block of the elements with these leaves."""
         pairs = [_column(values, spec) for values, spec in zip(zip(*rows, strict=True), self.specs, strict=True)]
         columns, specs = zip(*pairs, strict=True)
         return Block(self.structure, specs, columns, len(rows))
 
 
 def _has_tuple(declared: Structure, value: Any) -> bool:
-    """Whether `value` has a tuple where one tensor is declared."""
+    """Return True if `value` has a tuple in place of a declared tensor."""
     if declared.kind is None:
         return type(value) is tuple
     if declared.kind is not tuple or type(value) is not tuple or len(value) != len(declared.children):
@@ -101,7 +101,7 @@ def _spec(shape: Any, dtype: Any) -> TensorSpec:
 
 
 def _fit(value: Any, spec: TensorSpec, path: str) -> Any:
-    """`value` as a leaf of `spec`."""
+    """Return `value` as a leaf of `spec`."""
     leaf = _text(value, spec.dtype) if spec.dtype.kind in "SU" else _number(value, spec.dtype)
     if leaf is None or not _has_shape(np.shape(leaf), spec.shape):
         where = f" at {path!r}" if path else ""
@@ -116,10 +116,10 @@ def _has_shape(shape: tuple[int, ...], wanted: tuple[int | None, ...] | None) ->
 
 
 def _text(value: Any, dtype: np.dtype[Any]) -> Any:
-    """bytes, str or an object array of them; None for anything else."""
+    """Return bytes, str or an object array of them; None for anything else."""
     try:
         leaf = as_leaf(value)
-    except SpecError:  # nothing that a tensor can hold
+    except SpecError:  # no tensor can hold the value
         return None
     if isinstance(leaf, bytes | str):
         return leaf if isinstance(leaf, bytes) == (dtype.kind == "S") else None
@@ -129,11 +129,11 @@ def _text(value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _number(value: Any, dtype: np.dtype[Any]) -> Any:
-    """A fresh array of `dtype`; None where `value` cannot become one without loss of meaning."""
+    """Return a new array of `dtype`; None where the conversion would change the meaning of `value`."""
     try:
-        # Not by as_leaf: a Python float is to become a float64 where the signature says so.
+        # Not by as_leaf: a Python float becomes a float64 if the signature says so.
         array = np.asarray(value if isinstance(value, bool | int | float | complex | list) else as_leaf(value))
-    except (SpecError, ValueError):  # nothing that a tensor can hold; a list of rows of differing lengths
+    except (SpecError, ValueError):  # no tensor can hold the value; or a list of rows of different lengths
         return None
     if not _converts(array, dtype):
         return None
@@ -152,7 +152,7 @@ def _converts(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
 
 
 def _column(values: Sequence[Any], spec: TensorSpec) -> tuple[Column, TensorSpec]:
-    if spec.shape is None:  # of any rank: what these have is known better
+    if spec.shape is None:  # of any rank: the specs of the values are more precise
         return stack_leaves(values, set(map(type, values)))
     return _stacked(values, spec), spec
 
@@ -162,7 +162,7 @@ def _stacked(values: Sequence[Any], spec: TensorSpec) -> Column:
     if len(shapes) == 1 and (spec.dtype.kind not in "SU" or shapes != {()}):
         return np.stack(values)
     column = np.empty(len(values), dtype=object)
-    for index, value in enumerate(values):  # assigning the list would look into arrays
+    for index, value in enumerate(values):  # assigning the list would iterate over arrays
         column[index] = value
     return column
 

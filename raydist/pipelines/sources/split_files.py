@@ -1,7 +1,7 @@
-"""Datasets of the rows of files that are read piece by piece, several pieces at a time.
+"""Datasets of the rows of files that are read in pieces, several at a time.
 
-A source hands out descriptions of pieces; reading one is the work of a stage, so that pieces are read wherever stages
-run (in this thread, on threads, by input workers) and their rows come in order.
+A source hands out descriptions of pieces, and a stage reads the pieces. So pieces are read wherever stages run (in this
+thread, on threads, by input workers), and their rows come in order.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FileSplitsOp(SourceOp):
 
 @final
 class FileSplitsIterator(OpIterator):
-    """One piece at a time, however many are asked for: each is work enough for a worker. The state is a number."""
+    """An iterator that returns one piece at a time: each is enough work for a worker. The state is a number."""
 
     def __init__(self, splits: Sequence[FileSplit]) -> None:
         self._splits = splits
@@ -91,10 +91,10 @@ class SplitFilesOp(ElementwiseOp):
 
     Attributes:
         splits: An operation whose elements are descriptions of pieces.
-        format: How they are read.
-        num_rows: In all files, or UNKNOWN_CARDINALITY.
+        format: Format of the files.
+        num_rows: Number of rows in all files, or UNKNOWN_CARDINALITY.
         shown: The files, for `explain()`.
-        paths: All files, those without a piece included; none in a pipeline of an earlier version.
+        paths: All files, including files without a piece; empty in a pipeline of an earlier version.
     """
 
     splits: DatasetOp
@@ -126,7 +126,7 @@ class SplitFilesOp(ElementwiseOp):
         return self.format.spec
 
     def every(self, step: int, first: int) -> SplitFilesOp:
-        """The rows of files first, first + step, ..."""
+        """Return the operation for the files first, first + step, ..."""
         if not isinstance(self.splits, FileSplitsOp):
             raise FailedPreconditionError(f"raydist bug: {self.label} must know its pieces, got {self.splits.label}.")
         of_files = _by_file(self.splits.splits, self.paths)[first::step]
@@ -139,7 +139,7 @@ class SplitFilesOp(ElementwiseOp):
 
 
 def _by_file(splits: Sequence[FileSplit], paths: Sequence[str]) -> list[list[FileSplit]]:
-    """The pieces of each file; a file that is named twice has them twice."""
+    """Return the pieces of each file; a file that is named twice has them twice."""
     rest = deque(splits)
     found: list[list[FileSplit]] = []
     for path in paths:
@@ -167,5 +167,5 @@ class _ReadKernel(Kernel):
     def _read(self, split: FileSplit) -> list[Item]:
         try:
             return self.format.read_split(split)
-        except Exception as error:  # a file that has gone, ...
+        except Exception as error:  # such as a file that was deleted
             return [ElementError(error)]

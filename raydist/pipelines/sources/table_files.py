@@ -1,4 +1,4 @@
-"""Datasets of the rows of files of tables, read one file after the other."""
+"""Datasets of the rows of table files, read one file after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["TableFilesOp", "shown_paths", "table_paths"]
 
 
 def table_paths(paths: Any, reader: str) -> tuple[str, ...]:
-    """One path or several, as text. `reader` is who asks, for messages."""
+    """Return one path or several, as text. `reader` is the name of the caller, for messages."""
     several = not isinstance(paths, str | bytes | os.PathLike) and hasattr(paths, "__iter__")
     names = tuple(path_text(path) for path in (paths if several else [paths]))
     if not names:
@@ -31,7 +31,7 @@ def table_paths(paths: Any, reader: str) -> tuple[str, ...]:
 
 
 def shown_paths(paths: Sequence[str]) -> str:
-    """Files in few words; none for a dataset that was saved without elements.
+    """Describe files in few words; an empty text for a dataset that was saved without elements.
 
     >>> shown_paths(["a", "b", "c"])
     "'a' and 2 more"
@@ -47,8 +47,8 @@ class TableFilesOp(SourceOp):
 
     Attributes:
         paths: The files, in order.
-        format: How they are read.
-        num_rows: In all files, or UNKNOWN_CARDINALITY.
+        format: Format of the files.
+        num_rows: Number of rows in all files, or UNKNOWN_CARDINALITY.
     """
 
     paths: tuple[str, ...]
@@ -79,13 +79,13 @@ class TableFilesOp(SourceOp):
 
 @final
 class TableFilesIterator(OpIterator):
-    """Reads one file after the other. The state is the number of the file and the reader's position."""
+    """An iterator that reads one file after the other. State: the number of the file and the reader's position."""
 
     def __init__(self, op: TableFilesOp) -> None:
         self._op = op
         self._number = 0
         self._start: Sequence[int] = ()
-        self._size = 0  # of the file at hand
+        self._size = 0  # of the current file
         self._reader: TableReader | None = None
         self._outbox = Outbox(self._position())
 
@@ -101,7 +101,7 @@ class TableFilesIterator(OpIterator):
             path = self._op.paths[self._number]
             try:
                 self._reader = self._op.format.open(path, self._start)
-            except Exception as error:  # a missing file, a directory, ...
+            except Exception as error:  # such as a missing file or a directory
                 self._next_file()
                 return [ElementError(error)]
         items = self._reader.read(limit)
@@ -128,7 +128,7 @@ class TableFilesIterator(OpIterator):
     def load_state_dict(self, state: IteratorState) -> None:
         position = self._outbox.load_state_dict(state)
         self._number, self._start = int(position["file"]), [int(number) for number in position["at"]]
-        self._size = int(position.get("size", 0))  # earlier versions have not saved it
+        self._size = int(position.get("size", 0))  # states of earlier versions have no size
         if self._number > len(self._op.paths):
             raise FailedPreconditionError(
                 f"A state must be loaded into the pipeline that it was saved from, but it is of file {self._number}, "

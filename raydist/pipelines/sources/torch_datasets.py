@@ -1,4 +1,4 @@
-"""Dataset.from_torch: the samples of a torch Dataset, recognised by what it can do, and the batches of a DataLoader."""
+"""Dataset.from_torch: the samples of a torch Dataset, recognised by its methods, and the batches of a DataLoader."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ __all__ = [
     "read_sample",
 ]
 
-_SAMPLES = 3  # looked at to learn what samples are
+_SAMPLES = 3  # number of samples that show the spec
 _QUICK_S = 0.2
 
 
 def read_sample(dataset: Any) -> Callable[[Any], Any] | None:
-    """The function that reads the sample of an index; None where samples can only be iterated over."""
+    """Return the function that reads the sample of an index; None for samples that can only be iterated over."""
     if _is_iterable_style(dataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         return None
     return _Sample(dataset)
 
 
 def is_sample_reader(fn: Callable[..., Any]) -> bool:
-    """Whether `fn` is what `read_sample` gives."""
+    """Return True if `read_sample` returned `fn`."""
     return isinstance(fn, _Sample)
 
 
 def iterable_samples_op(dataset: Any, output_signature: Any) -> DatasetOp:
-    """The samples of a dataset that can only be iterated over.
+    """Return the operation over a dataset that can only be iterated over.
 
     Raises:
-        SpecError: It cannot.
+        SpecError: The dataset is not iterable.
     """
     if not hasattr(dataset, "__iter__"):
         raise SpecError(
@@ -69,7 +69,7 @@ def is_torch_loader(value: Any) -> bool:
 
 
 def _is_iterable_style(dataset: Any) -> bool:
-    """Torch's IterableDataset inherits a `__getitem__` that only raises: its name tells more."""
+    """Return True for torch's IterableDataset, by name: it inherits a `__getitem__` that only raises."""
     return _is_torchs(dataset, "IterableDataset")
 
 
@@ -98,11 +98,11 @@ class _Samples:
 @final
 @dataclass(frozen=True, eq=False)
 class IterableSamplesOp(SourceOp):
-    """The samples of an iterable-style dataset, iterated afresh for every pass.
+    """The samples of an iterable-style dataset, which is iterated again for every pass.
 
     Attributes:
         dataset: The dataset.
-        declared: What a sample is; None to learn it from the first ones.
+        declared: Signature of a sample; None to infer it from the first samples.
     """
 
     dataset: Any
@@ -128,7 +128,7 @@ class IterableSamplesOp(SourceOp):
 
     @cached_property
     def _learned(self) -> Signature:
-        """What the first samples are: at most three, and only while they are quick to get."""
+        """The signature of the first samples: at most three, and only within 0.2 s."""
         deadline = time.monotonic() + _QUICK_S
         first: Block | None = None
         specs: tuple[TensorSpec, ...] = ()
@@ -150,30 +150,30 @@ class IterableSamplesOp(SourceOp):
         return Signature(first.structure, specs)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        # Later samples may have other shapes than the first ones, unless it was declared that they have not.
+        # Later samples may have other shapes than the first ones, unless shapes are declared.
         signature = self.declared or self._learned.of_any_shape()
         return GeneratorIterator(GeneratorOp(_Samples(self.dataset), signature))
 
 
 class LoaderOrder(ABC):
-    """The order of a DataLoader: of its batches, as bytes that say how to make each."""
+    """The order of the batches of a DataLoader, each described by bytes."""
 
     @abstractmethod
     def begin(self, epoch: int, saved: IteratorState | None) -> LoaderOrder:
-        """The order of the epoch that begins now. The loader's generators move on, as if it was iterated once.
+        """Return the order of the epoch that begins now. Advances the loader's generators like one iteration.
 
         Args:
             epoch: Number of the epoch, from 0.
-            saved: For an epoch that another iterator began: the state of the generators then, {} if that is not known.
+            saved: State of the generators at the start of the epoch, if another iterator began it; {} if unknown.
         """
 
     @abstractmethod
     def open(self, epoch: tuple[int, ...], state: IteratorState | None) -> tuple[IteratorState, Callable[..., Any]]:
-        """One pass.
+        """Start one pass.
 
         Args:
             epoch: See `IterContext`.
-            state: Of the generators when the pass began; None for those of that epoch.
+            state: State of the generators when the pass began; None for the state of that epoch.
 
         Returns:
             That state, and a function that returns the same batches with every call.
@@ -183,12 +183,12 @@ class LoaderOrder(ABC):
 @final
 @dataclass(frozen=True, eq=False)
 class LoaderOp(SourceOp):
-    """The batches of a DataLoader, as bytes that the next operation makes batches of.
+    """The batches of a DataLoader, as bytes from which the next operation makes batches.
 
     Attributes:
         order: The order of the batches.
         count: Number of batches, or UNKNOWN_CARDINALITY.
-        loader: The loader's name.
+        loader: Name of the loader.
     """
 
     order: LoaderOrder
@@ -218,7 +218,7 @@ class LoaderOp(SourceOp):
 
 @final
 class _LoaderIterator(OpIterator):
-    """One pass. Its state: that of the generators when the pass began, and the number of batches handed out."""
+    """An iterator over one pass. Its state: the generators' state at the start, and the number of batches."""
 
     def __init__(self, op: LoaderOp, name: str, epoch: tuple[int, ...]) -> None:
         self._op = op
@@ -241,7 +241,7 @@ class _LoaderIterator(OpIterator):
         return {"of": self._name, "begin": self._begin, "batches": batches.state_dict()}
 
     def load_state_dict(self, state: IteratorState) -> None:
-        self._begin, self._batches = state["begin"], None  # its state may have been asked for before
+        self._begin, self._batches = state["begin"], None  # saving a state before may have opened it
         self._opened().load_state_dict(state["batches"])
 
     def close(self) -> None:

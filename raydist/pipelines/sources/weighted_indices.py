@@ -1,8 +1,8 @@
-"""Dataset.sample_by_weight: indices of elements, drawn at random by their weights.
+"""Dataset.sample_by_weight: random indices of elements with given weights.
 
-Without replacement, index i gets the key E_i / w_i, E_i exponentially distributed; the smallest keys, in ascending
-order, are distributed as draws one after the other are (Efraimidis and Spirakis, "Weighted random sampling with a
-reservoir", 2006). `torch.multinomial` does the same.
+Without replacement, index i gets the key E_i / w_i with E_i exponentially distributed. The smallest keys, in ascending
+order, have the distribution of successive draws (Efraimidis and Spirakis, "Weighted random sampling with a reservoir",
+2006). `torch.multinomial` does the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Weights = np.ndarray[Any, np.dtype[np.float64]]
 @final
 @dataclass(frozen=True, eq=False)
 class WeightedIndicesOp(SourceOp):
-    """`num_samples` numbers below len(weights), each as likely as its share of the weights. New ones every epoch."""
+    """`num_samples` indices below len(weights), with probabilities proportional to the weights; new in every epoch."""
 
     weights: _Weights
     num_samples: int
@@ -45,7 +45,7 @@ class WeightedIndicesOp(SourceOp):
 
     @classmethod
     def of(cls, weights: Any, num_samples: Any, replacement: Any, seed: int | None, count: int) -> WeightedIndicesOp:
-        """From the arguments of `sample_by_weight` of a dataset with `count` elements."""
+        """Return the operation for the arguments of `sample_by_weight` of a dataset with `count` elements."""
         if not isinstance(replacement, bool):
             raise InvalidArgumentError(f"replacement must be True or False, got {replacement!r:.80}.")
         given = _parse_weights(weights, count)
@@ -95,13 +95,13 @@ def _parse_weights(weights: Any, count: int) -> _Weights:
         raise InvalidArgumentError(f"weights must be finite and >= 0, got {given[bad[0]]} for element {bad[0]}.")
     if not given.any():
         raise InvalidArgumentError(f"One of the weights must be > 0, got {count} zeros.")
-    scaled: _Weights = given / given.max()  # their sum is then finite
+    scaled: _Weights = given / given.max()  # so that the sum is finite
     return scaled
 
 
 @final
 class _Indices(OpIterator):
-    """The state is the number of indices handed out; a draw without replacement is made anew on resuming."""
+    """An iterator whose state is the number of indices; resuming repeats a draw without replacement."""
 
     def __init__(self, op: WeightedIndicesOp, key: RandomKey) -> None:
         self._op = op
@@ -125,7 +125,7 @@ class _Indices(OpIterator):
 
     def _drawn_once(self) -> np.ndarray[Any, Any]:
         indices = np.flatnonzero(self._op.weights)
-        # (word + 1) / 2^64 is in (0, 1], so that the logarithm is finite.
+        # (word + 1) / 2^64 is in (0, 1], so the logarithm is finite.
         uniform = (self._key.words(0, len(indices)).astype(np.float64) + 1.0) * _WORD
         keys = -np.log(uniform) / self._op.weights[indices]
         return indices[np.argsort(keys, kind="stable")[: self._op.num_samples]].astype(np.int64)
@@ -138,7 +138,7 @@ class _Indices(OpIterator):
 
 
 def _bounds(weights: _Weights) -> _Weights:
-    """The upper bound of each index's share of [0, 1). A number that rounds up to 1 belongs to the last weight > 0."""
+    """Return the upper bound of each index's share of [0, 1). A number that rounds to 1 gets the last weight > 0."""
     shares = np.cumsum(weights)
     shares /= shares[-1]
     return np.where(shares >= 1.0, np.inf, shares)
