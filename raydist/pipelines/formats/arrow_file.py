@@ -1,6 +1,7 @@
-"""Arrow IPC files (also known as Feather, version 2): their record batches, each checked before anyone looks at it.
+"""Arrow IPC files (also known as Feather, version 2). Every record batch is validated before use.
 
-The format has no checksums: damage to values is not noticed. Damage to offsets is, and never leads out of the buffers.
+The format has no checksums, so damaged values go unnoticed. Damaged offsets are found, and never lead outside the
+buffers.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ __all__ = ["ArrowFile", "arrow_errors"]
 
 _MAGIC = b"ARROW1"
 _OLD_MAGIC = b"FEA1"
-_USUAL_BATCH_BYTES = 1 << 26  # what a compressed record batch may become however small it is in the file
-_USUAL_RATIO = 64  # and beyond that
+_USUAL_BATCH_BYTES = 1 << 26  # accepted size of a compressed record batch in memory, whatever its size in the file
+_USUAL_RATIO = 64  # accepted ratio above that
 
 
 @final
 class ArrowFile:
-    """One open file.
+    """An open file.
 
     Attributes:
-        path: As it was given.
-        size: Bytes of the file; None where its server does not say.
-        schema: Of all batches.
-        num_batches: As the footer says.
+        path: Path as given.
+        size: Bytes of the file; None if the server does not tell.
+        schema: Schema of all batches.
+        num_batches: Number of record batches in the footer.
     """
 
     def __init__(self, path: str, max_batch_bytes: int | None = None) -> None:
-        """Open the file and read its footer. Errors as those of `open_file`, and DataLossError.
+        """Open the file and read its footer. Raises like `open_file`, and DataLossError.
 
-        `max_batch_bytes` is what a compressed record batch may become; None: 64 MiB, or 64 times what it has in the
+        `max_batch_bytes` limits a compressed record batch in memory; None for 64 MiB, or 64 times the bytes in the
         file.
         """
         self.path = path
@@ -71,15 +72,15 @@ class ArrowFile:
             raise data_loss(self.path, 0, f"An Arrow IPC file must begin with {_MAGIC!r}, got {found!r}{hint}")
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """A record batch, checked in full. DataLossError where it is damaged."""
+        """Return a record batch after a full validation. Raises DataLossError if it is damaged."""
         with arrow_errors(self.path, None, f"record batch {number} of {self.num_batches}"):
             self._require_moderate(number)
             batch = self._reader.get_batch(number)
-            batch.validate(full=True)  # what was read from a file may have any offsets
+            batch.validate(full=True)  # a file may contain invalid offsets
             return batch
 
     def _require_moderate(self, number: int) -> None:
-        """DataLossError where Arrow would take all memory. 40 us."""
+        """Raise DataLossError if Arrow would use up all memory. Takes 40 us."""
         first = self._sizes is None
         if self._sizes is None:
             size = self._arrow.size() if self.size is None else self.size
@@ -105,7 +106,7 @@ class ArrowFile:
 
 @contextmanager
 def arrow_errors(path: str, offset: int | None, part: str = "its footer") -> Iterator[None]:
-    """Turn what Arrow raises about damage at `offset` into a DataLossError."""
+    """Turn Arrow's errors about damage at `offset` into a DataLossError."""
     try:
         with file_errors(path):
             yield

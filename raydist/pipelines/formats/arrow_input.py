@@ -1,7 +1,7 @@
-"""Files as pyarrow's readers take them, which read in threads of their own.
+"""Files as inputs of pyarrow's readers, which read in their own threads.
 
-Such a thread lets go of a file a moment after the reader has answered. Where that takes the interpreter's lock while
-the interpreter ends, the process aborts ("terminate called without an active exception").
+Such a thread releases a file shortly after the reader has returned. If it needs the interpreter's lock for that while
+the interpreter exits, the process aborts ("terminate called without an active exception").
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOOK_S = 1e-3
 
 @final
 class _Lent:
-    """A Python file in the hands of Arrow's threads. Who made it keeps the file itself."""
+    """A Python file that Arrow's threads use. The caller keeps the file itself."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -36,26 +36,26 @@ _lent: weakref.WeakSet[_Lent] = weakref.WeakSet()
 
 
 def as_arrow_file(file: ReadableFile) -> Any:
-    """The file as pyarrow's readers take it: to be closed beside `file`.
+    """Return the file as an input of pyarrow's readers, which must be closed in addition to `file`.
 
-    Arrow opens a local file once more (14 us) and reads it without Python. Of others, those that are closed are
-    awaited at the process's end until Arrow's threads have let go of them.
+    Arrow opens a local file again (14 us) and reads it without Python. For other files, the exit of the process waits
+    until Arrow's threads have released those that are closed.
     """
-    import pyarrow  # only its readers need it
+    import pyarrow  # needed only for its readers
 
     if isinstance(file, pyarrow.NativeFile):
         return file
     if isinstance(file, io.FileIO):
         try:
             return pyarrow.OSFile(f"/dev/fd/{file.fileno()}")
-        except OSError:  # a container without /proc, or a process that gave up the user who may open it
+        except OSError:  # a container without /proc, or a process that changed to a user without permission
             pass
     return pyarrow.PythonFile(_Lent(file), mode="r")
 
 
 @atexit.register
 def _await_arrow() -> None:
-    """What is still open, its user holds: no thread of Arrow is about to let go of it."""
+    """Wait until Arrow's threads have released closed files. They do not release files that are still open."""
     deadline = time.monotonic() + _AT_EXIT_S
     while any(one.closed for one in tuple(_lent)) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)

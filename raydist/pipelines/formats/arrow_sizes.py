@@ -1,6 +1,6 @@
-"""How many bytes the compressed record batches of an Arrow IPC file become, read before Arrow takes them.
+"""Uncompressed sizes of the record batches of an Arrow IPC file, checked before Arrow reads them.
 
-A buffer says its size in its first 8 bytes, and Arrow believes it: 17 KB may ask for 512 MB.
+A buffer's first 8 bytes are its size, which Arrow trusts: 17 KB may ask for 512 MB.
 
 Source: apache/arrow, `format/File.fbs`, `Message.fbs`; google/flatbuffers, `docs/source/internals.md`.
 """
@@ -28,7 +28,7 @@ _CONTINUED = b"\xff\xff\xff\xff"
 
 
 def is_compressed(metadata: bytes) -> bool:
-    """Whether a message holds a compressed record batch. `metadata` is its flatbuffer."""
+    """Return True if a message is a compressed record batch. `metadata` is the flatbuffer of the message."""
     message = _Table.root(metadata)
     header = message.table(_HEADER)
     if header is not None and message.byte(_HEADER_TYPE) == _DICTIONARY_BATCH:
@@ -38,12 +38,12 @@ def is_compressed(metadata: bytes) -> bool:
 
 
 class MessageSize(NamedTuple):
-    """A part of a file.
+    """The size of a part of a file.
 
     Attributes:
-        offset: Where it begins.
-        stored: Bytes of its body in the file.
-        raw: What they become.
+        offset: Start of the part.
+        stored: Bytes of the body in the file.
+        raw: Bytes of the body after decompression.
     """
 
     offset: int
@@ -53,7 +53,7 @@ class MessageSize(NamedTuple):
 
 @final
 class ArrowSizes:
-    """Of the messages of one open file. ValueError from whatever makes no sense."""
+    """Sizes of the messages of one open file. Invalid data raises ValueError."""
 
     def __init__(self, file: ReadableFile, size: int) -> None:
         self._file = file
@@ -64,11 +64,11 @@ class ArrowSizes:
         self._batches = list(footer.structs(_RECORD_BATCHES, _BLOCK))
 
     def dictionaries(self) -> list[MessageSize]:
-        """Of the dictionaries, which are read with the first record batch."""
+        """Return the sizes of the dictionaries, which are read with the first record batch."""
         return [self._of(*block) for block in self._dictionaries]
 
     def batch(self, number: int) -> MessageSize:
-        """Of a record batch."""
+        """Return the size of a record batch."""
         if number >= len(self._batches):
             raise ValueError(f"it has {len(self._batches)} record batches")
         return self._of(*self._batches[number])
@@ -88,7 +88,7 @@ class ArrowSizes:
         for at, length in header.structs(_BUFFERS, _BUFFER):
             if length >= _SIZE.size:
                 (size,) = _SIZE.unpack(self._read(offset + metadata_bytes + at, _SIZE.size))
-                raw += length if size < 0 else size  # -1: this one is not compressed
+                raw += length if size < 0 else size  # -1: this buffer is not compressed
         return MessageSize(offset, body_bytes, raw)
 
     def _read(self, start: int, size: int) -> bytes:
@@ -106,7 +106,7 @@ class ArrowSizes:
 
 @final
 class _Table:
-    """A table of a flatbuffer: fields by their numbers, each at a place that a second table tells."""
+    """A table of a flatbuffer: fields by number, with their offsets in a second table."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data = data
@@ -116,7 +116,7 @@ class _Table:
 
     @classmethod
     def root(cls, data: bytes) -> _Table:
-        """The outermost one."""
+        """Return the outermost table."""
         if len(data) < 4:
             raise ValueError("it has no metadata")
         return cls(data, int.from_bytes(data[:4], "little"))
@@ -130,7 +130,7 @@ class _Table:
         return _Table(self._data, place + self._number("<I", place)) if place else None
 
     def structs(self, field: int, kind: struct.Struct) -> Iterator[tuple[int, ...]]:
-        """The members of a vector."""
+        """Yield the members of a vector."""
         place = self._place(field)
         if place:
             start = place + self._number("<I", place)

@@ -1,7 +1,7 @@
-"""Files in the stream format of Arrow IPC, mapped into memory: how Hugging Face `datasets` keeps tables.
+"""Memory-mapped files in the stream format of Arrow IPC, in which Hugging Face `datasets` stores tables.
 
-Nothing is read but the headers of messages. The format has no checksums: :class:`MappedStream` compares what can be
-compared, and whoever reads a record batch validates it first.
+Only the headers of messages are read. The format has no checksums: :class:`MappedStream` checks sizes, and callers
+validate a record batch before they read it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from raydist.pipelines.formats.opening import open_file
 
 __all__ = ["MappedStream", "map_stream"]
 
-_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")  # of a stream; the second one until Arrow 0.15
+_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")  # ends of a stream; the second one until Arrow 0.15
 
 
 @final
 @dataclass(frozen=True)
 class MappedStream:
-    """One file.
+    """A mapped file.
 
     Attributes:
-        path: As it was given.
-        size: Bytes of it when it was mapped.
-        table: Its record batches.
+        path: Path as given.
+        size: Bytes of the file when it was mapped.
+        table: Table of all record batches.
     """
 
     path: str
@@ -40,28 +40,28 @@ class MappedStream:
     table: pa.Table
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """Check a record batch in full, and that the file is as long as it was. DataLossError where not."""
+        """Validate and return a record batch. Raises DataLossError if it is damaged, or the file is shorter."""
         found = os.stat(self.path).st_size
         if found < self.size:
             raise data_loss(self.path, found, f"The file must keep its size of {self.size} bytes while it is mapped")
         batch = self.table.to_batches()[number]
         with arrow_errors(self.path, None, f"record batch {number}"):
-            batch.validate(full=True)  # what was read from a file may have any offsets
+            batch.validate(full=True)  # a file may contain invalid offsets
         return batch
 
 
 def map_stream(path: str) -> MappedStream:
-    """Map a file.
+    """Map a file into memory.
 
     Raises:
-        InvalidArgumentError: It is on another file system, or its record batches are compressed.
-        NotFoundError: There is no such file.
-        DataLossError: It is damaged or truncated.
+        InvalidArgumentError: The file is on another file system, or its record batches are compressed.
+        NotFoundError: The file does not exist.
+        DataLossError: The file is damaged or truncated.
     """
     local = local_path(path)
     if local is None:
         raise InvalidArgumentError(f"Files are mapped into memory and need a local path, got {path!r}. Copy the files.")
-    opened = open_file(local)  # for the errors of what is no plain file
+    opened = open_file(local)  # raises for anything but a plain file
     opened.file.close()
     with file_errors(local), arrow_errors(local, opened.size, "its messages"):
         if not opened.size:

@@ -1,4 +1,4 @@
-"""The bytes of a file in order, decompressed where it is compressed, never more at once than asked for."""
+"""Sequential reading of the bytes of a file, decompressed where necessary, with bounded memory."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ __all__ = ["ByteStream", "check_compression", "open_stream", "window_bits"]
 _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}  # zlib's `wbits` for the two containers of a deflate stream
 _INPUT_BYTES = 1 << 16  # compressed bytes read at once
 _MAX_DEFLATE_RATIO = 1032  # deflate codes at most 258 bytes in 2 bits
-_HELD_INPUT_BYTES = 1 << 10  # more than the input that zlib holds back between two calls
+_HELD_INPUT_BYTES = 1 << 10  # more than the input that zlib buffers between two calls
 _PLAIN_PIECE_BYTES = 1 << 30
 _INFLATED_PIECE_BYTES = 1 << 25
-_PIECE_RATIO = 4  # or so many times the compressed file: a small one must not take all memory
+_PIECE_RATIO = 4  # or this multiple of the compressed file: a small file must not use up all memory
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class ByteStream(ABC):
-    """The content of one file, from a position on."""
+    """Interface of the content of one file from a position on."""
 
     path: str
 
     @abstractmethod
     def read(self, size: int) -> bytes:
-        """The next 1 .. `size` bytes; none at the end.
+        """Return the next 1 .. `size` bytes; no bytes at the end.
 
         Raises:
-            DataLossError: The compressed data is damaged here. All bytes before the damage have been handed out.
+            DataLossError: The compressed data is damaged here. All bytes before the damage were returned.
         """
 
     @abstractmethod
     def bound(self) -> int | None:
-        """At most how many bytes are left, as far as the file's size tells; None where that is unknown."""
+        """Return an upper bound of the bytes left, derived from the size of the file; None if unknown."""
 
     @abstractmethod
     def piece_limit(self) -> int:
-        """How many bytes a reader may hold of it at once, where its user names no limit."""
+        """Return the number of bytes that a reader may hold at once, if its user sets no limit."""
 
     @abstractmethod
     def skip(self, size: int) -> None:
-        """Pass over `size` bytes. DataLossError where there are fewer."""
+        """Skip `size` bytes. Raises DataLossError if fewer are left."""
 
     @abstractmethod
     def close(self) -> None:
@@ -53,7 +53,7 @@ class ByteStream(ABC):
 
 
 def check_compression(compression_type: str | None) -> str | None:
-    """The compression's name, None for none.
+    """Return the name of the compression; None for none.
 
     >>> check_compression("")
     >>> check_compression("GZIP")
@@ -69,19 +69,19 @@ def check_compression(compression_type: str | None) -> str | None:
 
 
 def window_bits(compression_type: str) -> int:
-    """The `wbits` of zlib for a compression."""
+    """Return the `wbits` of zlib for a compression."""
     return _WINDOW_BITS[compression_type]
 
 
 def open_stream(path: str, compression_type: str | None) -> ByteStream:
-    """Open `path`. Errors as those of :func:`open_file`."""
+    """Open `path`. Raises like :func:`open_file`."""
     plain = PlainStream(path)
     return plain if compression_type is None else InflatingStream(plain, compression_type)
 
 
 @final
 class PlainStream(ByteStream):
-    """A file as it is."""
+    """An uncompressed file."""
 
     def __init__(self, path: str) -> None:
         opened = open_file(path)
@@ -123,7 +123,7 @@ class PlainStream(ByteStream):
 
 @final
 class InflatingStream(ByteStream):
-    """A GZIP (of one or several members) or ZLIB file, decompressed step by step."""
+    """A GZIP (of one or several members) or ZLIB file, decompressed in steps."""
 
     def __init__(self, source: PlainStream, compression_type: str) -> None:
         self.path = source.path
@@ -135,7 +135,7 @@ class InflatingStream(ByteStream):
         self._consumed = 0  # compressed bytes used
         self._ready = b""  # decompressed bytes not yet handed out
         self._produced = 0  # decompressed bytes handed out
-        self._damage: DataLossError | None = None  # follows what is ready
+        self._damage: DataLossError | None = None  # comes after `_ready`
 
     def read(self, size: int) -> bytes:
         while not self._ready:
@@ -169,7 +169,7 @@ class InflatingStream(ByteStream):
         return zlib.decompressobj(_WINDOW_BITS[self._compression])
 
     def _advance(self, size: int) -> bool:
-        """Make bytes ready, start the next member or find damage. False at the end."""
+        """Decompress bytes, start the next member or find damage. Return False at the end."""
         self._input = self._input or self._source.read(_INPUT_BYTES)
         if self._inflater.eof or self._consumed == 0:
             if not self._input:
@@ -184,7 +184,7 @@ class InflatingStream(ByteStream):
         return True
 
     def _inflate(self, size: int) -> None:
-        before = self._inflater.copy()  # a failing call keeps what it had made: the copy makes that again
+        before = self._inflater.copy()  # a failing call loses its output: the copy makes the output again
         try:
             self._ready = self._step(self._inflater, self._input, size)
         except zlib.error as error:
@@ -199,7 +199,7 @@ class InflatingStream(ByteStream):
         return made
 
     def _salvage(self, inflater: Any) -> bytes:
-        """What comes before the damage, found by feeding single bytes (`inflater` is as before the failing call)."""
+        """Return the bytes before the damage, fed one by one. `inflater` is a copy from before the failing call."""
         made, data = [], self._input
         for at in range(len(data)):
             try:

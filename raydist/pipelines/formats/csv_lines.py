@@ -1,4 +1,4 @@
-"""Lines of comma-separated values as record batches."""
+"""Conversion of CSV lines to record batches."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 @final
 @dataclass(frozen=True)
 class CsvParser(LineParser):
-    """Parses lines that each hold one row.
+    """A parser of lines with one row each.
 
     Attributes:
-        schema: The columns to keep, and their types.
+        schema: Columns to keep, with their types.
         names: All columns of the file, in order.
-        has_header: Whether the first line of a file holds the names.
+        has_header: True if the first line of a file has the names.
         delimiter: One character.
-        defaults: Values that stand for empty fields.
+        defaults: Values for empty fields.
     """
 
     what: ClassVar[str] = "one row of the CSV columns"
@@ -56,7 +56,7 @@ class CsvParser(LineParser):
 
 
 def header_names(line: bytes, delimiter: str) -> tuple[str, ...]:
-    """The column names in the first line of a file.
+    """Return the column names in the first line of a file.
 
     >>> header_names(b'id,"full, name"', ",")
     ('id', 'full, name')
@@ -67,7 +67,7 @@ def header_names(line: bytes, delimiter: str) -> tuple[str, ...]:
 
 
 def infer_csv_types(lines: Sequence[bytes], names: Sequence[str], delimiter: str) -> pa.Schema:
-    """A type for every column: int64, float64, bool or str, whichever holds all values."""
+    """Return a type for every column: int64, float64, bool or str, whichever fits all values."""
     if not lines:
         return pa.schema([(name, pa.string()) for name in names])
     return pa.schema([(field.name, _plain(field.type)) for field in _read(lines, names, delimiter, None).schema])

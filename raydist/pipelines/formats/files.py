@@ -1,4 +1,4 @@
-"""What files are called, and errors that name the file and the way out.
+"""Paths of files, and errors that name the file and a remedy.
 
 A path is local, or a URI of another file system.
 """
@@ -42,7 +42,7 @@ _DENIED = (401, 403)  # HTTP: unauthorized, forbidden
 
 
 class ReadableFile(Protocol):
-    """What a reader needs of a file."""
+    """The methods of a file that readers use."""
 
     def read(self, size: int, /) -> bytes | None: ...
 
@@ -57,8 +57,8 @@ class OpenFile:
     """A file opened for reading.
 
     Attributes:
-        file: Unbuffered where it is local.
-        size: Bytes in it when it was opened, or None where the server does not say.
+        file: The file; unbuffered if local.
+        size: Bytes of the file when it was opened, None if the server does not tell.
     """
 
     file: ReadableFile
@@ -66,13 +66,13 @@ class OpenFile:
 
 
 def path_text(path: Any) -> str:
-    """`path` as text.
+    """Return `path` as text.
 
     >>> path_text(b"data/a.tfrecord")
     'data/a.tfrecord'
 
     Raises:
-        SpecError: It is neither text, bytes nor a path object.
+        SpecError: `path` is neither text, bytes nor a path object.
     """
     if not isinstance(path, str | bytes | os.PathLike):
         raise SpecError(f"A file name must be a str, bytes or os.PathLike, got {path!r} ({type(path).__name__}).")
@@ -80,13 +80,13 @@ def path_text(path: Any) -> str:
 
 
 def local_path(path: str) -> str | None:
-    """The path on this machine, or None for a URI of another file system.
+    """Return the path on this machine, or None for a URI of another file system.
 
     >>> local_path("file:///tmp/x"), local_path("file://localhost/tmp/x"), local_path("s3://bucket/x")
     ('/tmp/x', '/tmp/x', None)
 
     Raises:
-        InvalidArgumentError: It is a file of another machine.
+        InvalidArgumentError: The file is on another machine.
     """
     if path.startswith(_FILE):
         host, slash, inner = path.removeprefix(_FILE).partition("/")
@@ -100,15 +100,15 @@ def local_path(path: str) -> str | None:
 
 
 def local_file(path: Any, what: str) -> str:
-    """The path on this machine of something that is written there alone.
+    """Return the path on this machine of a file that can only be written locally.
 
     Args:
-        path: As a user gave it.
-        what: It is, for messages.
+        path: Path from the user.
+        what: Kind of the file, for messages.
 
     Raises:
-        InvalidArgumentError: It is a URI of another file system.
-        SpecError: It is no path.
+        InvalidArgumentError: `path` is a URI of another file system.
+        SpecError: `path` is no path.
 
     >>> local_file("file:///tmp/x", "A log")
     '/tmp/x'
@@ -123,7 +123,7 @@ def local_file(path: Any, what: str) -> str:
 
 
 def secrets_in(uri: str) -> tuple[str, ...]:
-    """What of a URI is for nobody's eyes: user and password, and its query, which may carry a signature.
+    """Return the secret parts of a URI: user and password, and the query, which may contain a signature.
 
     >>> secrets_in("s3://key:secret@host/a?sig=abc"), secrets_in("/tmp/a@b?c")
     (('key:secret', 'sig=abc'), ())
@@ -137,7 +137,7 @@ def secrets_in(uri: str) -> tuple[str, ...]:
 
 
 def shown_uri(uri: str) -> str:
-    """A path or URI as messages may show it.
+    """Return a path or URI without secrets, for messages.
 
     >>> shown_uri("s3://key:secret@host/a?sig=abc"), shown_uri("/tmp/a")
     ('s3://***@host/a?***', '/tmp/a')
@@ -149,7 +149,7 @@ def shown_uri(uri: str) -> str:
 
 @contextmanager
 def file_errors(path: str, offset: int | None = None) -> Iterator[None]:
-    """Turn what systems say about `path` into our errors; others get a note with the place."""
+    """Turn system errors about `path` into raydist's errors; add a note with the place to all others."""
     try:
         yield
     except RaydistError:
@@ -186,7 +186,7 @@ def _of_server(path: str, error: Exception) -> FailedPreconditionError:
 
 
 def not_plain(path: str, kind: str) -> InvalidArgumentError:
-    """The error of a name of something else than a plain file, such as "a directory"."""
+    """Return the error for a name that is not a plain file, but, for example, "a directory"."""
     hint = " Give the files in it." if kind == "a directory" else " Copy its data into a file first."
     return InvalidArgumentError(f"A file name must name a plain file, but {path!r} is {kind}.{hint}")
 
@@ -196,5 +196,5 @@ def _user() -> str:
 
 
 def data_loss(path: str, offset: int, problem: str) -> DataLossError:
-    """The error of a damaged file: what is wrong, and where."""
+    """Return the error of a damaged file, with the problem and its place."""
     return DataLossError(f"{problem} (file {path!r}, byte {offset}).", path=path, offset=offset)

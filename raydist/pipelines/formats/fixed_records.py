@@ -1,4 +1,4 @@
-"""Reading records of one size, between a header and a footer."""
+"""Reading of records of one size, between a header and a footer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _BLOCK_BYTES = 1 << 22  # one call of `read` stops after this many bytes
 
 @final
 class FixedRecordReader:
-    """Reads the records of one file in order.
+    """A reader of the records of one file, in order.
 
     Attributes:
-        offset: Where the next record starts, in decompressed bytes: a place to go on from.
+        offset: Start of the next record, in decompressed bytes: a position from which to resume.
         index: Number of the next record.
-        ended: Nothing more can be read.
+        ended: True if nothing more can be read.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class FixedRecordReader:
         offset: int = 0,
         index: int = 0,
     ) -> None:
-        """Reads on from `offset`, the start of record `index`; from the first record where that is 0."""
+        """Continue at `offset`, the start of record `index`; 0 stands for the first record."""
         self.offset = max(offset, header_bytes)
         self.index = index
         self.ended = False
@@ -45,9 +45,9 @@ class FixedRecordReader:
         self._at = 0
 
     def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
-        """Up to `limit` next records (and about 4 MiB), and the error that stands after them, if any.
+        """Return up to `limit` records (and about 4 MiB), and the error that follows them, if any.
 
-        After an error nothing more can be read. Neither records nor an error: the end.
+        After an error nothing more can be read. At the end, return no record and no error.
         """
         records: list[bytes] = []
         most = min(limit, max(1, _BLOCK_BYTES // self._record_bytes))
@@ -59,7 +59,7 @@ class FixedRecordReader:
                 self.index += 1
             if self.ended:
                 self._check_end()
-        except Exception as error:  # I/O errors too stand at their place
+        except Exception as error:  # I/O errors also take the place of the data
             self.ended = True
             return records, error
         return records, None
@@ -69,7 +69,7 @@ class FixedRecordReader:
         self._stream.close()
 
     def _fill(self, size: int) -> bool:
-        """Have `size` bytes in the buffer; whether the file has them."""
+        """Fill the buffer with `size` bytes; return False if the file has fewer."""
         missing = size - (len(self._buffer) - self._at)
         if missing <= 0:
             return True

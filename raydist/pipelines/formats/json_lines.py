@@ -1,4 +1,4 @@
-"""Lines of JSON objects as record batches."""
+"""Conversion of lines of JSON objects to record batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raydist.pipelines.formats.lines import LineParser
 __all__ = ["MAX_JSON_DEPTH", "JsonParser", "infer_json_types"]
 
 MAX_JSON_DEPTH = 100
-"""A line whose lists and objects are nested deeper is refused: Arrow parses them by recursion, and ends the process."""
+"""Greatest nesting of a line's lists and objects. Arrow parses them by recursion, which can crash the process."""
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 _STEPS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
@@ -25,12 +25,12 @@ _STEPS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 @final
 @dataclass(frozen=True)
 class JsonParser(LineParser):
-    """Parses lines that each hold one object.
+    """A parser of lines with one object each.
 
     Attributes:
-        schema: The fields to keep, and their types.
-        others_allowed: Whether objects may have further fields.
-        has_header: Never.
+        schema: Fields to keep, with their types.
+        others_allowed: True if objects may have other fields.
+        has_header: Always False.
     """
 
     what: ClassVar[str] = "one JSON object with the dataset's fields"
@@ -43,7 +43,7 @@ class JsonParser(LineParser):
         options = json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior=unexpected)
         table = _read(lines, options).select(self.schema.names)
         batch = table.combine_chunks().to_batches()[0]
-        batch.validate(full=True)  # the parser takes any bytes for text
+        batch.validate(full=True)  # the parser accepts any bytes as text
         return batch
 
     def check_header(self, line: bytes) -> str | None:
@@ -51,7 +51,7 @@ class JsonParser(LineParser):
 
 
 def infer_json_types(lines: Sequence[bytes]) -> pa.Schema:
-    """A type for every field of these objects; text that looks like a date stays text."""
+    """Return a type for every field of these objects; text that looks like a date stays text."""
     found = _read(lines, json.ParseOptions()).schema
     return pa.schema([pa.field(field.name, _without_dates(field.type)) for field in found])
 
@@ -69,7 +69,7 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
 
 def _read(lines: Sequence[bytes], options: json.ParseOptions) -> pa.Table:
     for line in lines:
-        if line.count(b"[") + line.count(b"{") > MAX_JSON_DEPTH:  # 0.1 us; hardly any line has as many
+        if line.count(b"[") + line.count(b"{") > MAX_JSON_DEPTH:  # 0.1 us; few lines have as many
             _require_shallow(line)
     content = b"\n".join((*lines, b""))
     read_options = json.ReadOptions(use_threads=False, block_size=len(content) + 1)

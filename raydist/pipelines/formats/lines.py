@@ -1,4 +1,4 @@
-"""Reading text line by line, as bytes, and what makes rows of the lines."""
+"""Reading of text as lines of bytes, and the interface of parsers that make rows from lines."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ __all__ = ["LineParser", "LineReader", "require_line_limit"]
 
 _CHUNK_BYTES = 1 << 18
 _BLOCK_BYTES = 1 << 22  # one call of `read` stops after this many bytes
-_GZIP_START = b"\x1f\x8b\x08"  # no text begins like this
+_GZIP_START = b"\x1f\x8b\x08"  # text never begins like this
 
 
 @final
 class LineReader:
-    """Reads the lines of one file in order, without their ends: \\n or \\r\\n.
+    """A reader of the lines of one file, in order, without their ends: \\n or \\r\\n.
 
     Attributes:
-        offset: Where the next line starts, in decompressed bytes: a place to go on from.
+        offset: Start of the next line, in decompressed bytes: a position from which to resume.
         index: Number of the next line, from 0.
-        ended: Nothing more can be read.
+        ended: True if nothing more can be read.
         starts: Offsets of the lines that the last call of `read` returned.
     """
 
     def __init__(
         self, stream: ByteStream, *, offset: int = 0, index: int = 0, max_line_bytes: int | None = None
     ) -> None:
-        """Reads on from `offset`, the start of line `index`. Without `max_line_bytes` the stream's limit holds."""
+        """Continue at `offset`, the start of line `index`. `max_line_bytes` defaults to the limit of the stream."""
         stream.skip(offset)
         self.offset = offset
         self.index = index
@@ -44,17 +44,17 @@ class LineReader:
         self._max_line_bytes = stream.piece_limit() if max_line_bytes is None else max_line_bytes
         self._chunk = b""
         self._at = 0
-        self._begun = io.BytesIO()  # of a line that began in earlier chunks
+        self._begun = io.BytesIO()  # start of a line from earlier chunks
 
     @property
     def path(self) -> str:
-        """The file."""
+        """The path of the file."""
         return self._stream.path
 
     def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
-        """Up to `limit` next lines (and about 4 MiB), and the error that stands after them, if any.
+        """Return up to `limit` lines (and about 4 MiB), and the error that follows them, if any.
 
-        After an error nothing more can be read. Neither lines nor an error: the end.
+        After an error nothing more can be read. At the end, return no line and no error.
         """
         lines: list[bytes] = []
         self.starts = []
@@ -64,7 +64,7 @@ class LineReader:
                 self._take(lines, limit)
                 if len(lines) < limit:
                     self._next_chunk(lines)
-        except Exception as error:  # I/O errors too stand at their place
+        except Exception as error:  # I/O errors also take the place of the data
             self.ended = True
             return lines, error
         return lines, None
@@ -94,7 +94,7 @@ class LineReader:
         lines.append(line[:-1] if ending and line.endswith(b"\r") else line)
 
     def _next_chunk(self, lines: list[bytes]) -> None:
-        """Keep the begun line and read on; at the end of the file it is the last line."""
+        """Keep the incomplete line and read on; at the end of the file it is the last line."""
         rest = self._chunk[self._at :]
         self._chunk, self._at = b"", 0
         if rest:
@@ -124,27 +124,27 @@ class LineReader:
 
 
 def require_line_limit(max_line_bytes: int | None) -> None:
-    """InvalidArgumentError unless lines may have so many bytes."""
+    """Raise InvalidArgumentError unless `max_line_bytes` is None or >= 1."""
     if max_line_bytes is not None and max_line_bytes < 1:
         raise InvalidArgumentError(f"max_line_bytes must be >= 1 or None, got {max_line_bytes!r}.")
 
 
 class LineParser(ABC):
-    """Parses lines that each hold one row. Picklable."""
+    """Interface of a picklable parser of lines with one row each."""
 
     what: ClassVar[str]
-    """What a line must be, for messages."""
+    """Required content of a line, for messages."""
 
     schema: pa.Schema
-    """Of the batches."""
+    """Schema of the batches."""
 
     has_header: bool
-    """Whether the first line of a file is no row."""
+    """True if the first line of a file is not a row."""
 
     @abstractmethod
     def parse(self, lines: Sequence[bytes]) -> pa.RecordBatch:
-        """The rows of at least one line, none of them blank. ArrowException or ValueError where one is wrong."""
+        """Return the rows of lines, at least one, none blank. Raises ArrowException or ValueError for wrong lines."""
 
     @abstractmethod
     def check_header(self, line: bytes) -> str | None:
-        """What is wrong with the first line of a file, if anything."""
+        """Return the problem of the first line of a file; None if there is none."""

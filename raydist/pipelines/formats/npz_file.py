@@ -1,4 +1,4 @@
-"""The arrays of .npz files: zip files of .npy files.
+"""The arrays of .npz files, which are zip files of .npy files.
 
 Source: PKWARE's APPNOTE.TXT 4.3.7 (local headers of zip files).
 """
@@ -24,23 +24,23 @@ from raydist.pipelines.formats.numpy_format import (
 __all__ = ["MAX_ARRAY_BYTES", "stored_arrays"]
 
 MAX_ARRAY_BYTES = 1 << 28
-"""What a compressed array may take in memory however small it is in the file, unless a user allows more."""
+"""Accepted size of a compressed array in memory, whatever its size in the file, unless a user allows more."""
 
-_USUAL_RATIO = 64  # and what it may take beyond that: so many times what it has in the file
+_USUAL_RATIO = 64  # accepted ratio to the size in the file above that
 _MAX_DEFLATE_RATIO = 1032  # deflate codes at most 258 bytes in 2 bits
-_MAX_MEMBERS = 1 << 14  # each costs 40 us to look at
+_MAX_MEMBERS = 1 << 14  # each takes 40 us to inspect
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., length of the name, length of the extra field
 
 
 def stored_arrays(path: str, file: Any, size: int, max_array_bytes: int | None = None) -> list[StoredArray]:
-    """The arrays of a .npz file of `size` bytes.
+    """Return the arrays of a .npz file of `size` bytes.
 
     Args:
-        path: For messages.
-        file: Open.
-        size: Bytes in it.
-        max_array_bytes: What a compressed array may take in memory. None: `MAX_ARRAY_BYTES`, or 64 times its size in
-            the file.
+        path: Path of the file, for messages.
+        file: The open file.
+        size: Bytes of the file.
+        max_array_bytes: Largest size of a compressed array in memory. None for `MAX_ARRAY_BYTES`, or 64 times the size
+            in the file.
     """
     with numpy_damage(path), zipfile.ZipFile(file) as archive:
         members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
@@ -72,7 +72,7 @@ def _read_member(
 
 
 def _require_moderate(array: StoredArray, info: zipfile.ZipInfo, start: int, max_array_bytes: int | None) -> None:
-    """Refuse what would take all memory when it is decompressed."""
+    """Raise an error if decompression would use up all memory."""
     name = array_name(array.path, array.member)
     if info.compress_type != zipfile.ZIP_DEFLATED:
         raise InvalidArgumentError(
@@ -97,7 +97,7 @@ def _require_moderate(array: StoredArray, info: zipfile.ZipInfo, start: int, max
 
 
 def _data_start(path: str, info: zipfile.ZipInfo, file: Any) -> int:
-    """Where the bytes of a member begin. Its local header may be longer than the directory says."""
+    """Return the start of a member's bytes. The local header may be longer than the directory states."""
     file.seek(info.header_offset)
     header = file.read(_LOCAL_HEADER.size)
     if len(header) < _LOCAL_HEADER.size or header[:4] != b"PK\x03\x04":

@@ -1,4 +1,4 @@
-"""Where the arrays of .npy files, and of the members of .npz files, lie, so that they can be mapped into memory.
+"""Positions of the arrays of .npy files and of the members of .npz files, for mapping them into memory.
 
 Source: NumPy enhancement proposal 1 (the .npy format).
 """
@@ -22,13 +22,13 @@ from raydist.pipelines.formats.files import data_loss, file_errors
 
 __all__ = ["Member", "StoredArray", "array_name", "numpy_damage", "read_header", "require_array_bytes", "stored_array"]
 
-_READ_BYTES = 1 << 20  # at a time, to compare a checksum
+_READ_BYTES = 1 << 20  # at a time, to compute a checksum
 
 _HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-# What numpy and zipfile raise on bytes that make no sense to them; RuntimeError: an encrypted member.
+# Exceptions of numpy and zipfile for invalid bytes; RuntimeError: an encrypted member.
 _DAMAGE: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, EOFError, SyntaxError, OverflowError, RuntimeError, NotImplementedError),
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
@@ -38,12 +38,12 @@ _DAMAGE: tuple[type[Exception], ...] = (
 @final
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Where the bytes of an uncompressed member of an archive lie, and what they must be.
+    """The position and checksum of an uncompressed member of an archive.
 
     Attributes:
-        start: The first of them, in the file.
-        size: How many there are: those of the array, and its header before them.
-        crc32: Their checksum.
+        start: Start of the member in the file.
+        size: Bytes of the member: the array with its header.
+        crc32: Checksum of these bytes.
     """
 
     start: int
@@ -51,14 +51,14 @@ class Member:
     crc32: int
 
     def compare(self, path: str, name: str) -> None:
-        """Read them all; DataLossError where they are not those that were written. 1 ms per MB."""
+        """Read all bytes; raise DataLossError if the checksum differs. Takes 1 ms per MB."""
         crc, left = self._read(path)
         if left or crc != self.crc32:
             problem = f"The checksum of {array_name(path, name)} must be {self.crc32:#010x}, got {crc:#010x}"
             raise data_loss(path, self.start, problem)
 
     def _read(self, path: str) -> tuple[int, int]:
-        """Their checksum now, and how many are missing."""
+        """Return the checksum of the bytes, and the number of missing bytes."""
         crc, left = 0, self.size
         with open(path, "rb") as file:
             file.seek(self.start)
@@ -74,13 +74,13 @@ class StoredArray:
     """One array of a file.
 
     Attributes:
-        path: The file.
+        path: Path of the file.
         member: Name inside a .npz file, without ".npy"; None for a .npy file.
         shape: All dimensions.
-        dtype: As stored, of either byte order.
-        fortran_order: Whether the first index varies fastest.
-        offset: Where the array's bytes begin in the file, or None where they are compressed.
-        stored: What a checksum can be compared with; None where the format has none, or zipfile compares it.
+        dtype: Dtype as stored, of either byte order.
+        fortran_order: True if the first index varies fastest.
+        offset: Start of the array's bytes in the file, None if they are compressed.
+        stored: Position and checksum to verify; None if the format has no checksum, or zipfile verifies it.
     """
 
     path: str
@@ -95,14 +95,14 @@ class StoredArray:
     def num_bytes(self) -> int:
         """Bytes of the array."""
         size = self.dtype.itemsize
-        for dim in self.shape:  # Python's integers: a damaged header must not overflow
+        for dim in self.shape:  # Python integers: a damaged header must not cause an overflow
             size *= dim
         return size
 
     def load(self, *, verify: bool = True) -> np.ndarray[Any, Any]:
-        """The array: a read-only mapping of the file, or a copy in memory where it is compressed.
+        """Return the array: a read-only mapping of the file, or a copy in memory if compressed.
 
-        `verify` reads all of it first where it has a checksum.
+        `verify` first reads all of an array that has a checksum.
         """
         with file_errors(self.path), numpy_damage(self.path):
             if verify and self.stored is not None:
@@ -112,15 +112,15 @@ class StoredArray:
             return self._load_compressed() if self.offset is None else self._map(self.offset)
 
     def require_whole(self) -> None:
-        """DataLossError where the file has become too short for its mapping: reading that would kill the process.
+        """Raise DataLossError if the file is too short for its mapping: reading would crash the process.
 
-        A microsecond. (A file that shrinks between this call and the reading does kill it: nobody can prevent that.)
+        Takes a microsecond. (A file that shrinks between this call and the read still crashes the process.)
         """
         if self.offset is None:
             return
         try:
             size = os.stat(self.path).st_size
-        except FileNotFoundError:  # removed, which leaves the mapping whole
+        except FileNotFoundError:  # a removed file leaves the mapping whole
             return
         if size < self.offset + self.num_bytes:
             raise data_loss(
@@ -138,13 +138,13 @@ class StoredArray:
     def _load_compressed(self) -> np.ndarray[Any, Any]:
         with zipfile.ZipFile(self.path) as archive, archive.open(f"{self.member}.npy") as file:
             array: np.ndarray[Any, Any] = np.lib.format.read_array(file, allow_pickle=False)
-            file.read()  # to the end: zipfile compares its checksum there
+            file.read()  # to the end, where zipfile verifies the checksum
         array.flags.writeable = False
         return array
 
 
 def stored_array(path: str, file: Any, size: int) -> StoredArray:
-    """The array of a .npy file of `size` bytes."""
+    """Return the array of a .npy file of `size` bytes."""
     with numpy_damage(path):
         found = read_header(path, None, file)
     require_array_bytes(found, size - (found.offset or 0))
@@ -152,7 +152,7 @@ def stored_array(path: str, file: Any, size: int) -> StoredArray:
 
 
 def read_header(path: str, member: str | None, file: Any) -> StoredArray:
-    """Shape and dtype of the array in `file`; `offset` counts from its start."""
+    """Return the shape and dtype of the array in `file`; `offset` counts from the start of `file`."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADER_READERS:
         raise InvalidArgumentError(
@@ -160,7 +160,7 @@ def read_header(path: str, member: str | None, file: Any) -> StoredArray:
             "again as plain arrays, without field names."
         )
     shape, fortran_order, dtype = _HEADER_READERS[version](file)
-    if any(dim < 0 for dim in shape) or (dtype.itemsize == 0 and shape):  # numpy would take a byte for each of none
+    if any(dim < 0 for dim in shape) or (dtype.itemsize == 0 and shape):  # numpy would read bytes for size 0
         raise ValueError(f"the shape is {shape}, and the dtype {dtype.str}")
     _require_plain(path, member, dtype)
     return StoredArray(path, member, shape, dtype, fortran_order, file.tell())
@@ -180,7 +180,7 @@ def _require_plain(path: str, member: str | None, dtype: np.dtype[Any]) -> None:
 
 
 def require_array_bytes(array: StoredArray, available: int) -> None:
-    """DataLossError where fewer bytes are left than the array has."""
+    """Raise DataLossError if fewer bytes are left than the array has."""
     if array.num_bytes > available:
         raise data_loss(
             array.path,
@@ -191,13 +191,13 @@ def require_array_bytes(array: StoredArray, available: int) -> None:
 
 
 def array_name(path: str, member: str | None) -> str:
-    """An array, for messages."""
+    """Return the name of an array, for messages."""
     return repr(path) if member is None else f"{member!r} in {path!r}"
 
 
 @contextmanager
 def numpy_damage(path: str) -> Iterator[None]:
-    """Whatever numpy and zipfile make of damaged bytes is a DataLossError."""
+    """Turn the errors of numpy and zipfile on damaged bytes into a DataLossError."""
     try:
         yield
     except RaydistError:
@@ -205,7 +205,7 @@ def numpy_damage(path: str) -> Iterator[None]:
     except _DAMAGE as error:
         raise _not_whole(path, error) from error
     except OSError as error:
-        if error.errno == errno.EINVAL:  # a seek to a senseless place
+        if error.errno == errno.EINVAL:  # a seek to an invalid position
             raise _not_whole(path, error) from error
         raise
 

@@ -1,6 +1,6 @@
-"""Opening files by path or URI.
+"""Opening of files by path or URI.
 
-A path is local, or a URI that fsspec or, where fsspec lacks the package for it, pyarrow.fs can open.
+A path is local, or a URI that fsspec or, if fsspec lacks the package for it, pyarrow.fs can open.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["create_file", "open_file", "open_within"]
 
 
 def open_file(path: str) -> OpenFile:
-    """Open a file for reading. What a remote system fails to do is tried again a few times: see `remote_file.py`.
+    """Open a file for reading. Retries failures of remote systems a few times: see `remote_file.py`.
 
     Raises:
-        NotFoundError: There is no such file.
-        InvalidArgumentError: It is a directory, a FIFO, a device or a socket, or the URI's scheme is unknown.
-        FailedPreconditionError: It may not be read, or the package for the URI's scheme is not installed.
+        NotFoundError: The file does not exist.
+        InvalidArgumentError: The file is a directory, a FIFO, a device or a socket, or the URI's scheme is unknown.
+        FailedPreconditionError: The file is not readable, or the package for the URI's scheme is not installed.
     """
     with file_errors(path):
         local = local_path(path)
@@ -31,10 +31,10 @@ def open_file(path: str) -> OpenFile:
 
 
 def open_within(folder: str, path: str) -> OpenFile:
-    """Open a file of a folder that others may have filled. Errors as those of :func:`open_file`.
+    """Open a file of a folder that others may have written. Raises like :func:`open_file`.
 
     Raises:
-        InvalidArgumentError: It is a link that leads out of the folder.
+        InvalidArgumentError: The file is a link that leads out of the folder.
     """
     local, inner = local_path(folder), local_path(path)
     if local is not None and inner is not None:
@@ -47,13 +47,13 @@ def open_within(folder: str, path: str) -> OpenFile:
 
 
 def create_file(path: str) -> BinaryIO:
-    """Open a file for writing, empty. Errors as those of :func:`open_file`."""
+    """Open an empty file for writing. Raises like :func:`open_file`."""
     with file_errors(path):
         local = local_path(path)
         if local is not None:
             _require_plain(local, os.stat(local).st_mode if os.path.lexists(local) else stat.S_IFREG)
             return open(local, "wb")
-        import fsspec  # only URIs need it
+        import fsspec  # needed only for URIs
 
         file: BinaryIO = fsspec.open(path, "wb").open()
         return file
@@ -61,20 +61,20 @@ def create_file(path: str) -> BinaryIO:
 
 @final
 class _LocalFile(io.FileIO):
-    """Closed without a ResourceWarning when it is dropped: an iterator that was not read to its end is no mistake."""
+    """A file that closes without a ResourceWarning: it is no mistake to leave an iterator before its end."""
 
     def __del__(self) -> None:
         self.close()
 
 
 def _open_local(path: str) -> OpenFile:
-    # O_NONBLOCK: opening a FIFO would wait for its writer, without limit. It has no effect on plain files.
+    # O_NONBLOCK: opening a FIFO would wait for a writer without limit. It has no effect on plain files.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
         _require_plain(path, status.st_mode)
         return OpenFile(_LocalFile(descriptor, "rb"), status.st_size)
-    except BaseException:  # a file object does not close a descriptor that it cannot be made of
+    except BaseException:  # if no file object can be made of the descriptor, nothing else closes it
         os.close(descriptor)
         raise
 
@@ -91,7 +91,7 @@ def _open_uri(path: str) -> OpenFile:
 
 
 def _open_with_arrow(path: str, fsspec_error: Exception) -> OpenFile:
-    import pyarrow  # only URIs that fsspec cannot open need it
+    import pyarrow  # needed only for URIs that fsspec cannot open
     from pyarrow import fs
 
     try:

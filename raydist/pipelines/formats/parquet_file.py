@@ -1,8 +1,8 @@
-"""Parquet files: footers, and row groups as record batches. Page checksums are always verified where there are any.
+"""Parquet files: footers, and row groups as record batches. Page checksums are verified where they exist.
 
-What a footer says of columns and their statistics is read from :class:`ParquetFooter`, and checked before Arrow sees
-it: Arrow checks a column's metadata when it is first asked for, by exceptions that nobody catches, and a footer that
-contradicts itself ends the process. A footer is parsed once a process, at about 25 us for a column of a row group.
+:class:`ParquetFooter` reads the metadata of columns and their statistics and checks them before Arrow reads them. Arrow
+checks a column's metadata on first access, with uncaught exceptions, so a contradictory footer crashes the process. A
+footer is parsed once per process, in about 25 us per column of a row group.
 
 Source: apache/parquet-format, `src/main/thrift/parquet.thrift`.
 """
@@ -28,10 +28,10 @@ from raydist.pipelines.formats.thrift_compact import ThriftStruct, read_struct
 __all__ = ["ParquetFile", "parquet_errors", "parse_footer", "read_footer"]
 
 _REMEMBERED = 256  # footers
-_MAX_DEPTH = 100  # of columns in columns: Arrow goes down them by recursion
+_MAX_DEPTH = 100  # of nested columns: Arrow recurses into them
 _MIN_VALUE_BYTES = 8
 
-# Fields, by the numbers that the format gives them.
+# Field numbers of the format.
 _SCHEMA, _ROW_GROUPS = 2, 4
 _TYPE, _TYPE_LENGTH, _REPETITION, _NUM_CHILDREN = 1, 2, 3, 5
 _COLUMNS, _NUM_ROWS = 1, 3
@@ -51,9 +51,9 @@ class RowGroup:
     """A row group.
 
     Attributes:
-        num_rows: In it.
-        sizes: About how many bytes each column takes in memory. One of equal values takes next to nothing in the file:
-            each value counts for 8 bytes at least.
+        num_rows: Number of rows.
+        sizes: Approximate bytes of each column in memory. Equal values take almost no space in the file: each value
+            counts as at least 8 bytes.
     """
 
     num_rows: int
@@ -63,7 +63,7 @@ class RowGroup:
 @final
 @dataclass(frozen=True, slots=True)
 class ParquetFooter:
-    """What a footer says of the row groups."""
+    """The row groups in a footer."""
 
     row_groups: tuple[RowGroup, ...]
 
@@ -71,20 +71,20 @@ class ParquetFooter:
 @final
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A column that holds values."""
+    """A column with values."""
 
     physical_type: int
-    value_bytes: int  # of one value in the statistics; 0 where that varies
+    value_bytes: int  # of one value in the statistics; 0 if it varies
     repetition: int  # levels
     definition: int
 
 
 @lru_cache(_REMEMBERED)
 def parse_footer(data: bytes) -> ParquetFooter:
-    """The footer in `data`, without the length and the magic bytes behind it.
+    """Return the footer in `data`, which excludes the length and magic bytes after the footer.
 
     Raises:
-        ValueError: It is damaged or contradicts itself.
+        ValueError: The footer is damaged or contradictory.
     """
     fields = read_struct(data)
     leaves = _leaves(_of_type(fields, _SCHEMA, list))
@@ -92,7 +92,7 @@ def parse_footer(data: bytes) -> ParquetFooter:
 
 
 def _leaves(elements: Sequence[Any]) -> list[_Leaf]:
-    """The columns with values, in order. `elements` is the tree of columns, parents before children."""
+    """Return the columns with values, in order. `elements` is the tree of columns, parents before children."""
     leaves = []
     open_parents: list[tuple[int, int, int]] = [(1, 0, 0)]  # (children to come, repetition, definition)
     for number, element in enumerate(elements):
@@ -150,7 +150,7 @@ def _name(chunk: ThriftStruct) -> str:
 
 
 def _check_column(chunk: ThriftStruct, leaf: _Leaf) -> None:
-    """Raise ValueError where Arrow would end the process."""
+    """Raise ValueError where Arrow would crash the process."""
     found = _of_type(chunk, _TYPE, int)
     if found != leaf.physical_type:
         raise ValueError(f"a column has the type {leaf.physical_type}, but in a row group the type {found}")
@@ -187,23 +187,23 @@ _MAX_BATCH_ROWS = 1 << 16
 _BUFFER_BYTES = 1 << 20
 _MAGIC = b"PAR1"
 _END = struct.Struct("<I4s")  # length of the footer, magic
-_TAIL_BYTES = 1 << 16  # read at once: Arrow reads as much, so that a remote file's cache serves it
+_TAIL_BYTES = 1 << 16  # read at once: Arrow reads as much, so that a remote file's cache serves Arrow
 
 
 @final
 class ParquetFile:
-    """One open file.
+    """An open file.
 
     Attributes:
-        path: As it was given.
-        schema: Of all columns.
-        num_rows: As its footer says.
-        num_row_groups: As its footer says.
+        path: Path as given.
+        schema: Schema of all columns.
+        num_rows: Number of rows in the footer.
+        num_row_groups: Number of row groups in the footer.
     """
 
     def __init__(self, path: str) -> None:
-        """Open the file and read its footer. Errors as those of `open_file`, and DataLossError."""
-        import pyarrow.dataset as arrow_dataset  # 80 ms, and only Parquet files need it
+        """Open the file and read its footer. Raises like `open_file`, and DataLossError."""
+        import pyarrow.dataset as arrow_dataset  # takes 80 ms, needed only for Parquet files
 
         self.path = path
         opened = open_file(path)
@@ -234,9 +234,9 @@ class ParquetFile:
         self._fragment.scanner(columns=columns, filter=row_filter, schema=self.schema)
 
     def batches(self, row_group: int, columns: list[str], row_filter: Any) -> Iterator[pa.RecordBatch]:
-        """The rows of one row group that pass the filter; without reading it where its statistics rule it out.
+        """Return the filtered rows of one row group; does not read it if its statistics rule it out.
 
-        The cuts between batches depend on the file alone. Nothing is read ahead.
+        The boundaries of batches depend on the file alone. Nothing is read ahead.
         """
         part = self._fragment.subset(row_group_ids=[row_group])
         if row_filter is not None and not part.split_by_row_group(row_filter, schema=self.schema):
@@ -247,13 +247,13 @@ class ParquetFile:
             filter=row_filter,
             batch_size=self._batch_rows(row_group),
             batch_readahead=1,
-            use_threads=False,  # elements come in order, and threads are raydist's to give
+            use_threads=False,  # elements come in order, and raydist manages threads
         )
         batches: Iterator[pa.RecordBatch] = scanner.to_batches()
         return batches
 
     def row_group_size(self, row_group: int, columns: list[str]) -> tuple[int, int]:
-        """Rows of a row group, and about how many bytes some of its columns have in memory, as the footer says."""
+        """Return the rows of a row group, and the approximate bytes of some of its columns in memory."""
         group = self._footer.row_groups[row_group]
         return group.num_rows, sum(group.sizes.get(name, 0) for name in columns)
 
@@ -271,7 +271,7 @@ class ParquetFile:
 
 
 def read_footer(opened: OpenFile) -> ParquetFooter:
-    """The footer of a file; ValueError where it is damaged, or would end Arrow's process."""
+    """Return the footer of a file; raises ValueError if it is damaged, or would crash Arrow."""
     size: int = as_arrow_file(opened.file).size() if opened.size is None else opened.size
     tail = _read_range(opened, max(0, size - _TAIL_BYTES), size)
     if len(tail) < _END.size:
@@ -297,7 +297,7 @@ def _read_range(opened: OpenFile, start: int, end: int) -> bytes:
 
 @contextmanager
 def parquet_errors(path: str, offset: int | None) -> Iterator[None]:
-    """Turn what Arrow raises about damage at `offset` into a DataLossError."""
+    """Turn Arrow's errors about damage at `offset` into a DataLossError."""
     try:
         with file_errors(path):
             yield

@@ -1,7 +1,7 @@
-"""Files of remote systems, whose servers may fail for a moment.
+"""Files of remote systems, whose servers may fail temporarily.
 
-What may be over in a moment (a lost connection, a time-out, a server that is busy) is tried again after a wait that
-doubles each time, a limited number of times; then the error is raised. Reading goes on at the same byte.
+Temporary failures (a lost connection, a time-out, a busy server) are retried after a wait that doubles each time, a
+limited number of times; then the error is raised. Reading continues at the same byte.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, Protocol, TypeVar, final
 __all__ = ["ATTEMPTS", "RemoteFile", "http_status", "is_network_error", "is_transient", "open_system", "with_retries"]
 
 ATTEMPTS = 6
-"""How often something is tried. The waits between make 3 s together, and at most twice as much."""
+"""Number of attempts. The waits between them sum up to between 3 s and 6 s."""
 
-_CONNECT_S = 10.0  # for an HTTP server to accept
-_SILENCE_S = 30.0  # between two pieces of its answer
+_CONNECT_S = 10.0  # seconds for an HTTP server to accept
+_SILENCE_S = 30.0  # seconds between two parts of its answer
 _FIRST_WAIT_S = 0.1
 _SKIPPED_BYTES = 1 << 20
 _ERRNOS = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ETIMEDOUT, errno.ENETDOWN, errno.ENETUNREACH})
 _STATUSES = frozenset({408, 425, 429})  # of HTTP: time-out, too early, too many requests; and 500 and more
-_LASTING = frozenset({501, 505, 507})  # of these: what it cannot do, and what it has no room for
+_LASTING = frozenset({501, 505, 507})  # of 500 and more: not supported, no space left
 _NETWORK_PACKAGES = ("aiohttp", "botocore", "google", "requests", "urllib3")
 
 _Result = TypeVar("_Result")
@@ -41,18 +41,18 @@ class _SeekableFile(Protocol):
 
 
 def open_system(path: str) -> tuple[Any, str]:
-    """The file system of a URI that fsspec knows, and the path in it. An HTTP server that falls silent is an error.
+    """Return the file system of a URI that fsspec knows, and the path in it. Silent HTTP servers raise an error.
 
-    Limits that a user sets in `fsspec.config.conf["http"]["client_kwargs"]` go before.
+    Limits that a user sets in `fsspec.config.conf["http"]["client_kwargs"]` have priority.
     """
-    import fsspec.core  # only URIs need it
+    import fsspec.core  # needed only for URIs
     from fsspec.config import conf
 
     scheme = path.partition("://")[0]
     if scheme not in ("http", "https") or "client_kwargs" in conf.get(scheme, {}):
         system, inner = fsspec.core.url_to_fs(path)
         return system, str(inner)
-    import aiohttp  # fsspec needs it for these
+    import aiohttp  # fsspec requires it for HTTP
 
     limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
     system, inner = fsspec.core.url_to_fs(path, client_kwargs={"timeout": limits})
@@ -60,7 +60,7 @@ def open_system(path: str) -> tuple[Any, str]:
 
 
 def is_network_error(error: BaseException) -> bool:
-    """Whether it is about a server, not about a file of this machine.
+    """Return True for an error of a server, not of a local file.
 
     >>> is_network_error(TimeoutError("read")), is_network_error(FileNotFoundError(2, "gone"))
     (True, False)
@@ -70,7 +70,7 @@ def is_network_error(error: BaseException) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same request may succeed a moment later.
+    """Return True if the same request may succeed a moment later.
 
     >>> is_transient(ConnectionResetError()), is_transient(FileNotFoundError(2, "gone"))
     (True, False)
@@ -86,7 +86,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def http_status(error: BaseException) -> int | None:
-    """The status of an HTTP response, wherever a client library keeps it."""
+    """Return the status of an HTTP response, from the attribute that each client library uses."""
     for holder, name in ((error, "status"), (getattr(error, "response", None), "status_code"), (error, "code")):
         status = getattr(holder, name, None)
         if isinstance(status, int):
@@ -95,7 +95,7 @@ def http_status(error: BaseException) -> int | None:
 
 
 def with_retries(action: Callable[[], _Result], *, sleep: Callable[[float], None] = time.sleep) -> _Result:
-    """What `action` returns, tried again while its errors are transient; the last one gets a note that tells so."""
+    """Call `action` and return its result; retry transient errors. The last error gets a note on the retries."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return action()
@@ -105,18 +105,18 @@ def with_retries(action: Callable[[], _Result], *, sleep: Callable[[float], None
             if attempt == ATTEMPTS:
                 error.add_note(f"The server failed {ATTEMPTS} times in a row.")
                 raise
-            # Many readers that failed together must not come back together.
+            # Many readers that failed together must not retry at the same time.
             sleep(_FIRST_WAIT_S * 2 ** (attempt - 1) * random.uniform(1, 2))  # noqa: S311 - no secret
     raise AssertionError(f"raydist bug: the last of {ATTEMPTS} attempts neither returned nor raised.")
 
 
 @final
 class RemoteFile:
-    """A file that is opened again, at the same byte, when reading it fails.
+    """A file that is reopened, at the same byte, when reading fails.
 
     Attributes:
-        size_bytes: When it was opened; None where the server does not say.
-        closed: Whether `close` was called.
+        size_bytes: Bytes of the file when it was opened; None if the server does not tell.
+        closed: True after `close`.
     """
 
     def __init__(self, open_file: Callable[[], Any]) -> None:
@@ -127,7 +127,7 @@ class RemoteFile:
         self.size_bytes: int | None = getattr(self._file, "size", None)
 
     def read(self, size: int = -1, /) -> bytes:
-        """The next bytes, as many as the file has at hand; none at its end."""
+        """Return the next bytes, as many as the file returns at once; no bytes at its end."""
         data = with_retries(lambda: self._read(size))
         self._position += len(data)
         return data
@@ -140,7 +140,7 @@ class RemoteFile:
             raise
 
     def _opened(self) -> _SeekableFile:
-        """The file at its position."""
+        """Return the file, opened at the current position."""
         if self._file is None:
             self._file = self._open_file()
             size = getattr(self._file, "size", None)
@@ -152,7 +152,7 @@ class RemoteFile:
         return self._file
 
     def _go_to(self, position: int) -> None:
-        """Move a freshly opened file; one that only streams is read up to there."""
+        """Move a new file to `position`; a file without seek is read up to there."""
         file = self._file
         if file is None or position == 0:
             return
@@ -171,7 +171,7 @@ class RemoteFile:
             file.close()
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Move to a byte, counted from the beginning, from here (1) or from the end (2)."""
+        """Move to a byte, counted from the beginning, from the current position (1) or from the end (2)."""
         if whence == io.SEEK_END and self.size_bytes is None:
             raise io.UnsupportedOperation(
                 f"The server does not tell the size of the file, so that byte {offset} from its end is unknown. Copy "
@@ -186,7 +186,7 @@ class RemoteFile:
     def _move(self) -> None:
         try:
             self._opened().seek(self._position)
-        except (ValueError, io.UnsupportedOperation):  # a stream: begin again
+        except (ValueError, io.UnsupportedOperation):  # a stream: start again
             self._drop()
             self._opened()
         except BaseException:
@@ -194,15 +194,15 @@ class RemoteFile:
             raise
 
     def tell(self) -> int:
-        """The position."""
+        """Return the position."""
         return self._position
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is, at the price of reading again where the server only streams."""
+        """Return True. A seek in a stream reads from the beginning again."""
         return True
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Samples of tar files: neighbouring members whose names share all but the part behind the first dot.
+"""Samples of tar files: consecutive members whose names are equal up to the first dot.
 
-A sample becomes one record: a line of JSON with its key and the names and sizes of its members, and then their bytes.
-So samples are read, resumed and moved as records are, and `sample_of_record` takes them apart where there is time.
+A sample becomes one record: a line of JSON with its key and the names and sizes of its members, then their bytes. So
+samples are read, resumed and moved like records, and `SampleMembers` splits them in a later stage.
 
 Source: POSIX.1-2001 (ustar, pax), GNU tar; webdataset, `base_plus_ext` and `group_by_keys`.
 """
@@ -23,7 +23,7 @@ __all__ = ["SampleMembers", "TarSampleReader"]
 
 _BLOCK = 512
 _CHUNK_BYTES = 1 << 18
-_GROUP_BYTES = 1 << 22  # one call of `read` stops after so many bytes
+_GROUP_BYTES = 1 << 22  # one call of `read` stops after this many bytes
 _MAX_NAME_BYTES = 1 << 16
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__($|/)")
@@ -37,11 +37,11 @@ class _Sample:
     """The sample that is being read.
 
     Attributes:
-        key: Its name.
+        key: Key of the sample.
         start: Offset of its first header.
-        members: Name and size of each.
-        parts: The bytes of all members.
-        problem: Why it is none.
+        members: Name and size of each member.
+        parts: Bytes of all members.
+        problem: Error of the sample, if any.
     """
 
     key: str
@@ -61,18 +61,18 @@ class _Sample:
 
 @final
 class TarSampleReader:
-    """Reads the samples of one file in order.
+    """A reader of the samples of one file, in order.
 
     Attributes:
-        offset: Where the next sample starts, in decompressed bytes: a place to go on from.
+        offset: Start of the next sample, in decompressed bytes: a position from which to resume.
         index: Number of the next sample.
-        ended: Nothing more can be read.
+        ended: True if nothing more can be read.
     """
 
     def __init__(
         self, stream: ByteStream, *, offset: int = 0, index: int = 0, max_sample_bytes: int | None = None
     ) -> None:
-        """Read on from `offset`, where sample `index` starts. Without `max_sample_bytes` the stream's limit holds."""
+        """Continue at `offset`, the start of sample `index`. `max_sample_bytes` defaults to the stream's limit."""
         stream.skip(offset)
         self.offset = offset
         self.index = index
@@ -84,10 +84,10 @@ class TarSampleReader:
         self._keys: set[str] = set()  # of the samples so far; 0.1 kB each
 
     def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
-        """Up to `limit` next samples (and about 4 MiB), and the error that stands at the place after them, if any.
+        """Return up to `limit` samples (and about 4 MiB), and the error that follows them, if any.
 
-        A sample with two members of one name, or with a key that an earlier one has, is passed over after its error.
-        After any other error nothing more can be read. Neither samples nor an error: the end.
+        A sample with two members of one name, or with the key of an earlier sample, is skipped after its error. After
+        any other error nothing more can be read. At the end, return no sample and no error.
         """
         samples: list[bytes] = []
         start = self.offset
@@ -98,7 +98,7 @@ class TarSampleReader:
                     return samples, found.problem
                 if found is not None:
                     samples.append(found.record(self._stream.path))
-        except Exception as error:  # I/O errors too stand at their place
+        except Exception as error:  # I/O errors also take the place of the data
             self.ended = True
             return samples, error
         return samples, None
@@ -108,7 +108,7 @@ class TarSampleReader:
         self._stream.close()
 
     def _next_sample(self) -> _Sample | None:
-        """The next whole sample: it ends where a member of another one, or the end, is found."""
+        """Return the next whole sample, which ends before a member of another sample or at the end."""
         while True:
             start = self._at
             header = self._next_header()
@@ -130,7 +130,7 @@ class TarSampleReader:
                 return whole
 
     def _finish(self, following: _Sample | None, start: int) -> _Sample | None:
-        """The sample that was being read, whose end is at `start`; the following one is read from now on."""
+        """Return the current sample, which ends at `start`, and begin the following one."""
         whole, self._sample = self._sample, following
         self.offset = start
         if whole is not None:
@@ -139,7 +139,7 @@ class TarSampleReader:
         return whole
 
     def _repeated(self, key: str, start: int) -> DataLossError | None:
-        """The error of a sample whose key an earlier sample of this file has."""
+        """Return the error of a sample with the key of an earlier sample in this file."""
         if key not in self._keys:
             return None
         problem = (
@@ -150,7 +150,7 @@ class TarSampleReader:
 
     def _read_member(self, header: tarfile.TarInfo, member: str) -> None:
         sample = self._sample
-        if sample is None:  # for the type checker: `_next_sample` has made it
+        if sample is None:  # for the type checker: `_next_sample` creates the sample first
             return
         if sample.num_bytes + header.size > self._limit:
             raise self._loss(
@@ -167,7 +167,7 @@ class TarSampleReader:
             sample.parts.append(data)
 
     def _next_header(self) -> tarfile.TarInfo | None:
-        """The header of the next member, with what the headers before it say of it; None at the end."""
+        """Return the next member's header, with the data of its extended headers; None at the end."""
         name: str | None = None
         size: int | None = None
         while True:
@@ -188,7 +188,7 @@ class TarSampleReader:
                 return header
 
     def _header(self) -> tarfile.TarInfo | None:
-        """The next block as a header; None at a block of zeros, which ends the file."""
+        """Return the next block as a header; None for a block of zeros, which ends the file."""
         start = self._at
         block = self._take(_BLOCK, "the header of a member, or the block of zeros at the end")
         if not any(block):
@@ -206,7 +206,7 @@ class TarSampleReader:
         return header
 
     def _pax(self, header: tarfile.TarInfo) -> dict[str, str]:
-        """The records of an extended header: "length key=value" each."""
+        """Return the records of an extended header, "length key=value" each."""
         found, data = {}, self._extension(header)
         while data.strip(b"\0"):
             text, _, rest = data.partition(b" ")
@@ -235,7 +235,7 @@ class TarSampleReader:
         return data
 
     def _require_end(self) -> None:
-        """DataLossError where anything but zeros follows the end. A compressed file has its checksum there."""
+        """Raise DataLossError unless only zeros follow. In a compressed file, reading them verifies the checksum."""
         while chunk := self._stream.read(_CHUNK_BYTES):
             if chunk.strip(b"\0"):
                 raise self._loss(
@@ -244,7 +244,7 @@ class TarSampleReader:
                 )
 
     def _take(self, size: int, what: str) -> bytes:
-        """The next bytes; memory is taken as they arrive."""
+        """Return the next bytes. Memory is allocated as they arrive."""
         left = self._stream.bound()
         if left is not None and size > left:
             raise self._loss(f"A tar file must be complete, but {what} needs {size} bytes and at most {left} are left")
@@ -269,10 +269,10 @@ class TarSampleReader:
 @final
 @dataclass(frozen=True)
 class SampleMembers:
-    """Take a record apart: a dict of the sample's key and its members.
+    """A function that splits a record into a dict of the sample's key and members.
 
     Attributes:
-        names: The members that each sample must have, others are left out; None: all that it has.
+        names: Required members, without any others; None for all members of each sample.
     """
 
     names: Sequence[str] | None

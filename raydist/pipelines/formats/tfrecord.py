@@ -1,9 +1,9 @@
-"""TFRecord framing: what stands around each record of a file.
+"""TFRecord framing: the bytes around each record of a file.
 
     uint64 length | uint32 masked CRC-32C of length | data | uint32 masked CRC-32C of data        (little-endian)
 
-The length is believed only after its own checksum, and never beyond what the file can still hold, so that no damage
-makes a reader allocate.
+The length is used only if its checksum matches, and only up to the bytes that the file can still hold, so damage never
+makes a reader allocate memory.
 
 Source: TensorFlow, `tensorflow/core/lib/io/record_writer.h` (the format's definition).
 """
@@ -23,7 +23,7 @@ from raydist.pipelines.formats.files import data_loss
 __all__ = ["BLOCK_BYTES", "FRAME_BYTES", "MAX_RECORD_BYTES", "TFRecordReader", "frame", "masked_crc32c"]
 
 MAX_RECORD_BYTES = 1 << 30
-"""Of a plain file, where its user names no limit."""
+"""Default limit of a record in an uncompressed file."""
 
 BLOCK_BYTES = 1 << 22  # one call of `read` stops after this many bytes
 
@@ -37,7 +37,7 @@ _MAX_KNOWN_LENGTHS = 1 << 10
 
 
 def masked_crc32c(data: bytes) -> int:
-    """CRC-32C of `data`, rotated and shifted so that a checksum of data with checksums in it stays strong.
+    """Return the CRC-32C of `data`, rotated and shifted so that checksums of data with checksums stay strong.
 
     >>> hex(masked_crc32c(b"123456789"))
     '0xc78ab0e5'
@@ -47,25 +47,25 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def frame(record: bytes) -> bytes:
-    """`record` as it stands in a file: 16 bytes longer."""
+    """Return `record` with its frame of 16 bytes, as written to a file."""
     length = len(record).to_bytes(_LENGTH_BYTES, "little")
     return b"".join((length, _FOOTER.pack(masked_crc32c(length)), record, _FOOTER.pack(masked_crc32c(record))))
 
 
 @final
 class TFRecordReader:
-    """Reads the records of one file in order.
+    """A reader of the records of one file, in order.
 
     Attributes:
-        offset: Where the next record starts, in decompressed bytes: a place to go on from.
+        offset: Start of the next record, in decompressed bytes: a position from which to resume.
         index: Number of the next record.
-        ended: Nothing more can be read: the end was seen, or damage that hides the next record.
+        ended: True if nothing more can be read: at the end, or after damage that hides the next record.
     """
 
     def __init__(
         self, stream: ByteStream, *, offset: int = 0, index: int = 0, max_record_bytes: int | None = None
     ) -> None:
-        """Reads on from `offset`, the start of record `index`. Without `max_record_bytes` the stream's limit holds."""
+        """Continue at `offset`, the start of record `index`. `max_record_bytes` defaults to the stream's limit."""
         stream.skip(offset)
         self.offset = offset
         self.index = index
@@ -77,10 +77,10 @@ class TFRecordReader:
         self.ended = False
 
     def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
-        """Up to `limit` next records (and about 4 MiB), and the error that stands at the place after them, if any.
+        """Return up to `limit` records (and about 4 MiB), and the error that follows them, if any.
 
-        A record whose data is damaged is passed over after its error. After any other error nothing more can be read.
-        Neither records nor an error: the end.
+        A record with damaged data is skipped after its error. After any other error nothing more can be read. At the
+        end, return no record and no error.
         """
         records: list[bytes] = []
         start = self.offset
@@ -91,7 +91,7 @@ class TFRecordReader:
                     self._read_one(records)
         except _DamagedRecordError as error:
             return records, error.loss
-        except Exception as error:  # I/O errors too stand at their place
+        except Exception as error:  # I/O errors also take the place of the data
             self.ended = True
             return records, error
         return records, None
@@ -101,7 +101,7 @@ class TFRecordReader:
         self._stream.close()
 
     def _scan(self, records: list[bytes], limit: int) -> None:
-        """Append the whole and intact records in the buffer; stop before anything else. 0.8 us a record."""
+        """Append the whole, intact records in the buffer; stop before anything else. Takes 0.8 us per record."""
         buffer, at, first = self._buffer, self._at, len(records)
         checksum, footer_at, known = google_crc32c.value, _FOOTER.unpack_from, self._lengths
         crc_start = len(buffer) - _FOOTER.size
@@ -114,7 +114,7 @@ class TFRecordReader:
             record = buffer[data:end]
             (stored,) = footer_at(buffer, end)
             crc = checksum(record)
-            if stored != (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF:  # masked_crc32c, without a call
+            if stored != (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF:  # masked_crc32c, inlined
                 break
             records.append(record)
             at = end + _FOOTER.size
@@ -123,7 +123,7 @@ class TFRecordReader:
         self._at = at
 
     def _length(self, header: bytes) -> int:
-        """The length that a header tells, negative where it is damaged or too large. Most records share few lengths."""
+        """Return the length in a header; negative if damaged or too large. Caches lengths: most records share a few."""
         length, length_crc = _HEADER.unpack(header)
         if length > self._max_record_bytes or length_crc != masked_crc32c(header[:_LENGTH_BYTES]):
             return -1
@@ -132,7 +132,7 @@ class TFRecordReader:
         return int(length)
 
     def _read_one(self, records: list[bytes]) -> None:
-        """Append the next record however large it is, or find out what is wrong with it."""
+        """Append the next record of any size, or raise its error."""
         if not self._fill(_HEADER.size):
             left = len(self._buffer) - self._at
             self.ended = True
@@ -166,7 +166,7 @@ class TFRecordReader:
             raise self._loss(f"A record of {length} bytes must fit into the file, but at most {held + left} are left")
 
     def _fill(self, size: int) -> bool:
-        """Have `size` bytes in the buffer; whether the file has them."""
+        """Fill the buffer with `size` bytes; return False if the file has fewer."""
         while len(self._buffer) - self._at < size:
             more = self._stream.read(_CHUNK_BYTES)
             if not more:
@@ -176,7 +176,7 @@ class TFRecordReader:
         return True
 
     def _take(self, size: int) -> bytes:
-        """The next `size` bytes; memory is taken as they arrive."""
+        """Return the next `size` bytes. Memory is allocated as they arrive."""
         if size <= _CHUNK_BYTES and not self._fill(size):
             raise self._truncated()
         if size <= len(self._buffer) - self._at:
@@ -185,7 +185,7 @@ class TFRecordReader:
         return self._gather(size)
 
     def _gather(self, size: int) -> bytes:
-        """A record larger than the buffer, held once in memory."""
+        """Return a record larger than the buffer, with a single copy in memory."""
         gathered = io.BytesIO()
         gathered.write(memoryview(self._buffer)[self._at :])
         self._buffer, self._at = b"", 0
@@ -209,7 +209,7 @@ class TFRecordReader:
 
 
 class _DamagedRecordError(Exception):
-    """Only the data of one record is damaged: the next one can be found."""
+    """Raised if only the data of one record is damaged, so that the next record can be found."""
 
     def __init__(self, loss: DataLossError) -> None:
         super().__init__(str(loss))

@@ -1,4 +1,4 @@
-"""Writing TFRecord files."""
+"""Writing of TFRecord files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["TFRecordOptions", "TFRecordWriter"]
 @final
 @dataclass(frozen=True, slots=True)
 class TFRecordOptions:
-    """How a TFRecord file is compressed (tf.io.TFRecordOptions).
+    """Compression of a TFRecord file (tf.io.TFRecordOptions).
 
     Attributes:
-        compression_type: None (or ""), "GZIP" or "ZLIB". Readers must be told the same.
-        compression_level: 0 (none) to 9 (smallest), or None for zlib's choice (6).
+        compression_type: None (or ""), "GZIP" or "ZLIB". Readers need the same value.
+        compression_level: 0 (none) to 9 (smallest), or None for zlib's default (6).
 
     Raises:
-        InvalidArgumentError: Another compression, or a level out of its range.
+        InvalidArgumentError: Another compression, or a level out of range.
 
     Source: tf.io.TFRecordOptions (TensorFlow 2.x API).
 
@@ -46,9 +46,9 @@ class TFRecordOptions:
 
 @final
 class TFRecordWriter:
-    """Writes records to a file that TensorFlow can read as well (tf.io.TFRecordWriter).
+    """A writer of files that TensorFlow can also read (tf.io.TFRecordWriter).
 
-    An existing file is replaced. Closed by `with` or `close()`; a file that was not closed may lack its last records.
+    An existing file is replaced. Close the writer with `with` or `close()`: an unclosed file may lack its last records.
 
     Args:
         path: A local path or a URI that fsspec can write.
@@ -56,8 +56,8 @@ class TFRecordWriter:
 
     Raises:
         NotFoundError: The directory does not exist.
-        FailedPreconditionError: The file may not be written.
-        InvalidArgumentError: `path` is a directory; the compression is unknown.
+        FailedPreconditionError: The file is not writable.
+        InvalidArgumentError: `path` is a directory, or the compression is unknown.
 
     Source: tf.io.TFRecordWriter (TensorFlow 2.x API).
 
@@ -77,13 +77,13 @@ class TFRecordWriter:
         self._file = create_file(self._path)
 
     def write(self, record: bytes | bytearray | memoryview) -> None:
-        """Append one record: 16 bytes more than it has. It may be in memory until `flush` or `close`.
+        """Append one record, which takes 16 bytes more than its data. It may stay in memory until `flush` or `close`.
 
         Args:
-            record: Its bytes, any number of them, copied before this returns.
+            record: Bytes of the record, any number; copied before this returns.
 
         Raises:
-            SpecError: `record` is something else.
+            SpecError: `record` has another type.
             FailedPreconditionError: The writer is closed.
 
         Source: tf.io.TFRecordWriter.write (TensorFlow 2.x API).
@@ -102,9 +102,9 @@ class TFRecordWriter:
         self._file.write(framed if self._deflater is None else self._deflater.compress(framed))
 
     def flush(self) -> None:
-        """Hand everything written so far to the operating system: another process can read it then.
+        """Pass all records written so far to the operating system: another process can then read them.
 
-        Does not wait for the disk. In a compressed file each call costs some bytes.
+        Does not wait for the disk. In a compressed file each call adds some bytes.
 
         Raises:
             FailedPreconditionError: The writer is closed.
@@ -126,7 +126,7 @@ class TFRecordWriter:
         self._file.flush()
 
     def close(self) -> None:
-        """Finish the file: what was written is all in it. May be called twice.
+        """Write all remaining data and close the file. May be called twice.
 
         Source: tf.io.TFRecordWriter.close (TensorFlow 2.x API).
 

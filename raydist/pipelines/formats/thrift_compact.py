@@ -1,4 +1,4 @@
-"""Structs in Thrift's compact protocol, read without trust: nothing is allocated, and nothing nested, beyond the data.
+"""A safe parser of structs in Thrift's compact protocol: allocation and nesting are bounded by the data.
 
 Source: Apache Thrift, `doc/specs/thrift-compact-protocol.md`.
 """
@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 __all__ = ["ThriftStruct", "read_struct"]
 
 ThriftStruct: TypeAlias = dict[int, Any]
-"""Values by the numbers of their fields: bool, int, bytes, lists and structs; None for others, passed over."""
+"""Values by field number: bool, int, bytes, lists and structs; None for other types, which are skipped."""
 
-_MAX_DEPTH = 24  # of structs and lists in each other; Parquet's footers have 7
+_MAX_DEPTH = 24  # of nested structs and lists; Parquet's footers have 7
 _MAX_SHIFT = 63
 
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = 1, 2, 3, 7, 8, 9, 10, 11, 12, 13
@@ -21,13 +21,13 @@ _PASSED_BYTES = {_BYTE: 1, _DOUBLE: 8, _UUID: 16}
 
 
 def read_struct(data: bytes) -> ThriftStruct:
-    """The struct at the beginning of `data`.
+    """Return the struct at the beginning of `data`.
 
     >>> read_struct(bytes([0x15, 0x02, 0x18, 0x01, 0x61, 0x00]))
     {1: 1, 2: b'a'}
 
     Raises:
-        ValueError: It is no such struct, or has a field twice.
+        ValueError: The data is no such struct, or has a field twice.
     """
     try:
         return _struct(data, 0, 0)[0]
@@ -35,7 +35,7 @@ def read_struct(data: bytes) -> ThriftStruct:
         raise ValueError("it ends too early") from None
 
 
-# Each takes where a value begins, and returns it and where it ends. One byte is most numbers: those are read in place.
+# Each function takes the start of a value, and returns the value and its end. Most numbers are one byte, read inline.
 
 
 def _struct(data: bytes, at: int, depth: int) -> tuple[ThriftStruct, int]:
@@ -85,7 +85,7 @@ def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
     kind, size = data[at] & 0xF, data[at] >> 4
     at += 1
     if size == 0xF:
-        size, at = _size(data, at)  # each takes a byte or more
+        size, at = _size(data, at)  # each value takes at least a byte
     kind = _BYTE if kind in (_TRUE, _FALSE) else kind  # in a list, a bool is a byte
     values = []
     for _ in range(size):

@@ -1,4 +1,4 @@
-"""Everything in a file at once."""
+"""Reading of a whole file at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raydist.pipelines.formats.opening import open_file
 
 __all__ = ["read_file"]
 
-_READ_BYTES = 1 << 20  # at a time, where the size is not known
+_READ_BYTES = 1 << 20  # at a time, if the size is unknown
 
 
 def read_file(path: Any) -> bytes:
