@@ -100,7 +100,7 @@ def test_the_dashboard_shows_metrics_that_there_are() -> None:
     dashboard = json.loads((DEPLOY / "raydist_grafana_dashboard.json").read_text())
     expressions = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
     asked = {name.removesuffix("_total") for name in re.findall(r"ray_(raydist_\w+)", expressions)}
-    source = "".join(path.read_text() for path in (ROOT / "raydist" / "actors").rglob("*metric*.py"))
+    source = "".join(path.read_text() for path in (ROOT / "raydist" / "actors").rglob("*.py"))
     made = set(re.findall(r'"(raydist_\w+)"', source))
     made |= {f"raydist_parameter_server_{name}" for name in re.findall(r'^    "(\w+)":', source, flags=re.MULTILINE)}
     assert asked <= made
