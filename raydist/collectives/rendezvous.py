@@ -99,7 +99,7 @@ class Bulletin:
     def roll_call(self, limit_s: float) -> tuple[int, ...]:
         """Report this rank after a failure, and return the ranks that do not report within `limit_s` seconds.
 
-        Returns early once a single rank is missing, since that rank has failed.
+        Returns early once a single rank is missing, on the assumption that this rank has failed.
         """
         try:
             self._store.set(f"seen/{self._membership.rank}", "")

@@ -276,7 +276,7 @@ class SynchronisedPasses:
             filled_anew: A tensor written after an optimizer has used it holds a new gradient.
 
         Returns:
-            True if this replica had gradients to exchange.
+            True if this replica had gradients made by hand, which were exchanged.
 
         Blocking: where gradients are exchanged, until all ranks make this call or run a backward pass.
         """

@@ -114,7 +114,7 @@ class GradientReducer:
             batch_ends: The batch ends. The weight of the next batch may differ, so its gradients are exchanged now.
 
         Returns:
-            True if gradients were exchanged.
+            True if this replica had gradients made by hand, which were exchanged.
 
         Blocking: where gradients are exchanged, until all ranks make this call or run a backward pass.
 
