@@ -102,7 +102,7 @@ class StrategyExtended:
         Args:
             fn: The step function.
             args: A tuple of its positional arguments.
-            kwargs: Its keyword arguments.
+            kwargs: Keyword arguments of the function.
 
         Source: tf.distribute.StrategyExtended.call_for_each_replica.
 

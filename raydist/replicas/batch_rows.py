@@ -63,7 +63,7 @@ class BatchRows:
     Attributes:
         counts: Number of rows on each replica; None without a batch.
         shares: Fraction of the global batch on each replica.
-        stand_in: For each replica, True if the replica has no rows and runs on padding rows.
+        stand_in: For each replica, True if it has no rows, so it runs on padding rows; all True for an empty batch.
         present: For each replica, True if its results count: no padding rows, or no replica has rows.
         all_present: True if the results of all replicas count.
     """

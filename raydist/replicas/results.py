@@ -268,7 +268,7 @@ class ReturnedStructures:
         return NOTHING if declared is None or declared == "None" else None
 
     def learn(self, fn: Any, result: StepResult) -> None:
-        """Remember the structure of a result of `fn`, unless a leaf is None: that leaf may be a value next time."""
+        """Remember the structure of a result of `fn`, unless a leaf inside is None, which may be a value next time."""
         parts = _parts(fn)
         key = tuple(map(id, parts))
         self._known.pop(key, None)

@@ -26,7 +26,7 @@ class MirroredStrategy(OneNodeStrategy):
     Args:
         devices: A count, or names: "cpu", "CPU:1", "GPU:0", "cuda:1", torch.device. Default: all GPUs of the node
             with most of them, else one replica per CPU core.
-        cross_device_ops: How the replicas reduce: rd.NcclAllReduce(), rd.HierarchicalCopyAllReduce(),
+        cross_device_ops: The reduction between replicas: rd.NcclAllReduce(), rd.HierarchicalCopyAllReduce(),
             rd.ReductionToOneDevice(). None: shared memory or gloo between CPUs, NCCL between GPUs.
         communication_options: Further options for the exchange of gradients and values.
         timeouts: The limit of every wait, in seconds.

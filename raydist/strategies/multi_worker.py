@@ -164,7 +164,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
             there are more workers than nodes, workers share nodes.
         devices_per_worker: A count or names, as for MirroredStrategy. Default: all GPUs of a node, else one replica per
             CPU core; if the nodes differ, the number of the smallest node.
-        communication_options: How the replicas exchange gradients and values.
+        communication_options: Options for the exchange of gradients and values.
         cluster_resolver: Names the workers' machines, which must be nodes of the Ray cluster; or a
             `ray.train.ScalingConfig`, whose workers are replicas here. Default: the environment variable TF_CONFIG if
             it is set, else all nodes of the Ray cluster.

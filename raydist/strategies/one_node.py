@@ -68,7 +68,7 @@ class OneNodeStrategy(SynchronousStrategy):
     Args:
         devices: A count, or names: "cpu", "CPU:1", "GPU:0", "cuda:1", torch.device. Default: all GPUs of the node
             with most of them, else one replica per CPU core.
-        communication_options: How the replicas exchange gradients and values.
+        communication_options: Options for the exchange of gradients and values.
         timeouts: The limit of every wait, in seconds.
         resources_per_replica: Ray resources of one replica; see `MirroredStrategy`.
 

@@ -240,7 +240,7 @@ class ParameterServerStrategy(HostedStrategy):
         Args:
             fn: The step function.
             args: A tuple of its positional arguments.
-            kwargs: Its keyword arguments.
+            kwargs: Keyword arguments of the function.
             options: Options of the step; only the reaction to gradients that are not finite applies.
 
         Returns:

@@ -34,7 +34,7 @@ class ReplicaCalls:
 
     Args:
         actors: The replicas' processes.
-        num_replicas: How many replicas there are.
+        num_replicas: Number of replicas.
         timeouts: The limit of every wait.
 
     Attributes:
@@ -140,12 +140,12 @@ class DispatchedSteps:
     Args:
         actors: The replicas' processes.
         calls: Calls to the runners; records that a step failed.
-        num_replicas: How many replicas there are.
+        num_replicas: Number of replicas.
         step_s: Time limit of a step in seconds.
         process: The process that may use this object.
 
     Attributes:
-        num_replicas: How many replicas there are.
+        num_replicas: Number of replicas.
     """
 
     def __init__(
