@@ -1,7 +1,7 @@
-"""Rewrites of a graph that change no element, no order and no error's place: each can be switched off.
+"""Rewrites of a graph that change no element, no order and no error's place. Each has a setting.
 
-A rewrite is a pure function of the graph. It gives new operations the names of those that they stand for, so that
-random choices stay what they are. `REWRITES` holds all of them in the order in which they are applied.
+A rewrite is a pure function of the graph. New operations get the names of the operations that they replace, so random
+choices stay the same. `REWRITES` lists all rewrites in the order of application.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Rewrite:
     """One rewrite of a graph.
 
     Attributes:
-        flag: The setting of `OptimizationOptions` that it belongs to.
-        apply: The rewritten graph; the same object where there is nothing to change.
-        changes: What it changes or begins at: graphs without such an operation are left alone.
-        when: The value of the setting with which it is applied.
-        nested: Whether it is applied to datasets inside functions too.
+        flag: The setting of `OptimizationOptions` for this rewrite.
+        apply: Returns the rewritten graph; the same object if there is nothing to change.
+        changes: Type of operation that it looks for: graphs without such an operation are skipped.
+        when: Value of the setting that enables the rewrite.
+        nested: True if it also applies to datasets that functions return.
     """
 
     flag: str
@@ -69,9 +69,9 @@ REWRITES: tuple[Rewrite, ...] = (
 def optimize(
     op: DatasetOp, names: Names, options: Options, *, nested: bool = False
 ) -> tuple[DatasetOp, tuple[str, ...]]:
-    """The rewritten graph, and the settings whose rewrites have changed it.
+    """Return the rewritten graph, and the settings whose rewrites changed it.
 
-    `names` gains the names of new operations: those of the operations that they stand for.
+    Adds the names of new operations to `names`.
     """
     changed: list[str] = []
     kinds = _kinds(op)
@@ -90,7 +90,7 @@ def _kinds(op: DatasetOp) -> set[type]:
 
 
 def _is_wanted(rewrite: Rewrite, kinds: set[type], options: Options, nested: bool) -> bool:
-    # Asked for each of thousands of short datasets inside functions: what cannot change anything costs nothing.
+    # Called for each of thousands of short nested datasets: a rewrite without effect must cost nothing.
     if rewrite.changes not in kinds or (nested and not rewrite.nested):
         return False
     return getattr(options.optimization, rewrite.flag) is rewrite.when

@@ -1,7 +1,7 @@
 """Whole files for each worker: the part of a pipeline that one of several workers reads under `AutoShardPolicy.FILE`.
 
-The shard stands in front of what reads the files: worker w of W reads files w, w + W, ... Shuffles of their names go
-behind it, so that the workers' files are disjoint whatever the order.
+The shard comes before the operation that reads the files: worker w of W reads files w, w + W, ... Shuffles of file
+names move after the shard, so that the workers' files are disjoint for any order.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _USE_DATA = "Use AutoShardPolicy.DATA, which reads everything once and gives eac
 
 
 def obstacle_to_files(op: DatasetOp) -> str | None:
-    """Why the files of a pipeline cannot be shared out between workers; None where they can.
+    """Return the reason why workers cannot share the files of a pipeline; None if they can.
 
-    May call the function of an `interleave` on a first element, to see whether it reads files.
+    May call the function of an `interleave` on a first element, to find out if it reads files.
     """
     if isinstance(op, RecordFilesOp | TableFilesOp | SplitFilesOp | NumpyFileOp):
         return None
@@ -53,18 +53,18 @@ def obstacle_to_files(op: DatasetOp) -> str | None:
 
 
 def _read_by(op: DatasetOp) -> tuple[DatasetOp, ...]:
-    """The inputs whose elements come out; the choices between datasets are the same for all workers."""
+    """Return the inputs whose elements come out. The choices between datasets are the same for all workers."""
     return op.datasets if isinstance(op, ChooseOp) else op.inputs
 
 
 def _opens_files(op: InterleaveOp) -> bool:
-    """Whether the function of `op` makes datasets that read files: found by calling it on the first element."""
+    """Return True if the function of `op` makes datasets that read files. Calls it on the first element."""
     iterator = open_probe(op.input)
     try:
         made = graph_of(call_on_element(op.fn, iterator.next_block(1), 0), op.label)
     except StopIteration:
         return False
-    except FileNotFoundError:  # ours, or of its `open`: it has looked for a file, which is on the workers' nodes alone
+    except FileNotFoundError:  # the function has looked for a file, which exists only on the workers' nodes
         return True
     finally:
         iterator.close()
@@ -72,15 +72,15 @@ def _opens_files(op: InterleaveOp) -> bool:
 
 
 def shard_files(op: DatasetOp, num_workers: int, worker: int) -> DatasetOp:
-    """The part of the pipeline `op` that reads files worker, worker + num_workers, ... of each of its sources.
+    """Return the part of the pipeline `op` that reads files worker, worker + num_workers, ... of each of its sources.
 
     Args:
         op: The pipeline as written.
-        num_workers: Workers that share the files, >= 1.
-        worker: Which of them, from 0.
+        num_workers: Number of workers that share the files, >= 1.
+        worker: Number of this worker, from 0.
 
     Raises:
-        NotFoundError: The pipeline reads no files, or has an operation that must see all of them.
+        NotFoundError: The pipeline reads no files, or has an operation that needs all of them.
         InvalidArgumentError: There are fewer files than workers.
     """
     obstacle = obstacle_to_files(op)
@@ -95,7 +95,7 @@ def shard_files(op: DatasetOp, num_workers: int, worker: int) -> DatasetOp:
 @final
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """One worker's share of the files. What stands at several places stays one object, with one random order."""
+    """The rewrite for one worker's files. An operation at several places stays one object with one random order."""
 
     num_workers: int
     worker: int
@@ -104,7 +104,7 @@ class _Share:
     done_names: dict[DatasetOp, DatasetOp] = field(default_factory=dict)
 
     def of(self, op: DatasetOp) -> DatasetOp:
-        """The part of `op` that reads them."""
+        """Return the part of `op` that reads the worker's files."""
         if op not in self.done:
             self.done[op] = new = self._of(op)
             self.names.setdefault(id(new), self.names[id(op)])
@@ -129,7 +129,7 @@ class _Share:
         return with_inputs(op, self.names, lambda source: self.of(source) if source in read else source)
 
     def _of_names(self, names: DatasetOp) -> DatasetOp:
-        """The names of this worker's files, shuffled behind the shard as they were in front of it."""
+        """Return the names of this worker's files, shuffled after the shard instead of before it."""
         if names not in self.done_names:
             self.done_names[names] = self._shard_of(names)
         return self.done_names[names]

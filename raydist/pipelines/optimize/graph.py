@@ -1,4 +1,4 @@
-"""Changing a graph of immutable operations: what changes is made anew, under its old name; all else stays."""
+"""Rewriting of a graph of immutable operations: changed operations are copied under their old name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from raydist.pipelines.engine.op import DatasetOp
 __all__ = ["Change", "Names", "named_like", "rewrite_each", "settings_of", "with_inputs"]
 
 Names = dict[int, str]
-"""Name of each operation, by `id`: see `plan.name_operations`."""
+"""Name of each operation, by `id`: see `engine.build.name_operations`."""
 
 Change = Callable[[DatasetOp], DatasetOp]
 
 
 def rewrite_each(op: DatasetOp, names: Names, change: Change) -> DatasetOp:
-    """Apply `change` to every operation, inputs first. What stands at several places stays one object."""
+    """Apply `change` to every operation, inputs first. An operation at several places stays one object."""
     done: dict[DatasetOp, DatasetOp] = {}
 
     def visit(node: DatasetOp) -> DatasetOp:
@@ -29,7 +29,7 @@ def rewrite_each(op: DatasetOp, names: Names, change: Change) -> DatasetOp:
 
 
 def with_inputs(op: DatasetOp, names: Names, change: Change) -> DatasetOp:
-    """`op` with changed inputs, under its old name; `op` itself where nothing changed."""
+    """Return `op` with changed inputs, under its old name; `op` itself if nothing changed."""
     changed = {source: change(source) for source in op.inputs}
     if all(old is new for old, new in changed.items()):
         return op
@@ -43,13 +43,13 @@ def with_inputs(op: DatasetOp, names: Names, change: Change) -> DatasetOp:
 
 
 def named_like(old: DatasetOp, new: DatasetOp, names: Names) -> DatasetOp:
-    """`new`, under the name of `old`."""
+    """Name `new` like `old` and return `new`."""
     names[id(new)] = names[id(old)]
     return new
 
 
 def settings_of(op: DatasetOp) -> tuple[Any, ...]:
-    """What an operation is beside what it reads: equal for two that do the same."""
+    """Return the settings of an operation, without its inputs. Equal settings mean equal work."""
     inputs = op.inputs
     read = {id(inputs), *map(id, inputs)}
     return tuple(value for name, value in _fields(op).items() if name != "given_name" and id(value) not in read)

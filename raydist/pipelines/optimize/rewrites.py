@@ -1,8 +1,8 @@
 """Small rewrites of a graph, one function each: see `REWRITES` for their settings and order.
 
-Operations that do the same with the same inputs become one, as long as their elements follow from these alone: no
-random choice, no function that may remember something from call to call. Then a `zip` reads each of its inputs once,
-and hands out copies. A `concatenate` of a dataset with itself is left alone: it would have to hold all of it.
+Operations that do the same with the same inputs become one, if their elements follow from these inputs alone: no random
+choice, no function that may keep state between calls. Then a `zip` reads each of its inputs once, and hands out copies.
+A `concatenate` of a dataset with itself is not changed: it would have to hold all elements.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def computed_once(op: DatasetOp, names: Names) -> DatasetOp:
-    """The graph with equal operations as one, and zips that read nothing twice."""
+    """Return the graph with equal operations merged, and with zips that read each input once."""
     known: dict[Hashable, DatasetOp] = {}
 
     def change(node: DatasetOp) -> DatasetOp:
@@ -69,22 +69,22 @@ def _reading_once(op: ZipOp, names: Names) -> DatasetOp:
 
 
 def _repeats_itself(op: DatasetOp) -> bool:
-    """Whether two iterators of one epoch give the same elements."""
+    """Return True if two iterators of one epoch give the same elements."""
     return (op.is_pure or op.content_blind) and all(map(_repeats_itself, op.inputs))
 
 
 def without_noops(op: DatasetOp, names: Names) -> DatasetOp:
-    """The graph without operations for which their only input can stand.
+    """Return the graph without operations that their only input can replace.
 
-    Operations that change nothing are left out: `take(-1)`, `skip(0)`, `repeat(1)`, `shuffle(1)`, `prefetch(0)` ...
+    These change nothing: `take(-1)`, `skip(0)`, `repeat(1)`, `shuffle(1)`, `prefetch(0)` ...
     """
     return rewrite_each(op, names, lambda node: node.inputs[0] if node.is_noop else node)
 
 
 def maps_in_order(op: DatasetOp, names: Names) -> DatasetOp:
-    """The graph with `num_parallel_calls=1` where it is None; AUTOTUNE stays.
+    """Return the graph with `num_parallel_calls=1` where it is None; AUTOTUNE stays.
 
-    With `map_parallelization` off, a map whose parallelism was not given runs in order, in one thread, as in tf.data.
+    With `map_parallelization` off, a map without given parallelism runs in order, in one thread, as in tf.data.
     """
 
     def change(node: DatasetOp) -> DatasetOp:
@@ -96,16 +96,16 @@ def maps_in_order(op: DatasetOp, names: Names) -> DatasetOp:
 
 
 def shard_early(op: DatasetOp, names: Names) -> DatasetOp:
-    """The graph with shards in front of the maps that they stood behind.
+    """Return the graph with shards moved before the maps that preceded them.
 
-    A shard of a map becomes a map of a shard: the function is called for the elements of one shard only.
+    A shard of a map becomes a map of a shard: the function is called only for the elements of one shard.
 
-    Element k of a map's output, or the error in its place, is made of element k of its input, so that the shard keeps
-    the same ones. A function with `rng` draws by the number of its element, one that is called in order may count its
-    calls: these stay where they are.
+    Element k of a map's output, or the error in its place, follows from element k of its input, so the shard keeps the
+    same elements. A function with `rng` draws by the index of its element, and a function that is called in order may
+    count its calls: such maps stay in place.
 
-    `skip` is not moved: it counts elements and lets errors pass, and which elements are errors only the map tells.
-    `take` needs no move: it asks for no more elements than it hands out.
+    `skip` is not moved: it counts elements but not errors, and only the map decides which elements are errors. `take`
+    need not move: it requests no more elements than it hands out.
     """
 
     def change(node: DatasetOp) -> DatasetOp:
@@ -119,11 +119,12 @@ def shard_early(op: DatasetOp, names: Names) -> DatasetOp:
 
 
 def gather_late(op: DatasetOp, names: Names) -> DatasetOp:
-    """The graph with every run of operations that only pick and order working on indices.
+    """Return the graph with every run of operations that only pick and order applied to indices.
 
-    Shuffles, takes and repeats over a source with random access move indices; the elements are read behind them.
+    Shuffles, takes and repeats over a source with random access move indices; a gather after them reads the elements.
 
-    A shuffle of images then moves 8 bytes an image, restoring it reads no image, and the reading joins the stage of the
+    A shuffle of images then moves 8 bytes per image, restoring it reads no image, and the gather joins the stage of the
+    next map.
     next map.
     """
     if not op.content_blind:
@@ -145,11 +146,11 @@ def _swap_source(op: DatasetOp, old: DatasetOp, new: DatasetOp, names: Names) ->
 
 
 def shuffle_whole_passes(op: DatasetOp, names: Names) -> DatasetOp:
-    """The graph with `shuffle` and `repeat` as one where the buffer holds the whole source.
+    """Return the graph with `shuffle` and `repeat` fused where the buffer holds the whole source.
 
-    A repeated shuffle of all of a source draws one permutation a pass, instead of filling a buffer and emptying it.
+    A repeated shuffle of a whole source draws one permutation per pass, instead of filling and draining a buffer.
 
-    The order is that of the shuffle: with room for everything, it hands out its buffer in the order of one permutation.
+    The order is the order of the shuffle: a buffer with room for everything is handed out in the same permutation.
     """
 
     def change(node: DatasetOp) -> DatasetOp:
@@ -167,9 +168,9 @@ def shuffle_whole_passes(op: DatasetOp, names: Names) -> DatasetOp:
 
 
 def vectorised(op: DatasetOp, names: Names) -> DatasetOp:
-    """The graph with maps that try vmap first; functions that draw random numbers or are called in order stay.
+    """Return the graph with maps that try vmap first, except functions that draw random numbers or run in order.
 
-    Map functions run over whole blocks by `torch.func.vmap`.
+    Map functions run over whole blocks with `torch.func.vmap`.
     """
 
     def change(node: DatasetOp) -> DatasetOp:
@@ -181,9 +182,9 @@ def vectorised(op: DatasetOp, names: Names) -> DatasetOp:
 
 
 def batch_in_stage(op: DatasetOp, names: Names) -> DatasetOp:
-    """The graph with maps that know the size of the batches behind them.
+    """Return the graph with maps that know the size of the batches after them.
 
-    A map in front of a batch works on whole batches, so that a batch is a view of what the map made, and no copy.
+    A map before a batch works on whole batches, so that a batch is a view of the map's result, without a copy.
     """
 
     def change(node: DatasetOp) -> DatasetOp:
@@ -196,9 +197,9 @@ def batch_in_stage(op: DatasetOp, names: Names) -> DatasetOp:
 
 
 def prefetched(op: DatasetOp, names: Names) -> DatasetOp:
-    """The graph with a prefetch at its end.
+    """Return the graph with a prefetch at its end.
 
-    A pipeline that does work on elements is read ahead while that pays, unless it ends in a `prefetch` already.
+    A pipeline that does work on elements is prefetched while that is faster, unless it already ends in a `prefetch`.
     """
     if isinstance(op, PrefetchOp) or not _works_on_elements(op):
         return op

@@ -1,4 +1,4 @@
-"""Files in chunks: every byte belongs to one, and every chunk has a checksum that is compared before it is used."""
+"""Files in chunks: every byte belongs to one chunk, and every chunk has a checksum that is verified before use."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["Chunk", "ChunkWriter", "crc32c", "read_chunk"]
 
 
 class Chunk(NamedTuple):
-    """A range of a file.
+    """A byte range of a file.
 
     Attributes:
-        offset: Of its first byte.
-        size: In bytes.
-        crc32c: Of these bytes.
-        rows: Elements in it; 0 for what stands around elements.
+        offset: Offset of the first byte.
+        size: Number of bytes.
+        crc32c: CRC-32C of these bytes.
+        rows: Number of elements; 0 for data without elements, such as a schema.
         raw_size: Bytes before compression.
     """
 
@@ -30,7 +30,7 @@ class Chunk(NamedTuple):
 
 
 def crc32c(data: bytes | memoryview) -> int:
-    """CRC-32C.
+    """Return the CRC-32C of `data`.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
@@ -41,7 +41,7 @@ def crc32c(data: bytes | memoryview) -> int:
 
 @final
 class ChunkWriter:
-    """A file that notes the checksum of everything between two calls of `end_chunk`. Enough of a file for pyarrow."""
+    """A file-like object that computes a checksum for each chunk. Has the methods that pyarrow needs."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         self.path = path
@@ -52,7 +52,7 @@ class ChunkWriter:
         self._crc = 0
 
     def write(self, data: bytes | memoryview) -> int:
-        """Append bytes."""
+        """Append bytes; return their number."""
         content = bytes(data)
         with file_errors(self.path, self._at):
             self._file.write(content)
@@ -61,7 +61,7 @@ class ChunkWriter:
         return len(content)
 
     def end_chunk(self, rows: int, raw_size: int | None = None) -> None:
-        """All bytes since the last call are one chunk. Nothing happens where there are none."""
+        """End a chunk of all bytes since the last call. Does nothing if there are none."""
         size = self._at - self._start
         if size:
             self.chunks.append(Chunk(self._start, size, self._crc, rows, size if raw_size is None else raw_size))
@@ -69,33 +69,33 @@ class ChunkWriter:
             self._crc = 0
 
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Return the number of bytes written."""
         return self._at
 
     def writable(self) -> bool:
-        """Yes: pyarrow asks."""
+        """Return True, for pyarrow."""
         return True
 
     def readable(self) -> bool:
-        """No: pyarrow asks."""
+        """Return False, for pyarrow."""
         return False
 
     def seekable(self) -> bool:
-        """No: pyarrow asks."""
+        """Return False, for pyarrow."""
         return False
 
     def flush(self) -> None:
-        """Nothing: the owner of the file closes it."""
+        """Do nothing: the owner of the file closes it."""
 
     def close(self) -> None:
-        """Nothing: the owner of the file closes it."""
+        """Do nothing: the owner of the file closes it."""
 
 
 def read_chunk(file: ReadableFile, path: str, chunk: Chunk) -> bytes:
-    """The bytes of a chunk.
+    """Return the bytes of a chunk.
 
     Raises:
-        DataLossError: They are not those that were written.
+        DataLossError: The bytes are incomplete, or their checksum differs.
     """
     with file_errors(path, chunk.offset):
         file.seek(chunk.offset)

@@ -1,7 +1,7 @@
-"""What kind of file blocks are kept in: an Arrow IPC stream or a Parquet file, each cut into chunks.
+"""Formats of files of blocks: an Arrow IPC stream or a Parquet file, each divided into chunks.
 
-A stream is compressed chunk by chunk, so that the whole file is a `.gz`, `.zst` or `.lz4` file that usual tools read
-(frames of these formats may follow each other). Parquet compresses its columns itself.
+A stream is compressed chunk by chunk, so that the whole file is a `.gz`, `.zst` or `.lz4` file that usual tools can
+read (these formats allow several frames). Parquet compresses its columns itself.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from raydist.pipelines.stored.chunks import Chunk, ChunkWriter, read_chunk
 __all__ = ["COMPRESSIONS", "MAX_CHUNK_BYTES", "Container", "ContainerReader", "ContainerWriter"]
 
 COMPRESSIONS = {"GZIP": "gz", "ZSTD": "zst", "LZ4": "lz4", "SNAPPY": "snappy"}
-"""Names of compressions, and the endings of such files."""
+"""Names of compressions, and the suffixes of their files."""
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 MAX_CHUNK_BYTES = 1 << 31
-"""What one chunk may have; the usual one has a few MB."""
+"""Limit for one chunk; usual chunks have a few MB."""
 
-_USUAL_CHUNK_BYTES = 1 << 25  # what a chunk of a stranger's may have, however small it is in the file
-_USUAL_RATIO = 64  # and beyond that
+_USUAL_CHUNK_BYTES = 1 << 25  # accepted size of a chunk in memory in files of others, whatever its size in the file
+_USUAL_RATIO = 64  # accepted ratio above that
 
 
 class ContainerWriter(ABC):
-    """Writes record batches of one schema into one file."""
+    """A writer of record batches of one schema to one file."""
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
@@ -40,21 +40,21 @@ class ContainerWriter(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Append what stands behind the last chunk."""
+        """Write the end of the file."""
 
 
 class ContainerReader(ABC):
-    """Reads single chunks of one file."""
+    """A reader of single chunks of one file."""
 
     @abstractmethod
     def read(self, number: int) -> pa.RecordBatch:
-        """Chunk `number` among those with elements. DataLossError where it is damaged."""
+        """Return chunk `number` of the chunks with elements. Raises DataLossError if it is damaged."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Container:
-    """How files are written.
+    """The format and compression of files.
 
     Attributes:
         format: "arrow" or "parquet".
@@ -66,7 +66,7 @@ class Container:
 
     @classmethod
     def of(cls, file_format: str, compression: str | None) -> Container:
-        """From a user's arguments.
+        """Check the arguments of a user.
 
         >>> Container.of("arrow", "GZIP").suffix
         'arrows.gz'
@@ -80,13 +80,13 @@ class Container:
 
     @property
     def suffix(self) -> str:
-        """Ending of its files."""
+        """Suffix of the files."""
         if self.format == "parquet":
             return "parquet"
         return "arrows" + (f".{COMPRESSIONS[self.compression]}" if self.compression else "")
 
     def writer(self, file: ChunkWriter, schema: pa.Schema) -> ContainerWriter:
-        """Begin a file."""
+        """Return a writer for a new file."""
         if self.format == "parquet":
             return _ParquetWriter(file, schema, self.compression)
         return _StreamWriter(file, schema, self.compression)
@@ -94,13 +94,13 @@ class Container:
     def reader(
         self, opened: OpenFile, path: str, chunks: tuple[Chunk, ...], max_chunk_bytes: int | None = None
     ) -> ContainerReader:
-        """Read a file that was opened. Compares the checksums of what stands around the elements.
+        """Return a reader of an open file. Verifies the checksums of the chunks without elements.
 
         Args:
             opened: The file.
-            path: For messages.
-            chunks: All of it.
-            max_chunk_bytes: What a chunk may have when it is decompressed. None: 32 MiB, or 64 times its size.
+            path: Path of the file, for messages.
+            chunks: All chunks of the file.
+            max_chunk_bytes: Largest size of a decompressed chunk. None: 32 MiB, or 64 times the compressed size.
         """
         frame = [read_chunk(opened.file, path, chunk) for chunk in chunks if not chunk.rows]
         data = [chunk for chunk in chunks if chunk.rows]
@@ -190,13 +190,13 @@ class _ParquetWriter(ContainerWriter):
 
 @final
 class _ParquetReader(ContainerReader):
-    """A chunk is a row group: its bytes are compared with the checksum, and then read once more by pyarrow."""
+    """A reader whose chunks are row groups: it verifies the checksum of the bytes, then pyarrow reads them again."""
 
     def __init__(self, opened: OpenFile, path: str, chunks: list[Chunk]) -> None:
         self._file = opened.file
         self._path = path
         self._chunks = chunks
-        read_footer(opened)  # ValueError where Arrow would not survive it
+        read_footer(opened)  # raises ValueError for a footer that would crash Arrow
         self._parquet = pq.ParquetFile(pa.PythonFile(opened.file, mode="r"))
 
     def read(self, number: int) -> pa.RecordBatch:

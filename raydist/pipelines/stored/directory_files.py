@@ -1,4 +1,4 @@
-"""The files of a directory, by its path or URI."""
+"""Access to the files of a directory, by path or URI."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["DirectoryFiles", "LocalFiles", "RemoteFiles", "directory_files"]
 
 
 def directory_files(uri: str) -> DirectoryFiles:
-    """The directory at a path or URI, which need not exist yet. InvalidArgumentError for an empty one."""
+    """Return the directory at a path or URI, which may not exist yet. Raises InvalidArgumentError if `uri` is empty."""
     if not uri:
         raise InvalidArgumentError("A directory must have a name, got ''. For the one that you are in write '.'.")
     local = local_path(uri)

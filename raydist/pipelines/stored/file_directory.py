@@ -1,7 +1,7 @@
-"""What can be done with the files of one directory, wherever it is: what is written under a name that was not there is
-safe when it is finished, and one file can be replaced as a whole.
+"""Interface of one directory of files, local or remote. A new file is durable once it is finished, and a file can be
+replaced atomically.
 
-Names come from files that strangers may have written: they are never paths, and links are not followed.
+Names may come from files that others have written: they must not be paths, and links are not followed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 def is_file_name(name: object) -> bool:
-    """Whether it is what is written, and nothing that is a path.
+    """Return True for the name of a plain file, which is not a path.
 
     >>> is_file_name("a-00001.safetensors"), is_file_name("../a"), is_file_name(".hidden")
     (True, False, False)
@@ -31,85 +31,85 @@ def is_file_name(name: object) -> bool:
 
 
 class DirectoryFiles(ABC):
-    """The files of one directory. Frozen and small: it travels to whoever writes or reads some of them."""
+    """The files of one directory. Immutable and small, so that it can be sent to other processes."""
 
     @property
     @abstractmethod
     def shown(self) -> str:
-        """Where it is, for messages: without credentials."""
+        """The location without credentials, for messages."""
 
     @property
     def only_here(self) -> bool:
-        """Whether it is in the memory of this process: no other one sees the same files."""
+        """True if the directory is in the memory of this process, so that no other process sees the same files."""
         return False
 
     def alone(self, within_s: float) -> contextlib.AbstractContextManager[object]:
-        """Inside, nobody else of this machine is, as far as the file system has locks: to look, and write at once.
+        """Return a lock against other users of the directory on this machine, where the file system has locks.
 
         Args:
-            within_s: How long somebody else may stay there, for whom nobody waits longer.
+            within_s: Seconds to wait for another holder.
         """
         return contextlib.nullcontext()
 
     @abstractmethod
     def make(self) -> bool:
-        """See that the directory exists. Returns whether it surely did not before."""
+        """Create the directory if it is missing. Return True if it certainly did not exist."""
 
     @abstractmethod
     def write(self, name: str, content: Callable[[BinaryIO], _T]) -> _T:
-        """A new file, safe when this returns. `content` writes it; it may be called again after a failure."""
+        """Write a new file, durable on return. `content` writes the data; it may be called again after a failure."""
 
     @abstractmethod
     def replace(self, name: str, data: bytes) -> None:
-        """Have `name` be `data`, all of it or not at all; safe when this returns."""
+        """Replace `name` by `data`, atomically; durable on return."""
 
     @abstractmethod
     def replace_by(self, name: str, content: Callable[[BinaryIO], _T]) -> _T:
-        """As `replace`, with what `content` writes; it may be called again after a failure."""
+        """Replace a file like `replace`, by the data that `content` writes, even again after a failure."""
 
     @abstractmethod
     def create(self, name: str) -> BinaryIO:
-        """A new file, to be closed by `finish`."""
+        """Create a new file, which `finish` closes."""
 
     @abstractmethod
     def finish(self, file: BinaryIO) -> None:
-        """Close a file that `create` gave; it is safe when this returns."""
+        """Close a file from `create`; the file is durable on return."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Have the names of its files, or that they are gone, reach the disk."""
+        """Make created and removed names durable."""
 
     @abstractmethod
     def open(self, name: str) -> OpenFile:
-        """Open a file of it for reading. NotFoundError where it is missing, DataLossError where it is no plain file."""
+        """Open a file for reading. Raises NotFoundError if it is missing, DataLossError if it is not a plain file."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """The files in it, in order; none where the directory is missing. What is no plain name is not listed."""
+        """Return the names of the files, sorted, without unusual names; an empty list without a directory."""
 
     @abstractmethod
     def folders(self) -> list[str]:
-        """The directories in it, as `names` does; links are none."""
+        """Return the names of the subdirectories, like `names`, without links."""
 
     @abstractmethod
     def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Return True if the file exists."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a file. Does nothing where it is missing."""
+        """Remove a file. Does nothing if it is missing."""
 
     @abstractmethod
     def remove_directory(self) -> None:
-        """Remove the directory, which must be empty. Does nothing where it is missing."""
+        """Remove the directory, which must be empty. Does nothing if it is missing."""
 
     @abstractmethod
     def inside(self, name: str) -> DirectoryFiles:
-        """The directory of that name in it."""
+        """Return the subdirectory with that name."""
 
 
 def require_file_name(name: str) -> None:
-    """InvalidArgumentError for anything else."""
+    """Raise InvalidArgumentError unless `name` is the name of a plain file."""
     if not is_file_name(name):
         raise InvalidArgumentError(
             f"The name of a file must consist of letters, digits, '.', '_' and '-', got {name!r:.200}."

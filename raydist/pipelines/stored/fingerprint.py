@@ -1,7 +1,7 @@
-"""What a graph of operations computes, as a short text: the same in every process, another one when it changes.
+"""Fingerprints of graphs of operations: short texts that are equal in every process, and change with the graph.
 
-Functions count by their code, constants, defaults, what they close over and the globals that they name; not by where
-they are written. Of what libraries define, functions count by name and code, classes by name.
+A function's fingerprint covers its code, constants, defaults, closure and the globals that it names, but not its place.
+For library functions, it covers the name and the code; for classes of libraries, the name.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from raydist.pipelines.engine.op import DatasetOp
 __all__ = ["NOT_IN_FINGERPRINT", "fingerprint"]
 
 NOT_IN_FINGERPRINT = {"fingerprint": False}
-"""Metadata of fields that say nothing about the elements."""
+"""Metadata of fields that do not affect the elements."""
 
-_RAYDIST = os.path.dirname(os.path.abspath(errors.__file__))  # not this file: it may move to another folder
+_RAYDIST = os.path.dirname(os.path.abspath(errors.__file__))  # not of this file, which may move
 _LIBRARIES = (_RAYDIST, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _MAX_DEPTH = 60
 
-# Classes that have moved go by the module that they were in when fingerprints were first written.
+# Moved classes keep the module in which they were when fingerprints were first written.
 _FORMER_MODULE_OF = {
     "TensorSpec": "raydist.pipelines.spec",
     "FixedLenFeature": "raydist.pipelines.formats.features",
@@ -45,12 +45,12 @@ _FORMER_MODULE_OF = {
     "SparseFeature": "raydist.pipelines.formats.composite_features",
     "SparseTensorValue": "raydist.pipelines.formats.composite_features",
 }
-# The same for classes that have another name now, and objects of which stand in graphs.
+# Renamed classes, whose objects are part of graphs, keep their old name.
 _FORMER_NAME_OF = {"StoredFile": "Part"}
 
 
 def fingerprint(*values: Any) -> str:
-    """The fingerprint of some values: operations, functions, arrays, anything.
+    """Return the fingerprint of any values, such as operations, functions and arrays.
 
     >>> fingerprint(lambda x: x + 1) == fingerprint(lambda x: x + 1)
     True
@@ -62,13 +62,13 @@ def fingerprint(*values: Any) -> str:
 
 @final
 class _Fingerprint:
-    """Digests of values. Knows what is being digested: values may contain themselves."""
+    """The digests of values. Tracks open values, because a value may contain itself."""
 
     def __init__(self) -> None:
         self._open: list[int] = []
 
     def of(self, value: Any) -> bytes:
-        """The digest of a value."""
+        """Return the digest of a value."""
         if id(value) in self._open:
             return f"the value {len(self._open) - self._open.index(id(value))} above".encode()
         if len(self._open) > _MAX_DEPTH:
@@ -91,7 +91,7 @@ class _Fingerprint:
                 return parts(self, value)
         if is_torch(value):
             return self._array(np.asarray(as_leaf(value)))
-        graph = getattr(value, "_op", None)  # what users hold of a graph
+        graph = getattr(value, "_op", None)  # the user's dataset over a graph
         if isinstance(graph, DatasetOp):
             return [self.of(graph)]
         if dataclasses.is_dataclass(value):
@@ -150,7 +150,7 @@ class _Fingerprint:
             return [*parts, self.of(vars(value))]
         try:
             return [*parts, pickle.dumps(value)]
-        except Exception:  # a lock or an open file: its type must do
+        except Exception:  # a lock or an open file: only the type counts
             return parts
 
 
@@ -168,7 +168,7 @@ def _is_library(value: types.FunctionType) -> bool:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Global names that a function uses, those of the functions in it included."""
+    """Return the global names that a function uses, including those of inner functions."""
     inner = [_names(part) for part in code.co_consts if isinstance(part, types.CodeType)]
     return set(code.co_names).union(*inner)
 
@@ -181,7 +181,7 @@ def _name(value: Any) -> list[Any]:
 
 
 def _counts(field: dataclasses.Field[Any], value: Any) -> bool:
-    """Return whether a field counts. Those that an earlier version did not have count "if given"."""
+    """Return True if a field counts. Fields that an earlier version lacked count "if given"."""
     counted = field.metadata.get("fingerprint", True)
     return counted is True or (counted == "if given" and getattr(value, field.name) != field.default)
 
@@ -195,7 +195,7 @@ def _named(fingerprint: _Fingerprint, value: Any) -> list[Any]:
 
 
 def _nothing(fingerprint: _Fingerprint, value: Any) -> list[Any]:
-    """Options: those that may change elements are given beside the graph, merged."""
+    """Ignore options: the caller adds those that affect elements, merged."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""The files of a directory of this machine, or what it sees as such."""
+"""The files of a directory of this machine, including mounted file systems."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PAUSE_S = 0.005
 
 @contextlib.contextmanager
 def locked_directory(path: str, within_s: float) -> Iterator[bool]:
-    """Inside, no other thread or process of this machine is. It says whether that is so.
+    """Hold a lock on a directory against all threads and processes of this machine; yields True if it was acquired.
 
-    It is not where the file system has no locks, where the directory may not be read, or where somebody stays inside
-    for longer than `within_s`.
+    Yields False if the file system has no locks, if the directory is not readable, or if another holder keeps the lock
+    for more than `within_s` seconds.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -55,7 +55,7 @@ def _lock(descriptor: int, end: float) -> bool:
             if time.monotonic() > end:
                 return False
             time.sleep(_PAUSE_S)
-        except OSError:  # none here
+        except OSError:  # no locks on this file system
             return False
 
 
@@ -63,7 +63,7 @@ _T = TypeVar("_T")
 
 
 def sync_directory(directory: str) -> None:
-    """Have the names in a local directory reach the disk."""
+    """Make the names in a local directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -74,10 +74,10 @@ def sync_directory(directory: str) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class LocalFiles(DirectoryFiles):
-    """Of this machine, or what it sees as such.
+    """The files of a local directory.
 
     Attributes:
-        path: Absolute.
+        path: Absolute path.
     """
 
     path: str
@@ -130,7 +130,7 @@ class LocalFiles(DirectoryFiles):
                 failpoint("checkpoint.after_flush")
                 return result
         except BaseException:
-            with contextlib.suppress(OSError):  # what is still buffered may not fit
+            with contextlib.suppress(OSError):  # buffered data may not fit on the disk
                 file.close()
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -159,7 +159,7 @@ class LocalFiles(DirectoryFiles):
         path = self._at(name)
         with file_errors(path):
             try:
-                # O_NONBLOCK: opening a FIFO would wait for its writer, without limit.
+                # O_NONBLOCK: opening a FIFO would wait for a writer without limit.
                 descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
             except OSError as error:
                 if error.errno != errno.ELOOP:

@@ -1,6 +1,6 @@
-"""The manifest of blocks kept in files: what an element is, and which chunks of which files hold how many of them.
+"""The manifest of blocks in files: the spec of an element, and the number of elements in each chunk of each file.
 
-It is written last: without it, nothing is there. It carries a checksum of itself.
+The manifest is written last: without it, the directory counts as empty. It contains its own checksum.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class StoredFile:
     """One file with some of the elements.
 
     Attributes:
-        name: In the manifest's directory.
-        shard: Which shard its elements belong to.
-        chunks: All of it, in order.
+        name: Name in the manifest's directory.
+        shard: Number of the shard of its elements.
+        chunks: All chunks of the file, in order.
     """
 
     name: str
@@ -41,31 +41,31 @@ class StoredFile:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the file."""
+        """Number of bytes."""
         return sum(chunk.size for chunk in self.chunks)
 
     @property
     def num_rows(self) -> int:
-        """Elements in it."""
+        """Number of elements."""
         return sum(chunk.rows for chunk in self.chunks)
 
     @property
     def blocks(self) -> list[Chunk]:
-        """The chunks that hold elements."""
+        """The chunks with elements."""
         return [chunk for chunk in self.chunks if chunk.rows]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is kept in a directory.
+    """The contents of a directory.
 
     Attributes:
-        structure: Of one element.
-        specs: Of its leaves.
-        container: What kind of files there are.
+        structure: Structure of one element.
+        specs: Specs of its leaves.
+        container: Format of the files.
         parts: The files, in the order of their elements.
-        origin: Names what was written, for those who must know whether it is the same: a seed, say.
+        origin: Identifies the data, such as a seed, to detect other data.
     """
 
     structure: Structure
@@ -76,7 +76,7 @@ class Manifest:
 
     @property
     def num_rows(self) -> int:
-        """Elements in all files."""
+        """Number of elements in all files."""
         return sum(part.num_rows for part in self.parts)
 
     @property
@@ -85,12 +85,12 @@ class Manifest:
         return unflatten(self.structure, self.specs)
 
     def shards(self) -> Iterator[tuple[StoredFile, ...]]:
-        """The files of each shard, by ascending shard."""
+        """Yield the files of each shard, by ascending shard."""
         for shard in sorted({part.shard for part in self.parts}):
             yield tuple(part for part in self.parts if part.shard == shard)
 
     def position(self, row: int) -> tuple[int, int, int]:
-        """(file, chunk among those with elements, element in it) of element `row`; behind the last: (files, 0, 0)."""
+        """Return (file, chunk with elements, element in the chunk) of element `row`; (files, 0, 0) after the last."""
         for number, part in enumerate(self.parts):
             for block, chunk in enumerate(part.blocks):
                 if row < chunk.rows:
@@ -99,7 +99,7 @@ class Manifest:
         return len(self.parts), 0, 0
 
     def to_bytes(self) -> bytes:
-        """As JSON with a checksum."""
+        """Return the manifest as JSON with a checksum."""
         content = {
             "version": _VERSION,
             "structure": outline_of(self.structure),
@@ -113,7 +113,7 @@ class Manifest:
 
     @classmethod
     def of_bytes(cls, data: bytes, path: str) -> Manifest:
-        """What `to_bytes` wrote into the file at `path`. DataLossError where it is damaged."""
+        """Parse the result of `to_bytes` from the file at `path`. Raises DataLossError if it is damaged."""
         try:
             found = json.loads(data)
             content = found["saved"]

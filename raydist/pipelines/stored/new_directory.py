@@ -1,8 +1,8 @@
-"""A directory of files that is there as a whole or not at all, whoever crashes and however many write it at a time.
+"""A directory that appears complete or not at all, even with crashes and several writers.
 
-On this machine the files are written into a hidden directory beside it, which is renamed when everything has reached
-the disk. Object stores cannot rename: there the files get names of their own, and the manifest, written last, says
-which of them count. In both, the first who finishes wins.
+Locally, the files are written to a hidden directory beside the target, which is renamed once all data is durable.
+Object stores cannot rename: there the files get unique names, and the manifest, written last, lists the valid ones. In
+both cases the first writer to finish wins.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ MANIFEST_FILE = "manifest.json"
 
 
 class NewDirectory(ABC):
-    """Files that are being written."""
+    """A directory that is being written."""
 
     target: str
     prefix: str
-    """What the names of files must begin with."""
+    """Required prefix of the names of files."""
 
     @abstractmethod
     def check_new(self) -> None:
-        """FailedPreconditionError where the directory exists already."""
+        """Raise FailedPreconditionError if the directory exists already."""
 
     @abstractmethod
     def create(self, name: str) -> BinaryIO:
-        """A new file."""
+        """Create a new file."""
 
     @abstractmethod
     def finish(self, file: BinaryIO) -> None:
-        """Close a file; it is safe when this returns."""
+        """Close a file, which is durable on return."""
 
     @abstractmethod
     def commit(self, manifest: bytes) -> None:
-        """Let everything appear, in one step.
+        """Make the directory visible, in one step.
 
         Raises:
-            FailedPreconditionError: Somebody else was first. What was written is removed.
+            FailedPreconditionError: Another writer was first. The written files are removed.
         """
 
     @abstractmethod
     def abandon(self) -> None:
-        """Remove what was written. Does nothing after `commit`. May be called twice."""
+        """Remove the written files. Does nothing after `commit`. May be called twice."""
 
     def _exists(self) -> FailedPreconditionError:
         return FailedPreconditionError(
@@ -62,14 +62,14 @@ class NewDirectory(ABC):
 
 
 def new_directory(path: Any) -> NewDirectory:
-    """The directory at `path`, local or a URI that fsspec knows. Creates nothing yet."""
+    """Return the directory at `path`, local or a URI that fsspec knows. Creates nothing yet."""
     text = path_text(path)
     local = local_path(text)
     return _RemoteDirectory(text) if local is None else _LocalDirectory(local)
 
 
 def remove_remains(path: str) -> None:
-    """Remove what crashed writers of a local directory left beside it. The caller knows that nobody is writing."""
+    """Remove files that crashed writers of a local directory left beside it. No writer may be active."""
     parent, name = os.path.split(os.path.abspath(path))
     with contextlib.suppress(FileNotFoundError):
         for entry in os.listdir(parent):
@@ -98,7 +98,7 @@ class _LocalDirectory(NewDirectory):
         return self._files.create(name)
 
     def finish(self, file: BinaryIO) -> None:
-        with file_errors(self.target):  # a full disk, say: what is buffered is written only now
+        with file_errors(self.target):  # such as a full disk: buffered data is written only now
             self._files.finish(file)
 
     def commit(self, manifest: bytes) -> None:
@@ -113,7 +113,7 @@ class _LocalDirectory(NewDirectory):
             try:
                 os.rename(self._temporary, self.target)
             except OSError as error:
-                if os.path.isdir(self.target):  # it has come into being just now
+                if os.path.isdir(self.target):  # another writer has just created it
                     raise self._exists() from error
                 raise
             sync_directory(self._parent)

@@ -1,7 +1,7 @@
-"""The nest of saved elements as JSON.
+"""The structure of saved elements as JSON.
 
-A file names the classes of its namedtuples and dataclasses, and nothing is imported for it: a class that the program
-has imported, and that still has these fields, is used; for any other a plain one of the same name and fields is made.
+A file names the classes of its namedtuples and dataclasses, but nothing is imported. A class that the program has
+imported, with the same fields, is used; otherwise a plain class of the same name and fields is made.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["outline_of", "structure_of"]
 
 
 def outline_of(structure: Structure) -> Any:
-    """A structure as JSON.
+    """Return a structure as JSON.
 
     >>> outline_of(Structure(tuple, (0, 1), (LEAF, LEAF)))
     {'tuple': [None, None]}
 
     Raises:
-        InvalidArgumentError: It has parts that JSON cannot name.
+        InvalidArgumentError: JSON cannot represent a part of the structure.
     """
     kind = structure.kind
     if kind is None:
@@ -48,10 +48,10 @@ def outline_of(structure: Structure) -> Any:
 
 
 def structure_of(outline: Any) -> Structure:
-    """The structure that :func:`outline_of` made `outline` of.
+    """Return the structure from which :func:`outline_of` made `outline`.
 
     Raises:
-        ValueError: It is none. (AttributeError, KeyError, TypeError: neither.)
+        ValueError: `outline` is invalid. (Or AttributeError, KeyError, TypeError.)
     """
     if outline is None:
         return LEAF
@@ -77,7 +77,7 @@ def _permutation(shown: Any, count: int) -> tuple[int, ...]:
 
 
 def _class_of(form: str, module: str, name: str, fields: tuple[str, ...]) -> type:
-    # Through the namespaces themselves: looking an attribute up may run code, and import some.
+    # Through the namespaces themselves: an attribute lookup may run code and import modules.
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
@@ -92,7 +92,7 @@ def _fields(kind: type) -> tuple[str, tuple[str, ...]] | None:
     return ("dataclass", tuple(kind.__dataclass_fields__)) if dataclasses.is_dataclass(kind) else None
 
 
-@functools.lru_cache(maxsize=256)  # elements of two datasets of one directory are of one class
+@functools.lru_cache(maxsize=256)  # so that two datasets from one directory share a class
 def _made_class(form: str, name: str, fields: tuple[str, ...]) -> type:
     if form == "namedtuple":
         return collections.namedtuple(name, fields)

@@ -1,4 +1,4 @@
-"""One pass over elements that are kept in files; where they are not there yet, over the input, which is then kept."""
+"""One epoch of stored elements: read from files if they exist, otherwise from the input, and stored."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _ROWS = 1024  # elements read at a time while resuming
 @final
 @dataclass(frozen=True, slots=True)
 class StoredPassSettings:
-    """How a pass is run.
+    """The settings of a pass.
 
     Attributes:
-        store: Where elements are kept.
+        store: Directory of the elements.
         read_input: Opens the input.
-        seed: Root seed: two passes with one seed have the same elements.
-        label: Operation, for messages.
-        waits_for_nobody: Whether a pass reads the input and keeps nothing while another writer is at work; False makes
-            that an error.
+        seed: Root seed: two passes with the same seed have the same elements.
+        label: Label of the operation, for messages.
+        waits_for_nobody: True to read the input without storing while another writer is active; False to raise an error
+            then.
     """
 
     store: Store
@@ -43,10 +43,10 @@ class StoredPassSettings:
     waits_for_nobody: bool
 
     def recorder(self) -> Recorder:
-        """Begin to write.
+        """Open a recorder.
 
         Raises:
-            FailedPreconditionError: Somebody else is writing, or there is something else.
+            FailedPreconditionError: Another writer is active, or the path is taken.
         """
         recorder = Recorder(self.store, str(self.seed))
         try:
@@ -59,7 +59,7 @@ class StoredPassSettings:
         return recorder
 
     def changed(self) -> FailedPreconditionError:
-        """The error of a state whose elements cannot be had any more."""
+        """Return the error for a state whose elements no longer exist."""
         return FailedPreconditionError(
             f"The files of {self.label} must be those that the state was saved with, but in {self.store.path!r} they "
             "have been removed or written anew. Begin a new epoch."
@@ -68,16 +68,16 @@ class StoredPassSettings:
 
 @final
 class StoredPass(ResumableProducer):
-    """A pass with an error in it, or one that is left early, is not kept.
+    """A producer of one pass. Passes with an error, and incomplete passes, are not stored.
 
-    Its state is the number of elements handed out, and where in the files it is if it reads these.
+    The state is the number of elements handed out, and the position in the files if it reads them.
     """
 
     def __init__(self, settings: StoredPassSettings) -> None:
         self._settings = settings
-        self._row = 0  # of the next element
-        self._origin: str | None = None  # of the elements; None before the first
-        self._resume_at: IteratorState | None = None  # in the files
+        self._row = 0  # index of the next element
+        self._origin: str | None = None  # origin of the elements; None before the first
+        self._resume_at: IteratorState | None = None  # position in the files
         self._kept: OpIterator | None = None
         self._source: OpIterator | None = None
         self._recorder: Recorder | None = None
@@ -90,7 +90,7 @@ class StoredPass(ResumableProducer):
             try:
                 self._open()
             except Exception:
-                self._ended = True  # what could not be opened is no element: the iteration ends
+                self._ended = True  # a failed opening is not the error of an element: the iteration ends
                 raise
         item = read_item(self._kept, limit) if self._kept is not None else self._read(limit)
         self._row += 1 if isinstance(item, ElementError) else item.num_rows
@@ -100,7 +100,7 @@ class StoredPass(ResumableProducer):
         found = self._settings.store.find()
         if found is None:
             self._open_recorder()
-            found = self._settings.store.find()  # whoever was writing may have finished in between
+            found = self._settings.store.find()  # the other writer may have finished meanwhile
         own = str(self._settings.seed)
         if found is not None and self._origin in (None, found.origin):
             self._read_kept(found)
@@ -125,13 +125,13 @@ class StoredPass(ResumableProducer):
         self._stop_recording()
         self._origin = manifest.origin
         self._kept = TableFilesIterator(
-            saved_op(self._settings.store.path, manifest, manifest.parts, MAX_CHUNK_BYTES)  # raydist wrote it
+            saved_op(self._settings.store.path, manifest, manifest.parts, MAX_CHUNK_BYTES)  # written by raydist
         )
         if self._row:
             self._kept.load_state_dict(self._resume_at or state_at(manifest, self._row))
 
     def _pass_over(self) -> None:
-        """Read again what was handed out before the state was saved."""
+        """Read again the elements that were handed out before the state was saved."""
         left, self._row = self._row, 0
         while left:
             items = read_items(self._source, min(left, _ROWS)) if self._source is not None else []
@@ -158,7 +158,7 @@ class StoredPass(ResumableProducer):
             self._ended = True
             raise
         self._record(item)
-        # The recorder holds it for a while, and a user may work in place.
+        # The recorder holds the block for a while, and a user may work in place.
         return item if isinstance(item, ElementError) else item.shared()
 
     def _record(self, item: Item) -> None:
@@ -168,7 +168,7 @@ class StoredPass(ResumableProducer):
             try:
                 self._recorder.write(item)
             except BaseException:
-                self._ended = True  # a full disk, say: going on would lose what it cannot write
+                self._ended = True  # such as a full disk: continuing would lose elements
                 self._stop_recording()
                 raise
 

@@ -28,10 +28,10 @@ __all__ = ["SavedFormat", "checked_manifest", "saved_op", "shards_op", "state_at
 
 
 def checked_manifest(path: Any, compression: str | None = None) -> Manifest:
-    """The manifest of the dataset saved at `path`.
+    """Return the manifest of the dataset saved at `path`.
 
     Raises:
-        DataLossError: A compression was given, and the files have another one.
+        DataLossError: `compression` is given, and the files have another one.
     """
     manifest = read_manifest(path)
     if compression is not None and manifest.container.compression != (compression or None):
@@ -46,7 +46,7 @@ def checked_manifest(path: Any, compression: str | None = None) -> Manifest:
 def saved_op(
     path: Any, manifest: Manifest, parts: Sequence[StoredFile], max_chunk_bytes: int | None = None
 ) -> TableFilesOp:
-    """The elements of some files of a directory whose manifest was read."""
+    """Return the operation that reads some files of a directory with this manifest."""
     root = path_text(path).rstrip("/")
     files = {f"{root}/{part.name}": part for part in parts}
     num_rows = sum(part.num_rows for part in parts)
@@ -56,14 +56,14 @@ def saved_op(
 def shards_op(
     path: Any, manifest: Manifest, make_dataset: Callable[[DatasetOp], Any], max_chunk_bytes: int | None = None
 ) -> MemoryOp:
-    """A dataset of datasets, one for each shard: what a `reader_func` gets."""
+    """Return a dataset of datasets, one for each shard: the argument of a `reader_func`."""
     datasets = [make_dataset(saved_op(path, manifest, parts, max_chunk_bytes)) for parts in manifest.shards()]
     spec = DatasetSpec(manifest.element_spec)
     return MemoryOp(Block(LEAF, (spec,), (object_column(datasets),), len(datasets)), "shards")
 
 
 def state_at(manifest: Manifest, row: int) -> IteratorState:
-    """The state of an iterator over a whole saved dataset that stands before element `row`."""
+    """Return the state, before element `row`, of an iterator over a whole saved dataset."""
     file, chunk, inside = manifest.position(row)
     return {"at": {"file": file, "at": [chunk]}, "skip": inside}
 
@@ -71,12 +71,12 @@ def state_at(manifest: Manifest, row: int) -> IteratorState:
 @final
 @dataclass(frozen=True, eq=False)
 class SavedFormat(TableFormat):
-    """Chunks of record batches, as a manifest describes them.
+    """A format of chunks of record batches, described by a manifest.
 
     Attributes:
-        manifest: Of all files.
-        root: Their directory.
-        files: Its parts that are read, by path.
+        manifest: Manifest of all files.
+        root: Directory of the files.
+        files: Files to read, by path.
         max_chunk_bytes: See :meth:`Container.reader`.
     """
 
@@ -118,7 +118,7 @@ class SavedFormat(TableFormat):
 
 @final
 class SavedReader(TableReader):
-    """Reads one chunk after the other."""
+    """A reader of one chunk after the other."""
 
     def __init__(
         self, manifest: Manifest, path: str, part: StoredFile, opened: OpenFile, container: ContainerReader, start: int

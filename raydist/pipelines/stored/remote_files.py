@@ -22,10 +22,10 @@ _T = TypeVar("_T")
 @final
 @dataclass(frozen=True, slots=True)
 class RemoteFiles(DirectoryFiles):
-    """Of a file system that fsspec knows, which may fail for a moment, and list late what was written.
+    """The files of a directory on a file system of fsspec, which may fail temporarily and list new files late.
 
     Attributes:
-        uri: With what it takes to get in; never shown.
+        uri: URI with credentials, which messages never contain.
     """
 
     uri: str
@@ -45,7 +45,7 @@ class RemoteFiles(DirectoryFiles):
         system, inner = self._system()
         with self._errors():
             with_retries(lambda: system.makedirs(inner, exist_ok=True))
-        return False  # such systems may not know yet what is there
+        return False  # such systems may not know yet if it existed
 
     def create(self, name: str) -> BinaryIO:
         system, path = self._at(name)
@@ -58,7 +58,7 @@ class RemoteFiles(DirectoryFiles):
             file.close()
 
     def sync(self) -> None:
-        pass  # a server that has answered has it
+        pass  # data is durable once the server has answered
 
     def write(self, name: str, content: Callable[[BinaryIO], _T]) -> _T:
         system, path = self._at(name)
@@ -86,14 +86,14 @@ class RemoteFiles(DirectoryFiles):
 
     def replace_by(self, name: str, content: Callable[[BinaryIO], _T]) -> _T:
         system, inner = self._system()
-        # Written under another name first: not every file system shows a file only when it is complete.
+        # Written under another name first: not every file system hides incomplete files.
         temporary = f"{name}.{uuid.uuid4().hex}.tmp"
         result = self.write(temporary, content)
         failpoint("checkpoint.before_rename")
         with self._errors(name):
             with_retries(lambda: system.copy(f"{inner}/{temporary}", f"{inner}/{name}"))
             failpoint("checkpoint.after_rename")
-        with contextlib.suppress(Exception):  # the copy counts; who cleans up removes it later
+        with contextlib.suppress(Exception):  # the copy counts; a later cleanup removes the temporary file
             system.rm_file(f"{inner}/{temporary}")
         return result
 
@@ -173,7 +173,7 @@ class RemoteFiles(DirectoryFiles):
 
     @contextlib.contextmanager
     def _errors(self, name: str = "") -> Iterator[None]:
-        """Errors that show the place, and nothing of what it takes to get in."""
+        """Turn errors into errors that show the location without credentials."""
         try:
             with file_errors(f"{self.shown}/{name}".rstrip("/")):
                 yield

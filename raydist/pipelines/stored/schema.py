@@ -1,7 +1,7 @@
-"""Blocks of elements as record batches of one schema, as far as that is possible.
+"""Conversion of blocks to record batches of one schema, as far as possible.
 
-Whether a column is dense depends on the elements of one block. A leaf that has had two shapes is kept as "values and
-shape" from then on.
+A column may be dense in one block and not in the next. A leaf that has had two shapes is stored as "values and shape"
+from then on.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _RANKS = "Elements that are kept in files must have one rank in each leaf, got {
 
 @final
 class BlockSchema:
-    """How the leaves of elements are kept; learns from the blocks that it sees."""
+    """The layout of the leaves of stored elements, which adapts to the blocks."""
 
     def __init__(self) -> None:
         self._signature = ""
         self._kinds: list[Any] = []
 
     def batch(self, block: Block) -> pa.RecordBatch:
-        """The block as a record batch. Its schema is that of the last one where shapes allow that.
+        """Return the block as a record batch, with the schema of the previous batch if shapes allow that.
 
         Raises:
-            SpecError: Its structure or dtypes are not those of the first one.
+            SpecError: Structure or dtypes differ from the first block.
         """
         block = block.of_tensors("what is kept in files")
         if not self._signature:
@@ -56,7 +56,7 @@ class BlockSchema:
 
 
 def _kind(column: Column) -> Any:
-    """The shape of the leaves where all have one, else "ragged"."""
+    """Return the shape of the leaves if they share one, else "ragged"."""
     if column.dtype != object or column.ndim > 1:
         return _RAGGED if 0 in column.shape[1:] else column.shape[1:]  # Parquet has no lists of size 0
     kinds = set(map(type, column))
@@ -76,7 +76,7 @@ def _as_ragged(column: Column) -> Column:
 
 
 def block_of_batch(batch: pa.RecordBatch, structure: Structure) -> Block:
-    """The block that a BlockSchema made a batch of; columns are dense where their leaves share a shape."""
+    """Return the block from which a BlockSchema made a batch; columns are dense if their leaves share a shape."""
     block = block_of_arrow(batch, structure)
     columns, specs = list(block.columns), list(block.specs)
     for number, column in enumerate(columns):

@@ -1,4 +1,4 @@
-"""Where the elements of a pass are kept in files, and how they get there."""
+"""Storage of the elements of a pass in files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from raydist.pipelines.stored.write import SavedWriter, ShardFunction, read_mani
 
 __all__ = ["BusyStoreError", "FileLock", "Recorder", "Store"]
 
-_TRIES = 100  # each is lost only to a holder who has just gone
-_MARK = "process "  # what a lock's file begins with
+_TRIES = 100  # each fails only if a holder has just released the lock
+_MARK = "process "  # first bytes of a lock file
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @final
 class FileLock:
-    """An `flock` of a file, which exists while the lock is held. The kernel frees it when its process ends.
+    """A lock by `flock` on a file, which exists while the lock is held. The kernel frees it when its process ends.
 
-    On a file system without locks everybody gets it: it saves double work and protects nothing.
+    Without locks in the file system, every process acquires it: the lock avoids double work and protects nothing.
     """
 
     def __init__(self, path: str) -> None:
@@ -41,7 +41,7 @@ class FileLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> bool:
-        """Take the lock if nobody has it, this process included. Does not wait."""
+        """Acquire the lock if it is free, also in this process; return True on success. Does not wait."""
         for _ in range(_TRIES):
             descriptor = self._open()
             try:
@@ -58,11 +58,11 @@ class FileLock:
                 os.truncate(descriptor, 0)
                 os.write(descriptor, f"{_MARK}{os.getpid()} on {platform.node()}".encode())
                 return True
-            os.close(descriptor)  # its holder removed the file before we had the lock
+            os.close(descriptor)  # the last holder removed the file before this lock was acquired
         return False
 
     def _open(self) -> int:
-        """FailedPreconditionError where something else has the name, which would be overwritten."""
+        """Open the lock file; raise FailedPreconditionError if another file has the name, to avoid overwriting it."""
         try:
             with file_errors(self.path):
                 descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o644)
@@ -89,7 +89,7 @@ class FileLock:
         return False
 
     def holder(self) -> str:
-        """Who holds it, for messages."""
+        """Return the holder of the lock, for messages."""
         with contextlib.suppress(OSError):
             descriptor = os.open(self.path, os.O_RDONLY | _FLAGS)
             try:
@@ -109,18 +109,18 @@ class FileLock:
 
 
 class BusyStoreError(Exception):
-    """Somebody else is writing there; its text says who."""
+    """Raised while another writer is active; the text names it."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A directory for the elements of one whole pass.
+    """A directory for the elements of one complete pass.
 
     Attributes:
         path: A local path or a URI.
-        container: What kind of files.
-        shard_func: The shard of an element; None keeps them in order.
+        container: Format of the files.
+        shard_func: Returns the shard of an element; None keeps elements in order.
     """
 
     path: str
@@ -128,21 +128,21 @@ class Store:
     shard_func: ShardFunction | None = None
 
     def find(self) -> Manifest | None:
-        """What is kept there, or None. DataLossError where the manifest is damaged."""
+        """Return the manifest, or None if there is none. Raises DataLossError if it is damaged."""
         try:
             return read_manifest(self.path)
         except (NotFoundError, NotADirectoryError):
             return None
 
     def lock(self) -> FileLock | None:
-        """What a writer must hold; None on other file systems, where the first who finishes wins."""
+        """Return the lock for writers; None on other file systems, where the first writer to finish wins."""
         local = local_path(self.path)
         return None if local is None else FileLock(f"{local.rstrip('/')}.lock")
 
 
 @final
 class Recorder:
-    """Writes the elements of one pass into a store. What is not committed leaves nothing."""
+    """A writer of the elements of one pass to a store. Without a commit, nothing remains."""
 
     def __init__(self, store: Store, origin: str) -> None:
         self._store = store
@@ -151,11 +151,11 @@ class Recorder:
         self._writer: SavedWriter | None = None
 
     def open(self) -> None:
-        """Keep others from writing there, and remove what crashed writers have left.
+        """Acquire the lock, and remove what crashed writers have left.
 
         Raises:
-            BusyStoreError: Somebody else is writing there.
-            FailedPreconditionError: There is something else.
+            BusyStoreError: Another writer is active.
+            FailedPreconditionError: The path is taken.
         """
         if self._lock is not None:
             with file_errors(self._lock.path):
@@ -180,19 +180,19 @@ class Recorder:
         return SavedWriter(new_directory(store.path), spec, store.container, store.shard_func, self._origin)
 
     def commit(self) -> None:
-        """The pass has ended: from now on the elements are there."""
-        writer = self._writer or self._new_writer(TensorSpec())  # without elements, of any kind
+        """Finish the pass: the elements become visible."""
+        writer = self._writer or self._new_writer(TensorSpec())  # without elements, any spec will do
         try:
             writer.commit()
         except FailedPreconditionError:
             if self._store.find() is None:
                 raise
-            # Another writer was faster, where nothing locks: its elements are as good.
+            # Another writer was faster, where there are no locks: its elements are the same.
         finally:
             self.close()
 
     def close(self) -> None:
-        """Remove what was not committed. May be called twice."""
+        """Remove uncommitted files. May be called twice."""
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None
@@ -200,4 +200,4 @@ class Recorder:
             self._lock.release()
 
     def __del__(self) -> None:
-        self.close()  # an iterator that was dropped in the middle of a pass
+        self.close()  # an iterator that was garbage-collected within a pass

@@ -1,4 +1,4 @@
-"""Writing elements into a directory: files of chunks with checksums, and a manifest."""
+"""Writing elements to a directory: files of chunks with checksums, and a manifest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ShardFunction = Callable[..., Any]
 
 _CHUNK_BYTES = 1 << 22
 _CHUNK_ROWS = 1 << 16
-_MAX_SHARDS = 1000  # files that are open at a time
+_MAX_SHARDS = 1000  # files open at a time
 _MAX_MANIFEST_BYTES = 1 << 28
 _READ_BYTES = 1 << 20
 
@@ -43,7 +43,7 @@ def save_blocks(
     container: Container,
     shard_func: ShardFunction | None = None,
 ) -> None:
-    """Write a new directory. It appears under its name when everything in it has reached the disk."""
+    """Write a new directory, which appears once all of its data is durable."""
     directory = new_directory(path)
     directory.check_new()
     writer = SavedWriter(directory, element_spec, container, shard_func)
@@ -56,7 +56,7 @@ def save_blocks(
 
 
 def read_manifest(path: Any) -> Manifest:
-    """The manifest of the directory at `path`. NotFoundError where there is none, DataLossError where it is damaged."""
+    """Return the manifest of the directory at `path`. Raises NotFoundError, or DataLossError if it is damaged."""
     folder = path_text(path).rstrip("/")
     file = f"{folder}/{MANIFEST_FILE}"
     opened = open_within(folder, file)
@@ -71,13 +71,13 @@ def read_manifest(path: Any) -> Manifest:
 
 @final
 class SavedWriter:
-    """Writes elements into files; nothing is there before `commit`.
+    """A writer of elements to files; nothing is visible before `commit`.
 
     Args:
-        directory: Where.
+        directory: Directory to write.
         element_spec: Nest of TensorSpec of an element.
-        container: What kind of files.
-        shard_func: The shard of an element, from 0; None for one shard.
+        container: Format of the files.
+        shard_func: Returns the shard of an element, from 0; None for one shard.
         origin: See :class:`Manifest`.
     """
 
@@ -102,7 +102,7 @@ class SavedWriter:
         """Append elements.
 
         Raises:
-            SpecError: Their structure is not that of the spec; a shard is no whole number.
+            SpecError: The structure differs from the spec, or a shard is no whole number.
             Exception: The error of the shard function.
         """
         block.of_tensors("save")
@@ -124,14 +124,14 @@ class SavedWriter:
         return self._shards[number]
 
     def commit(self) -> Manifest:
-        """Let everything appear. FailedPreconditionError where somebody else was first."""
+        """Make the directory visible. Raises FailedPreconditionError if another writer was first."""
         parts = tuple(part for number in sorted(self._shards) for part in self._shards[number].finish())
         manifest = Manifest(self._structure, tuple(self._specs), self._container, parts, self._origin)
         self._directory.commit(manifest.to_bytes())
         return manifest
 
     def abandon(self) -> None:
-        """Remove what was written. Does nothing after `commit`. May be called twice."""
+        """Remove the written files. Does nothing after `commit`. May be called twice."""
         for shard in self._shards.values():
             shard.close()
         self._shards = {}
@@ -159,7 +159,7 @@ def _shard_number(answer: Any) -> int:
 
 @final
 class _ShardWriter:
-    """The files of one shard: usually one, and another one where the schema changes."""
+    """A writer of the files of one shard: one file, and another one whenever the schema changes."""
 
     def __init__(self, directory: NewDirectory, container: Container, number: int) -> None:
         self._directory = directory
@@ -176,7 +176,7 @@ class _ShardWriter:
         self._writer: ContainerWriter | None = None
 
     def write(self, block: Block) -> None:
-        """Append elements; they are written in chunks of some MB."""
+        """Append elements, which are written in chunks of some MB."""
         most = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * block.num_rows // max(1, block.num_bytes)))
         for start in range(0, block.num_rows, most):
             piece = block.slice(start, start + most)
@@ -214,7 +214,7 @@ class _ShardWriter:
         self._writer = self._chunks = self._file = None
 
     def finish(self) -> list[StoredFile]:
-        """Write what is held, and close."""
+        """Write the remaining elements and close the file."""
         self._flush()
         self._end_part()
         return self._parts
@@ -222,6 +222,6 @@ class _ShardWriter:
     def close(self) -> None:
         """Close without writing."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # it is going to be removed
+            with contextlib.suppress(OSError):  # the caller removes it
                 self._file.close()
             self._writer = self._chunks = self._file = None
