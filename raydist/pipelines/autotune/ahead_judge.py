@@ -1,8 +1,8 @@
-"""Whether it pays to read ahead in a thread: a function of what the blocks so far took, and of the time.
+"""The decision to prefetch in a thread: a function of the durations of blocks, and of the time.
 
-Two threads gain what the maker and the consumer of blocks can do at the same time. Whoever waits (for a disk, a device,
-a clock) can do so beside the other for sure; where both compute, only a trial tells. A thread that was started is given
-up again if blocks come no faster with it.
+Two threads gain when the producer and the consumer of blocks can work at the same time. Waits (for a disk, a device, a
+clock) certainly overlap with other work; where both compute, only a trial shows the gain. A prefetch thread is given up
+again if blocks come no faster with it.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import final
 __all__ = ["WORTH_S", "AheadJudge", "Lap"]
 
 WORTH_S = 0.0002
-"""What each block must gain: handing one over costs 0.1 ms."""
+"""Gain in seconds that each block must promise: handing a block over costs 0.1 ms."""
 
-_SHARE = 0.15  # and its share of the time
+_SHARE = 0.15  # and the share of the time that it must promise
 _WATCHED = 16  # laps
-_FIRST_TRIAL_S = 0.2  # before what only a trial tells: a trial that fails costs a tenth of that at most
-_TRIAL_BLOCKS = 4  # that a trial has at least, for each thread
-_TRIAL_S = (0.02, 0.045)  # seconds that it has at least; and after which so many blocks of one thread are enough
-_GAIN = 0.03  # to be measured where only a trial tells
-_LOSS = 0.05  # not to be exceeded where a gain is sure
-_REST_S = (0.25, 16.0)  # after a trial that failed, doubled with each
+_FIRST_TRIAL_S = 0.2  # before any gain that only a trial shows: a failed trial costs a tenth of that at most
+_TRIAL_BLOCKS = 4  # minimum for each thread in a trial
+_TRIAL_S = (0.02, 0.045)  # minimum duration; and the duration after which the blocks of one thread are enough
+_GAIN = 0.03  # to be measured where only a trial shows it
+_LOSS = 0.05  # limit where a gain is certain
+_REST_S = (0.25, 16.0)  # after a failed trial, doubled with each
 
 
 @final
 @dataclass(slots=True)
 class Lap:
-    """From one block that was handed out to the next, or to one after it.
+    """The time from one handed-out block to the next, or to a later one.
 
     Attributes:
         rows: Elements of the blocks.
-        made_s: Seconds that somebody took to make them.
-        busy_s: Seconds in which their consumer did something else.
-        waited_s: Of all, the seconds that took no CPU time.
-        blocks: How many; one where threads make them.
+        made_s: Seconds that making the blocks took, in any thread.
+        busy_s: Seconds that the consumer did something else.
+        waited_s: Seconds of the total without use of the CPU.
+        blocks: Number of blocks; one if threads make them.
     """
 
     rows: int = 0
@@ -49,13 +49,13 @@ class Lap:
 
 @final
 class AheadJudge:
-    """Is told of all blocks.
+    """A policy that decides, from all blocks, if a thread prefetches.
 
     Args:
-        threads: That make blocks, if any do: several gain even for a consumer that does nothing else.
+        threads: Threads that would make blocks: several gain even if the consumer does nothing else.
 
     Attributes:
-        is_on: Whether blocks are to be made ahead.
+        is_on: True if blocks are to be prefetched.
     """
 
     def __init__(self, *, threads: int = 1) -> None:
@@ -66,21 +66,21 @@ class AheadJudge:
         self._resting_until = 0.0
         self._rest_s = _REST_S[0]
         self._sure = False
-        self._before = 0.0  # elements a second, before the trial
-        self._trial_at: float | None = None  # when its first block was there
+        self._before = 0.0  # elements per second before the trial
+        self._trial_at: float | None = None  # time of its first block
         self._trial_rows = self._trial_blocks = 0
         self._is_trying = False
-        self._made_ahead_s = 0.0  # by threads, and not counted yet
+        self._made_ahead_s = 0.0  # by threads, not counted yet
 
     def made_ahead(self, seconds: float) -> None:
-        """A thread made a block."""
+        """Note that a thread made a block."""
         self._made_ahead_s += seconds
 
     def handed_out(self, lap: Lap, now: float) -> None:
-        """The consumer has got a block."""
+        """Note that the consumer received a block."""
         if self._began_at is None:
             self._began_at = now
-            return  # how long its consumer takes is not known yet
+            return  # the time of the consumer is not known yet
         if self._is_trying:
             self._try_on(lap, now)
             return
@@ -92,9 +92,9 @@ class AheadJudge:
             self._look(now, now - self._began_at)
 
     def _look(self, now: float, elapsed_s: float) -> None:
-        """Begin a trial if that is worth it, leaving out the slowest block: something else disturbed it, perhaps."""
+        """Begin a trial if it may pay. Ignores the slowest block, which something else may have disturbed."""
         if elapsed_s < _FIRST_TRIAL_S and sum([lap.waited_s for lap in self._recent]) <= WORTH_S:
-            return  # whatever follows: it takes longer to find out
+            return  # without a wait, only a trial shows the gain, and it is too early for one
         laps = sorted(self._recent, key=lambda lap: lap.made_s)[:-1]
         gain_s = self._possible_gain(laps)
         if not _is_worth(laps, gain_s):
@@ -110,7 +110,7 @@ class AheadJudge:
         return made_s if self._threads > 1 else min(made_s, sum([lap.busy_s for lap in laps]))
 
     def _try_on(self, lap: Lap, now: float) -> None:
-        if self._trial_at is None:  # this one waited for the thread to begin
+        if self._trial_at is None:  # this block waited for the start of the thread
             self._trial_at = now
             return
         self._trial_rows += lap.rows
@@ -128,7 +128,7 @@ class AheadJudge:
             self._rest_s = _REST_S[0]
 
     def _watch(self, now: float) -> None:
-        """What paid once may not do so any more: for a consumer that does nothing else now, say."""
+        """Give up prefetching once it no longer pays, such as when the consumer does nothing else any more."""
         if len(self._recent) < _WATCHED:
             return
         if 2 * self._possible_gain(self._recent) < WORTH_S * _WATCHED:

@@ -1,4 +1,4 @@
-"""What a stage costs, learned from what it did: inline, how long a row takes; elsewhere, what more workers gain."""
+"""Learned costs of a stage: the time of a row inline; elsewhere, the gain from more workers."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from raydist.pipelines.autotune.model import StageSetting, Workload
 __all__ = ["Cost", "StagePeriod", "learn"]
 
 _RECENT = 0.3  # weight of the newest period in running means
-_FORGOTTEN = 0.01  # of what threads told about a stage, in each period without any
-_CONTENDED = 1.25  # work that takes so much longer beside others is held up by them
-_COPY_BYTES_S = 1e9  # into the object store and out of it, measured
+_FORGOTTEN = 0.01  # weight of the prior in each period without threads: results of threads expire slowly
+_CONTENDED = 1.25  # inflation of work beside other work that indicates contention
+_COPY_BYTES_S = 1e9  # to and from the object store, measured
 _MOST_ROWS, _MOST_BYTES = 4096, 8 << 20  # of a block: see engine/block_size.py
-_CALL_S = 0.001  # calling an actor with a block, measured: 0.5 to 0.8 ms
+_CALL_S = 0.001  # call of an actor with a block, measured: 0.5 to 0.8 ms
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class StagePeriod:
-    """What one knob did in a period.
+    """The activity of one setting (knob) in a period.
 
     Attributes:
-        name: The knob.
-        setting: What it was set to.
-        rows: Elements that it worked on.
-        blocks: Blocks of these.
-        busy_s: Seconds that its workers (inline: its consumer's thread) worked on them, waits for the GIL included.
-        cpu_s: CPU seconds of these.
-        awaited_s: Seconds in which the consumer's thread waited for its workers.
+        name: Name of the knob.
+        setting: Its setting.
+        rows: Number of elements processed.
+        blocks: Number of blocks of these elements.
+        busy_s: Seconds of work of its workers (inline: of the consumer's thread), including waits for the GIL.
+        cpu_s: CPU seconds of that work.
+        awaited_s: Seconds that the consumer's thread waited for the workers.
         num_bytes: Bytes of the blocks.
     """
 
@@ -48,16 +48,16 @@ class StagePeriod:
 @final
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What is known of a stage.
+    """The estimated cost of a stage.
 
     Attributes:
-        row_s: Seconds that one row takes a thread that nothing disturbs.
-        serial: Share of it in which the GIL is held. Before threads were tried, half of the share that computes: the
-            first try is then two threads for what computes, and as many as there may be for what waits.
-        call_s: Seconds that moving one block to an actor and back adds.
-        block_rows: Rows of a block.
-        block_bytes: The largest mean size of a period's blocks.
-        proven: Workers up to which more were seen to help; the next try is at most twice as many.
+        row_s: Seconds per row for one undisturbed thread.
+        serial: Share of these seconds with the GIL held. Before a trial of threads, half of the share that computes:
+            the first trial is then two threads for work that computes, and as many as allowed for work that waits.
+        call_s: Additional seconds for moving one block to an actor and back.
+        block_rows: Mean rows of a block.
+        block_bytes: Largest mean size of a period's blocks.
+        proven: Number of workers that is known to help; the next trial uses at most twice as many.
     """
 
     row_s: float
@@ -69,18 +69,18 @@ class Cost:
 
     @property
     def handed_over_s(self) -> float:
-        """Seconds of work of the largest block that can be given to a thread."""
+        """Seconds of work in the largest block for a thread."""
         row_bytes = max(1.0, self.block_bytes / max(1.0, self.block_rows))
         return self.row_s * max(1.0, min(_MOST_ROWS, _MOST_BYTES / row_bytes))
 
     def work(self, period: StagePeriod) -> Workload:
-        """What `period` had to do."""
+        """Return the workload of `period`."""
         moving_s = self.call_s * period.rows / max(1.0, self.block_rows)
         return Workload(period.name, period.rows * self.row_s, self.serial, moving_s, self.block_bytes)
 
 
 def learn(costs: Mapping[str, Cost], periods: Sequence[StagePeriod], elapsed_s: float) -> dict[str, Cost]:
-    """`costs` and what a period of `elapsed_s` tells about them. What it says nothing about is kept."""
+    """Return `costs` updated by a period of `elapsed_s`. Costs without new data are kept."""
     alone = all(period.setting.place != "threads" for period in periods)
     found = dict(costs)
     for period in periods:
@@ -111,11 +111,11 @@ def _learn_inline(cost: Cost | None, period: StagePeriod) -> Cost:
 
 
 def _learn_beside_others(cost: Cost, period: StagePeriod, elapsed_s: float) -> Cost:
-    row_s = min(cost.row_s, period.busy_s / period.rows)  # nothing is quicker beside others than alone
+    row_s = min(cost.row_s, period.busy_s / period.rows)  # work is never faster beside other work than alone
     cost = replace(cost, row_s=row_s, block_bytes=_block_bytes(cost, period))
     workers = period.setting.workers
     if period.setting.place == "actors":
-        if period.awaited_s > 0.1 * elapsed_s:  # it is what all wait for: the rest of its workers' time is moving
+        if period.awaited_s > 0.1 * elapsed_s:  # the bottleneck: the rest of the workers' time is moving blocks
             spent_s = workers * elapsed_s / period.rows - cost.row_s
             cost = replace(cost, call_s=max(0.0, spent_s) * cost.block_rows)
         return replace(cost, proven=max(cost.proven, workers))
@@ -129,14 +129,14 @@ def _learn_beside_others(cost: Cost, period: StagePeriod, elapsed_s: float) -> C
 
 
 def _inflation(cost: Cost, period: StagePeriod) -> float:
-    """How many times as long as undisturbed the work took."""
+    """Return the duration of the work relative to undisturbed work."""
     return period.busy_s / (period.rows * cost.row_s) if period.rows and cost.row_s > 0 else 0.0
 
 
 def _share_the_gil(costs: dict[str, Cost], periods: Sequence[StagePeriod], elapsed_s: float) -> dict[str, Cost]:
-    """Where stages held each other up, the GIL was held all the time: by those that compute, as far as is known."""
+    """Raise the serial shares if stages slowed each other down: the GIL was then held all the time."""
     here = [period for period in periods if period.name in costs and period.setting.place != "actors"]
-    if all(period.setting.place == "inline" for period in here):  # nobody to hold anybody up
+    if all(period.setting.place == "inline" for period in here):  # no stage can slow down another
         return costs
     if max((_inflation(costs[period.name], period) for period in here), default=0.0) < _CONTENDED:
         return costs

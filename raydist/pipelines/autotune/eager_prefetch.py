@@ -1,4 +1,4 @@
-"""Reading ahead where a user asked for it and left to raydist how: from the second block on, if that pays."""
+"""Automatic prefetching, from the second block on and while it pays, where the user leaves the choice to raydist."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["EagerPrefetch"]
 
 @final
 class EagerPrefetch(OptionalPrefetch):
-    """Begins without a thread. May serve several iterators that one thread reads in turn: see :class:`AheadJudge`.
+    """A prefetch that starts without a thread. May serve several iterators read in turn: see :class:`AheadJudge`.
 
     Args:
-        judge: Decides.
-        meter: Shows the buffer, while there is one.
-        budgets: What the bytes in the buffer are taken from.
-        name: Of the operation, for the thread.
+        judge: Policy that decides.
+        meter: Reports the fill level of the buffer, while there is one.
+        budgets: Budget for the bytes in the buffer.
+        name: Name of the operation, for the thread.
         watch: Called by a thread with the seconds that each block took.
-        show: Told whether there are threads, when that changes.
-        clock: Seconds.
-        cpu_clock: CPU seconds of the calling thread.
+        show: Called with True when threads start to prefetch, with False when they stop.
+        clock: Returns seconds.
+        cpu_clock: Returns CPU seconds of the calling thread.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class EagerPrefetch(OptionalPrefetch):
         self._shown = False
         self._clock = clock
         self._cpu_clock = cpu_clock
-        self._left_at: float | None = None  # when the consumer got the last block that the judge was told of
+        self._left_at: float | None = None  # when the consumer got the last block that the judge knows
         self._cpu_s = 0.0
         self._busy_s = self._made_s = 0.0
         self._rows = self._blocks = 0
@@ -76,15 +76,15 @@ class EagerPrefetch(OptionalPrefetch):
             self._tell()
 
     def _tell(self) -> None:
-        """Tell the judge of the blocks since the last time: while no thread makes them, of quick ones together.
+        """Report the blocks since the last report to the judge. Without threads, fast blocks are reported together.
 
-        The clocks alone take 2 us, a tenth of what a small block does.
+        The clocks alone take 2 us, a tenth of the time of a small block.
         """
         now, cpu_s = self._clock(), self._cpu_clock()
         lap = Lap(self._rows, self._made_s, blocks=self._blocks)
         if self._left_at is not None:
             elapsed_s = now - self._left_at
-            used_s = max(0.0, cpu_s - self._cpu_s)  # another thread may have read the block before
+            used_s = max(0.0, cpu_s - self._cpu_s)  # another thread may have read the previous block
             lap.busy_s = self._busy_s if self._judge.is_on else max(0.0, elapsed_s - self._made_s)
             lap.waited_s = max(0.0, elapsed_s - used_s)
         self._judge.handed_out(lap, now)

@@ -1,7 +1,7 @@
-"""What the autotuner knows about a pipeline: a model of how long a piece of work takes under given settings.
+"""The autotuner's model of a pipeline, which predicts the duration of work under given settings.
 
-A pipeline has *knobs*: a stage may run in its consumer's thread, on threads or on actors; a prefetch may work ahead or
-not. The model adds up what the consumer's thread does itself, and takes the slowest of all that go on side by side.
+A pipeline has *knobs*: a stage may run in its consumer's thread, on threads or on actors; a prefetch may be on or off.
+The model adds up the work of the consumer's thread, and takes the maximum over everything that runs in parallel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["INLINE", "Knob", "Limits", "Load", "StageSetting", "Settings", "Work
 @final
 @dataclass(frozen=True, slots=True)
 class StageSetting:
-    """Where one knob's work is done, and by how many workers."""
+    """The place and the number of workers of one knob."""
 
     place: StagePlace = "inline"
     workers: int = 0
@@ -31,7 +31,7 @@ class StageSetting:
 
 INLINE = StageSetting()
 
-# Shares of their work in which sources, batches and shuffles, and the consumer, are taken to hold the GIL.
+# Assumed shares of work with the GIL held, of sources, batches and shuffles, and of the consumer.
 _REST_SERIAL = 0.5
 _CONSUMER_SERIAL = 0.2
 Settings = Mapping[str, StageSetting]
@@ -40,12 +40,12 @@ Settings = Mapping[str, StageSetting]
 @final
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One thing that can be set.
+    """One setting that the autotuner can change.
 
     Attributes:
-        name: Of the stage or prefetch.
-        places: Where it may run.
-        splits: Whether it is a prefetch: its one worker does what the consumer's thread did upstream of it.
+        name: Name of the stage or prefetch.
+        places: Possible places.
+        splits: True for a prefetch: its worker takes over the upstream work of the consumer's thread.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Knob:
 @final
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What all knobs together may use.
+    """Limits for all knobs together.
 
     Attributes:
-        workers: Threads and actors.
-        ram_bytes: Bytes of the blocks under way in stages.
+        workers: Number of threads and actors.
+        ram_bytes: Bytes of the blocks in flight in stages.
     """
 
     workers: int
@@ -70,14 +70,14 @@ class Limits:
 @final
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a stage had to do in a period.
+    """The work of a stage in a period.
 
     Attributes:
-        name: Of the stage.
-        seconds: How long it takes one thread that nothing disturbs.
-        serial: The share of it in which a thread keeps all others of its process waiting (it holds the GIL).
-        moving_s: What moving the blocks to actors and back adds for the actors, and for the consumer's thread.
-        block_bytes: Bytes of one of its blocks.
+        name: Name of the stage.
+        seconds: Seconds of work for one undisturbed thread.
+        serial: Share of that work that blocks all other threads of the process (with the GIL held).
+        moving_s: Additional seconds, for the actors and for the consumer's thread, to move blocks to actors and back.
+        block_bytes: Bytes of one block.
     """
 
     name: str
@@ -90,13 +90,13 @@ class Workload:
 @final
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a pipeline had to do in a period.
+    """The work of a pipeline in a period.
 
     Attributes:
-        works: Of the stages.
-        rest_s: Seconds of all else in the consumer's thread: sources, batches, shuffles.
+        works: Workloads of the stages.
+        rest_s: Seconds of other work in the consumer's thread: sources, batches, shuffles.
         consumer_s: Seconds of the consumer's own work.
-        split: Name of the prefetch that can part the consumer from the pipeline; "" for none.
+        split: Name of the prefetch that can separate the consumer from the pipeline; "" for none.
     """
 
     works: Sequence[Workload]
@@ -106,12 +106,12 @@ class Load:
 
 
 def workers_of(settings: Settings) -> int:
-    """Threads and actors that `settings` need."""
+    """Return the number of threads and actors in `settings`."""
     return sum(setting.workers for setting in settings.values())
 
 
 def predict_s(load: Load, settings: Settings) -> float:
-    """How long the work of `load` takes under `settings`."""
+    """Return the predicted seconds for `load` under `settings`."""
     own_s, slowest_s = load.rest_s, 0.0
     serial_s = _REST_SERIAL * load.rest_s + _CONSUMER_SERIAL * load.consumer_s
     for work in load.works:

@@ -1,4 +1,4 @@
-"""When a pool of input workers gets one more: a worker takes a second to start, so one at a time, and rarely."""
+"""Growth of a pool of input workers: a worker takes a second to start, so the pool grows by one at a time, rarely."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import final
 
 __all__ = ["PoolGrowth", "PoolPeriod"]
 
-_WAITS = 0.5  # share of the time that the consumer must wait
-_AWAITED = 0.1  # share of the time that must be spent waiting for the pool
-_GAIN = 0.03  # by which elements a second must have grown to keep a worker
-_STARTING = 3  # periods until a new worker has its share of the work
+_WAITS = 0.5  # share of the time that the consumer must wait for growth
+_AWAITED = 0.1  # share of the time that the pipeline must wait for the pool
+_GAIN = 0.03  # growth of elements per second that keeps a new worker
+_STARTING = 3  # periods until a new worker has its full share of the work
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PoolPeriod:
-    """What a pool did for about a second.
+    """The activity of a pool in about a second.
 
     Attributes:
-        rate: Elements a second.
-        waits: Share of the time in which the consumer waited for the pipeline.
-        awaited: Share of the time in which the pipeline waited for the pool.
-        idle_cores: Cores that had nothing to do.
+        rate: Elements per second.
+        waits: Share of the time that the consumer waited for the pipeline.
+        awaited: Share of the time that the pipeline waited for the pool.
+        idle_cores: Number of idle cores.
     """
 
     rate: float
@@ -33,14 +33,14 @@ class PoolPeriod:
 
 @final
 class PoolGrowth:
-    """Grows while the consumer waits for the pool and cores are free, until a worker more does not help.
+    """A policy that adds workers while the consumer waits for the pool and cores are idle, until one does not help.
 
     Args:
-        num_workers: At the beginning.
-        most: At most.
+        num_workers: Initial number of workers.
+        most: Largest number of workers.
 
     Attributes:
-        num_workers: That the pool should have now.
+        num_workers: Current number of workers.
     """
 
     def __init__(self, num_workers: int, most: int) -> None:
@@ -50,7 +50,7 @@ class PoolGrowth:
         self._rate_before: float | None = None
 
     def step(self, period: PoolPeriod) -> str:
-        """Learn from a period; what was decided and why, or nothing."""
+        """Learn from a period. Return the decision with its reason, or an empty text."""
         if self._starting:
             self._starting -= 1
             return ""

@@ -1,8 +1,8 @@
-"""The best settings under the model, within the limits.
+"""Search for the best settings under the model, within the limits.
 
 Under the model a period takes at least T if no stage needs more than T of its workers' time, and the consumer's thread
-and the GIL have no more than T to do. So one tries the few T at which something changes, from below, and takes for each
-stage the fewest workers that T needs.
+and the GIL are busy for at most T. So the search tries the few T at which something changes, in ascending order, and
+takes for each stage the fewest workers that T needs.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from raydist.pipelines.autotune.model import (
 
 __all__ = ["BLOCKS_PER_WORKER", "buffer_bytes", "fits", "propose"]
 
-BLOCKS_PER_WORKER = 2  # one being worked on, one waiting
+BLOCKS_PER_WORKER = 2  # one in work, one waiting
 _SLACK = 1 + 1e-9
 
 
 def buffer_bytes(works: Sequence[Workload], settings: Settings) -> float:
-    """Bytes of the blocks that stages may have under way."""
+    """Return the bytes of the blocks that stages may have in flight."""
     return sum(BLOCKS_PER_WORKER * settings.get(work.name, INLINE).workers * work.block_bytes for work in works)
 
 
 def fits(load: Load, settings: Settings, limits: Limits) -> bool:
-    """Whether `settings` keep the limits."""
+    """Return True if `settings` keep within the limits."""
     return workers_of(settings) <= limits.workers and buffer_bytes(load.works, settings) <= limits.ram_bytes
 
 
 def propose(load: Load, knobs: Sequence[Knob], limits: Limits, most: Mapping[str, int]) -> Settings:
-    """The settings that finish `load` first, with as few workers as that takes.
+    """Return the settings that finish `load` first, with as few workers as possible.
 
     Args:
-        load: What is to be done.
-        knobs: What can be set.
-        limits: For all together.
-        most: Workers for a knob, at most; so many that nothing is known about more.
+        load: Work to do.
+        knobs: Knobs to set.
+        limits: Limits for all knobs together.
+        most: Largest number of workers per knob; more would exceed what is known.
     """
     problem = _Problem(load, {knob.name: knob for knob in knobs}, limits, most)
     best: Settings = {knob.name: INLINE for knob in knobs}
@@ -69,7 +69,7 @@ class _Problem:
     most: Mapping[str, int]
 
     def candidates(self) -> list[Settings]:
-        """Settings for each T at which something changes, with and without a prefetch, as far as they fit."""
+        """Return the settings for each T of interest, with and without a prefetch, that keep within the limits."""
         split = self.knobs.get(self.load.split)
         parted = (False, True) if split and "threads" in split.places and self._most(split.name) else (False,)
         found = [self._settings(target_s, split=part) for part in parted for target_s in self._targets()]
@@ -79,7 +79,7 @@ class _Problem:
         return min(self.limits.workers, self.most.get(name, self.limits.workers))
 
     def _targets(self) -> list[float]:
-        """Times at which one worker more helps, or at which the consumer's thread is what all wait for."""
+        """Return the times at which one more worker helps, or at which the consumer's thread becomes the bottleneck."""
         load = self.load
         times = {load.rest_s + load.consumer_s, max(load.rest_s, load.consumer_s)}
         for work in load.works:
@@ -89,7 +89,7 @@ class _Problem:
         return sorted(time for time in times if time > 0)
 
     def _settings(self, target_s: float, *, split: bool) -> Settings | None:
-        """Settings that keep to `target_s` where that is possible: the largest stages leave the consumer's thread."""
+        """Return settings for `target_s`, if possible: the largest stages leave the consumer's thread."""
         load = self.load
         settings = dict.fromkeys(self.knobs, INLINE)
         if split:
@@ -111,7 +111,7 @@ class _Problem:
         places = self.knobs[work.name].places if work.name in self.knobs else ()
         most = self._most(work.name)
         if "threads" in places and most:
-            # One at least: a stage that feeds many elements from one piece may have had nothing to do for a period.
+            # One at least: a stage that makes many elements from one piece may have had no work in a period.
             return StageSetting("threads", min(most, max(1, math.ceil(work.seconds / target_s / _SLACK))))
         return self._on_actors(work, target_s) if "actors" in places and most else None
 
@@ -120,7 +120,7 @@ class _Problem:
         return StageSetting("actors", min(self._most(work.name), max(1, needed)))
 
     def _off_process(self, settings: dict[str, StageSetting], target_s: float) -> Settings | None:
-        """Move stages to actors until the others leave each other enough of the GIL; None where none may move."""
+        """Move stages to actors until the others leave enough of the GIL; None if no stage can move."""
         serial = {work.name: work.serial * work.seconds for work in self.load.works}
         for work in sorted(self.load.works, key=lambda work: -serial[work.name]):
             here = sum(

@@ -1,6 +1,6 @@
-"""The executor of a plain iterator: begins in the thread that iterates, measures, and moves stages to threads and back.
+"""The executor of a plain iterator: starts in the iterating thread, measures, and moves stages to threads and back.
 
-There is no thread for deciding: whoever gives a stage a block looks whether it is time to.
+There is no thread for decisions: a thread that submits a block checks if a decision is due.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["TunedExecutor", "TunedPrefetch", "TunedStage"]
 
-_WORTH_S = 0.002  # work that a block should have to be given to a thread; giving it costs 0.05 to 0.1 ms
+_WORTH_S = 0.002  # seconds of work that justify moving a block to a thread, which costs 0.05 to 0.1 ms
 _MOST_ROWS = 4096
 
 
 @final
 class TunedStage(TunedPart, Executor):
-    """Begins in the caller's thread.
+    """The executor of a stage, which starts in the caller's thread.
 
     Args:
-        meter: The stage's.
-        budgets: What it keeps to.
-        look: Called before each block: now may be the time to decide.
+        meter: Meter of the stage.
+        budgets: Budgets for threads and memory.
+        look: Called before each block, to decide if it is time.
 
     Attributes:
         knob, setting, totals, least_blocks, charged_bytes: See :class:`TunedPart`.
@@ -83,12 +83,12 @@ class TunedStage(TunedPart, Executor):
         self._charge(0)
 
     def close(self) -> None:
-        """It is the autotuner's executor that ends it: the next pass of a `repeat` uses it again."""
+        """Do nothing: the autotuner's executor ends it, because the next pass of a `repeat` uses it again."""
 
 
 @final
 class _Counted(Pending):
-    """A block under way, counted when it is fetched."""
+    """A block in flight, counted when its result is fetched."""
 
     def __init__(self, work: Pending, block: Block, totals: Totals) -> None:
         self._work = work
@@ -115,17 +115,17 @@ class _Counted(Pending):
         self._work.cancel()
 
 
-_LEAST_READ = 4  # blocks of a period in which a thread reads: some were made before it, some will be left behind
+_LEAST_READ = 4  # blocks in a period of a prefetch thread: some were made before, some remain after it
 
 
 @final
 class TunedPrefetch(TunedPart, OptionalPrefetch):
-    """Begins without a thread.
+    """A prefetch that starts without a thread.
 
     Args:
-        meter: The prefetch's.
-        budgets: What it keeps to.
-        look: Called before each block: now may be the time to decide.
+        meter: Meter of the prefetch.
+        budgets: Budgets for threads and memory.
+        look: Called before each block, to decide if it is time.
 
     Attributes:
         knob, setting, totals, least_blocks, charged_bytes: See :class:`TunedPart`.
@@ -150,7 +150,7 @@ class TunedPrefetch(TunedPart, OptionalPrefetch):
         if not wanted.workers:
             if self.setting.workers and not self._running:
                 self._budgets.threads.give()
-            self.setting = INLINE  # a thread that runs gives itself back when it ends
+            self.setting = INLINE  # a running thread returns its share of the budget when it ends
         elif not self.setting.workers and self._budgets.threads.take(1):
             self.setting = StageSetting("threads", 1)
         self.least_blocks = _LEAST_READ if self.setting.workers else TunedPart.least_blocks
@@ -183,7 +183,7 @@ class TunedPrefetch(TunedPart, OptionalPrefetch):
         totals.blocks += 1
 
     def end(self) -> None:
-        """The iterator that reads ahead ends its thread."""
+        """Do nothing: the iterator that prefetches ends the thread."""
 
 
 _PERIOD_S = 0.05
@@ -192,10 +192,10 @@ _TRIAL_PERIOD_S = 0.02
 
 @final
 class TunedExecutor(Executor):
-    """Decides where each stage runs while the pipeline runs.
+    """An executor that decides where each stage runs while the pipeline runs.
 
     Args:
-        tuners: What earlier iterations of the same pipeline have learned, unless it is in use; this one takes it and
+        tuners: Tuners from earlier iterations of the same pipeline that are not in use. This executor takes one and
             puts it back when it is closed.
     """
 
@@ -212,7 +212,7 @@ class TunedExecutor(Executor):
         self._closed = False
 
     def for_stage(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> Executor:
-        """A stage of this name; all passes over it share one."""
+        """Return the executor of the stage with this name; all passes over the stage share it."""
         if not meters.enabled:
             return InlineExecutor()
         part = self._parts.get(meter.name)
@@ -222,7 +222,7 @@ class TunedExecutor(Executor):
         return part
 
     def for_prefetch(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> OptionalPrefetch | None:
-        """A prefetch of this name."""
+        """Return the prefetch with this name."""
         if not meters.enabled:
             return None
         part = self._parts.get(meter.name)
@@ -238,7 +238,7 @@ class TunedExecutor(Executor):
         self._apply(part, self._tuner.settings[part.knob.name])
 
     def _look(self, part: TunedPart) -> None:
-        """Decide if it is time to. The last part of the pipeline knows best when a period is full."""
+        """Decide if it is time. The last part of the pipeline decides first, because it sees full periods."""
         now = time.perf_counter()
         if now < self._due + (0.0 if part is self._last else _PERIOD_S):
             return
@@ -270,7 +270,7 @@ class TunedExecutor(Executor):
         return Limits(int(workers), budgets.ram.free + charged)
 
     def _carry_out(self, change: Decision) -> None:
-        """Who gets fewer workers comes first: what they leave is free when their threads have ended."""
+        """Apply the settings; first to parts that lose workers, which become free only when threads end."""
         for name, part in sorted(self._parts.items(), key=lambda item: change.settings[item[0]].workers):
             self._apply(part, change.settings[name])
 
@@ -279,13 +279,13 @@ class TunedExecutor(Executor):
         part.apply(setting, row_s=cost.row_s if cost else 0.0, block_bytes=cost.block_bytes if cost else 0.0)
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
-        """A block of no stage that was asked for: here and now."""
+        """Run a block of an unknown stage at once, in the caller's thread."""
         if self._closed:
             raise CancelledError(f"{spec.name} needs an open executor, and this one is closed. Use a new iterator.")
         return InlineExecutor().submit(spec, block, starts)
 
     def close(self) -> None:
-        for part in tuple(self._parts.values()):  # a thread that reads ahead may have begun with another one
+        for part in tuple(self._parts.values()):  # a prefetch thread may add a part meanwhile
             part.end()
         if not self._closed:
             self._closed = True
@@ -295,7 +295,7 @@ class TunedExecutor(Executor):
 
 @final
 class _PeriodClock:
-    """Seconds between two decisions, and how many of them the consumer waited."""
+    """The time between two decisions, and how much of it the consumer waited."""
 
     def __init__(self, meters: IterationMeters, budgets: Budgets) -> None:
         self.meters = meters
@@ -304,7 +304,7 @@ class _PeriodClock:
         self._waited_s = self._consumer_wait_s
 
     def lap(self, now: float) -> tuple[float, float]:
-        """Of the time since the last call: all of it, and what the consumer waited."""
+        """Return the seconds since the last call, and how many of them the consumer waited."""
         waited_s = self._consumer_wait_s
         elapsed_s, wait_s = now - self._began_at, waited_s - self._waited_s
         self._began_at, self._waited_s = now, waited_s
@@ -316,7 +316,7 @@ class _PeriodClock:
 
 
 def _weak(method: Callable[[TunedPart], None]) -> Callable[[TunedPart], None]:
-    """`method`, without keeping its object: parts do not keep the executor alive that ends them."""
+    """Wrap `method` with a weak reference to its object: parts must not keep alive the executor that ends them."""
     reference = weakref.WeakMethod(method)
 
     def call(part: TunedPart) -> None:

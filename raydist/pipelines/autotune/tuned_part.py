@@ -1,4 +1,4 @@
-"""What the autotuner can set while a pipeline runs, as its executor sees it."""
+"""The interface between the autotuner's executor and the parts of a pipeline that it can set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Totals", "TunedPart"]
 @final
 @dataclass(slots=True)
 class Totals:
-    """What a part of a pipeline has done so far. Written without a lock: a block that goes uncounted changes little."""
+    """The totals of a part of a pipeline. Written without a lock: an uncounted block matters little."""
 
     rows: int = 0
     blocks: int = 0
@@ -25,7 +25,7 @@ class Totals:
     num_bytes: int = 0
 
     def take(self, name: str, setting: StageSetting) -> StagePeriod:
-        """The totals as those of a period, which ends: they begin at 0 again."""
+        """Return the totals as a period, and reset them."""
         period = StagePeriod(
             name, setting, self.rows, self.blocks, self.busy_s, self.cpu_s, self.awaited_s, self.num_bytes
         )
@@ -35,14 +35,14 @@ class Totals:
 
 
 class TunedPart(ABC):
-    """A stage, or a prefetch.
+    """Interface of a stage or a prefetch with a setting.
 
     Attributes:
-        knob: What can be set.
-        setting: What it is set to.
-        totals: What was done since somebody took them.
-        least_blocks: Blocks of a period that says enough: one, where they are made one after the other.
-        charged_bytes: What it has taken of the budget for memory because of its setting.
+        knob: Description of the setting.
+        setting: Current setting.
+        totals: Totals since the last period.
+        least_blocks: Blocks that a period needs: one, if blocks are made one after the other.
+        charged_bytes: Bytes taken from the memory budget for the setting.
     """
 
     knob: Knob
@@ -53,11 +53,11 @@ class TunedPart(ABC):
 
     @abstractmethod
     def apply(self, wanted: StageSetting, *, row_s: float, block_bytes: float) -> None:
-        """Work as `wanted` from the next block on, as far as the budgets allow: `setting` says how far.
+        """Work as `wanted` from the next block on, as far as the budgets allow: `setting` has the result.
 
         Args:
             wanted: The setting.
-            row_s: Seconds that one row takes.
+            row_s: Seconds per row.
             block_bytes: Bytes of a block.
         """
 

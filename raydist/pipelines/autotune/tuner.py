@@ -1,7 +1,7 @@
-"""The autotuner: changes settings while the consumer waits, and keeps only what was measured to be better.
+"""The autotuner: changes settings while the consumer waits, and keeps only measured improvements.
 
-It is a function of the periods that it is shown: no clock, no thread, no Ray. The model of `model.py` says what to try
-next; the pipeline's own speed before and after decides whether that stays.
+The autotuner is a function of the periods that it receives: no clock, no thread, no Ray. The model of `model.py`
+proposes the next trial; the measured speed of the pipeline before and after decides if a change stays.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from raydist.pipelines.autotune.propose import fits, propose
 
 __all__ = ["Decision", "Period", "Tuner"]
 
-_WAITS = 0.05  # share of its time that a consumer must wait before anything is changed for it
-_PREDICTED = 0.08  # gain that the model must promise before it is tried
-_COMPUTES = 0.1  # a stage that holds the GIL for a larger share than this is given more workers step by step
-_CONSUMER_WORKS = 0.2  # share of its time in which a consumer must work for a prefetch to be tried
-_PREFETCHED_S = 0.0005  # time that making a block must take for it: handing one over costs 0.1 ms
-_HANDED_OVER_S = 0.0003  # and the work on a block: giving it to a thread costs 0.05 to 0.1 ms
-_AWAITED = 0.1  # share of the time that a stage must be waited for to be given one more
-_GAIN = 0.05  # gain that must be measured to keep a change
-_HOPELESS = 0.5  # a loss after which a trial ends at once; half of it ends it after two periods
-_JUDGED = 3  # periods that a trial is judged by, if it is not clear before
-_PATIENCE = (16, 1024)  # periods until settings that did not help are tried again, first and at most
-_FIRST_LOOK = 10  # periods before anything is tried: pipelines that are over in half a second stay undisturbed
-_REST = 4  # periods between two trials, doubled with each that does not help
+_WAITS = 0.05  # share of its time that a consumer must wait before a change
+_PREDICTED = 0.08  # gain that the model must predict for a trial
+_COMPUTES = 0.1  # a stage with a larger share of the GIL gets more workers step by step
+_CONSUMER_WORKS = 0.2  # share of its time that a consumer must work for a trial of a prefetch
+_PREFETCHED_S = 0.0005  # time per block that justifies a prefetch: handing one over costs 0.1 ms
+_HANDED_OVER_S = 0.0003  # work per block that justifies a thread: handing over costs 0.05 to 0.1 ms
+_AWAITED = 0.1  # share of the time spent waiting for a stage that justifies one more worker
+_GAIN = 0.05  # measured gain that keeps a change
+_HOPELESS = 0.5  # a loss that ends a trial at once; half of it ends a trial after two periods
+_JUDGED = 3  # periods of a trial, if it is not clear before
+_PATIENCE = (16, 1024)  # periods until failed settings are tried again, first and at most
+_FIRST_LOOK = 10  # periods before the first trial: pipelines of less than half a second stay undisturbed
+_REST = 4  # periods between two trials, doubled with each failure
 _MOST_IN_VAIN = 8
-_COMPARED = (16, 1024)  # periods until settings are compared with inline again, first and at most
-_COMPARED_IF_SURE = 32  # and first, where they were better by far: it costs as much as it finds to be right
-_BEYOND_DOUBT = 0.5  # gain that is no accident: less is compared with inline again at once
-_LOSS_OF_INLINE = 1 - 1 / (1 + _BEYOND_DOUBT)  # the same, seen from the other side
-_MISJUDGED = 0.75  # ratio of what a row takes now to what it took
+_COMPARED = (16, 1024)  # periods until the next comparison with inline, first and at most
+_COMPARED_IF_SURE = 32  # and first, after a large gain: a comparison costs as much as it finds
+_BEYOND_DOUBT = 0.5  # gain that is certain: a smaller one is compared with inline again at once
+_LOSS_OF_INLINE = 1 - 1 / (1 + _BEYOND_DOUBT)  # the same gain, as a loss of inline
+_MISJUDGED = 0.75  # ratio of a row's current time to its earlier time
 _RECENT_SPEEDS = 3
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Period:
-    """What a pipeline did between two looks at it.
+    """The activity of a pipeline between two decisions.
 
     Attributes:
-        elapsed_s: Seconds.
-        consumer_wait_s: Of these, the seconds in which the consumer waited.
-        consumer_busy_s: And those in which it worked.
-        stages: What each knob did.
+        elapsed_s: Duration in seconds.
+        consumer_wait_s: Seconds of these that the consumer waited.
+        consumer_busy_s: Seconds of these that the consumer worked.
+        stages: Activity of each knob.
     """
 
     elapsed_s: float
@@ -70,7 +70,7 @@ class Period:
 @final
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """New settings, and why."""
+    """New settings, with the reason."""
 
     settings: Settings
     why: str
@@ -81,19 +81,19 @@ class Decision:
 class _Trial:
     before: Settings
     speed_before: float
-    comparing: bool  # of what was kept before with inline: inline stays unless it is slower
+    comparing: bool  # of earlier settings with inline: inline stays unless it is slower
     settling: bool = True
     speeds: list[float] = field(default_factory=list)
 
 
 @final
 class Tuner:
-    """Give it every period; it answers with new settings, or None to go on as before.
+    """A tuner that receives every period and returns new settings, or None to continue.
 
     Attributes:
-        limits: For all knobs together; no answer exceeds them. They may be changed between two steps.
-        settings: What every knob is set to. Where that could not be carried out, write here what could.
-        costs: What was learned of each stage.
+        limits: Limits for all knobs together, which no result exceeds. May be changed between two steps.
+        settings: Setting of every knob. The caller writes the actual settings here if they differ.
+        costs: Learned cost of each stage.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -101,35 +101,35 @@ class Tuner:
         self.settings: dict[str, StageSetting] = {}
         self.costs: Mapping[str, Cost] = {}
         self._knobs: dict[str, Knob] = {}
-        self._weights: dict[str, float] = {}  # what a row of each knob counts: fixed, so that speeds can be compared
+        self._weights: dict[str, float] = {}  # weight of a row of each knob: fixed, so that speeds are comparable
         self._trial: _Trial | None = None
         self._speeds: deque[float] = deque(maxlen=_RECENT_SPEEDS)
         self._now = 0
         self._waited = 0  # periods in which the consumer waited
-        self._in_vain = 0  # trials in a row that did not help
+        self._in_vain = 0  # successive failed trials
         self._resting_until = 0
-        self._compare_at, self._compare_gap = 0, 0  # when to compare with inline again
-        self._is_sure = False  # that what is set is better than inline: it was by far, and inline has not won since
-        self._failures: dict[str, tuple[int, int]] = {}  # settings that did not help: until when, and patience
+        self._compare_at, self._compare_gap = 0, 0  # time of and periods until the next comparison with inline
+        self._is_sure = False  # better than inline: by far at first, and inline has not won since
+        self._failures: dict[str, tuple[int, int]] = {}  # failed settings: blocked until, and patience
 
     def add(self, knob: Knob) -> None:
-        """Something more that can be set; it begins inline."""
+        """Add a knob, which starts inline."""
         self._knobs.setdefault(knob.name, knob)
         self.settings.setdefault(knob.name, INLINE)
 
     def pause(self) -> None:
-        """The pipeline ends, and may run again: what was not judged yet is taken back."""
+        """Undo an unfinished trial at the end of an iteration; the pipeline may run again."""
         if self._trial is not None:
             self.settings.update(self._trial.before)
         self._trial = None
 
     @property
     def is_trying(self) -> bool:
-        """Whether the settings are on trial: the shorter the next periods, the less is lost if they are bad."""
+        """True during a trial: short periods then limit the cost of bad settings."""
         return self._trial is not None
 
     def step(self, period: Period) -> Decision | None:
-        """Learn from `period`, which was run with `settings`, and say what to do next."""
+        """Learn from `period`, which ran with `settings`, and return the next decision."""
         self._now += 1
         self._learn(period)
         if self._trial is not None:
@@ -150,14 +150,14 @@ class Tuner:
         for name, cost in self.costs.items():
             self._weights.setdefault(name, cost.row_s)
             if name in before and cost.row_s < _MISJUDGED * before[name].row_s and self.settings[name].workers:
-                self._compare_at = self._now  # the stage is cheaper than it was when it was moved
+                self._compare_at = self._now  # the stage is cheaper than when it was moved
 
     def _speed(self, period: Period) -> float:
-        """Work done in a second: as much as one thread does that nothing disturbs is about 1."""
+        """Return the work done per second: about 1 for one undisturbed thread."""
         return sum(stage.rows * self._weights.get(stage.name, 0.0) for stage in period.stages) / period.elapsed_s
 
     def _load(self, period: Period) -> Load:
-        """What the period had to do. All that is not a stage's or the consumer's is the rest."""
+        """Return the work of the period. Work of neither a stage nor the consumer is `rest_s`."""
         split = next((name for name, knob in self._knobs.items() if knob.splits), "")
         stages = [stage for stage in period.stages if stage.name in self.costs and stage.name != split]
         own_s = next((stage.busy_s for stage in period.stages if stage.name == split), None)
@@ -175,9 +175,9 @@ class Tuner:
         return self._begin(proposal, f"the consumer waits {period.consumer_wait_s / period.elapsed_s:.0%} of the time")
 
     def _open(self, period: Period) -> list[Knob]:
-        """What may be set: a stage only where its largest blocks are worth giving to a thread.
+        """Return the knobs worth setting: stages whose largest blocks justify a thread.
 
-        A prefetch where its blocks are, and the consumer does something meanwhile.
+        A prefetch also needs such blocks, and a consumer that does other work meanwhile.
         """
         works = period.consumer_busy_s > _CONSUMER_WORKS * period.elapsed_s
         cheap = {stage.name for stage in period.stages if stage.busy_s < _PREFETCHED_S * stage.blocks or not works}
@@ -185,7 +185,7 @@ class Tuner:
         return [knob for knob in self._knobs.values() if knob.name not in (cheap if knob.splits else light)]
 
     def _modelled(self, load: Load, knobs: Sequence[Knob]) -> Settings | None:
-        """What the model finds best, if it promises enough."""
+        """Return the best settings under the model, if the predicted gain is large enough."""
         costs = self.costs.items()
         most = {name: 2 * cost.proven if cost.serial > _COMPUTES else self.limits.workers for name, cost in costs}
         proposal = propose(load, knobs, self.limits, most)
@@ -193,7 +193,7 @@ class Tuner:
         return proposal if enough and not self._is_tried(proposal) else None
 
     def _one_more(self, load: Load, period: Period) -> Settings | None:
-        """One more worker for the stage that is waited for most: the model may be wrong about it."""
+        """Return settings with one more worker for the stage waited for most: the model may be wrong."""
         slowest = max(period.stages, key=lambda stage: stage.awaited_s, default=None)
         if slowest is None or slowest.awaited_s < _AWAITED * period.elapsed_s:
             return None
@@ -222,7 +222,7 @@ class Tuner:
         self._trial = None
         self._speeds.clear()
         if gain >= (0.0 if trial.comparing else _GAIN):
-            if trial.comparing and self._is_sure:  # something else may have disturbed the periods before
+            if trial.comparing and self._is_sure:  # something else may have disturbed the earlier periods
                 self._is_sure = False
                 return self._take_back(trial, gain, compare_after=_JUDGED)
             self._speeds.append(speed)
@@ -232,7 +232,7 @@ class Tuner:
         return self._take_back(trial, gain)
 
     def _keep(self, trial: _Trial, gain: float) -> None:
-        """The settings on trial stay. Whether they are better than inline is looked at again, ever more rarely."""
+        """Keep the settings on trial. Comparisons with inline follow at growing intervals."""
         if trial.comparing:
             self._rest()
             self._remember_failure(trial.before)
@@ -269,7 +269,7 @@ class Tuner:
 
     def _change(self, settings: Settings, why: str) -> Decision:
         before = dict(self.settings)
-        if workers_of(settings) > self.limits.workers:  # back to what was, and meanwhile the limits have become lower
+        if workers_of(settings) > self.limits.workers:  # an undo after the limits have become lower
             settings = dict.fromkeys(self._knobs, INLINE)
         self.settings.update(settings)
         changed = {name: setting for name, setting in settings.items() if before.get(name) != setting}
@@ -277,7 +277,7 @@ class Tuner:
 
 
 def _here_s(stage: StagePeriod, work: Workload) -> float:
-    """Seconds of its consumer's thread that a stage took: working, moving blocks, waiting for workers."""
+    """Return the seconds of the consumer's thread for a stage: work, moves of blocks, waits for workers."""
     if stage.setting.place == "inline":
         return stage.busy_s
     return stage.awaited_s + (work.moving_s if stage.setting.place == "actors" else 0.0)
@@ -288,5 +288,5 @@ def _shown(settings: Settings) -> str:
 
 
 def _moved(settings: Settings) -> str:
-    """Those that are not inline."""
+    """Return the text of the settings that are not inline."""
     return _shown({name: setting for name, setting in settings.items() if setting.workers})

@@ -1,7 +1,7 @@
-"""Which part of a running pipeline holds up all others: pure arithmetic on readings.
+"""The bottleneck of a running pipeline, computed from readings.
 
-All stages pass on the same stream in the same time, so the one that is busiest limits them all. Stages between two
-queues share one thread, though: first the busiest thread or group of workers is found, then what it is busy with.
+All stages process the same stream in the same time, so the busiest stage limits the others. But stages between two
+queues share one thread: so the busiest thread or group of workers is found first, then its busiest stage.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from raydist.pipelines.metering.stats_table import workers_text
 __all__ = ["CONSUMER", "HANDING_OVER", "Bottleneck", "find_bottleneck", "threads_of"]
 
 CONSUMER = "consumer"
-"""Stands among the names of stages for whoever iterates over the whole pipeline."""
+"""Name of the consumer of the whole pipeline, among the names of stages."""
 
 HANDING_OVER = "handing over"
-"""Stands among the names of stages for turning blocks into the elements that the consumer gets."""
+"""Name of the conversion of blocks to elements for the consumer, among the names of stages."""
 
 _CONSUMERS_THREAD = "the consumer's thread"
 
@@ -28,13 +28,13 @@ _CONSUMERS_THREAD = "the consumer's thread"
 @final
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """What limits a pipeline.
+    """The bottleneck of a pipeline.
 
     Attributes:
-        name: The stage, CONSUMER, or HANDING_OVER; "" if nothing has run.
-        where: The thread or workers that have no time left.
-        busy_s: Seconds for which these were busy, each.
-        share: What part of these seconds the stage took, 0 .. 1.
+        name: Name of the stage, CONSUMER, or HANDING_OVER; "" if nothing has run.
+        where: The thread or workers without spare time.
+        busy_s: Seconds that each of them was busy.
+        share: Share of these seconds for the stage, 0 .. 1.
     """
 
     name: str = ""
@@ -44,12 +44,12 @@ class Bottleneck:
 
 
 def find_bottleneck(readings: Sequence[Reading], *, consumer_busy_s: float = 0.0, convert_s: float = 0.0) -> Bottleneck:
-    """The busiest stage of the busiest thread or group of workers.
+    """Return the busiest stage of the busiest thread or group of workers.
 
     Args:
-        readings: Of all stages, inputs before their consumers.
+        readings: Readings of all stages, inputs before their consumers.
         consumer_busy_s: Seconds that the consumer spent on its own work.
-        convert_s: Seconds spent in the consumer's thread on handing elements over.
+        convert_s: Seconds that the consumer's thread spent on handing over elements.
     """
     groups: dict[str, dict[str, float]] = defaultdict(dict)
     groups[_CONSUMERS_THREAD] = {CONSUMER: consumer_busy_s, HANDING_OVER: convert_s}
@@ -70,7 +70,7 @@ def find_bottleneck(readings: Sequence[Reading], *, consumer_busy_s: float = 0.0
 
 
 def threads_of(readings: Sequence[Reading]) -> Mapping[str, str]:
-    """For each stage the thread that its consumer asks it in: the pipeline's consumer's, or that of a prefetch."""
+    """Return the thread in which each stage is called: the thread of the pipeline's consumer, or of a prefetch."""
     threads: dict[str, str] = {}
     for reading in reversed(readings):
         mine = threads.setdefault(reading.name, _CONSUMERS_THREAD)

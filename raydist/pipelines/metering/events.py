@@ -1,4 +1,4 @@
-"""What happened when: the blocks that every thread and worker made, for a timeline."""
+"""A log of the blocks that every thread and worker made, for a timeline."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MOST_EVENTS = 100_000  # about 15 MB of JSON
 
 
 class Event(NamedTuple):
-    """One block in the making.
+    """The production of one block.
 
     Attributes:
         stage: Name of the stage.
-        worker: The thread or actor that did it.
-        begun_at: In seconds since 1970: workers on several machines share that clock.
-        seconds: How long it took, inputs in the same thread included.
-        elements: How many elements came of it, or went into a worker's stage.
+        worker: Name of the thread or actor.
+        begun_at: Start in seconds since 1970, a clock that several machines share.
+        seconds: Duration, including inputs in the same thread.
+        elements: Number of elements in the result, or in the input of a worker's stage.
     """
 
     stage: str
@@ -34,10 +34,10 @@ class Event(NamedTuple):
 
 @final
 class EventRing:
-    """The last events of an iteration. Any thread may record.
+    """The last events of an iteration. Safe for several threads.
 
     Args:
-        most: How many to keep.
+        most: Number of events to keep.
     """
 
     def __init__(self, most: int = _MOST_EVENTS) -> None:
@@ -45,20 +45,20 @@ class EventRing:
         self._clock_zero = time.time() - time.perf_counter()
 
     def record(self, stage: str, worker: str, begun_at: float, seconds: float, elements: int) -> None:
-        """Add what a worker did; the oldest event makes room."""
+        """Add the event of a worker; drops the oldest event if full."""
         self._events.append(Event(stage, worker, begun_at, seconds, elements))
 
     def record_here(self, stage: str, begin: float, seconds: float, elements: int) -> None:
-        """Add what the present thread did, `begin` as `time.perf_counter()` tells it."""
+        """Add an event of the current thread; `begin` is a value of `time.perf_counter()`."""
         self.record(stage, threading.current_thread().name, self._clock_zero + begin, seconds, elements)
 
     def events(self) -> list[Event]:
-        """What is kept, in the order in which it ended."""
+        """Return the events in the order in which they ended."""
         return list(self._events)
 
 
 def chrome_trace(events: Iterable[Event]) -> str:
-    """JSON for ui.perfetto.dev and chrome://tracing: one row a thread or worker, a bar a block.
+    """Return JSON for ui.perfetto.dev and chrome://tracing: a row per thread or worker, a bar per block.
 
     Source: Trace Event Format (Google), complete events ("X") and names of threads ("M").
     """

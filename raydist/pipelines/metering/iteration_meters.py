@@ -1,7 +1,7 @@
-"""What every stage of one iteration has done so far, in numbers.
+"""The meters of all stages of one iteration.
 
-A stage's :class:`Meter` is written by the iterator that owns it, about a microsecond a block, and read by anyone at any
-time: by the autotuner, by `stats()` and by the profile. Reading makes a :class:`Reading`, which is plain data.
+The iterator that owns a stage's :class:`Meter` writes it, in about a microsecond per block. Any thread may read it at
+any time: the autotuner, `stats()` and the profile do. Reading returns a :class:`Reading`, which is plain data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEPT_DECISIONS = 100
 
 @final
 class _Clock(threading.local):
-    """Seconds that the metered calls inside the present one have taken, for each thread."""
+    """Seconds spent in metered calls inside the current one, per thread."""
 
     inner_s = 0.0
 
@@ -32,18 +32,18 @@ class IterationMeters:
     """All meters of one iteration.
 
     Args:
-        enabled: Whether there is a meter for each stage. False for thousands of short datasets inside a `flat_map`:
-            they share one, which only notes what the consumer's thread cannot see.
-        ring: Where to record every block; None for nowhere.
+        enabled: True for a meter per stage. False for thousands of short datasets inside a `flat_map`: these share one
+            meter, which counts only what the consumer's thread cannot see.
+        ring: Log for every block; None for no log.
 
     Attributes:
-        clock: See `engine/metered_iterator.py`.
-        tops: Name of the last stage that makes the elements of an operation, by the operation's `id`.
-        decisions: What the autotuner did and why, oldest first.
-        consumer_wait_s: Seconds in which the consumer of the whole pipeline waited for it.
+        clock: See `MeteredIterator` in `engine/build.py`.
+        tops: Name of the last stage of an operation, by the operation's `id`.
+        decisions: Changes by the autotuner with reasons, oldest first.
+        consumer_wait_s: Seconds that the consumer waited for the pipeline.
         consumer_busy_s: Seconds between the consumer's calls for blocks.
         shared: The meter of all stages if not `enabled`.
-        convert_s: Of `consumer_wait_s`, the seconds spent on turning blocks into what the consumer gets.
+        convert_s: Of `consumer_wait_s`, the seconds of converting blocks to elements.
     """
 
     def __init__(self, *, enabled: bool = True, ring: EventRing | None = None) -> None:
@@ -70,14 +70,14 @@ class IterationMeters:
         inputs: Sequence[int | str] = (),
         owner: tuple[str, ...] = (),
     ) -> Meter:
-        """The meter of a stage; passes and epochs share it. If not `enabled`, one for all.
+        """Return the meter of a stage, which its passes and epochs share; the only meter if not `enabled`.
 
         Args:
-            name: Name of the stage. A rewrite may leave two stages with one name: the second gets a suffix.
-            label: What to show for it.
+            name: Name of the stage. If a rewrite leaves two stages with one name, the second gets a suffix.
+            label: Text to show.
             kind: See :class:`Reading`.
-            inputs: What it reads: names of meters, or keys of `tops`.
-            owner: The kinds of its operations.
+            inputs: Inputs of the stage: names of meters, or keys of `tops`.
+            owner: Types of the operations in the stage.
         """
         if not self.enabled:
             return self.shared
@@ -92,7 +92,7 @@ class IterationMeters:
         return self._meters.setdefault(unique, (owner, meter))[1]
 
     def inside(self, name: str) -> IterationMeters:
-        """What the pipelines inside the function of an operation get: all that they do counts as that operation's.
+        """Return the meters of pipelines inside the function of an operation, whose work counts for that operation.
 
         Args:
             name: Name of the operation.
@@ -106,35 +106,35 @@ class IterationMeters:
         return inside
 
     def readings(self) -> tuple[Reading, ...]:
-        """What every stage has done so far; inputs before their consumers. Any thread may ask."""
+        """Return the readings of all stages, inputs before their consumers. Any thread may call this."""
         found = {name: meter.read(self._names(meter.inputs)) for name, (_, meter) in tuple(self._meters.items())}
         return _inputs_first(found)
 
     def _names(self, inputs: Sequence[int | str]) -> list[str]:
         names = [self.tops.get(key, "") if isinstance(key, int) else key for key in inputs]
-        return [name for name in names if name]  # a part of a concatenation that is not open yet has no name
+        return [name for name in names if name]  # an unopened part of a concatenation has no name
 
     def decide(self, decision: str) -> None:
-        """Log what the autotuner did and why."""
+        """Log a change by the autotuner, with the reason."""
         self.decisions.append(decision)
         del self.decisions[:-_KEPT_DECISIONS]
 
     def begin_again(self) -> None:
-        """Forget the totals, between two blocks of the consumer: what comes is what was started before."""
+        """Reset the totals, between two blocks of the consumer. The pipeline keeps running."""
         self.consumer_wait_s = self.consumer_busy_s = self.convert_s = 0.0
         self._waits_since, self._idle_since = None, time.perf_counter()
         for _, meter in tuple(self._meters.values()):
             meter.begin_again()
 
     def consumer_asks(self) -> None:
-        """The consumer of the pipeline wants a block."""
+        """Note that the consumer of the pipeline requests a block."""
         now = time.perf_counter()
         if self._idle_since is not None:
             self.consumer_busy_s += now - self._idle_since
         self._waits_since, self._idle_since = now, None
 
     def consumer_goes(self) -> None:
-        """The consumer has its block, or the error or end in its place."""
+        """Note that the consumer has received a block, an error or the end."""
         now = time.perf_counter()
         if self._waits_since is not None:
             self.consumer_wait_s += now - self._waits_since
@@ -145,7 +145,7 @@ class IterationMeters:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds that the totals are of: until now if the consumer waits, else until it got its last block."""
+        """Seconds covered by the totals: until now while the consumer waits, otherwise until its last block."""
         since = self._waits_since
         waiting_s = 0.0 if since is None else time.perf_counter() - since
         return self.consumer_wait_s + self.consumer_busy_s + waiting_s

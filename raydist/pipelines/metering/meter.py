@@ -1,4 +1,4 @@
-"""Counts and times one stage while it runs."""
+"""Counters and timers of one running stage."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["Meter"]
 
 @final
 class Meter:
-    """Totals of one stage, written by one thread at a time.
+    """Totals of one stage. Only one thread at a time may write them.
 
     Attributes:
-        inputs: Keys of the operations it reads; see `Meters.tops`.
-        own_s: Seconds in the consumer's thread without the inputs: own work, handling, and waiting for workers.
-        input_s: Seconds in the consumer's thread in which the inputs worked.
-        awaited_s: Of `own_s`, the seconds spent waiting for workers or for a queue to fill.
-        worked_s: Seconds of work that `run_stage` measured, wherever it ran.
-        here_s: Of `worked_s`, those in the consumer's thread, which `own_s` contains too.
-        ahead_s: Seconds in which threads read ahead for pipelines inside a function.
-        inside: What the pipelines inside this operation's function count with.
-        asked: How often the queue was asked.
-        found_buffered: Sum of the elements that were in it then.
-        ring: Where what happened is recorded; None if it is not.
-        parallelism: See :class:`Reading`; set by the owner, whenever it changes.
-        buffered, buffered_bytes, buffer_limit, place, kind: See :class:`Reading`; set by the owner.
+        inputs: Keys of its inputs; see `IterationMeters.tops`.
+        own_s: Seconds in the consumer's thread without the inputs: own work, handling, and waits for workers.
+        input_s: Seconds in the consumer's thread for the work of inputs.
+        awaited_s: Of `own_s`, the seconds of waits for workers or for a queue to fill.
+        worked_s: Seconds of work that `run_stage` measured, in any thread or process.
+        here_s: Of `worked_s`, the seconds in the consumer's thread, which `own_s` includes.
+        ahead_s: Seconds that prefetch threads worked for pipelines inside a function.
+        inside: Meter of the pipelines inside this operation's function.
+        asked: Number of requests to the queue.
+        found_buffered: Sum of the elements in the queue at these requests.
+        ring: Log of blocks; None for no log.
+        parallelism: See :class:`Reading`; the owner sets it on every change.
+        buffered, buffered_bytes, buffer_limit, place, kind: See :class:`Reading`; the owner sets them.
     """
 
     __slots__ = (
@@ -84,11 +84,11 @@ class Meter:
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Forget the totals; the clock begins again at 0."""
+        """Reset the totals; the clock restarts at 0."""
         self.elements = self.blocks = self.bytes = self.errors = 0
         self.own_s = self.input_s = self.awaited_s = self.worked_s = self.here_s = self.cpu_s = self.ahead_s = 0.0
         self.asked = self.found_buffered = 0
-        self._worker_s = 0.0  # seconds times workers, until the number of workers changed last
+        self._worker_s = 0.0  # seconds times workers, until the last change of the number of workers
         self._changed_at = 0.0
         if self.inside is not None:
             self.inside.begin_again()
@@ -110,16 +110,16 @@ class Meter:
         self.bytes += block.num_bytes
 
     def handed_out_together(self, blocks: Sequence[Block]) -> None:
-        """Count several."""
+        """Count several blocks."""
         for block in blocks:
             self.handed_out(block)
 
     def read_ahead(self, seconds: float) -> None:
-        """Note that a thread read so long ahead for a pipeline inside a function."""
+        """Add `seconds` of a prefetch thread for a pipeline inside a function."""
         self.ahead_s += seconds
 
     def worked(self, result: StageResult, *, here: bool) -> None:
-        """Add the work on one block: done `here`, in the consumer's thread, or by a worker."""
+        """Add the work on one block: `here`, in the consumer's thread, or by a worker."""
         self.worked_s += result.busy_s
         self.cpu_s += result.cpu_s
         if here:
@@ -128,12 +128,12 @@ class Meter:
             self.ring.record(self.name, result.worker, result.begun_at, result.busy_s, result.inputs[0])
 
     def ask(self) -> None:
-        """Note how full the queue is when the consumer asks it."""
+        """Note the fill level of the queue at a request of the consumer."""
         self.asked += 1
         self.found_buffered += self.buffered
 
     def read(self, inputs: Sequence[str] = ()) -> Reading:
-        """The totals now. A block that is being made is not among them."""
+        """Return the current totals, without the block in production."""
         now = self._clock()
         awaited_s, worked_s = self.awaited_s, self.worked_s
         if self.inside is not None:

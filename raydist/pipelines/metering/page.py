@@ -1,4 +1,4 @@
-"""The page of a profile: one HTML file that needs nothing else, with its drawing of the pipeline."""
+"""The HTML page of a profile: one self-contained file with a drawing of the pipeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["draw", "drawn_stages", "lay_out", "render_page"]
 _WIDTH, _HEIGHT = 280, 84
 _GAP_X, _GAP_Y = 24, 44
 _MARGIN = 10
-_MOST_CHARACTERS = 38  # that fit into a box
+_MOST_CHARACTERS = 38  # per line of a box
 
 
 @final
@@ -27,10 +27,10 @@ class DrawnStage:
     Attributes:
         name: Name of the stage, or CONSUMER.
         title: First line.
-        lines: Smaller ones below it.
+        lines: Smaller lines below the title.
         inputs: Names of the nodes above it.
-        filled: Share of the bar at its bottom, 0 .. 1.
-        marked: Whether it is the bottleneck.
+        filled: Share of the bar at the bottom, 0 .. 1.
+        marked: True for the bottleneck.
     """
 
     name: str
@@ -42,7 +42,7 @@ class DrawnStage:
 
 
 def drawn_stages(stats: PipelineStats) -> list[DrawnStage]:
-    """A node for each stage, and one for the consumer."""
+    """Return a node for each stage, and one for the consumer."""
     nodes = [_node(stage, marked=stage.name == stats.bottleneck) for stage in stats.stages]
     read = {name for node in nodes for name in node.inputs}
     waited = f"waited {percent(stats.consumer_waited)} of the time"
@@ -64,7 +64,7 @@ def _node(stage: StageStats, *, marked: bool) -> DrawnStage:
 
 
 def lay_out(nodes: Sequence[DrawnStage]) -> Mapping[str, tuple[int, int]]:
-    """Left upper corner of each box: as far down as its readers let it, a column for each branch.
+    """Return the upper left corner of each box: as low as its readers allow, a column for each branch.
 
     Args:
         nodes: Inputs before their readers.
@@ -86,7 +86,7 @@ def lay_out(nodes: Sequence[DrawnStage]) -> Mapping[str, tuple[int, int]]:
 
 
 def draw(stats: PipelineStats) -> str:
-    """An `<svg>` element; its colours are CSS variables of the page around it."""
+    """Return an `<svg>` element; its colours are CSS variables of the page."""
     nodes = drawn_stages(stats)
     corners = lay_out(nodes)
     width = max(x for x, _ in corners.values()) + _WIDTH + _MARGIN
@@ -197,12 +197,12 @@ _LEGEND = (
 
 
 def render_page(stats: PipelineStats, *, title: str, notes: Sequence[str] = ()) -> str:
-    """The whole HTML text.
+    """Return the whole HTML text.
 
     Args:
-        stats: What to show.
+        stats: Statistics to show.
         title: Heading; plain text, as are the notes.
-        notes: Sentences below it.
+        notes: Sentences below the heading.
     """
     return "\n".join(
         [

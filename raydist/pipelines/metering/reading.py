@@ -1,4 +1,4 @@
-"""What one stage of an iteration has done so far, as plain data."""
+"""The totals of one stage of an iteration, as plain data."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ class Reading:
     """Totals of one stage since the iteration began.
 
     Attributes:
-        name: Its operations: "map-1+filter-2".
-        label: What `explain()` shows for them.
-        inputs: Names of the stages it reads.
+        name: Names of the operations: "map-1+filter-2".
+        label: The label of the operations in `explain()`.
+        inputs: Names of the input stages.
         kind: "source", "stage", "exchange" (changes the order of elements) or "prefetch" (a queue and its thread).
         elements: Elements handed out.
         blocks: Blocks handed out.
         bytes: Bytes of these blocks; an estimate where elements are bytes, str or of varying shape.
-        errors: Errors handed out in the place of elements.
-        busy_s: Seconds its workers spent on its own work, without its inputs.
-        cpu_s: CPU seconds of these, where they were measured.
-        wait_s: Seconds in which its consumer's thread waited here for the inputs or for the workers.
-        input_wait_s: Of `wait_s`, the seconds for the inputs; those of a "prefetch" work in another thread.
-        handling_s: Of `busy_s`, the seconds in which its consumer's thread moved blocks to the workers and back.
-        parallelism: Workers that it may use now.
-        mean_parallelism: Workers that it could use on average so far; 0 for `parallelism`, all the time.
-        buffered: Elements in its queue now.
-        buffered_bytes: Bytes of these.
-        buffer_limit: Elements for which the queue has room now; 0 for none.
-        mean_buffered: Elements in its queue on average, of the moments when its consumer asked.
-        place: "inline" (in its consumer's thread), "threads" or "actors".
+        errors: Errors handed out in place of elements.
+        busy_s: Seconds that the workers spent on the stage's own work, without its inputs.
+        cpu_s: CPU seconds of that work, where measured.
+        wait_s: Seconds that the consumer's thread waited here for the inputs or for the workers.
+        input_wait_s: Of `wait_s`, the seconds for the inputs; the inputs of a "prefetch" work in another thread.
+        handling_s: Of `busy_s`, the seconds that the consumer's thread spent on moving blocks to the workers and back.
+        parallelism: Current number of workers.
+        mean_parallelism: Mean number of workers so far; 0 if it has always been `parallelism`.
+        buffered: Current number of elements in the queue.
+        buffered_bytes: Bytes of these elements.
+        buffer_limit: Current capacity of the queue in elements; 0 without a queue.
+        mean_buffered: Mean number of elements in the queue when the consumer asked.
+        place: "inline" (in the consumer's thread), "threads" or "actors".
     """
 
     name: str
@@ -62,5 +62,5 @@ class Reading:
 
     @property
     def workers(self) -> float:
-        """Workers that it could use on average, >= 1."""
+        """Mean number of workers, >= 1."""
         return max(1.0, self.mean_parallelism or self.parallelism)

@@ -1,4 +1,4 @@
-"""What a pipeline did, as users read it: `dataset.stats()`."""
+"""Statistics of a pipeline for users: `dataset.stats()`."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class StageStats:
     """One stage of a pipeline. Shares are of the time since the iteration began, 0 .. 1.
 
     Attributes:
-        name: Its operations: "map-1+filter-2".
-        label: What `explain()` shows for them.
-        inputs: Names of the stages it reads.
+        name: Names of the operations: "map-1+filter-2".
+        label: The label of the operations in `explain()`.
+        inputs: Names of the input stages.
         kind: "source", "stage", "exchange" (changes the order of elements) or "prefetch" (a queue and its thread).
-        place: "inline" (in the thread of its consumer), "threads" or "actors".
-        parallelism: Workers that it may use now.
+        place: "inline" (in the consumer's thread), "threads" or "actors".
+        parallelism: Current number of workers.
         elements: Elements handed out.
-        elements_per_s: The same, a second.
+        elements_per_s: Elements per second.
         bytes: Bytes handed out; an estimate where elements are bytes, str or of varying shape.
-        bytes_per_s: The same, a second.
-        errors: Errors handed out in the place of elements.
-        busy: Share of its workers' time that they worked.
-        cpu: Share of that work that a CPU was used for; None where it was not measured. Low: it waits, for a disk or
-            for other threads.
-        queue_fill: How full its queue was on average when its consumer asked, 0 .. 1; None without a queue.
-        waits_for: What it waited for most: an input, "its workers", or the stage that reads it ("consumer" at the
-            end); "" if it mostly worked.
-        waiting: Share of the time for which it did.
+        bytes_per_s: Bytes per second.
+        errors: Errors handed out in place of elements.
+        busy: Share of the workers' time with work.
+        cpu: Share of that work that used a CPU; None if not measured. A low value means waits, for a disk or for other
+            threads.
+        queue_fill: Mean fill level of the queue when the consumer asked, 0 .. 1; None without a queue.
+        waits_for: The longest wait: an input, "its workers", or the stage that reads this one ("consumer" at the end);
+            "" if it mostly worked.
+        waiting: Share of the time of that wait.
 
     >>> ds = rd.Dataset.range(10).batch(5)
     >>> _ = list(ds)
@@ -68,31 +68,31 @@ class StageStats:
 
     @property
     def where(self) -> str:
-        """Place and parallelism: "inline", "2 threads"; the one thread of a prefetch."""
+        """Place and parallelism: "inline", "2 threads"; "1 thread" for a prefetch."""
         if self.kind == "prefetch":
             return "1 thread"
         return "inline" if self.place == "inline" else workers_text(self.parallelism, self.place)
 
     @property
     def waits(self) -> str:
-        """Whom it waited for, and how long: "map-1 (72 %)"; "" if it mostly worked."""
+        """The longest wait and its share: "map-1 (72 %)"; "" if the stage mostly worked."""
         return f"{self.waits_for} ({percent(self.waiting)})" if self.waits_for else ""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PipelineStats:
-    """What an iteration did since it began. `str()` of it is a table.
+    """Statistics of an iteration since its start. `str()` gives a table.
 
     Attributes:
-        stages: Inputs before their consumers.
-        elapsed_s: Seconds since the first element was asked for, until the last one was handed out.
+        stages: Statistics of the stages, inputs before their consumers.
+        elapsed_s: Seconds from the first request for an element until the last element was handed out.
         elements: Elements that the last stage handed out.
-        consumer_waited: Share of the time for which the consumer waited for elements.
-        bottleneck: Name of the stage that limits all others; "consumer" if that is the consumer, "handing over" if it
-            is making tensors or arrays of its elements, "" if nothing has run.
-        because: What was busy, and for how long.
-        decisions: What the autotuner did and why, oldest first.
+        consumer_waited: Share of the time that the consumer waited for elements.
+        bottleneck: Name of the stage that limits all others; "consumer" for the consumer, "handing over" for the
+            conversion of elements to tensors or arrays, "" if nothing has run.
+        because: The busy thread or workers, and their share of the time.
+        decisions: Changes by the autotuner with reasons, oldest first.
 
     >>> print(rd.Dataset.range(3).stats())
     Nothing has run yet: iterate over the dataset first.
@@ -114,7 +114,7 @@ class PipelineStats:
 
     @property
     def headline(self) -> str:
-        """How much, how fast, and whether the consumer waited."""
+        """Number of elements, their rate, and the wait of the consumer."""
         rate = quantity(self.elements / self.elapsed_s if self.elapsed_s else 0.0)
         return (
             f"{self.elements:,} elements in {self.elapsed_s:.2f} s, {rate} a second; "
@@ -123,13 +123,13 @@ class PipelineStats:
 
     @property
     def findings(self) -> list[str]:
-        """The bottleneck and the autotuner's decisions, a sentence each."""
+        """The bottleneck and the autotuner's decisions, one sentence each."""
         limit = [f"Bottleneck: {self.bottleneck} ({self.because})."] if self.bottleneck else []
         return limit + [f"Autotune: {decision}" for decision in self.decisions]
 
 
 def stats_of(meters: IterationMeters | None) -> PipelineStats:
-    """The statistics of an iteration; empty ones for none."""
+    """Return the statistics of an iteration; empty statistics for None."""
     if meters is None:
         return PipelineStats()
     return summarise(
@@ -149,7 +149,7 @@ def summarise(
     convert_s: float = 0.0,
     decisions: Sequence[str] = (),
 ) -> PipelineStats:
-    """From totals to shares and rates. See :class:`IterationMeters` for the arguments."""
+    """Compute shares and rates from totals. See :class:`IterationMeters` for the arguments."""
     if not readings:
         return PipelineStats(elapsed_s=elapsed_s, decisions=tuple(decisions))
     limit = find_bottleneck(readings, consumer_busy_s=consumer_busy_s, convert_s=convert_s)
@@ -196,7 +196,7 @@ def _stage(reading: Reading, by_name: Mapping[str, Reading], reader: str, elapse
 
 
 def _longest_wait(reading: Reading, by_name: Mapping[str, Reading], reader: str, elapsed_s: float) -> tuple[str, float]:
-    """What a stage did most in the thread that asks it: wait for someone, or work ("")."""
+    """Return the main activity of a stage in the thread that calls it: a wait for another stage, or work ("")."""
     inputs = [by_name[name] for name in reading.inputs if name in by_name]
     slowest = max(inputs, key=lambda source: source.busy_s + source.wait_s, default=reading).name
     in_thread_s = reading.busy_s if reading.place == "inline" else reading.handling_s

@@ -30,7 +30,7 @@ class Row:
 
 
 def render(rows: Sequence[Row]) -> list[str]:
-    """Lines of a table with aligned columns: words to the left, numbers to the right."""
+    """Return the lines of a table with aligned columns: words to the left, numbers to the right."""
     cells = [HEADINGS, *(astuple(row) for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(HEADINGS))]
     return ["  ".join(map(_aligned, HEADINGS, line, widths)).rstrip() for line in cells]
@@ -41,7 +41,7 @@ def _aligned(heading: str, cell: str, width: int) -> str:
 
 
 def quantity(number: float) -> str:
-    """Three digits and a unit of thousands.
+    """Format a number with three digits and a unit of thousands.
 
     >>> quantity(1_234_567), quantity(45_600), quantity(999), quantity(1.5)
     ('1.23 M', '45.6 k', '999', '1.5')
@@ -53,7 +53,7 @@ def quantity(number: float) -> str:
 
 
 def workers_text(number: int, place: str) -> str:
-    """How many workers of what kind.
+    """Format the number and kind of workers.
 
     >>> workers_text(1, "threads"), workers_text(4, "actors")
     ('1 thread', '4 actors')
@@ -62,7 +62,7 @@ def workers_text(number: int, place: str) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of 0 .. 1 as a whole percentage.
+    """Format a share of 0 .. 1 as a whole percentage.
 
     >>> percent(0.126)
     '13 %'
