@@ -1,12 +1,12 @@
-"""Filling columns from the records of a batch that are written alike.
+"""Vectorised parsing of the records of a batch that have the same layout.
 
-Records that one program wrote often agree in everything but their values: the same features in the same order, with the
-same numbers of values. Then every value stands at the same bytes of every record. A layout is found by walking one
-record; whether others share it is one comparison of the bytes that are no values, and all values of a feature are one
-gather.
+Records from one program often agree in everything but their values: the same features in the same order, with the same
+numbers of values. Then every value is at the same bytes of every record. The layout of one record is found by a walk
+over its fields. One comparison of all other bytes finds the records with the same layout, and one gather reads all
+values of a feature.
 
-A layout is strict: where a record has anything unusual (a feature twice, an unknown field, a list in pieces), there is
-none, and protobuf's parser decides what it means.
+A layout is strict: a record with anything unusual (a repeated feature, an unknown field, a list in pieces) has none,
+and protobuf's parser interprets the record.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _VARINT, _LENGTH, _FIXED32 = 0, 2, 5  # wire types of protobuf
 
 
 class _UnusualError(Exception):
-    """The record is not written as expected."""
+    """Raised for a record with an unusual layout."""
 
 
 @final
 class ExampleLayout:
-    """Where the values of the features stand in records that are written alike.
+    """The positions of feature values in records of one layout.
 
     Attributes:
-        features: By name, in the order of the record.
+        features: Positions by name, in the order of the record.
     """
 
     def __init__(self, record: bytes, features: dict[str, Values]) -> None:
@@ -48,20 +48,20 @@ class ExampleLayout:
 
     @classmethod
     def of(cls, record: bytes) -> ExampleLayout | None:
-        """The layout of `record`; None where it is unusual or no Example at all."""
+        """Return the layout of `record`; None if it is unusual or no Example."""
         try:
             return cls(record, _walk_example(record))
         except (_UnusualError, IndexError, UnicodeDecodeError):
             return None
 
     def matches(self, matrix: _Matrix) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which records (the rows of `matrix`, as long as the layout's own) have this layout."""
+        """Return the mask of records (rows of `matrix`, of the layout's length) with this layout."""
         same = (matrix[:, self._fixed] & self._mask) == self._expected
         return np.asarray(same.all(axis=1))
 
 
 def _walk_example(record: bytes) -> dict[str, Values]:
-    """The features of Example { Features features = 1; }."""
+    """Return the features of Example { Features features = 1; }."""
     if not record:
         raise _UnusualError
     start = _enter(record, 0, len(record), 1)
@@ -77,7 +77,7 @@ def _walk_example(record: bytes) -> dict[str, Values]:
 
 
 def _walk_entry(record: bytes, start: int, end: int) -> tuple[str, Values]:
-    """Name and values of FeatureEntry { string key = 1; Feature value = 2; }."""
+    """Return the name and values of FeatureEntry { string key = 1; Feature value = 2; }."""
     key_start, key_end = _field(record, start, end, 1)
     at = _enter(record, key_end, end, 2)
     number = record[at] >> 3
@@ -96,7 +96,7 @@ def _walk_bytes(record: bytes, at: int, end: int) -> Values:
 
 
 def _walk_floats(record: bytes, at: int, end: int) -> Values:
-    if at < end and record[at] == 1 << 3 | _FIXED32:  # not packed: each with its tag
+    if at < end and record[at] == 1 << 3 | _FIXED32:  # not packed: each value with a tag
         starts = range(at + 1, end, 5)
         if (end - at) % 5 or any(record[start - 1] != record[at] for start in starts):
             raise _UnusualError
@@ -108,7 +108,7 @@ def _walk_floats(record: bytes, at: int, end: int) -> Values:
 
 
 def _walk_integers(record: bytes, at: int, end: int) -> Values:
-    tagged = at < end and record[at] == 1 << 3 | _VARINT  # not packed: each with its tag
+    tagged = at < end and record[at] == 1 << 3 | _VARINT  # not packed: each value with a tag
     at = at if tagged or at == end else _enter(record, at, end, 1)
     starts, widths = [], []
     while at < end:
@@ -122,11 +122,11 @@ def _walk_integers(record: bytes, at: int, end: int) -> Values:
     return Integers(tuple(starts), tuple(widths))
 
 
-_WALKS = {1: _walk_bytes, 2: _walk_floats, 3: _walk_integers}  # by the numbers of BytesList, FloatList, Int64List
+_WALKS = {1: _walk_bytes, 2: _walk_floats, 3: _walk_integers}  # by the field numbers of BytesList, FloatList, Int64List
 
 
 def _field(record: bytes, at: int, end: int, number: int) -> tuple[int, int]:
-    """First byte and end of the content of the length-delimited field `number` that begins at `at`."""
+    """Return the start and end of the content of the length-delimited field `number` at `at`."""
     if at >= end or record[at] != number << 3 | _LENGTH:
         raise _UnusualError
     length, width = _varint(record, at + 1, end)
@@ -137,7 +137,7 @@ def _field(record: bytes, at: int, end: int, number: int) -> tuple[int, int]:
 
 
 def _enter(record: bytes, at: int, end: int, number: int) -> int:
-    """First byte of the content of field `number`, which begins at `at` and ends at `end`."""
+    """Return the start of the content of field `number`, which must extend from `at` to `end`."""
     start, found = _field(record, at, end, number)
     if found != end:
         raise _UnusualError
@@ -145,7 +145,7 @@ def _enter(record: bytes, at: int, end: int, number: int) -> int:
 
 
 def _varint(record: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number, and its bytes."""
+    """Return a number, and its width in bytes."""
     value = 0
     for width in range(1, MAX_VARINT + 1):
         if at + width > end:
@@ -161,14 +161,14 @@ def _varint(record: bytes, at: int, end: int) -> tuple[int, int]:
 
 _Indices = np.ndarray[Any, np.dtype[np.int64]]
 
-_MIN_RECORDS = 8  # fewer are parsed one by one in less time
-_MAX_LAYOUTS = 4  # tried among records of one length
+_MIN_RECORDS = 8  # fewer are faster to parse one by one
+_MAX_LAYOUTS = 4  # tried per length of records
 
 
 def fill_alike(records: Sequence[Any], columns: Sequence[FeatureColumn]) -> list[int]:
-    """Fill the rows of all records that share a layout with enough others; returns the records that are left, in order.
+    """Fill the rows of records that share a layout with enough others. Return the numbers of other records, in order.
 
-    A record is filled only if nothing is wrong with it.
+    A record is filled only if it is valid.
     """
     if len(records) < _MIN_RECORDS or set(map(type, records)) != {bytes}:
         return list(range(len(records)))
@@ -199,7 +199,7 @@ def _fill_one_length(records: Sequence[bytes], rows: _Indices, columns: Sequence
 
 
 def _wanted(layout: ExampleLayout, columns: Sequence[FeatureColumn]) -> list[tuple[FeatureColumn, Values]] | None:
-    """Where the values of each column stand; None where a column would not take them."""
+    """Return the values of each column; None if a column does not accept them."""
     found = [(column, layout.features.get(column.name)) for column in columns]
     wanted = [(column, values) for column, values in found if values is not None]
     fits = all(values.kind == column.kind and column.accepts(len(values)) for column, values in wanted)

@@ -1,4 +1,4 @@
-"""One column per wanted feature, filled record by record or for many records at once."""
+"""Columns of wanted features, filled record by record or for many records at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TYPE_NAMES = {"int64_list": "int64", "float_list": "float32", "bytes_list": "by
 
 
 class FeatureColumn(ABC):
-    """The values of one feature, one row per record."""
+    """The column of one feature, with one row per record."""
 
     def __init__(self, name: str, dtype: np.dtype[Any]) -> None:
         self.name = name
@@ -27,23 +27,23 @@ class FeatureColumn(ABC):
 
     @abstractmethod
     def add(self, found: Any, index: int) -> None:
-        """Take the row of record `index` from its feature map `found`."""
+        """Set the row of record `index` from the record's feature map `found`."""
 
     @abstractmethod
     def accepts(self, num_values: int) -> bool:
-        """Whether `num_values` values make a row."""
+        """Return True if `num_values` values make a row."""
 
     @abstractmethod
     def fill(self, rows: Any, values: FeatureArray) -> None:
-        """Take the rows of the records `rows` from `values`: one line each, of a number that is accepted."""
+        """Set the rows of the records `rows` from `values`: one line each, with an accepted number of values."""
 
     @abstractmethod
     def array(self) -> FeatureArray:
-        """All rows."""
+        """Return all rows."""
 
     @final
     def _is_missing(self, found: Any, index: int) -> bool:
-        """Whether the record has no such feature, or one without a kind. Another kind is an error."""
+        """Return True if the record has no such feature, or one without a kind. Another kind raises an error."""
         kind = found[self.name].WhichOneof("kind")
         if kind is None or kind == self.kind:
             return kind is None
@@ -61,7 +61,7 @@ class FeatureColumn(ABC):
 
 @final
 class FixedColumn(FeatureColumn):
-    """Rows of one shape."""
+    """A column whose rows have one shape."""
 
     def __init__(self, name: str, feature: FixedLenFeature, num_records: int) -> None:
         super().__init__(name, feature.dtype)
@@ -88,7 +88,7 @@ class FixedColumn(FeatureColumn):
         return self._rows
 
     def _default(self, found: Any, index: int, num_found: int) -> FeatureArray:
-        """What stands in for a missing feature; the error where nothing does, or where the number is wrong."""
+        """Return the default of a missing feature; raise without one, or for a wrong number of values."""
         feature = self._feature
         if not self._is_missing(found, index):
             raise InvalidArgumentError(
@@ -96,7 +96,7 @@ class FixedColumn(FeatureColumn):
                 f"{index} holds {num_found}. Use VarLenFeature for numbers that differ."
             )
         if feature.default_value is None:
-            # Looking for the feature has put an empty one into the map.
+            # The lookup of the feature has put an empty one into the map.
             present = ", ".join(sorted(set(found) - {self.name})[:20]) or "none"
             raise InvalidArgumentError(
                 f"Feature {self.name!r} must be in every record, but record {index} lacks it (it has: {present}). "
@@ -107,7 +107,7 @@ class FixedColumn(FeatureColumn):
 
 @final
 class RaggedColumn(FeatureColumn):
-    """Any number of values a record."""
+    """A column with any number of values per record."""
 
     def __init__(self, name: str, dtype: np.dtype[Any], num_records: int) -> None:
         super().__init__(name, dtype)
@@ -127,7 +127,7 @@ class RaggedColumn(FeatureColumn):
             self._rows[row] = line
 
     def rows(self) -> Sequence[FeatureArray]:
-        """The rows, each of shape (k,)."""
+        """Return the rows, each of shape (k,)."""
         return self._rows
 
     def array(self) -> FeatureArray:

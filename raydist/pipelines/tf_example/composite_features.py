@@ -1,4 +1,4 @@
-"""Features of a tf.train.Example that are sequences, or made of several lists; and what a feature can be at all."""
+"""Features of a tf.train.Example that are sequences, or consist of several lists; and the union of all kinds."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = [
 
 @final
 class SparseTensorValue(NamedTuple):
-    """A tensor of which few values are given (tf.compat.v1.SparseTensorValue): what a :class:`SparseFeature` becomes.
+    """A sparse tensor (tf.compat.v1.SparseTensorValue): the value of a :class:`SparseFeature`.
 
-    `torch.sparse_coo_tensor(indices.T, values, tuple(dense_shape))` makes a torch tensor of it.
+    `torch.sparse_coo_tensor(indices.T, values, tuple(dense_shape))` returns a torch tensor.
 
     Attributes:
-        indices: Where the k values stand, int64 of shape (k, rank), in ascending order.
+        indices: Positions of the k values, int64 of shape (k, rank), in ascending order.
         values: The values, of shape (k,): int64, float32, or bytes in an object array.
         dense_shape: Shape of the whole tensor, int64 of shape (rank,).
 
@@ -56,22 +56,22 @@ class SparseTensorValue(NamedTuple):
 class FixedLenSequenceFeature:
     """A feature with a multiple of the values of one item (tf.io.FixedLenSequenceFeature).
 
-    Parsed into an array of shape (k, *shape) for k items; for a batch of n records into one of shape
-    (n, longest, *shape), filled up with `default_value`.
+    Parsed into an array of shape (k, *shape) for k items; for a batch of n records into an array of shape (n, longest,
+    *shape), padded with `default_value`.
 
     Args:
-        shape: Of one item, all dimensions known and >= 1; () for one value, one number for a vector.
+        shape: Shape of one item, all dimensions known and >= 1; () for one value, one number for a vector.
         dtype: int64, float32 or bytes, given as numpy, torch or text.
         allow_missing: Must be True: a record without the feature has no items.
-        default_value: One value that fills short rows up; 0 or b"" by default.
+        default_value: One value that pads short rows; 0 or b"" by default.
 
     Attributes:
-        shape: As a tuple.
-        dtype: As numpy's.
+        shape: Shape as a tuple.
+        dtype: The numpy dtype.
         default_value: An array of shape ().
 
     Raises:
-        InvalidArgumentError: An argument out of its range.
+        InvalidArgumentError: An argument is out of range.
 
     Source: tf.io.FixedLenSequenceFeature (TensorFlow 2.x API).
 
@@ -99,7 +99,7 @@ class FixedLenSequenceFeature:
 
     @property
     def num_values(self) -> int:
-        """Values of one item: the product of the dimensions.
+        """Number of values of one item: the product of the dimensions.
 
         >>> FixedLenSequenceFeature((2, 3), "int64", allow_missing=True).num_values
         6
@@ -110,26 +110,26 @@ class FixedLenSequenceFeature:
 @final
 @dataclass(frozen=True, slots=True, init=False)
 class SparseFeature:
-    """A sparse tensor whose indices and values are features of their own (tf.io.SparseFeature).
+    """A sparse tensor whose indices and values are separate features (tf.io.SparseFeature).
 
     Parsed into a :class:`SparseTensorValue` of shape `size`; for a batch of n records of shape (n, *size).
 
     Args:
-        index_key: The feature of int64 that holds the indices; one for each dimension.
-        value_key: The feature that holds the values, as many as there are indices.
-        dtype: Of the values: int64, float32 or bytes, given as numpy, torch or text.
-        size: Of each dimension: indices must be below.
-        already_sorted: Indices are known to ascend, and need not be sorted.
+        index_key: Feature of int64 with the indices; one for each dimension.
+        value_key: Feature with the values, as many as indices.
+        dtype: Dtype of the values: int64, float32 or bytes, given as numpy, torch or text.
+        size: Size of each dimension: indices must be smaller.
+        already_sorted: True if the indices ascend, and need not be sorted.
 
     Attributes:
-        index_keys: The features of the indices, one for each dimension.
-        value_key: As given.
-        dtype: As numpy's.
-        sizes: Of the dimensions, as many as there are index keys.
-        already_sorted: As given.
+        index_keys: Features of the indices, one for each dimension.
+        value_key: Feature of the values.
+        dtype: The numpy dtype of the values.
+        sizes: Sizes of the dimensions, one for each index key.
+        already_sorted: True if the indices ascend.
 
     Raises:
-        InvalidArgumentError: As many sizes as index keys are needed, each >= 1.
+        InvalidArgumentError: The numbers of sizes and index keys differ, or a size is < 1.
 
     Source: tf.io.SparseFeature (TensorFlow 2.x API).
 

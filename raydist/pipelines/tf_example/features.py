@@ -1,4 +1,4 @@
-"""What a feature of a tf.train.Example is to become: shape, dtype and what stands in where it is missing."""
+"""Descriptions of the features of a tf.train.Example: shape, dtype and default."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _LIST_FIELDS = {np.dtype(np.int64): "int64_list", np.dtype(np.float32): "float_l
 
 
 def list_field(dtype: np.dtype[Any]) -> str:
-    """The field of the message that holds values of `dtype`."""
+    """Return the field of the message for values of `dtype`."""
     return _LIST_FIELDS[dtype]
 
 
 def feature_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype of a feature's values; InvalidArgumentError for what an Example cannot hold."""
+    """Return the dtype of a feature's values. Raises InvalidArgumentError if an Example cannot hold it."""
     found = as_dtype(dtype)
     if found not in _LIST_FIELDS:
         raise InvalidArgumentError(
@@ -44,7 +44,7 @@ def feature_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def fixed_shape(shape: Any, owner: str, *, least: int = 0) -> tuple[int, ...]:
-    """A shape, or one number for a vector, as a tuple; InvalidArgumentError unless all are known and >= `least`."""
+    """Return a shape, or one number for a vector, as a tuple. Raises InvalidArgumentError unless all are >= `least`."""
     dims = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
     if not all(isinstance(dim, int | np.integer) and dim >= least for dim in dims):
         raise InvalidArgumentError(
@@ -55,7 +55,7 @@ def fixed_shape(shape: Any, owner: str, *, least: int = 0) -> tuple[int, ...]:
 
 
 def typed_default(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """One value, or an array of `shape`, as an array of `shape`; InvalidArgumentError for anything else."""
+    """Return a value, or an array of `shape`, as an array of `shape`. Raises InvalidArgumentError for anything else."""
     try:
         array = np.asarray(value, dtype=object if dtype == BYTES else None)
         _require_kind(array, dtype, shape)
@@ -81,22 +81,22 @@ def _require_kind(array: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tupl
 class FixedLenFeature:
     """A feature with the same number of values in every record (tf.io.FixedLenFeature).
 
-    Parsed into an array of shape `shape`: (n, *shape) for a batch of n. A record with another number of values is an
-    error.
+    Parsed into an array of shape `shape`: (n, *shape) for a batch of n. A record with another number of values raises
+    an error.
 
     Args:
-        shape: All dimensions known; () for one value, one number for a vector.
+        shape: Shape with all dimensions known; () for one value, one number for a vector.
         dtype: int64, float32 or bytes, given as numpy, torch or text.
-        default_value: Stands in where the feature is missing: one value, or an array of `shape`. Without it, a record
-            that lacks the feature is an error.
+        default_value: Value for a missing feature: one value, or an array of `shape`. Without a default, a record that
+            lacks the feature raises an error.
 
     Attributes:
-        shape: As a tuple.
-        dtype: As numpy's.
+        shape: Shape as a tuple.
+        dtype: The numpy dtype.
         default_value: An array of `shape`, or None.
 
     Raises:
-        InvalidArgumentError: A dimension that is unknown or < 0, another dtype, or a default that does not fit.
+        InvalidArgumentError: A dimension is unknown or < 0, the dtype is another one, or the default does not fit.
 
     Source: tf.io.FixedLenFeature (TensorFlow 2.x API).
 
@@ -122,7 +122,7 @@ class FixedLenFeature:
 
     @property
     def num_values(self) -> int:
-        """Values of one record: the product of the dimensions.
+        """Number of values of one record: the product of the dimensions.
 
         >>> FixedLenFeature((28, 28), "int64").num_values
         784
@@ -133,19 +133,19 @@ class FixedLenFeature:
 @final
 @dataclass(frozen=True, slots=True, init=False)
 class VarLenFeature:
-    """A feature with any number of values, none included (tf.io.VarLenFeature).
+    """A feature with any number of values, including none (tf.io.VarLenFeature).
 
-    Parsed into an array of shape (k,): k differs from record to record. For a batch: an object array of n such arrays,
-    where TensorFlow gives a SparseTensor. A record without the feature gives one of shape (0,).
+    Parsed into an array of shape (k,), where k differs from record to record. For a batch: an object array of n such
+    arrays, where TensorFlow returns a SparseTensor. A record without the feature gives an array of shape (0,).
 
     Args:
         dtype: int64, float32 or bytes, given as numpy, torch or text.
 
     Attributes:
-        dtype: As numpy's.
+        dtype: The numpy dtype.
 
     Raises:
-        InvalidArgumentError: Another dtype.
+        InvalidArgumentError: The dtype is another one.
 
     Source: tf.io.VarLenFeature (TensorFlow 2.x API).
 
@@ -160,5 +160,5 @@ class VarLenFeature:
 
 
 def column_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of an array of such values: bytes of any length live in an object array."""
+    """Return the dtype of an array of such values: bytes of any length are in an object array."""
     return np.dtype(object) if dtype == BYTES else dtype

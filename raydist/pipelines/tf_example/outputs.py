@@ -1,4 +1,4 @@
-"""From filled columns to what parse_example returns: one output per wanted feature."""
+"""Outputs of parse_example: one per wanted feature, made from filled columns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def row_lengths(partition: RowPartition, numbers: _Numbers, num_values: int) -> _Numbers:
-    """Values of each row; ValueError where `numbers` do not cut `num_values` values.
+    """Return the number of values of each row; raises ValueError unless `numbers` split `num_values` values.
 
     >>> row_lengths(RowPartition("row_starts", "key"), np.array([0, 2, 2]), 5).tolist()
     [2, 0, 3]
@@ -68,7 +68,7 @@ def _of_uniform(partition: RowPartition, numbers: _Numbers, num_values: int) -> 
     return np.full(num_values // partition.length, partition.length, np.int64)
 
 
-_MOST_EMPTY_ROWS = 1 << 20  # a damaged row number must not make memory run out
+_MOST_EMPTY_ROWS = 1 << 20  # limit, so that a damaged row number does not use up memory
 _LENGTHS = {
     "row_splits": _of_splits,
     "row_lengths": _of_lengths,
@@ -83,7 +83,7 @@ _INT64 = np.dtype(np.int64)
 
 
 def feature_output(name: str, feature: Feature, num_records: int) -> FeatureOutput:
-    """What will be returned for `feature`, with the columns that it needs."""
+    """Return the output of `feature`, with the columns that it needs."""
     if isinstance(feature, FixedLenFeature):
         return PlainOutput(FixedColumn(name, feature, num_records))
     if isinstance(feature, FixedLenSequenceFeature):
@@ -96,26 +96,26 @@ def feature_output(name: str, feature: Feature, num_records: int) -> FeatureOutp
 
 
 class FeatureOutput(ABC):
-    """The value of one wanted feature.
+    """The output of one wanted feature.
 
     Attributes:
-        columns: To be filled before anything else is asked for.
+        columns: Columns that must be filled first.
     """
 
     columns: Sequence[FeatureColumn]
 
     @abstractmethod
     def batch(self) -> Any:
-        """For all records."""
+        """Return the value for all records."""
 
     @abstractmethod
     def single(self) -> Any:
-        """For the only record."""
+        """Return the value for the only record."""
 
 
 @final
 class PlainOutput(FeatureOutput):
-    """The column as it is."""
+    """The column itself."""
 
     def __init__(self, column: FeatureColumn) -> None:
         self.columns = (column,)
@@ -129,7 +129,7 @@ class PlainOutput(FeatureOutput):
 
 @final
 class SequenceOutput(FeatureOutput):
-    """Items of one shape, as many as a record has."""
+    """Items of one shape, any number per record."""
 
     def __init__(self, name: str, feature: FixedLenSequenceFeature, num_records: int) -> None:
         self._feature = feature
@@ -179,7 +179,7 @@ class SparseOutput(FeatureOutput):
         return SparseTensorValue(*self._row(0), np.array(self._feature.sizes, np.int64))
 
     def _row(self, index: int) -> tuple[FeatureArray, FeatureArray]:
-        """Indices (k, rank) and values (k,) of one record."""
+        """Return the indices (k, rank) and values (k,) of one record."""
         values = self._values.rows()[index]
         parts = [column.rows()[index] for column in self._indices]
         for column, part, size in zip(self._indices, parts, self._feature.sizes, strict=True):
@@ -205,7 +205,7 @@ class SparseOutput(FeatureOutput):
 
 @final
 class RaggedOutput(FeatureOutput):
-    """Rows of rows of values."""
+    """Nested rows of values."""
 
     def __init__(self, name: str, feature: RaggedFeature, num_records: int) -> None:
         self._name = name
@@ -226,7 +226,7 @@ class RaggedOutput(FeatureOutput):
         return self._nested(range(1))[0]
 
     def _nested(self, records: range) -> tuple[Any, list[int]]:
-        """The levels of rows inside the records, and how many outermost rows each record has."""
+        """Return the levels of rows inside the records, and the number of outermost rows of each record."""
         nested: Any = _joined([self._values.rows()[index] for index in records], self._feature.dtype)
         counts = [len(self._values.rows()[index]) for index in records]
         for level in reversed(range(len(self._feature.partitions))):

@@ -1,4 +1,4 @@
-"""Parsing serialized tf.train.Example messages into numpy.
+"""Parsing of serialized tf.train.Example messages into numpy.
 
 Example { Features features = 1; }   Features { map<string, Feature> feature = 1; }
     Feature { oneof kind { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; } }
@@ -29,7 +29,7 @@ _Field = descriptor_pb2.FieldDescriptorProto
 
 @lru_cache(maxsize=1)
 def example_class() -> Any:
-    """The message class; in a descriptor pool of its own, beside an installed TensorFlow's."""
+    """Return the message class, from a separate descriptor pool that does not conflict with TensorFlow's."""
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(_file().SerializeToString())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Example"))

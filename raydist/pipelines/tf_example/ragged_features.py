@@ -1,4 +1,4 @@
-"""Features of a tf.train.Example whose rows differ in length."""
+"""Features of a tf.train.Example whose rows have different lengths."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 
 @final
 class RaggedTensorValue(NamedTuple):
-    """Rows of differing lengths (tf.compat.v1.ragged.RaggedTensorValue): what a :class:`RaggedFeature` becomes.
+    """Rows of any lengths (tf.compat.v1.ragged.RaggedTensorValue): the value of a :class:`RaggedFeature`.
 
-    They stand one behind the other: row i is `values[row_splits[i] : row_splits[i + 1]]`.
-    `torch.nested.nested_tensor_from_jagged(values, row_splits)` makes a torch tensor of it.
+    The rows are concatenated: row i is `values[row_splits[i] : row_splits[i + 1]]`.
+    `torch.nested.nested_tensor_from_jagged(values, row_splits)` returns a torch tensor.
 
     Attributes:
-        values: All values, of shape (k,), or a RaggedTensorValue where the rows are rows of rows.
-        row_splits: Where rows begin and end: 0, ..., k, of shape (rows + 1,); int32 or int64, as the feature says.
+        values: All values, of shape (k,), or a RaggedTensorValue for nested rows.
+        row_splits: Starts and ends of rows: 0, ..., k, of shape (rows + 1,); int32 or int64, as chosen for the feature.
 
     Source: tf.compat.v1.ragged.RaggedTensorValue (TensorFlow 2.x API).
 
@@ -42,12 +42,12 @@ class RaggedTensorValue(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class RowPartition:
-    """How one level of a RaggedFeature is cut into rows. Made by the methods of :class:`RaggedFeature`.
+    """The partition of one level of a RaggedFeature into rows, made by the methods of :class:`RaggedFeature`.
 
     Attributes:
-        kind: What the numbers say: "row_splits", "row_lengths", ... or "uniform_row_length".
-        key: The feature of int64 that holds the numbers; "" for a uniform length.
-        length: The uniform length.
+        kind: Meaning of the numbers: "row_splits", "row_lengths", ... or "uniform_row_length".
+        key: Feature of int64 with the numbers; "" for a uniform length.
+        length: Uniform length.
     """
 
     kind: str
@@ -58,28 +58,28 @@ class RowPartition:
 @final
 @dataclass(frozen=True, slots=True, init=False)
 class RaggedFeature:
-    """A feature with rows of differing lengths (tf.io.RaggedFeature).
+    """A feature with rows of different lengths (tf.io.RaggedFeature).
 
     Without partitions a record is one row: parsed into an array of shape (k,), for a batch into a
-    :class:`RaggedTensorValue` with one row a record. Each partition adds a level of rows inside.
+    :class:`RaggedTensorValue` with one row per record. Each partition adds an inner level of rows.
 
     TensorFlow's tf.io.RaggedFeature.RowSplits and its siblings are classes; here they are functions.
 
     Args:
-        dtype: Of the values: int64, float32 or bytes, given as numpy, torch or text.
-        value_key: The feature that holds the values; None for the one of the name that is asked for.
-        partitions: How the values of a record are cut, outermost first: `RaggedFeature.RowSplits(key)`,
-            `RowLengths(key)`, `RowStarts(key)`, `RowLimits(key)`, `ValueRowIds(key)` or `UniformRowLength(length)`.
-        row_splits_dtype: Of `row_splits`: int32 or int64.
+        dtype: Dtype of the values: int64, float32 or bytes, given as numpy, torch or text.
+        value_key: Feature with the values; None for the requested name.
+        partitions: Partitions of a record's values, outermost first: `RaggedFeature.RowSplits(key)`, `RowLengths(key)`,
+            `RowStarts(key)`, `RowLimits(key)`, `ValueRowIds(key)` or `UniformRowLength(length)`.
+        row_splits_dtype: Dtype of `row_splits`: int32 or int64.
 
     Attributes:
-        dtype: As numpy's.
-        value_key: As given.
-        partitions: As a tuple.
-        row_splits_dtype: As numpy's.
+        dtype: The numpy dtype of the values.
+        value_key: Feature with the values, or None.
+        partitions: Partitions as a tuple.
+        row_splits_dtype: The numpy dtype of `row_splits`.
 
     Raises:
-        InvalidArgumentError: A partition or a dtype that is none of these.
+        InvalidArgumentError: A partition or a dtype is invalid.
 
     Source: tf.io.RaggedFeature (TensorFlow 2.x API).
 
@@ -113,10 +113,10 @@ class RaggedFeature:
 
     @staticmethod
     def RowSplits(key: str) -> RowPartition:
-        """Rows begin and end at these numbers: 0, ..., all values.
+        """Return a partition by the boundaries of rows: 0, ..., number of values.
 
         Args:
-            key: The int64 feature of these numbers: one number more than rows.
+            key: Feature of int64 with the boundaries: one more than rows.
 
         Returns:
             One of the `partitions` of a RaggedFeature.
@@ -130,10 +130,10 @@ class RaggedFeature:
 
     @staticmethod
     def RowLengths(key: str) -> RowPartition:
-        """Values of each row.
+        """Return a partition by the number of values of each row.
 
         Args:
-            key: The int64 feature of these numbers: one for each row, >= 0; their sum is the number of values.
+            key: Feature of int64 with the lengths: one for each row, >= 0; their sum is the number of values.
 
         Returns:
             One of the `partitions` of a RaggedFeature.
@@ -147,10 +147,10 @@ class RaggedFeature:
 
     @staticmethod
     def RowStarts(key: str) -> RowPartition:
-        """Where each row begins.
+        """Return a partition by the start of each row.
 
         Args:
-            key: The int64 feature of these numbers: one for each row, ascending; the first is 0.
+            key: Feature of int64 with the starts: one for each row, ascending; the first is 0.
 
         Returns:
             One of the `partitions` of a RaggedFeature.
@@ -164,10 +164,10 @@ class RaggedFeature:
 
     @staticmethod
     def RowLimits(key: str) -> RowPartition:
-        """Where each row ends.
+        """Return a partition by the end of each row.
 
         Args:
-            key: The int64 feature of these numbers: one for each row, ascending; the last is the number of values.
+            key: Feature of int64 with the ends: one for each row, ascending; the last is the number of values.
 
         Returns:
             One of the `partitions` of a RaggedFeature.
@@ -181,10 +181,10 @@ class RaggedFeature:
 
     @staticmethod
     def ValueRowIds(key: str) -> RowPartition:
-        """The row of each value, ascending.
+        """Return a partition by the row number of each value.
 
         Args:
-            key: The int64 feature of these numbers: one for each value, >= 0 and ascending.
+            key: Feature of int64 with the row numbers: one for each value, >= 0 and ascending.
 
         Returns:
             One of the `partitions` of a RaggedFeature.
@@ -198,10 +198,10 @@ class RaggedFeature:
 
     @staticmethod
     def UniformRowLength(length: int) -> RowPartition:
-        """Every row has `length` values.
+        """Return a partition into rows of `length` values.
 
         Args:
-            length: Values of a row, >= 1; the values of a record must be a multiple.
+            length: Values of a row, >= 1; the number of values of a record must be a multiple.
 
         Returns:
             One of the `partitions` of a RaggedFeature.

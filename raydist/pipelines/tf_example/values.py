@@ -1,4 +1,4 @@
-"""Where the values of one feature stand in serialized records of one layout, and how to decode them all at once."""
+"""Positions of the values of one feature in serialized records of one layout, and their vectorised decoding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 __all__ = ["MAX_VARINT", "Bytes", "Floats", "Integers", "Values"]
 
 MAX_VARINT = 10
-"""Bytes of the longest number of 64 bits."""
+"""Largest number of bytes of a 64-bit number."""
 
 _Matrix = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -19,10 +19,10 @@ _Matrix = np.ndarray[Any, np.dtype[np.uint8]]
 @final
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Where values of bytes stand.
+    """The positions of values of bytes.
 
     Attributes:
-        spans: First byte and end of each value.
+        spans: Start and end of each value.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -32,12 +32,12 @@ class Bytes:
         return len(self.spans)
 
     def free_bits(self, mask: _Matrix) -> None:
-        """Clear the bits of `mask` that differ from value to value."""
+        """Clear the bits of `mask` that may differ between records."""
         for start, end in self.spans:
             mask[start:end] = 0
 
     def decode(self, records: Sequence[bytes], matrix: _Matrix) -> np.ndarray[Any, Any]:
-        """The values of all records, shape (records, values)."""
+        """Return the values of all records, shape (records, values)."""
         column = np.empty((len(records), len(self.spans)), dtype=object)
         for number, (start, end) in enumerate(self.spans):
             column[:, number] = [record[start:end] for record in records]
@@ -47,7 +47,7 @@ class Bytes:
 @final
 @dataclass(frozen=True, slots=True)
 class Floats:
-    """Where values of float32 stand.
+    """The positions of values of float32.
 
     Attributes:
         starts: First of the four bytes of each value.
@@ -60,12 +60,12 @@ class Floats:
         return len(self.starts)
 
     def free_bits(self, mask: _Matrix) -> None:
-        """Clear the bits of `mask` that differ from value to value."""
+        """Clear the bits of `mask` that may differ between records."""
         for start in self.starts:
             mask[start : start + 4] = 0
 
     def decode(self, records: Sequence[bytes], matrix: _Matrix) -> np.ndarray[Any, Any]:
-        """The values of all records, shape (records, values)."""
+        """Return the values of all records, shape (records, values)."""
         if not self.starts:
             return np.empty((len(records), 0), np.float32)
         places = np.add.outer(np.array(self.starts), np.arange(4)).ravel()
@@ -77,7 +77,7 @@ class Floats:
 @final
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """Where values of int64 stand, as varints: seven bits a byte, the eighth says that another byte follows.
+    """The positions of values of int64, as varints: seven bits per byte; the eighth bit announces another byte.
 
     Attributes:
         starts: First byte of each value.
@@ -92,14 +92,14 @@ class Integers:
         return len(self.starts)
 
     def free_bits(self, mask: _Matrix) -> None:
-        """Clear the bits of `mask` that differ from value to value: all but those that tell the widths."""
+        """Clear the bits of `mask` that may differ between records: all but the bits that determine the widths."""
         for start, width in zip(self.starts, self.widths, strict=True):
             mask[start : start + width] = 0x80
             if width == MAX_VARINT:
-                mask[start + width - 1] = 0xFE  # only one of its bits is left for a number of 64
+                mask[start + width - 1] = 0xFE  # a 64-bit number uses only one bit of this byte
 
     def decode(self, records: Sequence[bytes], matrix: _Matrix) -> np.ndarray[Any, Any]:
-        """The values of all records, shape (records, values)."""
+        """Return the values of all records, shape (records, values)."""
         if max(self.widths, default=1) == 1:
             return matrix[:, list(self.starts)].astype(np.int64)
         widths = np.array(self.widths)
