@@ -1,4 +1,4 @@
-"""What actors are called in Ray's dashboard and in front of what they print."""
+"""Readable titles of actors for Ray's dashboard and for the prefix of their output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TITLES = (
 
 
 def spoken_title(name: str) -> str:
-    """The name of an actor as a person says it: what it does, and for whom.
+    """Return a readable title for the actor `name`: its role and its strategy.
 
     >>> spoken_title("mirrored-1a2b3c4d-replica-0")
     'replica 0 of mirrored-1a2b3c4d'
@@ -32,7 +32,7 @@ def spoken_title(name: str) -> str:
 
 
 def title_of_this_actor() -> str:
-    """That of the actor in whose process this is; empty where it is in none."""
+    """Return the title of the actor that runs in this process, or "" outside an actor."""
     if not ray.is_initialized():
         return ""
     context = ray.get_runtime_context()

@@ -1,4 +1,4 @@
-"""An actor that does one thing in a thread, for as long as it is let, and tells what comes of it."""
+"""An actor that runs one function in a thread until it is stopped, and reports what the function produces."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from raydist.cluster import connect
 __all__ = ["BackgroundActor", "BackgroundHost", "BackgroundWork"]
 
 BackgroundWork = Callable[[Callable[[], bool], Callable[[Any], None]], None]
-"""Called with a function that says whether to stop, and one that takes what is to be told."""
+"""A function of two callables: one returns True once the work should stop, the other reports a value."""
 
 _ANSWER_S = 60.0  # Ray starts a process and imports torch first
 
 
 @final
 class BackgroundHost:
-    """Runs inside the actor."""
+    """The side of a background actor that runs inside the actor process."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
@@ -32,7 +32,7 @@ class BackgroundHost:
         self._ended = threading.Event()
 
     def start(self, work: bytes) -> None:
-        """Begin; returns at once."""
+        """Start the work in a thread and return at once."""
         threading.Thread(target=self._work, args=(work,), name="raydist-background", daemon=True).start()
 
     def _work(self, work: bytes) -> None:
@@ -44,25 +44,25 @@ class BackgroundHost:
             self._ended.set()
 
     def news(self, known: int) -> tuple[bool, Sequence[Any]]:
-        """Whether it has ended, and what was told since `known` things were; raises what it has ended by."""
+        """Return (True once the work ended, the values reported after the first `known`). Raise the work's error."""
         ended = self._ended.is_set()
         if self._error is not None:
             raise RemoteFailure(pack_error(self._error)) from None
         return ended, self._told[known:]
 
     def stop(self, limit_s: float) -> bool:
-        """Let it end; whether it did within so many seconds."""
+        """Ask the work to stop. Block for up to `limit_s`; return True if the work has ended by then."""
         self._stop.set()
         return self._ended.wait(limit_s)
 
 
 @final
 class BackgroundActor:
-    """The driver's end. Threads may not share it.
+    """The driver's handle of a background actor. Not thread-safe.
 
     Args:
-        work: What it does; sent by value.
-        name: For Ray's dashboard and for messages.
+            work: The function that the actor runs; pickled by value.
+            name: Name of the actor, for Ray's dashboard and for messages.
         resources: Ray resources of the actor: {"CPU": 1}.
     """
 
@@ -73,21 +73,21 @@ class BackgroundActor:
         self._actor: Any = None
 
     def start(self) -> None:
-        """Start the actor and begin. Waits until it has begun."""
+        """Start the actor and its work. Block until the work has begun."""
         connect()
         cpus = self._resources.pop("CPU", 0)
-        # Two threads: who asks for news does not wait for `stop`.
+        # Two threads, so that a call of `news` does not wait for `stop`.
         options = {"num_cpus": cpus, "resources": self._resources, "max_concurrency": 2, "max_restarts": 0}
         self._actor = ray.remote(BackgroundHost).options(**options).remote()
         self._ask("start", self._packed)
 
     def news(self, known: int) -> tuple[bool, Sequence[Any]]:
-        """See `BackgroundHost.news`."""
+        """Return the result of `BackgroundHost.news`. Block until the actor answers."""
         ended, told = self._ask("news", known)
         return bool(ended), told
 
     def stop(self, limit_s: float) -> None:
-        """End it, by force after so many seconds. May be called twice."""
+        """Stop the work, wait for its end for up to `limit_s`, and kill the actor. May be called twice."""
         actor, self._actor = self._actor, None
         if actor is None:
             return

@@ -1,11 +1,12 @@
-"""cloudpickle, with one memory of classes for both of its copies in a process of Ray's.
+"""cloudpickle, with one registry of dynamic classes for the two copies of cloudpickle in a Ray process.
 
-A class of the program's own script travels by value. cloudpickle gives each a number, by which it is known when it
-comes back; Ray has a copy of cloudpickle of its own, with numbers of its own. What came by one and left by the other (a
-namedtuple that a step returns) would be a class of its own on each replica, and on the driver.
+A class of the user's script is pickled by value. cloudpickle gives each such class an id, and recognises the class by
+that id when it is unpickled. Ray bundles its own copy of cloudpickle, with its own ids. Without a shared registry, a
+class that arrives by one copy and leaves by the other (a namedtuple that a step returns) would become a new class on
+each replica and on the driver.
 
-References to objects of Ray go by Ray's copy: only that one tells the reader who owns the object, without which
-`ray.get` waits for ever.
+Ray object references are pickled by Ray's copy: only Ray's copy records the owner of the object, and without the owner
+`ray.get` blocks for ever.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _BY_CLASS, _BY_NUMBER, _LOCK = (f"_DYNAMIC_CLASS_TRACKER_{what}" for what in ("B
 
 
 def share_classes() -> None:
-    """Have Ray's copy go on with the numbers of the other, which gets those that Ray's knows. May be called again."""
+    """Make Ray's copy of cloudpickle use the registry of the other copy, after merging both. May be called again."""
     ours = cloudpickle.cloudpickle
     if not all(hasattr(copy, name) for copy in (ours, rays_copy) for name in (_BY_CLASS, _BY_NUMBER, _LOCK)):
-        return  # another version of cloudpickle: each goes by its own
+        return  # another version of cloudpickle: each copy keeps its own registry
     for name in (_BY_CLASS, _BY_NUMBER):
         known = getattr(ours, name)
         for key, value in list(getattr(rays_copy, name).items()):

@@ -1,4 +1,4 @@
-"""Counters of Ray's metrics: of anything, of a training, and of saves of checkpoints."""
+"""Counters for Ray's metrics: a general set, training progress, and checkpoint saves."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["MetricCounters", "SaveMetrics", "TrainingMetrics"]
 
 @final
 class MetricCounters:
-    """Counters with the same tags, for Ray's dashboard and whatever scrapes it.
+    """Counters with the same tags, for Ray's dashboard and its exporters.
 
     Args:
-        described: What each counts, by name.
-        tags: The same for all.
+        described: The description of each counter, by name.
+        tags: The tags of every counter.
     """
 
     def __init__(self, described: Mapping[str, str], tags: Mapping[str, str]) -> None:
@@ -27,7 +27,7 @@ class MetricCounters:
         self._counters: dict[str, Any] = {}
 
     def raise_by(self, amounts: Mapping[str, float]) -> None:
-        """Add to them; what is 0 or less adds nothing. Nothing happens where there is no Ray."""
+        """Add the amounts to the counters. Skip amounts that are not positive; do nothing if Ray is not initialised."""
         if not ray.is_initialized():
             return
         for name, amount in amounts.items():
@@ -48,18 +48,18 @@ _SAVES = {
 
 @final
 class SaveMetrics:
-    """Of one directory, in the driver.
+    """Counters of the saves into one checkpoint directory, in the driver.
 
     Args:
-        directory: It, a tag: as it may be shown.
-        counters: What takes the counts.
+        directory: The directory as it may be shown; a tag.
+        counters: The object that takes the counts.
     """
 
     def __init__(self, directory: str, counters: Any = None) -> None:
         self._counters = counters or MetricCounters(_SAVES, {"directory": directory})
 
     def note_save(self, seconds: float) -> None:
-        """A save has begun, and training goes on after so many seconds."""
+        """Count one save that paused training for `seconds`."""
         self._counters.raise_by({"raydist_checkpoints": 1, "raydist_checkpoint_pause_seconds": seconds})
 
 
@@ -72,11 +72,11 @@ _TRAINING = {
 
 @final
 class TrainingMetrics:
-    """Of one strategy, in the driver. Used by one thread at a time.
+    """Counters of the training of one strategy, in the driver. Not thread-safe.
 
     Args:
-        strategy: Its name, a tag.
-        counters: What takes the counts.
+        strategy: Name of the strategy; a tag.
+        counters: The object that takes the counts.
         now: The time in seconds.
     """
 
@@ -87,14 +87,14 @@ class TrainingMetrics:
         self._next = now() + _EVERY_S
 
     def step_ended(self, rows: int) -> None:
-        """A step has ended. Costs nothing but for one call in some seconds."""
+        """Count one step. Updates Ray's metrics once every few seconds, so most calls cost nothing."""
         self._steps += 1
         self._rows += rows
         if self._now() >= self._next:
             self.publish()
 
     def publish(self) -> None:
-        """Tell Ray."""
+        """Update Ray's metrics."""
         steps, rows, self._steps, self._rows = self._steps, self._rows, 0, 0
         self._next = self._now() + _EVERY_S
         self._counters.raise_by({"raydist_steps": steps, "raydist_examples": rows})

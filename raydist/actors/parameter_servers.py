@@ -1,4 +1,4 @@
-"""Actors of parameter servers: started, called, counted, killed."""
+"""Actors of parameter servers: start them, call them, read their statistics, kill them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ["RayDoor", "ServerActors", "ServerSeat"]
 @final
 @dataclass(frozen=True, slots=True)
 class RayDoor:
-    """Opens a way through Ray.
+    """Opens a connection to a server through Ray actor calls.
 
     Attributes:
-        handle: Of the server's actor.
-        name: The server, for messages.
-        limit_s: How long the server's process may hold a call.
+        handle: Handle of the server's actor.
+        name: Name of the server, for messages.
+        limit_s: Seconds for which the server's process may hold a call.
     """
 
     handle: Any
@@ -43,13 +43,13 @@ class RayDoor:
     limit_s: float
 
     def open(self) -> RayLink:
-        """See `ServerDoor`."""
+        """Return a connection; implements `ServerDoor.open`."""
         return RayLink(self.handle, self.name, self.limit_s)
 
 
 @final
 class RayLink:
-    """See `RayDoor` for the arguments; any number of threads may share it."""
+    """A connection to a server through Ray actor calls. Thread-safe. `RayDoor` describes the arguments."""
 
     def __init__(self, handle: Any, name: str, limit_s: float) -> None:
         self.name = name
@@ -57,7 +57,7 @@ class RayLink:
         self._limit_s = limit_s
 
     def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), into: Into | None = None) -> Awaited:
-        """See `ServerLink`."""
+        """Send a request without waiting; implements `ServerLink.ask`."""
         packed = [PackedTensor.of(tensor) for tensor in tensors]
         try:
             ref = self._handle.ask.remote(request, packed, self._limit_s)
@@ -66,7 +66,7 @@ class RayLink:
         return _AskedThere(self.name, ref, pulled_by(request), into)
 
     def close(self) -> None:
-        """See `ServerLink`."""
+        """Do nothing; implements `ServerLink.close`."""
 
 
 @final
@@ -98,18 +98,18 @@ def _cause_of(error: RayTaskError) -> Exception:
     return cause.portable.restore() if isinstance(cause, RemoteFailure) else error
 
 
-_SPARE_THREADS = 4  # for the driver and for metrics, beside one for each worker that may wait
+_SPARE_THREADS = 4  # for the driver and for metrics, in addition to one thread for each worker that may wait
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ServerSeat:
-    """Where one server's process runs.
+    """The node and reservation bundle of one server's process.
 
     Attributes:
-        bundle: Number of the reservation's bundle that it is in.
-        node_id: Ray's name for the node.
-        host: The node's name, for messages; empty where nobody knows.
+        bundle: Index of the bundle in the reservation.
+        node_id: Ray's id of the node.
+        host: Name of the node, for messages; empty if unknown.
     """
 
     bundle: int
@@ -119,15 +119,15 @@ class ServerSeat:
 
 @final
 class ServerActors:
-    """The servers of one strategy. Constructing starts their processes; they are not detached.
+    """The server actors of one strategy. The constructor starts their processes; the actors are not detached.
 
     Args:
-        group: The reservation, which stays the caller's.
-        seats: Of the servers.
-        name: The strategy's.
-        resources: What each takes of its bundle: "CPU", "GPU", "memory" in bytes, and others.
-        num_workers: How many may have a request under way.
-        limit_s: How long an answer may take (`Timeouts.collective_s`).
+        group: The placement group, which the caller still owns.
+        seats: The node and bundle of each server.
+        name: Name of the strategy.
+        resources: Resources that each server takes from its bundle: "CPU", "GPU", "memory" in bytes, and others.
+        num_workers: Number of workers that may have a request under way.
+        limit_s: Seconds that an answer may take (`Timeouts.collective_s`).
     """
 
     def __init__(
@@ -152,17 +152,17 @@ class ServerActors:
         )
 
     def start(self, make_server: Callable[..., RequestHandler], *args: Any, within_s: float) -> list[int]:
-        """Make the servers in their processes; returns the process ids. Blocks until all are there.
+        """Create the servers in their processes and return the process ids. Block until all servers are ready.
 
         Args:
-            make_server: Makes one, of its number and `args`.
-            *args: For all the same.
-            within_s: How long that may take.
+            make_server: Creates one server; called with the server's number and `args`.
+            *args: Further arguments, the same for all servers.
+            within_s: Limit in seconds.
 
         Raises:
             UnavailableError: A process died.
-            FailedPreconditionError: One runs other versions than this process.
-            DeadlineExceededError: See `within_s`.
+                FailedPreconditionError: A server's process runs other versions than this process.
+                DeadlineExceededError: The servers were not ready after `within_s`.
         """
         deadline = time.monotonic() + within_s
         found = self._await_start([handle.about.remote() for handle in self._handles], within_s)
@@ -185,12 +185,12 @@ class ServerActors:
 
     @property
     def links(self) -> Sequence[ServerLink]:
-        """The driver's way to each."""
+        """The driver's connections to the servers."""
         self._session.require(f"The strategy {self._name}")
         return self._links
 
     def doors(self, node_id: str) -> tuple[ServerDoor, ...]:
-        """For one new process on a node, to be opened there: through shared memory to the servers of that node.
+        """Return connectors to all servers for one new process on a node. Servers of that node use shared memory.
 
         Raises:
             UnavailableError: A server is gone.
@@ -214,7 +214,7 @@ class ServerActors:
         return tuple(doors)
 
     def statistics(self) -> list[ServerStats]:
-        """What each has done so far."""
+        """Return the statistics of each server. Block until all have answered."""
         asked = [link.ask(Statistics()) for link in self.links]
         return [each.answer(self._limit_s)[0].value for each in asked]
 

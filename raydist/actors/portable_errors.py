@@ -1,6 +1,6 @@
-"""Errors that cross process borders as values: type, message, notes and traceback arrive, whatever their class.
+"""Exceptions that cross process boundaries as values: type, message, notes and traceback arrive for any class.
 
-A user's class may raise from everything that is asked of it; what fails here is left out, and never raised.
+Any method of a user's exception class may raise; a part of the exception that raises is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["PortableError", "pack_error"]
 @final
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """An exception in pieces: of a class whose constructor or pickling does not give an equal one."""
+    """An exception in parts, for a class whose constructor or pickling does not produce an equal exception."""
 
     kind: type[BaseException]
     args: tuple[Any, ...]
@@ -42,7 +42,7 @@ class _Parts:
         return cls(type(error), tuple(_that_travels(value) for value in error.args), state)
 
     def build(self) -> BaseException:
-        error = self.kind.__new__(self.kind, *self.args)  # its constructor is passed over
+        error = self.kind.__new__(self.kind, *self.args)  # without calling the constructor
         error.args = self.args
         error.__dict__.update(self.state)
         return error
@@ -51,12 +51,12 @@ class _Parts:
 @final
 @dataclass(frozen=True, slots=True)
 class PortableError:
-    """An exception on its way to another process.
+    """A pickled exception on its way to another process.
 
     Attributes:
-        pickled: The exception, or its pieces; empty where its class cannot travel.
-        title: Its type and message, for that case.
-        notes: Its notes.
+        pickled: The pickled exception or its parts; empty if the class cannot be pickled.
+        title: Type and message, used if `pickled` is empty.
+        notes: The notes of the exception.
         text: The whole traceback with causes.
     """
 
@@ -66,10 +66,10 @@ class PortableError:
     text: str
 
     def restore(self) -> Exception:
-        """The exception with its type and notes; a RaydistError that shows both where the type cannot travel.
+        """Return the exception with its type and notes, or a RaydistError that shows both if pickling failed.
 
-        One that would end this process (`LEAVING`) comes as a RaydistError as well, but for `Preempted`, which is to
-        end it. What is no Exception is carried by one: see `what_was_raised`.
+        An exception that would end this process (`LEAVING`) is returned as a RaydistError, except `Preempted`, which is
+        meant to end the process. An object that is no Exception is wrapped in one: see `what_was_raised`.
         """
         error = _load(self.pickled)
         if error is None:
@@ -83,7 +83,7 @@ class PortableError:
 
 
 def pack_error(error: BaseException, *notes: str) -> PortableError:
-    """Make `error` ready to travel, with further notes on where it was raised. Never raises."""
+    """Convert `error` to a `PortableError`, with further notes on where the error was raised. Never raises."""
     error = what_was_raised(error)
     for note in notes:
         annotate(error, note)
@@ -115,7 +115,10 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def _dump(error: BaseException) -> bytes:
-    """Empty where not even its class arrives. Classes with odd constructors pickle well and fail on arrival."""
+    """Return the pickled exception or its parts, or b"" if the class cannot be pickled.
+
+    Classes with unusual constructors can be pickled but then fail while being unpickled, so the result is tried here.
+    """
     whole, found = _dumped(lambda: error)
     if found is not None and type(found) is type(error) and message_of(found) == message_of(error):
         return whole
@@ -124,16 +127,16 @@ def _dump(error: BaseException) -> bytes:
 
 
 def _dumped(what: Callable[[], Any]) -> tuple[bytes, BaseException | None]:
-    """A pickle, and the exception that it gives; None where it gives none."""
+    """Return a pickle and the exception that it unpickles to, or None if pickling or unpickling fails."""
     try:
         data: bytes = cloudpickle.dumps(what())
-    except Exception:  # whatever a user's class raises here means the same
+    except Exception:  # any error of a user's class means the same here
         return b"", None
     return data, _load(data)
 
 
 def _that_travels(value: Any) -> Any:
-    """`value`, or text in its place if it cannot be pickled."""
+    """Return `value`, or its text if `value` cannot be pickled."""
     try:
         pickle.loads(cloudpickle.dumps(value))
     except Exception:
@@ -145,6 +148,6 @@ def _load(data: bytes) -> BaseException | None:
     try:
         found = pickle.loads(data) if data else None
         found = found.build() if isinstance(found, _Parts) else found
-    except Exception:  # its class may not be importable here
+    except Exception:  # the class may not be importable in this process
         return None
     return found if isinstance(found, BaseException) else None

@@ -1,4 +1,4 @@
-"""Dataset.to_ray: a pipeline as a source of Ray Data."""
+"""The data source behind Dataset.to_ray: a pipeline as a Ray Data datasource."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from raydist.pipelines.run.iterator import DatasetIterator
 
 __all__ = ["PipelineDatasource", "ray_dataset"]
 
-_NAME = "item"  # Ray's own name for a column of rows that are no dicts
+_NAME = "item"  # Ray's own column name for rows that are not dicts
 
 
 def ray_dataset(op: DatasetOp, options: Options, seed: int, epoch: int) -> Any:
-    """The `ray.data.Dataset` of one epoch of a pipeline. Joins or starts Ray; reads nothing yet."""
+    """Return the `ray.data.Dataset` of one epoch of a pipeline. Connects to Ray or starts it; reads no data yet."""
     connect()
     source = PipelineDatasource(op, options, seed, epoch)
     return ray.data.read_datasource(source, override_num_blocks=1)
@@ -36,13 +36,13 @@ def ray_dataset(op: DatasetOp, options: Options, seed: int, epoch: int) -> Any:
 
 @final
 class PipelineDatasource(Datasource):
-    """One epoch of a pipeline, run by one task of Ray Data, so that the order stays.
+    """One epoch of a pipeline, read by a single Ray Data task to keep the order.
 
     Args:
-        op: The pipeline as written.
-        options: Its merged options.
-        seed: Root seed.
-        epoch: Which epoch every execution reads.
+            op: The pipeline as written.
+            options: The merged options of the pipeline.
+            seed: Root seed.
+            epoch: Index of the epoch that every execution reads.
     """
 
     def __init__(self, op: DatasetOp, options: Options, seed: int, epoch: int) -> None:
@@ -66,7 +66,7 @@ class PipelineDatasource(Datasource):
         return [ReadTask(self._blocks, metadata, per_task_row_limit=per_task_row_limit)]
 
     def _blocks(self) -> Iterator[RayBlock]:
-        """Runs in a worker of Ray."""
+        """Yield the blocks of the epoch. Runs in a Ray worker."""
         blocks: DatasetIterator[Block] = DatasetIterator(
             self._op,
             options=self._options,
@@ -83,7 +83,7 @@ class PipelineDatasource(Datasource):
 
 
 def _ray_block(block: Block) -> RayBlock:
-    """The elements as rows of Ray's. Columns go by the paths of their leaves, as Ray names rows that are no dicts."""
+    """Convert elements to Ray rows. Columns are named by leaf paths, as Ray names columns of non-dict rows."""
     structure = block.of_tensors("to_ray").structure
     paths = structure.paths()
     columns = {_column_name(paths[place]): _column(block, place) for place in structure.places()}
@@ -95,7 +95,7 @@ def _ray_block(block: Block) -> RayBlock:
 
 
 def _column(block: Block, place: int) -> Any:
-    """A column as Ray takes it; arrays of text, which it would pickle, as Arrow's lists."""
+    """Return a column in a type that Ray accepts. Arrays of text become Arrow lists, because Ray would pickle them."""
     column, spec = block.columns[place], block.specs[place]
     if is_small_float(spec.dtype):
         raise SpecError(

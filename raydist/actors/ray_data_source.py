@@ -30,11 +30,11 @@ from raydist.values import UNKNOWN_CARDINALITY
 __all__ = ["RayDataOp", "ray_data_op"]
 
 _ROWS_AHEAD = 1024
-_RAY_TENSORS = "ray.data.arrow_tensor"  # what the names of Ray's extension types for tensors of one shape begin with
+_RAY_TENSORS = "ray.data.arrow_tensor"  # prefix of the names of Ray's extension types for tensors of one shape
 
 
 def ray_data_op(dataset: Any) -> DatasetOp:
-    """From the argument of `from_ray`. Its rows are read in a thread, so that waiting for Ray has a limit."""
+    """Create the op for the argument of `from_ray`. A thread reads the rows, so that waiting for Ray has a limit."""
     if not isinstance(dataset, RayDataset):
         raise SpecError(
             f"from_ray needs a ray.data.Dataset, got {dataset!r:.100} ({type(dataset).__name__}). "
@@ -46,7 +46,7 @@ def ray_data_op(dataset: Any) -> DatasetOp:
 @final
 @dataclass(frozen=True, eq=False)
 class RayDataOp(SourceOp):
-    """The rows of `dataset`, which Ray executes once for every pass, in the order of its blocks."""
+    """The rows of `dataset`. Ray executes the dataset once per epoch and keeps the order of blocks."""
 
     dataset: Any
 
@@ -59,7 +59,7 @@ class RayDataOp(SourceOp):
         return True
 
     def cardinality(self) -> int:
-        # Only a materialised dataset knows it without running anything.
+        # Only a materialised dataset knows the count without an execution.
         return int(self.dataset.count()) if isinstance(self.dataset, MaterializedDataset) else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Any:
@@ -98,7 +98,7 @@ class _RayRows(Producer):
             self._batches = self._execute()
         try:
             batch = next(self._batches)
-        except RayTaskError as error:  # of a user's function: the execution has ended
+        except RayTaskError as error:  # raised by a user's function: the execution has ended
             self._batches = iter(())
             annotate(error, "In the execution of the dataset that was given to from_ray.")
             return [ElementError(error)]
@@ -107,7 +107,7 @@ class _RayRows(Producer):
         return self._op._rows.items(batch, lambda row, column: _null(first + row, column))
 
     def _execute(self) -> Iterator[pa.RecordBatch]:
-        # A copy, because the order of blocks is a setting of the dataset, and that of the user's stays as it is.
+        # A copy, because the order of blocks is a setting of the dataset, and the user's dataset must not change.
         dataset = copy_of_dataset(self._op.dataset)
         dataset.context.execution_options.preserve_order = True
         # References instead of `iter_batches`, which leaves a thread behind for every iterator (seen with Ray 2.60).
@@ -138,7 +138,7 @@ def _null(row: int, column: str) -> InvalidArgumentError:
 
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    """`schema` with Arrow's own tensors in the place of Ray's."""
+    """Return `schema` with Ray's tensor types replaced by Arrow's."""
     return pa.schema([pa.field(field.name, _plain_type(field.type)) for field in schema])
 
 

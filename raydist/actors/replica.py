@@ -1,4 +1,4 @@
-"""The actors around replicas, which host a runner each, and the driver's handles of them."""
+"""Ray actors that each host a replica's runner, and the driver's handles of these actors."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from raydist.ray_session import RaySession
 __all__ = ["CrowdedHost", "ReplicaActors", "ReplicaHost", "Seat"]
 
 
-_DISCARD_S = 1.0  # refused steps answer at once; what does not is killed soon
+_DISCARD_S = 1.0  # refused steps answer at once; an actor that does not answer is killed soon
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where one replica's process runs.
+    """The bundle, resources and environment of one replica's process.
 
     Attributes:
-        bundle: Number of the reservation's bundle that it is in.
-        resources: What it takes of that.
-        env: Its environment variables.
-        host: The name of its node, for messages; empty where nobody knows.
-        node_id: Ray's name for it.
+        bundle: Index of the bundle in the reservation.
+        resources: Resources that the process takes from the bundle.
+        env: Environment variables of the process.
+        host: Name of the node, for messages; empty if unknown.
+        node_id: Ray's id of the node.
     """
 
     bundle: int
@@ -49,16 +49,16 @@ class Seat:
 
 @final
 class ReplicaActors:
-    """The handles of one strategy's replica actors, in rank order. Constructing starts the actors' processes.
+    """The handles of one strategy's replica actors, in rank order. The constructor starts the actors' processes.
 
     The actors are not detached: they die with the driver, and with the placement group.
 
     Args:
-        group: The reservation.
-        seats: Of the actors.
-        name: The strategy's.
-        per_process: How many consecutive replicas each actor has.
-        kind: What they are called.
+            group: The placement group of the replicas.
+            seats: The bundle, resources and environment of each actor.
+            name: Name of the strategy.
+            per_process: Number of consecutive replicas in each actor.
+            kind: Word for a replica in names: "replica" or "worker".
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ReplicaActors:
 
     @property
     def reachable(self) -> bool:
-        """Whether there is still the Ray that they are of."""
+        """True while the Ray session of the actors is open."""
         return self._session.is_open
 
     def _handle(self, rank: int) -> Any:
@@ -109,11 +109,11 @@ class ReplicaActors:
         return self._ask(rank, "start", make_runner, *args)
 
     def send(self, rank: int, message: Any, objects: Sequence[Any]) -> Any:
-        """Send steps and the object refs that go along to one replica; returns the ref of its answer."""
+        """Send steps and their object refs to one replica without waiting; return the ref of the answer."""
         return self._ask(rank, "steps", message, *objects)
 
     def replace(self, rank: int) -> None:
-        """Start another process for a replica; the one before is killed. It knows nothing and is to be started."""
+        """Kill a replica's process and launch another one, which has no state and must be started."""
         kill_actors([self._handles[rank]])
         self._session.require(f"The strategy {self._name}")
         self._num_replaced += 1
@@ -121,11 +121,11 @@ class ReplicaActors:
         self._handles[rank] = self._launch(self._seats[rank], name)
 
     def call(self, rank: int, method: str, *args: Any) -> Any:
-        """Call a method of a replica's runner after all that the replica was sent."""
+        """Call a method of a replica's runner after everything sent to the replica so far; return the ref."""
         return self._ask(rank, "call", method, *args)
 
     def control_all(self, method: str, *args: Any) -> None:
-        """Call beside the running steps, without waiting for an answer."""
+        """Call a method of every runner concurrently with running steps, without waiting for an answer."""
         for handle in self._handles if self.reachable else ():
             for place in range(self._per_process):
                 self._control(handle, place, method, *args)
@@ -134,26 +134,26 @@ class ReplicaActors:
         return handle.control.remote(*(() if self._per_process == 1 else (place,)), method, *args)
 
     def ask_beside(self, rank: int, method: str, *args: Any) -> Any:
-        """Ask a replica for something that it answers beside its steps. Any thread may ask."""
+        """Call a method of a replica's runner concurrently with its steps; return the ref. Thread-safe."""
         return self._control(self._handle(rank), rank % self._per_process, method, *args)
 
     def wait(self, refs: Sequence[Any], names: Sequence[str], **limits: Any) -> list[Any]:
-        """See `supervision.wait_for_all`."""
+        """Return the values of `refs`; blocks as `supervision.wait_for_all` does."""
         self._session.require(f"The strategy {self._name}")
         return wait_for_all(refs, names, **limits)
 
     def done_before_failure(self, refs: Sequence[Any]) -> list[Any]:
-        """See `supervision.done_before_failure`."""
+        """Return `supervision.done_before_failure` for each ref."""
         return [done_before_failure(ref) if self.reachable else None for ref in refs]
 
     def are_ready(self, refs: Sequence[Any], within_s: float) -> bool:
-        """Whether all of `refs` are there, with values or errors; waits up to `within_s`."""
+        """Return True if every ref of `refs` has a value or an error; block for up to `within_s`."""
         if not self.reachable:
-            return True  # as errors
+            return True  # with errors
         return len(ray.wait(list(refs), num_returns=len(refs), timeout=within_s)[0]) == len(refs)
 
     def silent(self, within_s: float) -> list[str]:
-        """Names of those whose process does not even answer beside its steps; waits up to `within_s`."""
+        """Return the names of actors that do not answer a ping within `within_s`, even beside their steps."""
         if not self.reachable:
             return []
         names = self.names[:: self._per_process]
@@ -161,7 +161,7 @@ class ReplicaActors:
         return [asked[ref] for ref in ray.wait(list(asked), num_returns=len(asked), timeout=within_s)[1]]
 
     def discard(self, refs: Sequence[Any]) -> None:
-        """Drop results unread; an error among those that are there is not logged as unhandled."""
+        """Drop results unread, so that Ray does not log their errors as unhandled."""
         if not refs or not self.reachable:
             return
         for ref in ray.wait(list(refs), num_returns=len(refs), timeout=_DISCARD_S)[0]:
@@ -169,7 +169,7 @@ class ReplicaActors:
                 ray.get(ref, timeout=0)
 
     def kill(self) -> None:
-        """Kill the actors and give their reservation back. May be called twice."""
+        """Kill the actors and release their reservation. May be called twice."""
         handles, self._handles = self._handles, []
         if self.reachable:
             kill_actors(handles)
@@ -178,7 +178,7 @@ class ReplicaActors:
 
 
 def _thread_of(place: int) -> str:
-    """The concurrency group of one of several runners."""
+    """Return the name of the concurrency group of one of several runners."""
     return f"place-{place}"
 
 
@@ -188,17 +188,17 @@ def _title(kind: str, rank: int, name: str, seat: Seat) -> str:
 
 @final
 class ReplicaHost:
-    """Hosts one runner. `steps` and `call` run in the order of their submission, `control` beside them.
+    """Hosts one runner. Ray runs `steps` and `call` in submission order, and `control` concurrently with them.
 
     Args:
-        env: Environment variables for this process.
+        env: Environment variables to set in this process.
     """
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
-        # Libraries read these when they are imported, which is later. A runtime_env would do the same, but no process
-        # that Ray holds ready has it: replicas would wait a second longer for new ones.
+        # Libraries read these variables when they are imported, which is later. A runtime_env would do the same, but
+        # no process that Ray keeps ready has one: replicas would wait a second longer for new processes.
         os.environ.update(env or {})
-        keep_freed_memory()  # activations and pieces of batches come and go with every step
+        keep_freed_memory()  # activations and parts of batches are allocated and freed in every step
         self._runner: Any = None
         self._title = title_of_this_actor()
         if self._title:
@@ -209,7 +209,7 @@ class ReplicaHost:
         return self._title or type(self).__name__
 
     def about(self) -> Software:
-        """What this process runs with."""
+        """Return the versions and devices of this process."""
         with _errors_travel():
             return installed_software()
 
@@ -220,10 +220,10 @@ class ReplicaHost:
         return os.getpid()
 
     def steps(self, message: Any, *objects: Any) -> Any:
-        """Run the steps of a message and return their results.
+        """Run the steps of a message and return their results. Blocks until they end.
 
-        Ray has mapped the object refs among `objects`. It returns up to 100 KB with the answer to the call, without the
-        object store.
+        Ray has resolved the object refs among `objects`. Ray returns results of up to 100 KB inline with the answer,
+        without the object store.
 
         Raises:
             RemoteFailure: A step failed; holds the results of the steps before it.
@@ -235,22 +235,22 @@ class ReplicaHost:
         return result
 
     def call(self, method: str, *args: Any) -> Any:
-        """A method of the runner, after every step dispatched before it."""
+        """Call a method of the runner, after every step dispatched before this call."""
         with _errors_travel():
             return getattr(self._runner, method)(*args)
 
     @ray.method(concurrency_group="control")
     def control(self, method: str, *args: Any) -> Any:
-        """A method of the runner that must not wait for steps: it runs in a thread of its own."""
+        """Call a method of the runner in a separate thread, without waiting for steps."""
         return getattr(self._runner, method)(*args)
 
 
 @final
 class CrowdedHost:
-    """Hosts several runners, a thread each: it has the calls of :class:`ReplicaHost`, with the runner's place first.
+    """Hosts several runners, one thread each. Methods are those of :class:`ReplicaHost` with the runner's index first.
 
     Args:
-        num_runners: How many.
+        num_runners: Number of runners.
         env: Environment variables for this process.
     """
 
@@ -276,7 +276,9 @@ class CrowdedHost:
 
 @contextlib.contextmanager
 def _errors_travel() -> Iterator[None]:
-    """Ray loses exceptions that do not pickle well, and takes KeyboardInterrupt for a cancelled task."""
+    """Wrap any exception in RemoteFailure: Ray loses exceptions that pickle badly, and takes KeyboardInterrupt for a
+    cancelled task.
+    """
     try:
         yield
     except BaseException as error:

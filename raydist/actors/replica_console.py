@@ -1,4 +1,4 @@
-"""What a replica's process shows to the user: log records with its rank, and the way to a debugger."""
+"""Console of a replica's process: log records prefixed with the rank, and debugger support."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEBUGGER = "RAY_DEBUG"  # "legacy" is `ray debug`, which needs no further packa
 
 
 def console_settings() -> dict[str, str]:
-    """Return the environment variables by which replicas follow this process: its log level, and Ray's debugger."""
+    """Return the environment variables that give replicas the driver's log level and debugger setting."""
     settings = {_LOG_LEVEL: str(logging.getLogger().level)}
     if _DEBUGGER in os.environ:
         settings[_DEBUGGER] = os.environ[_DEBUGGER]
@@ -26,20 +26,20 @@ def console_settings() -> dict[str, str]:
 
 
 def open_console(title: str) -> None:
-    """Show what is logged here, from the driver's level on, and let `breakpoint()` work or say what does.
+    """Log to stderr from the driver's level on, and make `breakpoint()` either work or raise an error that helps.
 
     Args:
-        title: Of this actor, "replica 1 of mirrored-1a2b3c4d".
+        title: Title of this actor, for example "replica 1 of mirrored-1a2b3c4d".
     """
     short = title.partition(" of ")[0]
     root = logging.getLogger()
     root.setLevel(int(os.environ.get(_LOG_LEVEL, logging.WARNING)))
     if not root.handlers:
-        handler = logging.StreamHandler(sys.stderr)  # Ray carries it to the driver
+        handler = logging.StreamHandler(sys.stderr)  # Ray forwards stderr to the driver
         handler.setFormatter(logging.Formatter(f"[{short}] %(levelname)s:%(name)s:%(message)s"))
         root.addHandler(handler)
     if os.environ.get(_DEBUGGER) != "legacy" and importlib.util.find_spec("debugpy") is None:
-        sys.breakpointhook = functools.partial(_refuse_breakpoint, short)  # Ray's own logs a line and goes on
+        sys.breakpointhook = functools.partial(_refuse_breakpoint, short)  # Ray's hook only logs a line
 
 
 def _refuse_breakpoint(title: str, *_: Any, **__: Any) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Actors in their places of a reservation, which is given back when the actor or task that made it dies."""
+"""Options for actors in placement groups, and a guard that removes a placement group when its creator dies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from raydist.compat.ray_internals import global_worker, living_workers
 __all__ = ["ReservationGuard", "bundle_options", "guard_reservation", "resource_options"]
 
 
-_NAMED = ("CPU", "GPU", "memory")  # resources that Ray's options have names of their own for
+_NAMED = ("CPU", "GPU", "memory")  # resources that have their own names in Ray's options
 
 
 def resource_options(wanted: Mapping[str, float]) -> dict[str, Any]:
-    """What an actor takes, as `options` of Ray.
+    """Return the Ray `options` of an actor with these resources.
 
     >>> resource_options({"CPU": 1.0, "disk": 2.0})
     {'num_cpus': 1.0, 'num_gpus': 0, 'resources': {'disk': 2.0}}
@@ -33,7 +33,7 @@ def resource_options(wanted: Mapping[str, float]) -> dict[str, Any]:
 
 
 def bundle_options(group: PlacementGroup, bundle: int, wanted: Mapping[str, float], name: str) -> dict[str, Any]:
-    """Options of an actor of this name in a bundle, of which it takes what is wanted. Ray never starts it again."""
+    """Return the options of an actor in a bundle with these resources. Ray never restarts the actor."""
     return {
         "name": name,
         **resource_options(wanted),
@@ -44,11 +44,14 @@ def bundle_options(group: PlacementGroup, bundle: int, wanted: Mapping[str, floa
     }
 
 
-_LOOK_S = 2.0  # between two looks: a strategy is gone 10 s after what made it
+_LOOK_S = 2.0  # between two checks: a strategy is gone 10 s after its creator
 
 
 def guard_reservation(group: PlacementGroup) -> Any:
-    """An actor that outlives this process, to be killed by who gives the reservation back; None in a driver."""
+    """Start an actor that outlives this process and guards `group`; return None in a driver.
+
+    The caller kills the actor when it releases the reservation.
+    """
     if global_worker().mode != ray.WORKER_MODE:
         return None
     owner = ray.get_runtime_context().get_worker_id()
@@ -58,7 +61,7 @@ def guard_reservation(group: PlacementGroup) -> Any:
 
 @final
 class ReservationGuard:
-    """Runs inside a detached actor, which ends itself when it has nothing more to guard.
+    """Runs inside a detached actor, which ends itself once the owner is gone and the reservation is removed.
 
     Args:
         owner: Ray's id of the process that made the reservation.
@@ -73,6 +76,6 @@ class ReservationGuard:
     def _watch(self) -> None:
         while self._owner in living_workers():
             time.sleep(_LOOK_S)
-        with contextlib.suppress(Exception):  # the job has ended as well, and Ray was quicker
+        with contextlib.suppress(Exception):  # the job has ended as well, and Ray removed the group first
             remove_placement_group(self._group)
         kill_actors([ray.get_runtime_context().current_actor])

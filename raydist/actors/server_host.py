@@ -1,4 +1,4 @@
-"""The actor around one parameter server, with its metrics: lanes and calls bring requests, answered one at a time."""
+"""The actor that hosts one parameter server, with its metrics. Requests are answered one at a time."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _COUNTED = {
 
 @final
 class ServerMetrics:
-    """Of one server, in its process. Names begin with `raydist_parameter_server_`.
+    """Metrics of one server, in the server's process. Names begin with `raydist_parameter_server_`.
 
     Args:
-        strategy: Name of the strategy, a tag.
-        server: The server, a tag.
+            strategy: Name of the strategy; a tag.
+            server: Name of the server; a tag.
     """
 
     def __init__(self, strategy: str, server: str) -> None:
@@ -68,7 +68,7 @@ class ServerMetrics:
         )
 
     def update(self, stats: ServerStats) -> None:
-        """The server's counts are these now."""
+        """Update Ray's metrics to the server's current counts."""
         for name, counter in self._counters.items():
             _raise(counter, getattr(stats, name) - getattr(self._before, name), self._tags)
         self._held.set(stats.bytes_held, tags=self._tags)
@@ -84,7 +84,7 @@ def _raise(counter: Any, by: float, tags: Mapping[str, str]) -> None:
 
 
 def staleness_bucket(changes: int) -> str:
-    """The name of the range that a staleness is in: each is twice as wide as the one before.
+    """Return the label of the range that a staleness falls into. Each range is twice as wide as the previous one.
 
     >>> [staleness_bucket(changes) for changes in (0, 1, 2, 3, 4, 7, 8)]
     ['0', '1', '2-3', '2-3', '4-7', '4-7', '8-15']
@@ -95,7 +95,7 @@ def staleness_bucket(changes: int) -> str:
     return f"{first}-{2 * first - 1}"
 
 
-_PUBLISH_S = 5.0  # between two looks at what the server has done, for Ray's metrics
+_PUBLISH_S = 5.0  # between two readings of the server's statistics, for Ray's metrics
 
 _log = logging.getLogger("raydist")
 
@@ -103,12 +103,12 @@ _log = logging.getLogger("raydist")
 @final
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """A tensor on its way through Ray's object store: numpy carries its bytes there without a copy of its own.
+    """A tensor on its way through Ray's object store. numpy transfers the bytes without another copy.
 
     Attributes:
         array: The bytes.
-        dtype: The tensor's.
-        shape: The tensor's.
+        dtype: dtype of the tensor.
+        shape: Shape of the tensor.
     """
 
     array: np.ndarray[Any, np.dtype[np.uint8]]
@@ -117,12 +117,12 @@ class PackedTensor:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> PackedTensor:
-        """A copy of the present values."""
+        """Copy the current values of a tensor."""
         flat = flat_bytes(tensor.detach())
         return PackedTensor(flat.numpy().copy(), tensor.dtype, tuple(tensor.shape))
 
     def tensor(self) -> torch.Tensor:
-        """The values, in memory of their own: the store's must not be written."""
+        """Return a copy of the values: memory of the object store must not be written to."""
         if not self.array.size:
             return torch.empty(self.shape, dtype=self.dtype)
         return torch.from_numpy(self.array.copy()).view(self.dtype).reshape(self.shape)
@@ -130,7 +130,7 @@ class PackedTensor:
 
 @final
 class ServerHost:
-    """Hosts one server. Calls of `ask` wait in threads of their own, all else is done in one."""
+    """Hosts one server. Each `ask` waits in a thread; one thread runs all other methods."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -143,11 +143,11 @@ class ServerHost:
         return self._shown or type(self).__name__
 
     def about(self) -> Software:
-        """What this process runs with."""
+        """Return the versions and devices of this process."""
         return installed_software()
 
     def start(self, title: str, strategy: str, make_server: Callable[..., RequestHandler], *args: Any) -> int:
-        """Make the server, and answer from now on; returns the process id."""
+        """Create the server, start to answer requests, and return the process id."""
         self._title = title
         self._ended = threading.Event()
         try:
@@ -163,17 +163,17 @@ class ServerHost:
         try:
             hall.serve()
         except BaseException:
-            # Nobody may wait for answers that will not come: those who ask see that the process is gone.
+            # End the process: callers that wait for an answer then learn that the server is gone.
             _log.exception("A parameter server ends.")
             os._exit(1)
 
     def open_lane(self) -> LaneTicket | None:
-        """For one process of this host."""
+        """Open a lane for one process of this host."""
         return None if self._hall is None else self._hall.open_lane()
 
     @ray.method(concurrency_group="asks")
     def ask(self, request: ServerRequest, packed: Sequence[PackedTensor], limit_s: float) -> Any:
-        """The server's answer, and its tensors. Waits for as long as the server lets it, at most `limit_s`."""
+        """Return the server's answer and its tensors. Blocks until the server answers, for `limit_s` at most."""
         outcome, tensors = self._outcome(request, [each.tensor() for each in packed], limit_s)
         if outcome.error is not None:
             raise RemoteFailure(pack_error(outcome.error)) from None
@@ -186,7 +186,7 @@ class ServerHost:
         there = threading.Event()
 
         def tell(outcome: Outcome) -> None:
-            # Packed at once: the next request may change what these are views of.
+            # Packed at once: the next request may change the tensors that these are views of.
             told.append((outcome, [PackedTensor.of(each) for each in outcome.tensors]))
             there.set()
 
@@ -202,7 +202,7 @@ class ServerHost:
         return outcome, packed
 
     def _with_reads(self, answer: ServerAnswer, hall: Hall) -> ServerAnswer:
-        """The counts, with what workers of this host have read where it lies."""
+        """Return the statistics with the reads that workers of this host made through shared memory."""
         stats = answer.value
         if not isinstance(stats, ServerStats):
             return answer
@@ -217,7 +217,7 @@ class ServerHost:
                 metrics.update(outcome.answer.value)
 
     def stop(self) -> None:
-        """Answer nothing any more."""
+        """Stop answering requests."""
         self._ended.set()
         if self._hall is not None:
             self._hall.stop()

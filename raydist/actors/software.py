@@ -1,4 +1,4 @@
-"""Whether all nodes run the same program on the devices that were asked for: said before anything runs there."""
+"""Check that all nodes run the same versions and have the requested devices, before anything else runs there."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Software", "installed_packages", "installed_software", "require_devi
 @final
 @dataclass(frozen=True, slots=True)
 class Software:
-    """What one process runs with.
+    """The versions and devices of one process.
 
     Attributes:
-        versions: Of Python and the packages whose versions must agree, by name.
-        num_gpus: GPUs that torch sees there.
+        versions: Versions of Python and of the packages that must agree, by name.
+        num_gpus: Number of GPUs that torch sees in the process.
     """
 
     versions: tuple[tuple[str, str], ...]
@@ -28,22 +28,22 @@ class Software:
 
 
 def installed_packages() -> Software:
-    """What this process runs with, torch left out: where only input is made, it is not loaded."""
-    package = sys.modules[__name__.partition(".")[0]]  # the one that this code is of, installed or sent along
+    """Return the versions of this process without torch, which input workers do not load."""
+    package = sys.modules[__name__.partition(".")[0]]  # the package of this module, installed or shipped with the job
     return Software((("Python", platform.python_version()), ("raydist", package.__version__)))
 
 
 def installed_software() -> Software:
-    """What this process runs with. Loads torch."""
+    """Return the versions and devices of this process. Imports torch."""
     import torch
 
-    # Builds of one version (+cpu, +cu128) may meet: the program's node often has no GPU.
+    # Builds of one version (+cpu, +cu128) may be mixed: the program's node often has no GPU.
     own = ("torch", torch.__version__.partition("+")[0])
     return Software((*installed_packages().versions, own), torch.cuda.device_count())
 
 
 def require_same_software(own: Software, found: Sequence[Software], names: Sequence[str]) -> None:
-    """FailedPreconditionError where a process has another version than this one.
+    """Raise FailedPreconditionError if a process has other versions than this one.
 
     >>> own, other = Software((("torch", "2.9"),)), Software((("torch", "2.8"),))
     >>> require_same_software(own, [other], ["replica 0"])  # doctest: +ELLIPSIS
@@ -65,12 +65,12 @@ def require_same_software(own: Software, found: Sequence[Software], names: Seque
 
 
 def require_devices(devices: Sequence[str], found: Sequence[Software], names: Sequence[str]) -> None:
-    """FailedPreconditionError where a process has no GPU that its replica is to use.
+    """Raise FailedPreconditionError if a process sees no GPU although its replica is to use one.
 
     Args:
         devices: The `torch.device` name of each replica.
-        found: What each process runs with.
-        names: Of the replicas.
+        found: Versions and devices of each process.
+        names: Names of the replicas.
     """
     without = [
         name

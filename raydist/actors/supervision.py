@@ -1,6 +1,6 @@
-"""Waiting for actors: every wait has a limit, and of several errors the one that caused the others is raised.
+"""Wait for actors with a limit, translate Ray's errors, and pick the root cause among several errors.
 
-A wait for one result can also stop when nobody wants it any more.
+A wait for one result can be cancelled.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = [
     "wait_for_all",
 ]
 
-GRACE_S = 5.0  # after a first error: how long its peers may take to say what they saw
-_SLICE_S = 0.2  # how long a wait for one result goes on after it was cancelled
+GRACE_S = 5.0  # seconds for which the peers may still report after a first error
+_SLICE_S = 0.2  # longest time that a wait for one result continues after it was cancelled
 
 
 @final
@@ -45,7 +45,7 @@ class RemoteFailure(Exception):
 
     Args:
         portable: The exception.
-        before: What the call had done before it failed.
+        before: Result of the work that the call completed before it failed.
     """
 
     def __init__(self, portable: PortableError, before: Any = None) -> None:
@@ -58,10 +58,10 @@ class RemoteFailure(Exception):
 
 
 def wait_for(ref: Any, limit_s: float, cancelled: Callable[[], bool], *, actor: str) -> bool:
-    """Whether `ref`, which `actor` makes, is there (a result or an error) within `limit_s` seconds. Fetches nothing.
+    """Return True if `ref`, which `actor` computes, has a result or an error within `limit_s`. Blocks; fetches nothing.
 
     Raises:
-        CancelledError: `cancelled()` became true before.
+        CancelledError: `cancelled()` returned True first.
     """
     end = time.monotonic() + limit_s
     while True:
@@ -86,20 +86,20 @@ def wait_for_all(
     limit: str,
     on_error: Callable[[], None],
 ) -> list[Any]:
-    """The values of `refs`, one per actor of `names`.
+    """Return the values of `refs`, one per actor of `names`. Blocks.
 
-    The first error does not raise at once: `on_error` is called (it should make the peers give up), they get a short
-    grace to report, and the error that explains the others is raised.
+    After the first error, `wait_for_all` calls `on_error` (which should make the peers give up), gives the peers a
+    short grace period to report, and raises the error that explains the others.
 
     Raises:
-        UnavailableError: An actor died; names it.
-        DeadlineExceededError: Some did not answer in `timeout_s`; names them, `doing` and the `limit` to raise.
-        Exception: What the user's function raised, with its type and traceback.
+        UnavailableError: An actor died; the message names the actor.
+        DeadlineExceededError: Some actors did not answer in `timeout_s`; the message names them and `limit`.
+        Exception: A user's function raised; type and traceback are kept.
     """
     try:
-        # Raises what fails first, while the others are still under way.
+        # Raises the first failure while the other actors are still running.
         return list(ray.get(list(refs), timeout=timeout_s))
-    except SystemError as error:  # Ray 2.60 returns from a read while what a signal handler raised is pending
+    except SystemError as error:  # Ray 2.60 returns from a read while an exception of a signal handler is pending
         raise error.__cause__ or error from None
     except Exception as error:
         timed_out = isinstance(error, GetTimeoutError)
@@ -112,16 +112,16 @@ def wait_for_all(
 
 
 def missing(cause: Exception, silent: Sequence[str]) -> Exception:
-    """The error, with a note on who has said nothing so far where a peer only knows that a rank is gone, or silent."""
+    """Add a note that names the silent actors if `cause` only says that some peer is gone or silent."""
     of_peer = isinstance(cause, DeadlineExceededError) or (isinstance(cause, UnavailableError) and cause.actor is None)
     if silent and of_peer:
-        # Ray takes longer to find a machine lost than peers do to miss it.
+        # Ray takes longer to detect a lost machine than the peers do.
         annotate(cause, f"There is no answer from {' and '.join(silent)}: the process or its machine may be gone.")
     return cause
 
 
 def late_error(late: Sequence[str], doing: str, timeout_s: float, limit: str) -> DeadlineExceededError:
-    """What is said of actors that did not answer in time."""
+    """Return the error for actors that did not answer in time."""
     return DeadlineExceededError(
         f"{doing} must end within {timeout_s:g} s, but {', '.join(late)} did not answer. "
         f"It may be stuck, or the work is longer than the limit: then raise {limit}."
@@ -133,9 +133,9 @@ def _is_ready(ref: Any) -> bool:
 
 
 def done_before_failure(ref: Any) -> Any:
-    """What a call had done when it failed, as its `RemoteFailure` tells; the value itself of one that did not fail.
+    """Return the result of the work that a failed call completed first (`RemoteFailure.before`).
 
-    None where the actor died, or has not answered yet.
+    Returns the value itself if the call succeeded, and None if the actor died or has not answered yet.
     """
     try:
         return ray.get(ref, timeout=0)
@@ -146,7 +146,7 @@ def done_before_failure(ref: Any) -> Any:
 
 
 def outcomes_of(refs: Sequence[Any], names: Sequence[str], doing: str) -> list[Exception | None]:
-    """The error of each ref (None: it succeeded, or still says nothing when the grace is over)."""
+    """Return the error of each ref, or None if it succeeded or is still pending after the grace period. Blocks."""
     if refs:
         ray.wait(list(refs), num_returns=len(refs), timeout=GRACE_S)
     outcomes: list[Exception | None] = []
@@ -162,7 +162,7 @@ def outcomes_of(refs: Sequence[Any], names: Sequence[str], doing: str) -> list[E
 
 
 def translate_ray_error(error: Exception, name: str, doing: str) -> Exception:
-    """The error a user should see for what Ray raised about actor `name`."""
+    """Return the error to show to the user for an error that Ray raised about actor `name`."""
     if isinstance(error, RayTaskError):
         cause = error.cause
         return cause.portable.restore() if isinstance(cause, RemoteFailure) else error
@@ -183,9 +183,9 @@ def _why(error: RayActorError) -> str:
 
 
 def root_cause(errors: Sequence[Exception]) -> Exception:
-    """Of the errors of several replicas in one step, the one that caused the others.
+    """Return the error that caused the others, given the errors of several replicas in one step.
 
-    A dead process first, then what user code raised; broken connections and cancelled work only follow from these.
+    A dead process comes first, then errors of user code. Broken connections and cancelled work only follow from these.
 
     >>> str(root_cause([CancelledError("given up"), ValueError("bad label")]))
     'bad label'
@@ -206,32 +206,32 @@ def _rank_of(error: Exception) -> int:
 
 
 _killed: deque[Any] = deque(maxlen=256)
-"""The actors that were killed last. Ray also asks an actor to exit when nobody refers to it any more. Both at once
-abort its process (`~CoreWorker`), so killed actors are referred to until their processes are long gone.
+"""The actors that were killed last. Ray also asks an actor to exit once no reference to it is left. Both at once abort
+the actor's process (`~CoreWorker`), so references to killed actors are kept until their processes are long gone.
 """
 
 
 def kill_actors(actors: Sequence[Any]) -> None:
-    """Kill at once, whatever they do. Nothing where they are gone, with the Ray that they were of."""
+    """Kill actors at once. Do nothing if Ray, and the actors with it, are gone."""
     if not ray.is_initialized():
         return
     _killed.extend(actors)
     for actor in actors:
-        with contextlib.suppress(Exception):  # of another Ray, by now: they went with theirs
+        with contextlib.suppress(Exception):  # actors of an earlier Ray session, which ended with it
             ray.kill(actor, no_restart=True)
 
 
 def end_on_sigterm() -> None:
-    """Have SIGTERM end this actor's process at once, as `ray.kill` does.
+    """Make SIGTERM end this actor's process at once, as `ray.kill` does.
 
-    Ray's handler shuts the interpreter down. Ray sends the signal also to processes that are just being killed, when
-    their reservation is given back or the driver ends, and two ways out of one process now and then abort it.
+    Ray's handler shuts the interpreter down. Ray also sends SIGTERM to processes that are being killed already, when
+    their reservation is released or the driver ends. Two concurrent exits of one process sometimes abort it.
     """
-    if threading.current_thread() is threading.main_thread():  # only there a handler can be set
+    if threading.current_thread() is threading.main_thread():  # signal handlers can only be set there
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what Ray says, which tells what happened; the rest is about Ray."""
+    """Return the first line of a Ray error, which says what happened; the rest is about Ray."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -1,6 +1,6 @@
-"""Workers in actors: each is asked by itself, and what they answer comes in any order.
+"""Workers in actors: the driver calls each worker separately, and answers arrive in any order.
 
-Whoever waits here waits for all of them at once: Ray tells of answers in a thread of its own.
+One thread waits for the answers of all workers at once; a thread of Ray's announces each answer.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["Asked", "WorkerActors"]
 
 @final
 class Asked:
-    """What one worker was asked.
+    """A call to one worker, and its answer once that arrives.
 
     Attributes:
-        worker: Its number.
-        doing: What it is to do, for messages.
-        done: Whether it has answered.
+        worker: Number of the worker.
+        doing: Description of the call, for messages.
+        done: True once the worker has answered.
         value: The answer.
-        error: What was raised in its place. UnavailableError with its name as `actor`: the worker is gone.
+        error: The error raised instead. UnavailableError with `actor` set to the worker's name: the worker is gone.
     """
 
     __slots__ = ("doing", "done", "error", "value", "worker")
@@ -38,16 +38,16 @@ class Asked:
         self.error: Exception | None = None
 
     def settle(self, value: Any = None, error: Exception | None = None) -> None:
-        """It has answered."""
+        """Record the answer."""
         self.value, self.error, self.done = value, error, True
 
 
 @final
 class WorkerActors:
-    """The actors of some workers. One thread waits; any thread asks.
+    """The actors of several workers. One thread waits; any thread may call.
 
     Args:
-        actors: Theirs, which belong to this object from now on.
+        actors: Handles of the actors, which this object owns from now on.
     """
 
     def __init__(self, actors: ReplicaActors) -> None:
@@ -57,29 +57,29 @@ class WorkerActors:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the workers, for messages."""
+        """Names of the workers, for messages."""
         return self._actors.names
 
     def begin(self, worker: int, make_runner: Callable[..., Any], *args: Any) -> tuple[Asked, Asked]:
-        """Let a worker's process make its runner: what it will say of its software, and that it has started."""
+        """Create the runner in a worker's process; return the pending answers for its versions and for its start."""
         about = self._follow(Asked(worker, "starting"), self._actors.about(worker))
         return about, self._follow(Asked(worker, "starting"), self._actors.start(worker, make_runner, *args))
 
     def replace(self, worker: int) -> None:
-        """Have another process for a worker; `begin` comes next."""
+        """Launch another process for a worker; call `begin` next."""
         self._actors.replace(worker)
 
     def send(self, worker: int, message: Any, objects: Sequence[Any]) -> Asked:
-        """Send closures to a worker."""
+        """Send closures to a worker without waiting."""
         return self._follow(Asked(worker, "a closure"), self._actors.send(worker, message, objects))
 
     def call(self, worker: int, method: str, *args: Any) -> Asked:
-        """Call a method of a worker's runner, after all that it was sent."""
+        """Call a method of a worker's runner after everything sent so far, without waiting."""
         return self._follow(Asked(worker, method), self._actors.call(worker, method, *args))
 
     def _follow(self, asked: Asked, ref: Any) -> Asked:
-        """Fill in an answer of Ray's when it comes."""
-        # A thread of Ray's runs this: it must not call Ray, and end soon.
+        """Record the answer when `ref` is ready."""
+        # Ray runs the callback in a thread of its own: the callback must not call Ray, and must return soon.
         ref.future().add_done_callback(lambda future: self._told(asked, future))
         return asked
 
@@ -90,7 +90,7 @@ class WorkerActors:
                 asked.settle(future.result())
             else:
                 asked.settle(error=self._translated(asked, as_exception(error)))
-        except BaseException as error:  # of a future that was cancelled
+        except BaseException as error:  # the future was cancelled
             asked.settle(error=as_exception(error))
         self.announce()
 
@@ -98,18 +98,18 @@ class WorkerActors:
         return translate_ray_error(error, self.names[asked.worker], asked.doing)
 
     def announce(self) -> None:
-        """End an `await_news`. Any thread may call this."""
+        """Wake up `await_news`. Thread-safe."""
         with self._changed:
             self._num_news += 1
             self._changed.notify_all()
 
     def await_news(self, within_s: float) -> None:
-        """Return once an answer has come, `announce` was called, or after so many seconds."""
+        """Block until an answer has arrived, `announce` was called, or `within_s` seconds have passed."""
         with self._changed:
             if not self._num_news:
                 self._changed.wait(within_s)
             self._num_news = 0
 
     def kill(self) -> None:
-        """Kill them all, and give their reservation back. May be called twice."""
+        """Kill all actors and release their reservation. May be called twice."""
         self._actors.kill()
