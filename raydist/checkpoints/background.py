@@ -1,4 +1,4 @@
-"""Writing beside training: one write at a time, and its failures told where the program will hear of them."""
+"""Background writes of checkpoints: one write at a time; the program learns of failures by warnings and errors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MOST_FAILURES = 3
 
 @final
 class SaveHandle:
-    """A checkpoint that is being written, as `CheckpointManager.save` gives it.
+    """The handle of a checkpoint that is being written, as returned by `CheckpointManager.save`.
 
     Attributes:
-        path: Where it will be. Nothing is there before it is whole.
-        was_told: Somebody has heard why it failed: by a warning, or an exception.
-        was_raised: By an exception.
+        path: Path of the checkpoint. Nothing exists at the path before the checkpoint is complete.
+        was_told: True once the failure of the save was reported by a warning or an exception.
+        was_raised: True once the failure was reported by an exception.
 
     >>> import tempfile
     >>> manager = rd.CheckpointManager(rd.Checkpoint(progress=rd.State(epoch=1)), tempfile.mkdtemp(), max_to_keep=1)
@@ -47,24 +47,24 @@ class SaveHandle:
         return f"SaveHandle({shown_uri(self.path)!r}, {state})"
 
     def done(self) -> bool:
-        """Whether it is whole, or has failed. Does not wait.
+        """Return True once the save has completed or failed. Does not block.
 
         Returns:
-            True also after a failure, which `wait` tells.
+            True also after a failure; `wait` raises the failure.
 
         Source: concurrent.futures.Future.done.
         """
         return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until it is whole.
+        """Block until the checkpoint is complete.
 
         Args:
-            timeout_s: How long; None for as long as it takes: limits of what it waits for apply.
+            timeout_s: Limit in seconds. None: no limit of its own; limits of the operations inside the save apply.
 
         Raises:
-            Exception: Why it failed: nothing was committed then.
-            DeadlineExceededError: It takes longer; it goes on being written.
+            Exception: The save failed; nothing was committed.
+            DeadlineExceededError: The save takes longer than `timeout_s`; the save continues.
 
         Source: concurrent.futures.Future.result.
         """
@@ -79,17 +79,17 @@ class SaveHandle:
 
     @property
     def error(self) -> BaseException | None:
-        """Why it failed; None while it has not.
+        """The exception of a failed save; None before and without a failure.
 
         Source: concurrent.futures.Future.exception, which waits.
         """
         return self._error
 
     def end(self, error: BaseException | None = None) -> None:
-        """It is whole, or has failed. For who writes it.
+        """Mark the save as complete or failed. Called by the writer.
 
         Args:
-            error: Why it failed.
+            error: The exception of a failed save.
 
         Source: concurrent.futures.Future.set_result and set_exception.
         """
@@ -99,32 +99,32 @@ class SaveHandle:
 
 @final
 class BackgroundWriter:
-    """Writes checkpoints in a thread each, one after the other. A program that ends waits for the last one."""
+    """Writes checkpoints one after the other, each in a thread. The interpreter waits for the last write at exit."""
 
     def __init__(self) -> None:
         self._last: SaveHandle | None = None
         self._thread: threading.Thread | None = None
-        self._num_failures = 0  # in a row
+        self._num_failures = 0  # consecutive failures
 
     def submit(self, path: str, write: Callable[[], None], *, here: bool = False) -> SaveHandle:
-        """Write something; waits for what is being written.
+        """Start a write after waiting for the previous one. Report the failure of the previous write, see `tell`.
 
         Args:
-            path: What it is called.
-            write: Does it.
-            here: In this thread.
+            path: Path of the checkpoint.
+            write: Writes the checkpoint.
+            here: Write in the calling thread; then `submit` blocks until the end of the write.
         """
         self.wait()
         if here:
             return self.run(path, write)
         self._last = handle = SaveHandle(path)
-        # No daemon: what was begun before the end of a program is finished.
+        # Not a daemon thread: a write that has begun is finished before the interpreter exits.
         self._thread = threading.Thread(target=self._run, args=(write, handle), name="raydist-checkpoint")
         self._thread.start()
         return handle
 
     def run(self, path: str, write: Callable[[], None]) -> SaveHandle:
-        """As `submit` in this thread; but nobody is told here of failures before, so that any thread may do it."""
+        """Write in the calling thread after the previous write. Thread-safe: reports no earlier failure."""
         if self._thread is not None:
             self._thread.join()
         self._last = handle = SaveHandle(path)
@@ -145,30 +145,30 @@ class BackgroundWriter:
 
     @property
     def num_failures(self) -> int:
-        """How many writes have failed in a row."""
+        """Number of consecutive failures."""
         return self._num_failures
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being written."""
+        """True while a write is running."""
         return self._last is not None and not self._last.done()
 
     def wait(self) -> None:
-        """Return once nothing is being written, and failures were told: warns of one, raises the third in a row."""
+        """Block until no write is running, then report a failure: the first two in a row warn, the third raises."""
         self.join()
         self.tell()
 
     def join(self) -> None:
-        """Return once nothing is being written."""
+        """Block until no write is running."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def tell(self) -> None:
-        """Say what has failed, once. Does not wait.
+        """Report the failure of the last write once, by a warning. Does not block.
 
         Raises:
-            Exception: The third failure in a row.
+            Exception: The write is the third or later failure in a row.
         """
         last = self._last
         error = None if last is None or last.was_told else last.error
@@ -188,13 +188,13 @@ class BackgroundWriter:
         )
 
     def finish(self) -> None:
-        """Return once nothing is being written. A failure counts as told: one more save says what ends the process."""
+        """Block until no write is running. Count a failure as reported: the error that ends the process will say so."""
         self.join()
         if self._last is not None:
             self._last.was_told = self._last.was_raised = True
 
     def close(self) -> None:
-        """Wait for the last write; raises why it failed, unless somebody was told by an exception."""
+        """Block until no write is running; raise the failure of the last write unless it was raised before."""
         self.join()
         last, self._last = self._last, None
         if last is not None and last.error is not None and not last.was_raised:

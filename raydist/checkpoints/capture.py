@@ -1,4 +1,4 @@
-"""What a checkpoint is going to hold: taken at one point, written at leisure."""
+"""Snapshots of a checkpoint's objects: taken at one point in time, written later."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class CapturedObject:
     """The state of one object.
 
     Attributes:
-        saved: What the manifest will say of it, with no files yet.
-        tensors: By name, on the CPU.
+        saved: The object's entry in the manifest, without files.
+        tensors: Tensors by name, on the CPU.
     """
 
     saved: SavedObject
@@ -38,12 +38,12 @@ class CapturedObject:
 @final
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """States of all objects, which belong together.
+    """A consistent snapshot of the states of all objects.
 
     Attributes:
-        objects: By name.
+        objects: States by object name.
         random: States of random generators, packed.
-        details: See :class:`CheckpointManifest`.
+        details: See :attr:`CheckpointManifest.details`.
     """
 
     objects: Mapping[str, CapturedObject]
@@ -52,22 +52,22 @@ class Capture:
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Total size of the tensors."""
         return sum(tensor.nbytes for each in self.objects.values() for tensor in each.tensors.values())
 
 
 def captured_object(name: str, kind: str, class_name: str | None, state: Any, copy: bool) -> CapturedObject:
-    """The state of one object.
+    """Return the state of one object in the form that a capture holds.
 
     Args:
-        name: Its name, for messages.
-        kind: Of the object.
-        class_name: Of the object, where it matters.
-        state: Its state.
-        copy: Whether tensors are copied, so that training may go on.
+        name: Name of the object, for messages.
+        kind: Kind of the object.
+        class_name: Class of the object, if a checkpoint records it.
+        state: State of the object.
+        copy: Copy tensors, so that training may continue.
 
     Raises:
-        InvalidArgumentError: An entry cannot be stored. Names it.
+        InvalidArgumentError: An entry cannot be stored; the message names the entry.
     """
     packed = pack_state(state, name)
     for key, value in packed.tensors.items():
@@ -91,13 +91,13 @@ def _on_cpu(value: torch.Tensor | np.ndarray[Any, Any], copy: bool) -> torch.Ten
         return torch.from_numpy(value if plain and not copy else value.copy())
     if not copy and type(value) in (torch.Tensor, torch.nn.Parameter):
         return value.detach().resolve_conj().resolve_neg()
-    # Not clone(): a variable of a strategy may be a subclass, and its copy would be one as well.
+    # Not clone(): a strategy's variable may be a subclass of Tensor, and its clone would be one as well.
     with torch.no_grad():
         return torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value)
 
 
 def file_stems(names: Mapping[str, Any], new: NewFiles) -> dict[str, str]:
-    """What the files of each object are called, without their endings: different ones on any file system.
+    """Return the file name stem of each object. Stems differ even on case-insensitive file systems.
 
     >>> from raydist.pipelines.stored.directory_files import LocalFiles
     >>> file_stems({"a b": 1, "a/b": 2, "A_B": 3}, NewFiles(LocalFiles("/tmp/x")))
@@ -121,7 +121,7 @@ def write_capture(
     max_part_bytes: int = MAX_PART_BYTES,
     stems: Mapping[str, str] | None = None,
 ) -> CheckpointManifest:
-    """Write the tensors of a capture; what is returned describes them, and is what `NewFiles.commit` takes."""
+    """Write the tensors of a capture; return the manifest for `NewFiles.commit`."""
     stems = file_stems(capture.objects, new) if stems is None else stems
     objects: dict[str, SavedObject] = {}
     files: list[TensorFile] = []
@@ -135,7 +135,7 @@ def write_capture(
 
 
 def commit(new: NewFiles, manifest: CheckpointManifest) -> None:
-    """Let a checkpoint be there whose files are written, in the place of the one that was there."""
+    """Commit a checkpoint whose files are written, replacing the previous checkpoint of the directory."""
     before = named_files(new.files) if new.tag else ()
     new.commit(manifest.to_bytes(), [file.name for file in manifest.files], before)
 
@@ -143,11 +143,11 @@ def commit(new: NewFiles, manifest: CheckpointManifest) -> None:
 def save_capture(
     capture: Capture, directory: DirectoryFiles, max_part_bytes: int = MAX_PART_BYTES
 ) -> CheckpointManifest:
-    """Write a checkpoint and let it be there. What was there before stays until then, and goes then.
+    """Write and commit a checkpoint. The previous checkpoint of the directory stays until the commit, then is removed.
 
     Raises:
-        FailedPreconditionError: Nothing may be written there.
-        OSError: What the file system says: it is full, say. Then nothing of what was written stays.
+        FailedPreconditionError: The directory must not be written to.
+        OSError: The file system failed, for example because it is full. The written files are removed.
     """
     new = new_files(directory)
     try:

@@ -1,4 +1,4 @@
-"""`rd.Checkpoint`: objects whose states are saved together, and restored together."""
+"""`rd.Checkpoint`: save and restore the states of several objects together."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ __all__ = ["Checkpoint", "contents_of"]
 
 @final
 class Checkpoint:
-    """Objects whose states are saved together: modules, optimizers, schedulers, metrics, datasets, an `rd.State`, ...
+    """A set of objects whose states are saved together: modules, optimizers, schedulers, metrics, datasets, `rd.State`.
 
-    A checkpoint is a directory: a safetensors file for each object, with keys as in its `state_dict` (of optimizers:
-    `<parameter>.<state>`), and `manifest.json` with all else, sizes and checksums. Nothing in it is unpickled or
-    imported. It restores on any strategy, number of replicas and device. The random states of torch, Python and numpy
-    are part of it.
+    A checkpoint is a directory: a safetensors file for each object, with keys as in its `state_dict` (for optimizers:
+    `<parameter>.<state>`), and `manifest.json` with all other values, sizes and checksums. Restoring unpickles and
+    imports nothing. A checkpoint restores on any strategy, number of replicas and device. The random states of torch,
+    Python and numpy are part of a checkpoint.
 
     Args:
-        gradients: Whether pending gradients (`.grad` of parameters) are saved, too.
-        objects: Whatever has `state_dict` and `load_state_dict`, and dicts and lists of such, by name. Of an `rd.Model`
-            under the name "model": its module as "model", and once it is compiled "model.optimizer", "model.scheduler"
-            and "model.metrics.<name>". Parameters of a module that is compiled by torch.compile have their own names.
+        gradients: Also save pending gradients (`.grad` of parameters).
+        objects: Objects by name: any object with `state_dict` and `load_state_dict`, and dicts and lists of such
+            objects. An `rd.Model` named "model" is saved as "model" (the module) and, once compiled, as
+            "model.optimizer", "model.scheduler" and "model.metrics.<name>". Parameters of a module that torch.compile
+            wraps keep their original names.
 
     Raises:
-        InvalidArgumentError: Something is neither. Names it.
+        InvalidArgumentError: An object is none of these; the message names the object.
 
     >>> import os, tempfile, torch
     >>> model, progress = torch.nn.Linear(2, 1), rd.State(epoch=3)
@@ -54,26 +55,28 @@ class Checkpoint:
         if not objects:
             raise InvalidArgumentError("A checkpoint must have at least one object, got none: Checkpoint(model=model).")
         self._contents = CheckpointContents(objects, gradients)
-        self._contents.named()  # says at once what is none
+        self._contents.named()  # raises for an object without state
 
     def __repr__(self) -> str:
         return f"Checkpoint({', '.join(self._contents.named())})"
 
     def save(self, path: str | os.PathLike[str]) -> str:
-        """Save the states as they are now. Waits for dispatched steps, and until all is safe on the disk.
+        """Save the current states. Blocks for dispatched steps, and until all files are safely on disk.
 
-        A checkpoint that is there already stays until the new one is whole.
+        A checkpoint that exists at the path stays until the new checkpoint is complete.
 
         Args:
             path: A directory, which is made; or a URI that fsspec knows.
+
+            path: A directory, which is created if needed; or a URI that fsspec supports.
 
         Returns:
             The path.
 
         Raises:
             InvalidArgumentError: An entry of a state is neither tensor, array, number, text, bytes, None, nor a tuple,
-                list or dict of such. Names it.
-            FailedPreconditionError: It was called in `strategy.run`, or nothing may be written there.
+                list or dict of such; the message names the entry.
+            FailedPreconditionError: Called inside `strategy.run`, or the directory must not be written to.
 
         >>> import os, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "ckpt-1")
@@ -90,27 +93,27 @@ class Checkpoint:
     def restore(
         self, path: str | os.PathLike[str], strict: bool = True, only: Sequence[str] | str | None = None
     ) -> RestoreReport:
-        """Have the objects go on from saved states. All is read and compared before anything is changed.
+        """Load saved states into the objects. Reads and compares everything before any object changes.
 
-        Modules and optimizers that replicas hold, or will, they read themselves, a share of the bytes each, where they
-        can open the files; parameter servers read what they have. Waits for dispatched steps, at most `Timeouts.step_s`
-        for each half.
+        Replicas read the modules and optimizers that they hold or will hold: each replica reads a share of the bytes if
+        it can open the files. Parameter servers read their own variables. Blocks for dispatched steps, at most
+        `Timeouts.step_s` for each half.
 
         Args:
-            path: Of the checkpoint.
-            strict: Whether the checkpoint must have all entries of the objects, and no others. Entries of another shape
-                or type are always an error.
-            only: Names of objects to restore; then random states stay as they are. All by default.
+            path: Path of the checkpoint.
+            strict: Require that the checkpoint has all entries of the objects and no others. An entry with another
+                shape or type is always an error.
+            only: Names of objects to restore; random states then stay unchanged. Default: all objects.
 
         Returns:
-            What was missing or unexpected, with `strict=False`.
+            The missing and unexpected entries, with `strict=False`.
 
         Raises:
-            InvalidArgumentError: States do not fit (lists up to 20 entries), a name in `only` is unknown, or the
-                checkpoint is of a newer version.
-            NotFoundError: There is no checkpoint.
-            DataLossError: It is damaged; names the file and the tensor.
-            FailedPreconditionError: It was called in `strategy.run`.
+            InvalidArgumentError: States do not fit (the message lists up to 20 entries), a name in `only` is unknown,
+                or a newer version of raydist wrote the checkpoint.
+            NotFoundError: The checkpoint does not exist.
+            DataLossError: The checkpoint is damaged; the message names the file and the tensor.
+            FailedPreconditionError: Called inside `strategy.run`.
 
         >>> import os, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "ckpt-1")
@@ -125,7 +128,7 @@ class Checkpoint:
 
 
 def contents_of(checkpoint: Checkpoint) -> CheckpointContents:
-    """What a checkpoint holds, for whoever saves it in another way.
+    """Return the contents of a checkpoint, for code that saves them in another way.
 
     >>> list(contents_of(Checkpoint(progress=rd.State())).named())
     ['progress']

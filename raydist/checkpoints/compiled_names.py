@@ -1,7 +1,7 @@
-"""Names of parameters without the prefix of `torch.compile`.
+"""Parameter names without the prefix of `torch.compile`.
 
-`torch.compile(module)` wraps a module in another one, which calls it `_orig_mod`. A checkpoint has the names of the
-module itself, so that it loads into compiled and plain modules.
+`torch.compile(module)` wraps a module in another module, which stores the original as `_orig_mod`. Checkpoints use
+the names of the original module, so that they load into compiled and plain modules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def plain_name(name: str) -> str:
 
 
 def plain_names(state: Any) -> Any:
-    """Return a state of a module or an optimizer with plain names. A state that has no other is returned as it is.
+    """Return the state of a module or an optimizer with plain names; the same object if all names are plain.
 
     >>> plain_names({"_orig_mod.weight": 1, "param_groups": [{"params": ["_orig_mod.weight"]}]})
     {'weight': 1, 'param_groups': [{'params': ['weight']}]}
@@ -49,11 +49,11 @@ def has_compiled(module: nn.Module) -> bool:
 
 
 def compiled_names(state: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state with plain names under the names of a module that is, or has, a compiled one.
+    """Return a state with plain names, renamed for a module that is or contains a compiled module.
 
     Args:
-        state: The state, with plain names.
-        here: The module's own `state_dict()`.
+            state: The state, with plain names.
+            here: The `state_dict()` of the module that takes the state.
 
     >>> compiled_names({"weight": 1}, {"_orig_mod.weight": 0})
     {'_orig_mod.weight': 1}

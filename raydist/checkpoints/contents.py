@@ -1,4 +1,4 @@
-"""The objects of a checkpoint: their states as they are at one point, and states for them."""
+"""The objects of a checkpoint: capture their states, and restore states into them."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _NO_STRATEGY = (
 
 @final
 class CheckpointContents:
-    """What a checkpoint holds, without where it is kept.
+    """The objects of a checkpoint, independent of a directory.
 
     Args:
-        objects: By name; see `named_objects`.
-        gradients: Whether pending gradients of modules are among them.
+        objects: Objects by name; see `named_objects`.
+        gradients: Include pending gradients of modules.
     """
 
     def __init__(self, objects: Mapping[str, Any], gradients: bool = False) -> None:
@@ -56,15 +56,15 @@ class CheckpointContents:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether pending gradients of modules are among them."""
+        """True if pending gradients of modules are included."""
         return self._gradients
 
     def own(self) -> dict[str, Any]:
-        """The objects that it was made with, by name."""
+        """Return the objects passed to the constructor, by name."""
         return named_objects(self._objects)
 
     def named(self) -> dict[str, Any]:
-        """All objects by name, as dicts and lists have them now."""
+        """Return all objects by name, with the current members of dicts and lists."""
         named = self._given_and_held()
         named = {**named, **_rows_of(named), **self._step_beside(named)}
         if self._gradients:
@@ -74,7 +74,7 @@ class CheckpointContents:
         return named
 
     def _find_strategy(self) -> CountsSteps | None:
-        """Whose global step it has: found when it is made, else as soon as it is plain."""
+        """Return the strategy whose global step is saved; searched again at each call until exactly one is found."""
         known = None if self._strategy is None else self._strategy()
         found = training_strategy(self._modules()) if known is None else known
         self._strategy = None if found is None else weakref.ref(found)
@@ -87,16 +87,16 @@ class CheckpointContents:
         return named_objects({**self._objects, **self._held})
 
     def _step_beside(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        """The global step, where somebody has asked for it and it is not among the objects."""
+        """Return the global step counter if the program uses one and the named objects do not include it."""
         strategy = self._find_strategy()
         counter = None if strategy is None else strategy._find_counter()
         known = counter is None or _STEP in named or any(obj is counter for obj in named.values())
         return {} if known else {_STEP: counter}
 
     def _named_as(self, checkpoint: SavedCheckpoint) -> dict[str, Any]:
-        """All objects by name, and the global step where the checkpoint has it."""
+        """Return all objects by name, including the global step if the checkpoint has one."""
         named = self.named()
-        if _STEP in self._objects:  # the program's own, of that name
+        if _STEP in self._objects:  # the program's own object of that name
             return named
         named.pop(_STEP, None)
         if _STEP not in checkpoint.manifest.objects:
@@ -105,22 +105,22 @@ class CheckpointContents:
         if strategy is None:
             warnings.warn(_NO_STRATEGY, RuntimeWarning, stacklevel=5)
         counter = StepCounter() if strategy is None else strategy._make_counter()
-        old = f"{_GRADIENTS}.{_STEP}"  # it has no gradient, but older checkpoints name it
+        old = f"{_GRADIENTS}.{_STEP}"  # the counter has no gradient, but older checkpoints have this entry
         beside = {old: PendingGradients(counter)} if old in checkpoint.manifest.objects else {}
         return {**named, _STEP: counter, **beside}
 
     @contextlib.contextmanager
     def holding(self, objects: Mapping[str, Any]) -> Iterator[None]:
-        """Inside, these belong to it as well; behind it inside of `holding_again`, unless it ended by an error.
+        """Add objects for the duration of the `with` block; `holding_again` adds them once more after a successful end.
 
         Raises:
-            InvalidArgumentError: A name is taken, or something has no state.
+            InvalidArgumentError: A name is taken, or an object has no state.
         """
         if taken := sorted(self._objects.keys() & objects.keys()):
             raise InvalidArgumentError(f"A checkpoint must not have an object called {taken[0]!r} here. Rename it.")
         self._held, self._held_before = dict(objects), {}
         try:
-            self.named()  # says at once what is none
+            self.named()  # raises for an object without state
             yield
             self._held_before = self._held
         finally:
@@ -128,7 +128,7 @@ class CheckpointContents:
 
     @contextlib.contextmanager
     def holding_again(self) -> Iterator[None]:
-        """Inside, what belonged to it last belongs to it: the next `fit` can go on from a save behind the last."""
+        """Add the objects of the last `holding` for the `with` block: the next `fit` can resume after the last save."""
         before, self._held = self._held, self._held or self._held_before
         try:
             yield
@@ -137,7 +137,7 @@ class CheckpointContents:
 
     @contextlib.contextmanager
     def given(self, states: Mapping[str, Any]) -> Iterator[None]:
-        """Inside, these are the states of the objects of these names."""
+        """Use these states for the objects of these names inside the `with` block."""
         self._given = dict(states)
         try:
             yield
@@ -147,12 +147,12 @@ class CheckpointContents:
     def capture(
         self, copy: bool = True, details: Mapping[str, Any] | None = None, skip: Collection[str] = ()
     ) -> Capture:
-        """The states as they are now. Waits for dispatched steps.
+        """Return a snapshot of the current states. Blocks for dispatched steps.
 
         Args:
-            copy: Whether tensors are copied, so that training may go on before they are written.
-            details: JSON values that are kept with it.
-            skip: Names of objects that somebody else saves.
+            copy: Copy tensors, so that training may continue before they are written.
+            details: JSON values that are stored in the manifest.
+            skip: Names of objects that are saved elsewhere.
         """
         named = self.named()
         again = other_names(named)
@@ -172,7 +172,7 @@ class CheckpointContents:
     def restore(
         self, directory: DirectoryFiles, strict: bool = True, only: Sequence[str] | str | None = None
     ) -> RestoreReport:
-        """Give the objects the states in a directory. See `rd.Checkpoint.restore`."""
+        """Load the states of a checkpoint directory into the objects. See `rd.Checkpoint.restore`."""
         named = self.named()
         wanted = chosen_objects(named, only)
         checkpoint = open_checkpoint(directory)
@@ -187,7 +187,7 @@ class CheckpointContents:
 
 
 def _rows_of(named: dict[str, Any]) -> dict[str, Any]:
-    """Rows of embedding tables, which modules leave out of their states."""
+    """Return the rows of embedding tables, which `state_dict` of their modules leaves out."""
     again = other_names(named)
     tables = {name: SavedRows(obj) for name, obj in named.items() if isinstance(obj, nn.Module) and name not in again}
     return {f"{name}.{_ROWS}": rows for name, rows in tables.items() if rows}

@@ -1,4 +1,4 @@
-"""What of a saved state does not fit the object that is to take it. Pure; decides before anything is changed."""
+"""Differences between a saved state and the object that will take it. Pure; computed before anything changes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _MOST_SHOWN = 20
 @final
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One entry.
+    """One entry that differs.
 
     Attributes:
-        what: "missing" in the checkpoint, "unexpected" there, "reshaped" or "retyped".
-        entry: Its path, with the object's name.
-        more: What is there, and what was saved.
+        what: "missing" or "unexpected" in the checkpoint, "reshaped" or "retyped".
+        entry: Path of the entry, beginning with the object's name.
+        more: Description of the current and of the saved entry.
     """
 
     what: str
@@ -45,7 +45,7 @@ class Difference:
 
 
 def in_words(found: Iterable[Difference]) -> str:
-    """For messages: at most 20 of them.
+    """Describe at most 20 differences in a message.
 
     >>> in_words([Difference("missing", "model.a"), Difference("reshaped", "model.b", "(2,) here, (3,) saved")])
     "'model.a' is missing, 'model.b' is reshaped ((2,) here, (3,) saved)"
@@ -62,14 +62,14 @@ def state_differences(
     saved: SavedObject,
     places: Mapping[str, FilePlace],
 ) -> list[Difference]:
-    """What does not fit.
+    """Return the differences between the current and the saved state of one object.
 
     Args:
-        name: Of the object.
-        here: Its state now, packed.
-        tensors: Those of its state now.
-        saved: The state that it is to take.
-        places: Those of the tensors of that.
+        name: Name of the object.
+        here: Current state of the object, packed.
+        tensors: Tensors of the current state.
+        saved: State that the object will take.
+        places: Locations of the tensors of `saved`.
     """
     if (here.kind, here.class_name) != (saved.kind, saved.class_name):
         return [Difference(RETYPED, name, f"{_kind(here)} here, {_kind(saved)} saved")]
@@ -80,9 +80,9 @@ def state_differences(
         return []
     if here.kind == "module":
         return [*_keys(name, here.values, saved.values), *_entries(name, here.values, tensors, saved.values, places)]
-    if here.kind == "metric":  # what each replica holds belongs to a number of them
+    if here.kind == "metric":  # the parts of the replicas depend on their number
         return _keys(name, *([key for key in values if key != SHARES] for values in (here.values, saved.values)))
-    if here.class_name:  # what begins with "_" is torch's, and changes with its version
+    if here.class_name:  # entries that begin with "_" are torch's, and change with its version
         return _keys(
             name, *([key for key in values if not key.startswith("_")] for values in (here.values, saved.values))
         )
@@ -119,7 +119,7 @@ def _entries(
     saved: Mapping[str, Any],
     places: Mapping[str, FilePlace],
 ) -> list[Difference]:
-    """Of a module: what is a tensor must be one, of that shape and type."""
+    """Return the differences of a module's entries: presence, kind, shape and type."""
     found = []
     common = []
     for key in here:
@@ -134,7 +134,7 @@ def _entries(
 
 
 def tensor_named(value: Any) -> str | None:
-    """Which tensor a packed value is, if it is one.
+    """Return the name of the tensor that a packed value refers to, or None.
 
     >>> tensor_named({"$tensor": "weight"}), tensor_named(3)
     ('weight', None)
@@ -144,11 +144,11 @@ def tensor_named(value: Any) -> str | None:
 
 
 def tensor_differences(name: str, common: Iterable[tuple[str, Any, FilePlace]]) -> list[Difference]:
-    """What does not fit of tensors that there are on both sides.
+    """Return the differences between tensors that exist on both sides.
 
     Args:
-        name: Of the object.
-        common: Names, tensors (which need no values) and places.
+        name: Name of the object.
+        common: Names, tensors (which need no values) and locations of the saved tensors.
     """
     found = []
     for key, tensor, place in common:

@@ -1,4 +1,4 @@
-"""Which tensors and arrays a safetensors file can hold, and what their types are called there."""
+"""Tensors and arrays that a safetensors file can hold, and the safetensors names of their dtypes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """What safetensors calls it.
+    """Return the safetensors name of a dtype.
 
     >>> dtype_name(torch.bfloat16)
     'BF16'
@@ -43,7 +43,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def stored_dtype(name: str) -> torch.dtype:
-    """The type that safetensors calls so. ValueError where there is none.
+    """Return the dtype of a safetensors name. Raise ValueError for an unknown name.
 
     >>> stored_dtype("I64")
     torch.int64
@@ -54,7 +54,7 @@ def stored_dtype(name: str) -> torch.dtype:
 
 
 def torch_dtype(value: torch.Tensor | np.ndarray[Any, Any]) -> torch.dtype:
-    """The type that it has, or gets where it is an array.
+    """Return the dtype of a tensor, or the torch dtype that corresponds to an array's.
 
     >>> torch_dtype(np.zeros(2, "uint16"))
     torch.uint16
@@ -63,7 +63,7 @@ def torch_dtype(value: torch.Tensor | np.ndarray[Any, Any]) -> torch.dtype:
 
 
 def is_storable_tensor(tensor: torch.Tensor) -> bool:
-    """Whether its numbers are all there is to it, and of a type that safetensors has.
+    """Return True for a plain dense tensor with a dtype that safetensors supports.
 
     >>> is_storable_tensor(torch.ones(2)), is_storable_tensor(torch.ones(2).to_sparse())
     (True, False)
@@ -73,7 +73,7 @@ def is_storable_tensor(tensor: torch.Tensor) -> bool:
 
 
 def as_storable_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """An array or a scalar of numpy's, in this machine's byte order; None if safetensors has no such type, or a mask.
+    """Return a numpy array or scalar in native byte order; None if masked or of a type that safetensors lacks.
 
     >>> as_storable_array(np.float64(2.5)), as_storable_array(np.array(["a"]))
     (array(2.5), None)

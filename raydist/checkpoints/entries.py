@@ -1,7 +1,7 @@
-"""What a `state_dict` is on disk: JSON values, and tensors beside them.
+"""The on-disk form of a `state_dict`: JSON values, and tensors next to them.
 
-What JSON lacks is an object with one key that begins with `$`: `{"$tuple": [...]}`, `{"$bytes": "<base64>"}`,
-`{"$float": "nan"}`, `{"$dict": [[key, value], ...]}`, `{"$tensor": "<name of it>"}`. Nothing of it names code.
+A value that JSON lacks is an object with one key that begins with `$`: `{"$tuple": [...]}`, `{"$bytes": "<base64>"}`,
+`{"$float": "nan"}`, `{"$dict": [[key, value], ...]}`, `{"$tensor": "<name>"}`. No value names code.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from raydist.errors import InvalidArgumentError
 __all__ = ["MAX_NESTING", "Packed", "names_of_tensors", "pack_state", "unpack_state"]
 
 MAX_NESTING = 100
-"""Levels of a state: it is read and written recursively."""
+"""Maximum nesting of a state: packing and unpacking are recursive."""
 
 _TENSORS = ("$tensor", "$array", "$scalar")
-_MAX_BITS = 8192  # of an int: Python reads no number of more than 4,300 digits
+_MAX_BITS = 8192  # of an int: Python parses no number of more than 4,300 digits
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A state in parts.
+    """A state split into JSON and tensors.
 
     Attributes:
-        values: JSON; where a tensor belongs stands its name.
-        tensors: Those, by name: the path to them, as in `state_dict`.
+        values: JSON values; a tensor is represented by its name.
+        tensors: Tensors by name; the name is the path to the tensor, as in `state_dict`.
     """
 
     values: Any
@@ -43,14 +43,14 @@ class Packed:
 
 
 def pack_state(state: Any, owner: str = "") -> Packed:
-    """A state in parts. Copies nothing.
+    """Split a state into JSON values and tensors. Copies nothing.
 
     Args:
         state: Tensors, arrays, JSON values, bytes, and tuples, lists and dicts of such.
-        owner: Whose state it is, for messages.
+        owner: Name of the object that has the state, for messages.
 
     Raises:
-        InvalidArgumentError: There is something else. Names the entry.
+        InvalidArgumentError: The state has another kind of value; the message names the entry.
 
     >>> packed = pack_state({"weight": torch.ones(2), "steps": (3, float("inf"))})
     >>> packed.values
@@ -63,7 +63,7 @@ def pack_state(state: Any, owner: str = "") -> Packed:
 
 
 def unpack_state(values: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The state of which `pack_state` made `values` and `tensors`. ValueError where it can be none.
+    """Return the state that `pack_state` split into `values` and `tensors`. Raise ValueError for invalid values.
 
     >>> unpack_state({"a": {"$tuple": [1, {"$float": "nan"}]}}, {})
     {'a': (1, nan)}
@@ -72,7 +72,7 @@ def unpack_state(values: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def names_of_tensors(values: Any) -> Iterator[tuple[str, bool]]:
-    """Of what `pack_state` made, the names of all tensors, and whether each is one (not an array).
+    """Yield the name of each tensor in packed values, with True for a tensor and False for an array.
 
     >>> list(names_of_tensors([{"$tensor": "a"}, {"b": {"$array": "c"}}]))
     [('a', True), ('c', False)]
@@ -106,7 +106,7 @@ class _Packer:
             return self._encode_mapping(value, path)
         if type(value) is list:
             return [self.encode(part, (*path, index)) for index, part in enumerate(value)]
-        if isinstance(value, tuple) and not hasattr(value, "_fields"):  # torch.Size too; a namedtuple names its class
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):  # a namedtuple would name its class
             return {"$tuple": [self.encode(part, (*path, index)) for index, part in enumerate(value)]}
         return self._encode_plain(value, path)
 
@@ -141,7 +141,7 @@ class _Packer:
     def _named(self, value: torch.Tensor | np.ndarray[Any, Any], path: tuple[Any, ...]) -> str:
         plain = name = ".".join(map(str, path)) or "value"
         number = 1
-        while name in self.tensors or name == "__metadata__":  # {"a.b": ..., "a": {"b": ...}}; what safetensors uses
+        while name in self.tensors or name == "__metadata__":  # {"a.b": ..., "a": {"b": ...}}; reserved
             number += 1
             name = f"{plain}#{number}"
         self.tensors[name] = value
@@ -152,7 +152,7 @@ class _Packer:
         kind = type(value)
         if isinstance(value, torch.Tensor):
             more = f" ({value.dtype}, {value.layout})"
-        else:  # Python does not write numbers of more than 4,300 digits
+        else:  # Python does not print numbers of more than 4,300 digits
             more = f" of {value.bit_length()} bits" if kind is int else f": {value!r:.100}"
         return InvalidArgumentError(
             "A checkpoint holds dense tensors and arrays (of the types of safetensors: no complex128, no float4), "
@@ -168,7 +168,7 @@ class _Unpacker:
         self._tensors = tensors
 
     def decode(self, value: Any, depth: int) -> Any:
-        if depth > 4 * MAX_NESTING:  # a tag makes up to three levels of one
+        if depth > 4 * MAX_NESTING:  # a tag turns one level into up to three
             raise ValueError("its values are nested too deeply")
         if isinstance(value, list):
             return [self.decode(part, depth + 1) for part in value]

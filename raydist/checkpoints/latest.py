@@ -1,4 +1,4 @@
-"""`rd.latest_checkpoint` and `rd.checkpoints_iterator`: for those who read what others write."""
+"""`rd.latest_checkpoint` and `rd.checkpoints_iterator`: find checkpoints that another process writes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from raydist.pipelines.stored.directory_files import directory_files
 
 __all__ = ["checkpoints_iterator", "latest_checkpoint"]
 
-_LOOK_S = 1.0  # between two looks into a directory
+_LOOK_S = 1.0  # between two listings of a directory
 
 
 def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
-    """The newest checkpoint in a directory of a :class:`CheckpointManager`: that which was saved last.
+    """Return the newest checkpoint in a directory of a :class:`CheckpointManager`: the one saved last.
 
     Args:
-        checkpoint_dir: A path, or a URI that fsspec knows.
+            checkpoint_dir: A path, or a URI that fsspec supports.
 
-    Returns:
-        Its path; None where there is none. One whose manifest is damaged is not looked at.
+        Returns:
+            Path of the checkpoint; None if there is none. Checkpoints with a damaged manifest are skipped.
 
     Source: tf.train.latest_checkpoint.
 
@@ -35,7 +35,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
 
 
 def _newest(directory: str) -> tuple[str, int] | None:
-    """Its path and generation."""
+    """Return the path and generation of the newest checkpoint."""
     intact = [each.kept for each in find_checkpoints(directory_files(directory)) if each.damage is None]
     return (checkpoint_path(directory, intact[-1].name), intact[-1].generation) if intact else None
 
@@ -46,16 +46,16 @@ def checkpoints_iterator(
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
 ) -> Iterator[str]:
-    """New checkpoints as they come: for evaluation beside training. Always the newest, so some may be left out.
+    """Yield new checkpoints as they appear, for evaluation beside training. Yields the newest only and may skip some.
 
     Args:
-        checkpoint_dir: A path, or a URI that fsspec knows.
-        min_interval_secs: Between two of them.
-        timeout: How long to wait for one; None for ever.
-        timeout_fn: Called when that time is over; the iterator ends where it says True, or where there is none.
+        checkpoint_dir: A path, or a URI that fsspec supports.
+        min_interval_secs: Minimum seconds between two checkpoints.
+        timeout: Seconds to wait for a checkpoint; None for no limit.
+        timeout_fn: Called after each timeout; the iterator ends if it returns True, or if there is no `timeout_fn`.
 
     Returns:
-        An iterator over paths, each once.
+        An iterator over paths; each checkpoint appears once. Blocks until the next checkpoint.
 
     Source: tf.train.checkpoints_iterator.
 

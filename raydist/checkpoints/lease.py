@@ -1,8 +1,8 @@
-"""Who writes into a directory: one process at a time, and one that has died holds nobody up for long.
+"""The lock of a checkpoint directory: one process writes at a time, and a dead process does not block others for long.
 
-The lease is a small file in the directory. On the machine of its holder it is free as soon as that process is gone.
-Elsewhere nobody can know: there the holder counts up in it, and a lease whose count stands still for a while is free.
-Clocks are compared with themselves only.
+The lease is a small file in the directory. On the holder's machine, the lease is free as soon as the holder's process
+is gone. Other machines cannot check the process: the holder increments a count in the file, and a lease whose count
+has not changed for a while is free. Each process compares times of its own clock only.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["LEASE_FILE", "Holder", "Lease", "judge_holder", "this_process"]
 
 LEASE_FILE = "lease.json"
 
-_BEAT_S = 5.0  # between two counts
-_LAPSE_S = 15.0  # without one, the holder is gone
+_BEAT_S = 5.0  # between two increments
+_LAPSE_S = 15.0  # without an increment for so long, the holder counts as gone
 _LOOK_S = 0.5
 _MOST_BYTES = 1 << 16
 
@@ -37,16 +37,16 @@ _MOST_BYTES = 1 << 16
 @final
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Whose a lease is.
+    """The process that holds a lease.
 
     Attributes:
-        token: Of the lease: every one has another.
-        host: Name of the machine.
-        pid: Of the process.
-        since: When, by its clock, as text.
-        machine: What tells machines and what their processes are numbered in apart, as far as known.
-        started: What tells processes of one number apart, as far as known.
-        beat: Counts up while it lives.
+        token: Unique id of the lease.
+        host: Host name of the machine.
+        pid: Process id.
+        since: Time of acquisition by the holder's clock, as text.
+        machine: Id of the boot and the PID namespace; empty if unknown.
+        started: Start time of the process, which tells processes with one id apart; empty if unknown.
+        beat: Count that the holder increments while it lives.
     """
 
     token: str
@@ -58,12 +58,12 @@ class Holder:
     beat: int = 0
 
     def to_bytes(self) -> bytes:
-        """As JSON."""
+        """Return the holder as JSON."""
         return json.dumps({"version": 1, **asdict(self)}).encode()
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Holder | None:
-        """What `to_bytes` made; None for anything else: then nobody holds it."""
+        """Return the holder that `to_bytes` encoded; None for any other data, which means a free lease."""
         try:
             found = json.loads(data)
             texts = {name: str(found[name])[:200] for name in ("token", "host", "since", "machine", "started")}
@@ -76,21 +76,21 @@ class Holder:
 
 
 def this_process() -> Holder:
-    """A new lease of this process."""
+    """Return a new holder for this process."""
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     started = _start_of(os.getpid())
     return Holder(uuid.uuid4().hex, socket.gethostname(), os.getpid(), since, _machine(), started)
 
 
 def _machine() -> str:
-    """The boot and the process namespace, as Linux knows them: containers of one machine number their own."""
+    """Return ids of the boot and the PID namespace on Linux: each container of a machine numbers its own processes."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     return ""
 
 
 def _start_of(pid: int) -> str:
-    """When a process of this machine began, in ticks; empty where there is none."""
+    """Return the start time of a process of this machine in ticks; empty if there is no such process."""
     with contextlib.suppress(OSError, IndexError):
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -101,7 +101,7 @@ def _start_of(pid: int) -> str:
 def judge_holder(
     holder: Holder | None, me: Holder, start_of: Callable[[int], str] = _start_of
 ) -> Literal["free", "mine", "held", "unknown"]:
-    """Whether a lease may be taken: "unknown" where only waiting tells.
+    """Return the state of a lease for the process `me`; "unknown" if only waiting can tell.
 
     >>> me = Holder("a", "node", 1, "today", machine="m", started="7")
     >>> judge_holder(None, me), judge_holder(me, me), judge_holder(Holder("b", "other", 1, "today", "n"), me)
@@ -119,7 +119,7 @@ def judge_holder(
 
 
 def _is_kept_here(holder: Holder) -> bool:
-    """Whether a thread of this process keeps a lease: the file of one that was given back may have stayed."""
+    """Return True if a thread of this process keeps the lease: a released lease may have left its file behind."""
     return any(thread.name == _thread_name(holder) for thread in threading.enumerate())
 
 
@@ -129,7 +129,7 @@ def _thread_name(holder: Holder) -> str:
 
 @contextlib.contextmanager
 def _writing(files: DirectoryFiles) -> Iterator[None]:
-    """Around what needs a directory in which this process may write."""
+    """Raise FailedPreconditionError inside the `with` block if the file system is read-only."""
     try:
         yield
     except OSError as error:
@@ -144,12 +144,12 @@ def _writing(files: DirectoryFiles) -> Iterator[None]:
 
 @final
 class Lease:
-    """The right to write into one directory. Taken by :meth:`take`, given back by :meth:`give_back`, or when dropped.
+    """An exclusive lock for writing into one directory. Released by :meth:`give_back` or when garbage-collected.
 
     Args:
-        files: Of the directory.
-        beat_s: Between two counts.
-        lapse_s: Without one, the holder is gone.
+        files: Files of the directory.
+        beat_s: Seconds between two increments of the count.
+        lapse_s: Seconds without an increment after which the holder counts as gone.
     """
 
     def __init__(self, files: DirectoryFiles, *, beat_s: float = _BEAT_S, lapse_s: float = _LAPSE_S) -> None:
@@ -159,14 +159,15 @@ class Lease:
 
     @property
     def is_taken(self) -> bool:
-        """Whether it was taken and not given back."""
+        """True while this object holds the lease."""
         return self._keeper is not None
 
     def take(self) -> None:
-        """Become the only writer. Waits some seconds where a process of another machine may hold it.
+        """Acquire the lease. Blocks for some seconds if a process of another machine may hold it.
 
         Raises:
-            FailedPreconditionError: Another one writes there: who, and since when. Or nothing may be written there.
+            FailedPreconditionError: Another process holds the lease; the message says which and since when. Or the
+                directory must not be written to.
         """
         if self._keeper is not None:
             return
@@ -179,24 +180,24 @@ class Lease:
             self._write(me, free)
         failpoint("lease.within")
         found = read_holder(self._files)
-        if found is not None and found.token != me.token:  # somebody was as quick
+        if found is not None and found.token != me.token:  # another process took the lease at the same time
             raise _held(self._files, found)
         failpoint("lease.after")
         self._keeper = _Keeper(self._files, me, self._beat_s)
         self._keeper.start()
-        # What holds this may be dropped: in a notebook, say, where the next one is to write then.
+        # The owner may be dropped without a close, for example in a notebook, and the next manager must get the lease.
         weakref.finalize(self, self._keeper.end)
 
     def _write(self, me: Holder, free: Holder | None) -> None:
-        """Have the lease be mine, if it is yet the one that was free."""
+        """Write the lease if it has not changed since it was found free."""
         with self._files.alone(self._lapse_s):
             found = read_holder(self._files)
-            if found is not None and found != free:  # somebody was quicker
+            if found is not None and found != free:  # another process was faster
                 raise _held(self._files, found)
             self._files.replace(LEASE_FILE, me.to_bytes())
 
     def _await_free(self, me: Holder) -> Holder | None:
-        """Whose it was before; None for nobody's."""
+        """Block until the lease is free; return its previous holder, or None."""
         holder = read_holder(self._files)
         end = time.monotonic() + self._lapse_s
         while True:
@@ -216,7 +217,7 @@ class Lease:
             holder = found
 
     def require(self) -> None:
-        """FailedPreconditionError where somebody else has it now: this process was taken for dead."""
+        """Raise FailedPreconditionError if another process holds the lease now: this process was taken for dead."""
         keeper = self._keeper
         if keeper is None:
             raise FailedPreconditionError(
@@ -228,14 +229,14 @@ class Lease:
             raise _held(self._files, found)
 
     def give_back(self) -> None:
-        """Let others write. May be called twice."""
+        """Release the lease. May be called twice."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.end()
 
 
 def read_holder(files: DirectoryFiles) -> Holder | None:
-    """Who holds the lease of a directory; None for nobody."""
+    """Return the holder of a directory's lease, or None."""
     try:
         opened = files.open(LEASE_FILE)
     except NotFoundError:
@@ -255,7 +256,7 @@ def _held(files: DirectoryFiles, holder: Holder) -> FailedPreconditionError:
 
 @final
 class _Keeper:
-    """Counts up in a lease, in a thread, until it ends. Holds no one who holds it."""
+    """Increments the count of a lease in a thread. Keeps no reference to the `Lease`, which may be dropped."""
 
     def __init__(self, files: DirectoryFiles, holder: Holder, beat_s: float) -> None:
         self.holder = holder
@@ -267,12 +268,12 @@ class _Keeper:
         self._thread = threading.Thread(target=self._run, name=_thread_name(holder), daemon=True)
 
     def start(self) -> None:
-        """Begin to count."""
+        """Start the thread."""
         self._thread.start()
 
     def _run(self) -> None:
         while not self._ended.wait(self._beat_s):
-            with contextlib.suppress(Exception):  # a store that fails now: the next count may come through
+            with contextlib.suppress(Exception):  # storage may fail now and work at the next increment
                 self._beat()
 
     def _beat(self) -> None:
@@ -283,12 +284,13 @@ class _Keeper:
                 self._files.replace(LEASE_FILE, self.holder.to_bytes())
 
     def end(self) -> None:
-        """Count no more, and give it back. May be called twice, from any thread."""
+        """Stop the thread and release the lease. Idempotent and thread-safe."""
         if self._ended.is_set() or os.getpid() != self._pid:
             return
         with self._lock:
             self._ended.set()
-        # Alone: else the file may be another one's by the time that it is removed. What fails lapses by itself.
+        # Exclusive access, so that a lease of another process is not removed. After a failure, the lease expires by
+        # itself.
         with contextlib.suppress(Exception), self._files.alone(self._beat_s):
             found = read_holder(self._files)
             if found is not None and found.token == self.holder.token:

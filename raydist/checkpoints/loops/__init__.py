@@ -1,5 +1,5 @@
-"""Saves within a run whose function draws batches itself: each draw is a boundary between two steps.
+"""Checkpoint saves inside a run whose function draws batches itself: each draw is a step boundary.
 
-Replicas count the draws and the calls of `save`, all alike; they copy their shares at the same one. The driver asks
-beside the run what they want to save, writes its own part, which is that of the run's beginning, and commits.
+All replicas count draws and calls of `save` alike, and copy their shares at the same boundary. During the run, the
+driver polls the replicas for wanted saves, writes its own states as of the beginning of the run, and commits.
 """

@@ -1,4 +1,4 @@
-"""Whether a run draws batches itself while somebody watches for the end of the process; then it has two halves."""
+"""Start of a run that draws batches itself, if a manager watches for the end of the process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["begin_loop"]
 
 
 def begin_loop(arguments: Any, host: LoopHost) -> DriverLoop | None:
-    """The driver's half of a run; None where it is given its batches, or nobody saves. Waits for such a run before.
+    """Return the driver's half of a run; None if the run draws no batches or no manager saves. Blocks for earlier runs.
 
     Args:
-        arguments: Of the run: iterators among them are drawn from.
-        host: Where it runs.
+        arguments: Arguments of the run; the function may draw from iterators among them.
+        host: The strategy that runs the function.
 
     Raises:
-        Exception: What the run before has raised.
+        Exception: The previous run failed.
     """
     watchers = [each for each in step_watchers() if isinstance(each, ManagerWatch)]
     if not watchers:

@@ -1,4 +1,4 @@
-"""The driver's half of a run that draws batches itself: a thread asks the replicas what they want to save."""
+"""The driver's half of a run that draws batches itself: a thread polls the replicas for wanted saves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["DriverLoop", "LoopHost"]
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 
-_LOOK_S = 0.05  # between two questions to the first replica: 1 ms of its processor each
+_LOOK_S = 0.05  # between two polls of the first replica, each of which costs 1 ms of the replica's CPU time
 
 
 class LoopHost(RemoteObjects, Protocol):
@@ -30,25 +30,25 @@ class LoopHost(RemoteObjects, Protocol):
 
     @property
     def limit_s(self) -> float:
-        """How long a step, and a save, may take."""
+        """Limit in seconds of a step, and of a save."""
 
     def ask(self, rank: int | None, method: Callable[[ReplicaLoops, *_Args], _T], *args: *_Args) -> list[_T]:
-        """What a replica answers beside its steps, or all of them. Any thread may ask."""
+        """Call a method on one replica or all, concurrently with their steps; return the results. Thread-safe."""
 
     def shares(self, step: int, token: str) -> Sequence[Share | PortableError | None]:
-        """What has become of a save on each of them. Any thread may ask."""
+        """Return the progress of a save on each replica. Thread-safe."""
 
     def drain(self) -> None:
-        """Wait for all that was dispatched; raises its errors. For the program's threads."""
+        """Block until all dispatched work has ended; raise its errors. Called by the program's threads."""
 
 
 @final
 class DriverLoop:
-    """See the module. `order` and `start` in the program's thread, around the dispatch of the run.
+    """Runs the saves of one run. Call `order` and `start` in the program's thread, before and after the dispatch.
 
     Args:
-        host: Where it runs.
-        parts: Of all managers.
+        host: The strategy that runs the function.
+        parts: One part for each manager.
     """
 
     def __init__(self, host: LoopHost, parts: Sequence[ManagedLoop]) -> None:
@@ -60,21 +60,21 @@ class DriverLoop:
         self._thread: threading.Thread | None = None
 
     def order(self) -> LoopOrder:
-        """What the run must know. What the run uses is on its way already, or is about to be."""
+        """Return the order for the replicas. Objects that the run uses must be sent, or about to be sent."""
         return LoopOrder(tuple(part.order(self._host) for part in self._parts.values()), self._host.limit_s)
 
     def unreached(self) -> list[nn.Module]:
-        """Modules to be saved that replicas must be sent as well. Asked after it was prepared what the run uses."""
+        """Return saved modules that the run does not use but replicas need. Call after the run's objects are sent."""
         return [module for part in self._parts.values() for module in part.unreached(self._host)]
 
     def start(self, step: int) -> None:
-        """The run was dispatched as this step."""
+        """Start to poll the replicas; `step` is the number under which the run was dispatched."""
         self._step = step
         self._thread = threading.Thread(target=self._watch, name="raydist-loop", daemon=True)
         self._thread.start()
 
     def settle(self) -> None:
-        """Wait until the run is over and its saves are written; raises what the run has raised."""
+        """Block until the run has ended and its saves are written; raise the run's error."""
         if self._thread is not None and self._thread is not threading.current_thread():
             try:
                 self._host.drain()
@@ -83,7 +83,7 @@ class DriverLoop:
                 self._thread = None
 
     def close(self) -> None:
-        """The replicas are gone: nothing more is to be asked."""
+        """Stop polling, because the replicas are gone."""
         self._closed.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -93,11 +93,11 @@ class DriverLoop:
         try:
             while not self._closed.is_set() and not self._look():
                 self._closed.wait(_LOOK_S)
-        except Exception:  # replicas are gone, or the run has failed: who waits for it is told
+        except Exception:  # replicas are gone or the run failed; the caller that waits for the run gets the error
             return
 
     def _look(self) -> bool:
-        """Whether the run is over."""
+        """Poll once; return True if the run has ended."""
         if end_reason() is not None and not self._is_stopping:
             self._is_stopping = self._stop()
         (news,) = self._host.ask(0, ReplicaLoops.news, self._step)
@@ -111,7 +111,7 @@ class DriverLoop:
         return False
 
     def _stop(self) -> bool:
-        """Have all replicas stop before the same draw; False where not all are drawing."""
+        """Make all replicas stop before the same draw; return False if some replica is not drawing."""
         drawn = self._host.ask(None, ReplicaLoops.hold, self._step)
         known = [num_draws for num_draws in drawn if num_draws is not None]
         last = max(known) if len(known) == len(drawn) else None

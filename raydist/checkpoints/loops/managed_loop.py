@@ -1,4 +1,4 @@
-"""A manager's part in a run that draws batches itself: what it tells the replicas, and what it writes for them."""
+"""A manager's part in a run that draws batches itself: its order for the replicas, and the writing of saves."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ __all__ = ["LoopShares", "ManagedLoop", "RemoteObjects"]
 
 
 class RemoteObjects(Protocol):
-    """What a strategy's replicas have, once all that the run uses is on its way."""
+    """Objects of a strategy on its replicas, once everything that the run uses is on its way."""
 
     def handle_of(self, obj: Any) -> int | None:
-        """What replicas know it by; None where they do not have it."""
+        """Return the handle of an object on the replicas, or None if they do not have the object."""
 
     def how(self, obj: Any) -> str:
-        """Who of them saves it; see `ShareSaver.how`."""
+        """Return how replicas save the object; see `ShareSaver.how`."""
 
     def items_alone(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
-        """See `ShareRequest.alone`."""
+        """Return the counts that `ShareRequest.alone` describes."""
 
 
 class LoopShares(Protocol):
-    """Begins to have the replicas write what they have copied."""
+    """A callable that makes the replicas begin to write the states that they have copied."""
 
     def __call__(self, request: ShareRequest) -> DispatchedShares: ...
 
 
 @final
 class ManagedLoop:
-    """One manager, one run. The program's thread makes the order; then the thread that watches the run writes.
+    """One manager in one run. The program's thread creates the order; the thread that polls the run writes saves.
 
     Args:
-        key: Which manager.
-        saves: Its saves.
-        exit_code: Of the process, where that is left.
-        iterators: Those of the run, in order.
-        asynchronous: Whether training goes on while it writes.
+        key: Key of the manager.
+        saves: Saves of the manager.
+        exit_code: Exit code of the process after a save that ends it.
+        iterators: Iterators among the run's arguments, in order.
+        asynchronous: Write saves while training continues.
 
     Attributes:
-        left: With what the process is left, once it was.
+        left: Exception that ends the process, once the save for it is written.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class ManagedLoop:
         self._exit_code = exit_code
         self._iterators = tuple(iterators)
         self._capture = Capture({})
-        self._read: dict[str, tuple[int, Mapping[str, Any]]] = {}  # which iterator an object follows, and its own part
+        self._read: dict[str, tuple[int, Mapping[str, Any]]] = {}  # iterator that the object follows, own state
         self._terms = ShareTerms()
         self._objects: dict[str, Any] = {}
         self.left: Preempted | None = None
 
     def order(self, remote: RemoteObjects) -> ManagerOrder:
-        """What replicas must know. Copies what only the driver has: that is of the run's beginning."""
+        """Return the order for the replicas. Copies the driver's own states, as of the beginning of the run."""
         saves = self._saves
         self._objects = named = saves.contents.named()
         self._read = {name: found for name, obj in named.items() if (found := self._followed(obj)) is not None}
@@ -109,7 +109,7 @@ class ManagedLoop:
         )
 
     def _handles(self, remote: RemoteObjects) -> dict[str, int]:
-        """Of what replicas have, once each."""
+        """Return the handles of objects that replicas have, each object once."""
         again = other_names(self._objects)
         return {
             name: handle
@@ -118,7 +118,7 @@ class ManagedLoop:
         }
 
     def _gradients(self, remote: RemoteObjects) -> dict[str, int]:
-        """Of the modules of theirs whose gradients are to be saved."""
+        """Return the handles of the replicas' modules whose gradients are saved."""
         return {
             name: handle
             for name, obj in self._objects.items()
@@ -126,7 +126,7 @@ class ManagedLoop:
         }
 
     def unreached(self, remote: RemoteObjects) -> list[nn.Module]:
-        """Modules that the run does not use, but variables of them: what the driver has of these is soon outdated."""
+        """Return modules of which the run uses only variables: the driver's copies of these soon become outdated."""
         modules = [obj for obj in self._saves.contents.named().values() if isinstance(obj, nn.Module)]
         return [
             module
@@ -136,7 +136,7 @@ class ManagedLoop:
         ]
 
     def _followed(self, obj: Any) -> tuple[int, Mapping[str, Any]] | None:
-        """Which of the run's iterators an object follows, and what it has beside that's place; None for none."""
+        """Return the index of the iterator that an object follows and the object's own state; None if there is none."""
         for number, iterator in enumerate(self._iterators):
             if obj is iterator:
                 return number, {}
@@ -145,12 +145,12 @@ class ManagedLoop:
         return None
 
     def write(self, wanted: WantedSave, begin: LoopShares, reason: str | None) -> SaveOutcome:
-        """Write a save that the replicas have copied. Never raises.
+        """Write a save that the replicas have copied. Never raises; the outcome holds the error.
 
         Args:
-            wanted: It.
-            begin: Has them write.
-            reason: Why the process is to end, where it is left by this save.
+            wanted: The save.
+            begin: Makes the replicas write.
+            reason: Reason for the end of the process, if this save is for it.
         """
         saves = self._saves
         path = saves.run.path_to(wanted.number)
@@ -158,7 +158,7 @@ class ManagedLoop:
         saves.note_begun(saves.last_step, wanted.copy_s)
         error = None if handle.error is None else as_exception(handle.error)
         if wanted.leaving:
-            handle.was_told = handle.was_raised = True  # by what ends the process
+            handle.was_told = handle.was_raised = True  # by the exception that ends the process
             said = f" What it reached is in {shown_uri(path)!r}." if error is None else unsaved(saves, error)
             self.left = Preempted(self._exit_code, f"This process is to end: {reason}.{said}")
         return SaveOutcome(None if error is None else pack_error(error), saves.writer.num_failures, self.left)
@@ -178,7 +178,7 @@ class ManagedLoop:
         saves.write(StartedSave(directory, tuple(self._objects), capture, new, shares), kept)
 
     def _read_states(self, places: Sequence[IteratorPlace]) -> dict[str, CapturedObject]:
-        """States of what follows the run's iterators."""
+        """Return the states of objects that follow the run's iterators."""
         found: dict[str, CapturedObject] = {}
         for name, (number, own) in self._read.items():
             obj, place = self._objects[name], places[number]
@@ -187,5 +187,5 @@ class ManagedLoop:
         return found
 
     def follow(self, count: LoopCount) -> None:
-        """The run is over: so often replicas have called `save`."""
+        """Take over the counts of `save` calls after the end of the run."""
         self._saves.calls, self._saves.last_step = count.calls, count.last_step

@@ -1,4 +1,4 @@
-"""What an `rd.CheckpointManager` is inside of a replica, and the handle of a save that was asked for there."""
+"""`rd.CheckpointManager` as seen inside a replica."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _lending: ContextVar[bool] = ContextVar("raydist_lending_managers", default=Fals
 
 @contextlib.contextmanager
 def lending_managers() -> Iterator[None]:
-    """A function is pickled inside that draws batches itself: it may hold managers."""
+    """Allow managers in pickles inside the `with` block: a function that draws batches itself is pickled there."""
     token = _lending.set(True)
     try:
         yield
@@ -26,16 +26,16 @@ def lending_managers() -> Iterator[None]:
 
 
 def may_be_lent() -> bool:
-    """Whether what is pickled now goes to replicas that draw batches themselves."""
+    """Return True if the current pickle goes to replicas that draw batches themselves."""
     return _lending.get()
 
 
 @final
 class ManagerHere:
-    """Stands for a manager of the driver.
+    """Represents a manager of the driver in a replica.
 
     Args:
-        key: Which one.
+        key: Key of the manager.
     """
 
     def __init__(self, key: str) -> None:
@@ -47,7 +47,7 @@ class ManagerHere:
         check_interval: bool = True,
         metrics: Mapping[str, Any] | None = None,
     ) -> Any:
-        """See `CheckpointManager.save`: all replicas must call it, after the same draw; it counts once."""
+        """Save as `CheckpointManager.save` does. All replicas must call it after the same draw, counted once."""
         save: Callable[..., Any] | None = getattr(loop_here(), "save", None)
         if save is None:
             raise FailedPreconditionError(

@@ -1,4 +1,4 @@
-"""What driver and replicas tell each other about a run that draws batches itself. Pure data."""
+"""Messages between driver and replicas about a run that draws batches itself. Pure data."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ __all__ = ["IteratorPlace", "LoopCount", "LoopNews", "LoopOrder", "ManagerOrder"
 @final
 @dataclass(frozen=True, slots=True)
 class ManagerOrder:
-    """A manager, as replicas must know it.
+    """The settings of a manager that replicas need.
 
     Attributes:
-        key: Which one.
-        directory: Where it saves.
-        name: What checkpoints are called before their number.
-        interval: How often it saves.
-        count: Where its counts are.
-        seconds: Since the last save.
-        counter: Handle of what counts the steps; None where replicas have none.
-        counts_calls: Whether calls of `save` are counted instead.
-        step: What it said when the run began, where the driver counts alone.
-        objects: Handles of what replicas save, by name.
-        gradients: Handles of the modules whose pending gradients they save, by the name of these.
-        terms: How they share all that.
-        metric: Which must be given with a save.
-        asynchronous: Whether a save is written behind training.
+        key: Key of the manager.
+        directory: Directory of the checkpoints.
+        name: Prefix of the checkpoints' names.
+        interval: Interval of saves.
+        count: Counts at the beginning of the run.
+        seconds: Seconds since the last save.
+        counter: Handle of the step counter; None if replicas have none.
+        counts_calls: Count calls of `save` instead.
+        step: Value of the step counter at the beginning of the run, if only the driver has the counter.
+        objects: Handles of the objects that replicas save, by name.
+        gradients: Handles of the modules whose pending gradients replicas save, by the name of the gradients.
+        terms: Division of the objects among the replicas.
+        metric: Name of the metric that each save must be given.
+        asynchronous: Write saves while training continues.
     """
 
     key: str
@@ -57,11 +57,11 @@ class ManagerOrder:
 @final
 @dataclass(frozen=True, slots=True)
 class LoopOrder:
-    """What a run must know whose draws are boundaries.
+    """The orders for a run whose draws are step boundaries.
 
     Attributes:
-        managers: All that watch the process.
-        limit_s: Until the driver has answered what it is asked: where to stop, or that a save is whole.
+        managers: All managers that watch the process.
+        limit_s: Seconds in which the driver must answer a replica: where to stop, or that a save is complete.
     """
 
     managers: tuple[ManagerOrder, ...]
@@ -71,11 +71,11 @@ class LoopOrder:
 @final
 @dataclass(frozen=True, slots=True)
 class LoopCount:
-    """Where a manager's counts are.
+    """The counts of one manager.
 
     Attributes:
-        calls: Of `save`.
-        last_step: Where the counter was at the last save; None where nobody knows.
+        calls: Number of calls of `save`.
+        last_step: Value of the step counter at the last save; None if unknown.
     """
 
     calls: int
@@ -85,11 +85,11 @@ class LoopCount:
 @final
 @dataclass(frozen=True, slots=True)
 class IteratorPlace:
-    """Where one of the run's iterators is.
+    """The position of one of the run's iterators.
 
     Attributes:
-        state: As its `state_dict` gives it.
-        ended: Its end was seen.
+        state: The iterator's `state_dict()`.
+        ended: True if the iterator has reached its end.
     """
 
     state: Mapping[str, Any]
@@ -102,14 +102,14 @@ class WantedSave:
     """A save for which the replicas have copied their shares.
 
     Attributes:
-        token: Tells it from others.
-        key: Of the manager.
-        number: Of the checkpoint.
-        calls: Of `save` so far.
-        metrics: That are kept with it.
-        places: Of the run's iterators.
-        copy_s: How long the replica stood still.
-        leaving: The process is left here.
+        token: Unique id of the save.
+        key: Key of the manager.
+        number: Number of the checkpoint.
+        calls: Number of calls of `save` so far.
+        metrics: Metrics to store with the checkpoint.
+        places: Positions of the run's iterators.
+        copy_s: Seconds for which the replica paused.
+        leaving: True if the process ends after this save.
     """
 
     token: str
@@ -125,12 +125,12 @@ class WantedSave:
 @final
 @dataclass(frozen=True, slots=True)
 class LoopNews:
-    """What a replica tells of the run.
+    """A replica's report on the run.
 
     Attributes:
         wanted: Saves that have not ended.
-        counts: Of each manager, by key.
-        ended: The run is over.
+        counts: Counts of each manager, by key.
+        ended: True if the run has ended.
     """
 
     wanted: tuple[WantedSave, ...] = ()
@@ -141,12 +141,12 @@ class LoopNews:
 @final
 @dataclass(frozen=True, slots=True)
 class SaveOutcome:
-    """What became of a save.
+    """The result of a save.
 
     Attributes:
-        error: Why it failed.
-        failures: How many in a row have.
-        left: With what the process is left here.
+        error: Error of a failed save.
+        failures: Number of consecutive failures.
+        left: Exception that ends the process here.
     """
 
     error: PortableError | None = None
