@@ -1,4 +1,4 @@
-"""`rd.CheckpointManager`: when to save, what to keep, what to restore, and leaving in time."""
+"""`rd.CheckpointManager`: periodic saves, retention, restoring, and saving before preemption."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = ["CheckpointManager", "KeptCheckpoints", "require_arguments"]
 
 
 class KeptCheckpoints:
-    """The checkpoints of one run: which there are, and how much lies between two."""
+    """The checkpoints of one run, and the interval between saves. Read-only part of `CheckpointManager`."""
 
     def __init__(self, run: RunDirectory, interval: SaveInterval) -> None:
         self._run, self._interval = run, interval
 
     @property
     def directory(self) -> str:
-        """Where it saves.
+        """The directory of the checkpoints, as given.
 
         Source: tf.train.CheckpointManager.directory.
         """
@@ -47,7 +47,7 @@ class KeptCheckpoints:
 
     @property
     def checkpoint_interval(self) -> int | None:
-        """Steps between two saves.
+        """Steps between two saves; None without such an interval.
 
         Source: tf.train.CheckpointManager.checkpoint_interval.
         """
@@ -55,7 +55,7 @@ class KeptCheckpoints:
 
     @property
     def interval_s(self) -> float | None:
-        """Seconds between two saves.
+        """Seconds between two saves; None without such an interval.
 
         Source: raydist's own.
         """
@@ -63,7 +63,7 @@ class KeptCheckpoints:
 
     @property
     def best_metric(self) -> str | None:
-        """The metric that says which checkpoint is best; None where nobody asked for one.
+        """The metric that ranks checkpoints, from `best`; None without one.
 
         Source: raydist's own.
         """
@@ -74,7 +74,7 @@ class KeptCheckpoints:
     def checkpoints(self) -> list[str]:
         """Paths of the newest checkpoints, at most `max_to_keep`, oldest first. Reads the directory.
 
-        Those that stay for good or as the best are listed while they are among the newest only.
+        Checkpoints that are kept for good, or as the best, are listed only while they are among the newest.
 
         Source: tf.train.CheckpointManager.checkpoints.
         """
@@ -82,7 +82,7 @@ class KeptCheckpoints:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """Path of the newest checkpoint; None where there is none. Reads the directory.
+        """Path of the newest checkpoint; None if there is none. Reads the directory.
 
         Source: tf.train.CheckpointManager.latest_checkpoint.
         """
@@ -90,18 +90,18 @@ class KeptCheckpoints:
 
     @property
     def best_checkpoint(self) -> str | None:
-        """Path of the checkpoint with the best value of the metric of `best`; None where there is none.
+        """Path of the checkpoint with the best value of the metric of `best`; None if there is none.
 
         Source: raydist's own; `best` of Orbax's CheckpointManager.
         """
         return self._run.best()
 
 
-_LARGEST_NUMBER = (1 << 63) - 1  # of a checkpoint: 19 digits behind its name
+_LARGEST_NUMBER = (1 << 63) - 1  # of a checkpoint: 19 digits after its name
 
 
 def require_arguments(checkpoint: Any, checkpoint_name: Any, init_fn: Any, exit_code: Any) -> None:
-    """InvalidArgumentError unless `CheckpointManager` can be meant so."""
+    """Raise InvalidArgumentError for an argument of `CheckpointManager` that is out of its range."""
     if not isinstance(checkpoint, Checkpoint):
         raise InvalidArgumentError(f"checkpoint must be an rd.Checkpoint, got {type(checkpoint).__name__}.")
     if not is_file_name(f"{checkpoint_name}-{_LARGEST_NUMBER}"):
@@ -117,39 +117,40 @@ def require_arguments(checkpoint: Any, checkpoint_name: Any, init_fn: Any, exit_
 
 @final
 class CheckpointManager(KeptCheckpoints):
-    """Saves a checkpoint every so often, keeps the newest ones and the best one, and restores the newest.
+    """Saves a checkpoint at intervals, keeps the newest ones and the best one, and restores the newest.
 
-    From `restore_or_initialize` or the first `save` on until `close` it is the only one that may write into the
-    directory, and watches for the end of the process: on SIGTERM, or when the node of the driver or of a replica is
-    drained, it saves at the next boundary between two steps, and `run` raises :class:`Preempted`. What was drawn from
-    a distributed dataset of the checkpoint for that step counts as not drawn. Handlers of SIGTERM that were there are
-    run after that, but for Ray's, and put back by `close`. A second SIGTERM changes nothing. That save is tried
-    whatever has failed before; if it fails, the process ends all the same, and says what the last checkpoint is. Use it
-    in the main thread: in another one nodes are watched, and SIGTERM is not.
+    From `restore_or_initialize` or the first `save` until `close`, the manager is the only writer of the directory and
+    watches for preemption: on SIGTERM, or when the node of the driver or of a replica is drained, the manager saves at
+    the next step boundary, and `run` raises :class:`Preempted`. Batches that were drawn for that step from a
+    distributed dataset of the checkpoint count as not drawn. Existing SIGTERM handlers run after the save, except
+    Ray's; `close` restores them. A second SIGTERM changes nothing. The last save is tried even after earlier failures;
+    if it fails, the process ends all the same, with a message that names the last checkpoint. Use the manager in the
+    main thread: in other threads it watches nodes but not SIGTERM.
 
-    Where the function of `run` is given a distributed iterator and draws batches itself, each of its draws is such a
-    boundary: `save` may stand behind a draw (all replicas call it, it counts once), and when the process is to end the
-    draw raises :class:`Preempted` once the checkpoint is whole. What only the driver has (an `rd.State`, say) is saved
-    there as it was when `run` was called; where rules of one's own let replicas differ, the first one's part is. Under
-    `rd.ParameterServerStrategy` what was scheduled and has not begun is given up then, and is drawn again after a
-    restart; what has begun ends first, also where it draws batches itself.
+    If the function of `run` takes a distributed iterator and draws batches itself, each draw is a step boundary: the
+    function may call `save` after a draw (all replicas call it; it counts once), and on preemption the draw raises
+    :class:`Preempted` once the checkpoint is complete. Objects that only the driver has (an `rd.State`, for example)
+    are saved as they were when `run` was called; for objects that custom strategy hooks let replicas differ in, the
+    first replica's state is saved. Under `rd.ParameterServerStrategy`, scheduled closures that have not begun are
+    dropped then and drawn again after a restart; closures that have begun end first, including those that draw batches
+    themselves.
 
     Args:
-        checkpoint: What to save.
-        directory: Where to: a path, or a URI that fsspec knows. Each checkpoint is a directory in it, `ckpt-<number>`.
-            Replicas write there, too: those of other machines must see it under the same name.
-        max_to_keep: How many of the newest stay; None for all.
-        keep_checkpoint_every_n_hours: Beside these, one for each so many hours stays for good.
-        checkpoint_name: What checkpoints are called before the number.
-        step_counter: What counts the steps: something with `item()` (a tensor), or a function. None counts the calls of
-            `save`; that count is kept in the checkpoint. Its value is the number of a checkpoint.
-        checkpoint_interval: Steps between two saves; without it each call saves.
-        init_fn: Called by `restore_or_initialize` where there is nothing to restore.
-        interval_s: Seconds between two saves; with `checkpoint_interval`, whichever is over first.
-        best: A metric and "min" or "max": the checkpoint where it is best stays as well.
-        asynchronous: Whether `save` copies the state and writes it in a thread. One write at a time: the next `save`
-            waits for the one before. The memory of the copy is kept for the next one.
-        exit_code: Of the process that ends by :class:`Preempted`.
+        checkpoint: The checkpoint to save.
+        directory: Directory of the checkpoints: a path, or a URI that fsspec supports. Each checkpoint is a
+            subdirectory, `ckpt-<number>`. Replicas write there, too: all machines must see it under the same path.
+        max_to_keep: Number of newest checkpoints to keep; None for all.
+        keep_checkpoint_every_n_hours: Also keep one checkpoint of each such period for good.
+        checkpoint_name: Prefix of the checkpoints' names, before the number.
+        step_counter: Counter of steps: an object with `item()` (a tensor), or a function. None counts the calls of
+            `save` and stores that count in the checkpoint. The counter's value is the checkpoint's number.
+        checkpoint_interval: Steps between two saves; without it, each call saves.
+        init_fn: Called by `restore_or_initialize` if there is no checkpoint to restore.
+        interval_s: Seconds between two saves; with `checkpoint_interval`, whichever passes first.
+        best: A metric and "min" or "max": the checkpoint with the best value is kept as well.
+        asynchronous: Let `save` copy the state and write it in a thread. One write at a time: the next `save` waits
+            for the previous write. The memory of the copy is kept for the next save.
+        exit_code: Exit code of the process that ends by :class:`Preempted`.
 
     Raises:
         InvalidArgumentError: An argument is out of its range.
@@ -197,26 +198,26 @@ class CheckpointManager(KeptCheckpoints):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What it saves.
+        """The checkpoint that the manager saves.
 
         Source: tf.train.CheckpointManager.checkpoint.
         """
         return self._checkpoint
 
     def restore_or_initialize(self, fallback: bool = False) -> str | None:
-        """Restore the newest checkpoint, if there is one; else call `init_fn`.
+        """Restore the newest checkpoint if there is one; otherwise call `init_fn`. Blocks.
 
         Args:
-            fallback: Where it is damaged, warn and restore the one before.
+            fallback: If the newest checkpoint is damaged, warn and restore the previous one.
 
         Returns:
-            The path of what was restored; None without.
+            Path of the restored checkpoint; None if there is none.
 
         Raises:
-            DataLossError: It is damaged; names the file and the tensor.
-            InvalidArgumentError: It does not fit; see `Checkpoint.restore`.
-            FailedPreconditionError: Another process writes into the directory: says which, and since when. Or nothing
-                may be written there.
+            DataLossError: The checkpoint is damaged; the message names the file and the tensor.
+            InvalidArgumentError: The checkpoint does not fit; see `Checkpoint.restore`.
+            FailedPreconditionError: Another process writes into the directory (the message says which, and since when),
+                or the directory must not be written to.
 
         Source: tf.train.CheckpointManager.restore_or_initialize.
         """
@@ -240,15 +241,15 @@ class CheckpointManager(KeptCheckpoints):
     def _restore(self, found: FoundCheckpoint) -> None:
         if found.damage is not None:
             raise found.damage
-        contents_of(self._checkpoint).restore(self._run.files_of(found.kept))  # its path may be a relative one
+        contents_of(self._checkpoint).restore(self._run.files_of(found.kept))  # the path may be relative
         self._saves.go_on_from(found)
         self._watch.look()
 
     def watch(self) -> None:
-        """Begin to watch for the end of the process, as `restore_or_initialize` and the first `save` do. Saves nothing.
+        """Start to watch for preemption, as `restore_or_initialize` and the first `save` do. Saves nothing.
 
         Raises:
-            FailedPreconditionError: Another process writes into the directory: says which, and since when.
+            FailedPreconditionError: Another process writes into the directory; the message says which, and since when.
 
         Source: raydist's own.
 
@@ -260,7 +261,7 @@ class CheckpointManager(KeptCheckpoints):
         self._watch.look()
 
     def _start(self) -> None:
-        """Become the only writer and watch for the end of the process; where that is so already, look at SIGTERM."""
+        """Acquire the directory and watch for preemption; if both are done already, only check for SIGTERM."""
         self._require_usable()
         if not self._run.is_ours:
             self._run.take()
@@ -284,25 +285,25 @@ class CheckpointManager(KeptCheckpoints):
         check_interval: bool = True,
         metrics: Mapping[str, Any] | None = None,
     ) -> SaveHandle | None:
-        """Save a checkpoint, if one is due. The state is that of this call, in the order of dispatched steps.
+        """Save a checkpoint if one is due. Saves the state after all steps dispatched before this call.
 
-        Waits until the state is copied, and until the write before has ended; with `asynchronous=False` until it is
-        written. A failure to write warns, with the next call; the third in a row is raised.
+        Blocks until the state is copied and the previous write has ended; with `asynchronous=False` until the
+        checkpoint is written. The next call warns of a failed write; the third failure in a row is raised.
 
         Args:
-            checkpoint_number: In the name; None for the step counter's.
-            check_interval: Whether to save only where one is due; else now.
-            metrics: Numbers that are kept with it, the one of `best` among them.
+            checkpoint_number: Number in the checkpoint's name; None for the value of the step counter.
+            check_interval: Save only if a checkpoint is due by the intervals; False saves now.
+            metrics: Numbers to store with the checkpoint, including the metric of `best`.
 
         Returns:
-            What tells when it is whole; None where none was due.
+            A handle that tells when the checkpoint is complete; None if none was due.
 
         Raises:
-            Preempted: The process is to end; everything was saved.
+            Preempted: The process is to end; everything is saved.
             InvalidArgumentError: A state cannot be saved, or `metrics` lacks the metric of `best`.
-            FailedPreconditionError: Another process writes into the directory, this manager is closed, or this is a
-                step.
-            Exception: What a dispatched step raised; nothing is saved then.
+            FailedPreconditionError: Another process writes into the directory, the manager is closed, or the call is
+                inside a step that must not save.
+            Exception: A dispatched step failed; nothing is saved.
 
         Source: tf.train.CheckpointManager.save.
         """
@@ -310,7 +311,7 @@ class CheckpointManager(KeptCheckpoints):
         saves = self._saves
         self._watch.settle()
         saves.calls += 1
-        if end_reason() is not None and loop_here() is None:  # a loop leaves where it draws
+        if end_reason() is not None and loop_here() is None:  # a run that draws batches itself stops at its draw
             leave(before_draw=False)
         saves.writer.tell()
         step = saves.step()
@@ -320,7 +321,7 @@ class CheckpointManager(KeptCheckpoints):
         return saves.save(number, metrics, here=not self._asynchronous)
 
     def sync(self) -> None:
-        """Wait until the checkpoint that is being written is whole. Warns and raises as `save` does.
+        """Block until the current write has ended. Warns and raises as `save` does.
 
         Source: tf.train.CheckpointManager.sync.
         """
@@ -329,11 +330,11 @@ class CheckpointManager(KeptCheckpoints):
         self._saves.writer.wait()
 
     def close(self) -> None:
-        """Wait for the last write, let others write into the directory, and leave SIGTERM as it was. May be repeated.
+        """Wait for the last write, release the directory, and restore the SIGTERM handlers. May be repeated.
 
         Raises:
-            Preempted: The process is to end, and no step has come since it was told so; everything was saved.
-            Exception: Why the last save has failed, if nobody was told by an exception.
+            Preempted: The process was told to end and no step has followed; everything is saved.
+            Exception: The last save failed, and its error was not raised before.
 
         Source: raydist's own.
         """
@@ -349,8 +350,8 @@ class CheckpointManager(KeptCheckpoints):
     def _end(self) -> None:
         try:
             self._watch.settle()
-            self._saves.writer.join()  # what comes meanwhile counts
-            if self._run.is_ours and sys.exception() is None:  # else that is what the program ends by
+            self._saves.writer.join()  # preemption during the wait counts, too
+            if self._run.is_ours and sys.exception() is None:  # otherwise that exception ends the program
                 leave_at_last()
         finally:
             self._saves.writer.close()

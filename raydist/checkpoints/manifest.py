@@ -1,9 +1,9 @@
-"""The manifest of a checkpoint: all that is no tensor, and where in which files the tensors are.
+"""The manifest of a checkpoint: all values that are not tensors, and the locations of the tensors in files.
 
-It is written last: without it, nothing is there. It carries a checksum of itself, which is compared before anything
-else is looked at; then the version. A name in it is never a path, and never code.
+The manifest is written last: a checkpoint exists once its manifest does. A checksum of the manifest is verified before
+anything else, then the version. Names in a manifest are never used as paths or code.
 
-A file's tensors lie behind each other without gaps, so nothing can claim more memory than its file has bytes.
+The tensors of a file are contiguous, so that no tensor can claim more memory than the file has bytes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from raydist.pipelines.stored.file_directory import is_file_name
 __all__ = ["CHECKPOINT_VERSION", "CheckpointManifest", "SavedObject"]
 
 _MOST_DIMENSIONS = 64  # of a torch tensor
-_MOST_NUMBERS = 1 << 60  # also where a length of 0 makes it none: strides are products
+_MOST_NUMBERS = 1 << 60  # also for shapes with a length of 0: strides are products
 
 
 def file_places(file: str, content: Any, header_bytes: int, num_bytes: int) -> dict[str, FilePlace]:
-    """The tensors of a file, from JSON. ValueError where they cannot be."""
+    """Parse the tensors of a file from JSON. Raise ValueError for impossible values."""
     places = {str(key): _place(key, entry) for key, entry in content.items()}
     at = header_bytes
     for key, place in places.items():
@@ -64,7 +64,7 @@ def _lengths(numbers: Any, most: int) -> Any:
 
 
 def require_whole(owner: str, files: Iterable[TensorFile]) -> None:
-    """ValueError unless each tensor of an object is there once, as a whole or in slices that make one."""
+    """Raise ValueError unless each tensor of an object exists once, whole or in slices that cover it exactly."""
     found: dict[str, list[FilePlace]] = {}
     for file in files:
         for key, place in file.tensors.items():
@@ -86,21 +86,21 @@ def require_whole(owner: str, files: Iterable[TensorFile]) -> None:
 
 CHECKPOINT_VERSION = 1
 
-_HEAD = re.compile(rb'\{"crc32c": ([0-9]{1,10}), "saved": ')  # of every version
+_HEAD = re.compile(rb'\{"crc32c": ([0-9]{1,10}), "saved": ')  # the same in every version
 _MOST_BYTES = 1 << 28
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SavedObject:
-    """What a checkpoint has of one object.
+    """A checkpoint's entry for one object.
 
     Attributes:
         kind: "module", "optimizer", "metric" or "other".
-        class_name: Of optimizers and schedulers: their states are of no use to another class. For comparing only.
-        values: Its state as `pack_state` gives it.
-        files: Names of the files with its tensors.
-        same_as: Another name of this object, which has its state; then there is nothing here.
+        class_name: Class of an optimizer or scheduler, whose state does not fit another class. Only compared.
+        values: State of the object, as packed by `pack_state`.
+        files: Names of the files with the object's tensors.
+        same_as: First name of an object that has several; then the entry holds nothing else.
     """
 
     kind: str
@@ -113,13 +113,13 @@ class SavedObject:
 @final
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:
-    """What a checkpoint is.
+    """The contents of a checkpoint's manifest.
 
     Attributes:
-        objects: By name.
-        files: All there are beside the manifest.
-        random: States of random generators, as `pack_state` gives values.
-        details: Of whoever saved: a step number, values of metrics.
+        objects: Entries by object name.
+        files: All files of the checkpoint except the manifest.
+        random: States of random generators, as packed by `pack_state`.
+        details: Values of the code that saves: a step number, values of metrics.
     """
 
     objects: Mapping[str, SavedObject]
@@ -128,15 +128,15 @@ class CheckpointManifest:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def tensor_files(self, name: str) -> tuple[TensorFile, ...]:
-        """The files with the tensors of an object."""
+        """Return the files with the tensors of an object."""
         known = {file.name: file for file in self.files}
         return tuple(known[each] for each in self.objects[name].files)
 
     def to_bytes(self) -> bytes:
-        """As JSON with a checksum.
+        """Return the manifest as JSON with a checksum.
 
         Raises:
-            InvalidArgumentError: It is too large.
+            InvalidArgumentError: The manifest is too large.
         """
         content = {
             "version": CHECKPOINT_VERSION,
@@ -155,11 +155,11 @@ class CheckpointManifest:
 
     @classmethod
     def of_bytes(cls, data: bytes, path: str) -> CheckpointManifest:
-        """What `to_bytes` wrote into the file at `path`.
+        """Parse the manifest that `to_bytes` wrote into the file at `path`.
 
         Raises:
-            DataLossError: It is damaged.
-            InvalidArgumentError: It is of a newer version.
+            DataLossError: The manifest is damaged.
+            InvalidArgumentError: The manifest has a newer format version.
         """
         try:
             content = json.loads(_checked(data))
@@ -189,7 +189,7 @@ class CheckpointManifest:
 
 
 def _checked(data: bytes) -> bytes:
-    """What is under the checksum."""
+    """Verify the checksum; return the JSON that it covers."""
     head = _HEAD.match(data)
     if head is None or not data.endswith(b"}"):
         raise ValueError("what must be there is not: it may be cut off")

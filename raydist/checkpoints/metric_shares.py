@@ -1,4 +1,4 @@
-"""What each replica holds of a metric: a sum of floats depends on its order, and a resumed run has the same."""
+"""Per-replica states of a metric. A sum of floats depends on its order, which a resumed run must reproduce."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 __all__ = ["GIVEN_SHARES", "OWNER", "metric_shares"]
 
 OWNER = "_raydist_owner"
-"""Where the class of a mirrored object has who mirrors it; that knows the shares of a metric."""
+"""Class attribute of a mirrored object with the strategy that mirrors it and knows the per-replica states."""
 
 GIVEN_SHARES = "_raydist_shares"
-"""Attribute of a metric whose states a checkpoint gave: those of each replica then, in the order of ranks."""
+"""Attribute of a metric with the per-replica states that a checkpoint contained, in rank order."""
 
 
 def metric_shares(metric: Any) -> list[dict[str, Any]]:
-    """Those of several replicas, in the order of ranks; none of a metric that is nobody's, or changed here.
+    """Return the metric's state on each of several replicas, in rank order; [] if not mirrored or changed here.
 
     >>> metric_shares(rd.Mean())
     []

@@ -1,4 +1,4 @@
-"""The objects of a checkpoint by name: those in dicts and lists too, and each once however many names it has."""
+"""The objects of a checkpoint by name, including objects in dicts and lists; each object is stored once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_LEVELS = 20
 
 
 def has_state(obj: Any) -> bool:
-    """Whether a checkpoint can hold it: it gives its state, and takes it."""
+    """Return True if `obj` has `state_dict` and `load_state_dict`."""
     if isinstance(obj, type):
         return False
     # The class first: reading an attribute of a mirrored object waits for dispatched steps.
@@ -24,10 +24,11 @@ def has_state(obj: Any) -> bool:
 
 
 def named_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """All objects with a state, by their paths.
+    """Return all objects with a state, by their paths.
 
     Raises:
-        InvalidArgumentError: Something is neither such an object nor a dict or list of such. Names it.
+        InvalidArgumentError: A value is neither an object with a state nor a dict or list of such; named in the
+            message.
 
     >>> import torch
     >>> found = named_objects({"model": torch.nn.Linear(1, 1), "more": {"a": [rd.State()]}})
@@ -47,7 +48,7 @@ def named_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _metrics_in(value: Any) -> Mapping[str, Any] | None:
-    """The metrics of a torchmetrics collection by name, whose own state has nothing of what they gather."""
+    """Return the metrics of a torchmetrics collection, whose own state lacks the states of its metrics."""
     torchmetrics = sys.modules.get("torchmetrics")
     if torchmetrics is None or not isinstance(value, torchmetrics.MetricCollection):
         return None
@@ -62,7 +63,7 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield path, value
     elif path and callable(getattr(type(value), "checkpoint_objects", None)):  # an rd.Model
         for key, part in value.checkpoint_objects(metrics=True).items():
-            # The module has the model's own name, so that its file is called so.
+            # The module gets the model's own name, which becomes the name of its file.
             yield from _leaves(part, path if key == "model" else (*path, key))
     else:
         for key, part in _parts(value, path):
@@ -90,7 +91,7 @@ def _parts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def other_names(named: Mapping[str, Any]) -> dict[str, str]:
-    """Of each object with several names, all but the first one, with that.
+    """Return each further name of an object that has several, with the first name of that object.
 
     >>> import torch
     >>> model = torch.nn.Linear(1, 1)

@@ -1,6 +1,6 @@
-"""The files of a checkpoint that is being written: under names never used before, and the manifest last.
+"""The files of a checkpoint that is being written. File names are new, and the manifest is written last.
 
-Its directory may hold what is somebody else's: nothing goes of which it is not sure that a checkpoint has written it.
+The directory may contain files of other origin: only files that certainly belong to a checkpoint are removed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["NewFiles", "is_new_name", "may_be_of_checkpoint", "new_files", "stem
 MANIFEST_NAME = "manifest.json"
 
 _READ_BYTES = 1 << 20
-_MOST_CHARACTERS = 120  # of an object's name in a file's
+_MOST_CHARACTERS = 120  # of an object's name in a file's name
 _TENSORS = re.compile(r"(.+?)(\.r[0-9a-f]{12}(?=[.-]))?(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?")
 _TEMPORARY = re.compile(r"manifest\.json\.[0-9a-f]{32}\.tmp")
 
 
 def may_be_of_checkpoint(name: str) -> bool:
-    """Whether a file is called as those are that a checkpoint consists of, or is written by.
+    """Return True if a file name looks like a file of a checkpoint or a temporary file of a save.
 
     >>> [may_be_of_checkpoint(name) for name in ("model-00001-of-00002.safetensors", "manifest.json", "notes.txt")]
     [True, True, False]
@@ -37,7 +37,7 @@ def may_be_of_checkpoint(name: str) -> bool:
 
 
 def is_new_name(name: str) -> bool:
-    """Whether a file is called as nobody calls one but a save where another checkpoint was.
+    """Return True if a file name can only come from a save that replaces another checkpoint.
 
     >>> is_new_name("model.r0123456789ab.safetensors"), is_new_name("model.safetensors")
     (True, False)
@@ -47,7 +47,7 @@ def is_new_name(name: str) -> bool:
 
 
 def stem_of(name: str) -> str | None:
-    """What `NewFiles` was to name, where a file is called as it names files.
+    """Return the name that `NewFiles` made a file name from, or None for other file names.
 
     >>> stem_of("model.r0123456789ab-00001-of-00002.safetensors"), stem_of("manifest.json")
     ('model', None)
@@ -59,18 +59,18 @@ def stem_of(name: str) -> str | None:
 @final
 @dataclass(frozen=True, slots=True)
 class NewFiles:
-    """Where the files of one checkpoint go. Small: it travels to everybody who writes some of them.
+    """Names and commits the files of one checkpoint. Small, so that it can be sent to every process that writes files.
 
     Attributes:
-        files: Of its directory.
-        tag: What makes names new where others may have been used there already.
+        files: Files of the checkpoint's directory.
+        tag: Makes file names unique in a directory that contained a checkpoint before; otherwise empty.
     """
 
     files: DirectoryFiles
     tag: str = ""
 
     def named(self, name: str, ending: str) -> str:
-        """The file of `name`, which is made one that any file system takes. Different names may become one.
+        """Return a file name for `name` that any file system accepts. Different names may map to one file name.
 
         >>> from raydist.pipelines.stored.directory_files import LocalFiles
         >>> NewFiles(LocalFiles("/tmp/ckpt-1")).named("model", ".safetensors")
@@ -80,7 +80,7 @@ class NewFiles:
         return f"{plain}{self.tag and f'.{self.tag}'}{ending}"
 
     def part_named(self, name: str, number: int, count: int) -> str:
-        """One of several files of `name`; the first is number 0.
+        """Return the name of one of several files of `name`; the first is number 0.
 
         >>> from raydist.pipelines.stored.directory_files import LocalFiles
         >>> NewFiles(LocalFiles("/tmp/ckpt-1")).part_named("model", 0, 3)
@@ -89,31 +89,31 @@ class NewFiles:
         return self.named(name, f"-{number + 1:05}-of-{count:05}.safetensors")
 
     def commit(self, manifest: bytes, kept: Iterable[str], before: Iterable[str] = ()) -> None:
-        """Let the checkpoint be there, in one step; what was there before is gone then.
+        """Commit the checkpoint atomically, and remove the previous checkpoint.
 
         Args:
-            manifest: Its bytes.
-            kept: The files that it names.
-            before: Those that the one names which is there.
+            manifest: Bytes of the manifest.
+            kept: Names of the files in the new manifest.
+            before: Names of the files in the previous manifest.
         """
         failpoint("checkpoint.before_manifest")
-        self.files.sync()  # the names of what was flushed
+        self.files.sync()  # makes the names of the flushed files durable
         self.files.replace(MANIFEST_NAME, manifest)
         if self.tag:
             self._remove_old(set(before), {*kept, MANIFEST_NAME})
 
     def _remove_old(self, before: set[str], kept: set[str]) -> None:
-        """What the checkpoint before consisted of, and what killed saves left."""
-        with contextlib.suppress(Exception):  # the checkpoint counts; who cleans up removes them later
+        """Remove the files of the previous checkpoint and the leftovers of killed saves."""
+        with contextlib.suppress(Exception):  # the checkpoint is committed; a later cleanup removes what stays
             for name in {*before, *filter(is_new_name, self.files.names())} - kept:
                 self.files.remove(name)
 
     def abandon(self) -> None:
-        """Remove what was written, as far as possible. Leaves what was there before.
+        """Remove the written files as far as possible. Keeps the previous checkpoint.
 
-        Nothing goes where the manifest names it: what failed may have done so after that was there.
+        Removes nothing if the manifest names the files: the failure may have come after the commit.
         """
-        with contextlib.suppress(Exception):  # its own error is what the user must see
+        with contextlib.suppress(Exception):  # the user must see the original error
             if self._is_committed():
                 return
             written = [name for name in self.files.names() if not self.tag or f".{self.tag}" in name]
@@ -141,11 +141,11 @@ def _all_of(file: ReadableFile) -> bytes:
 
 
 def new_files(directory: DirectoryFiles) -> NewFiles:
-    """Files of a checkpoint in a directory, which is made.
+    """Create a directory for a checkpoint and return its `NewFiles`.
 
     Raises:
-        FailedPreconditionError: It is a file, or nothing may be written there.
+        FailedPreconditionError: The path is a file, or the directory must not be written to.
     """
     failpoint("checkpoint.before_files")
-    # The letter tells it from a time stamp, which users put there.
+    # The letter distinguishes the tag from a time stamp in a user's file name.
     return NewFiles(directory, "" if directory.make() else f"r{uuid.uuid4().hex[:12]}")

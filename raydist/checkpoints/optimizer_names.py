@@ -1,7 +1,7 @@
-"""States of optimizers by the names of their parameters, instead of the numbers that `torch.optim` gives them.
+"""Optimizer states by parameter names, instead of the numbers that `torch.optim` assigns.
 
-A parameter is called as in its module; where an optimizer has parameters of several modules, with that module's name in
-front; and by its number where no module of the checkpoint has it.
+A parameter has the name that it has in its module. If an optimizer has parameters of several modules, the module's name
+precedes it. A parameter that no module of the checkpoint has keeps its number.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from raydist.checkpoints.compiled_names import plain_name
 __all__ = ["fitting_entries", "keep_types", "optimizer_entries", "optimizer_state", "parameter_names"]
 
 GROUPS = "param_groups"
-_MORE = "optimizer_entries"  # what else an optimizer's state_dict has
+_MORE = "optimizer_entries"  # other entries of an optimizer's state_dict
 
 
 def parameter_names(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> list[str]:
-    """The names of an optimizer's parameters, in its order.
+    """Return the names of an optimizer's parameters, in the optimizer's order.
 
     >>> model = torch.nn.Linear(2, 1)
     >>> parameter_names(torch.optim.SGD(model.parameters(), 0.1), {"model": model})
@@ -38,7 +38,7 @@ def parameter_names(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.M
 
 
 def optimizer_entries(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """An optimizer's `state_dict()` with names for numbers: an entry for each parameter, and one for the groups.
+    """Convert an optimizer's `state_dict()`: an entry for each parameter by name, and one for the groups.
 
     >>> optimizer_entries({"state": {0: {"step": 3}}, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}, ["a", "b"])
     {'a': {'step': 3}, 'param_groups': [{'lr': 0.1, 'params': ['a', 'b']}]}
@@ -50,24 +50,24 @@ def optimizer_entries(state: Mapping[str, Any], names: Sequence[str]) -> dict[st
 
 
 def optimizer_state(entries: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """What `optimizer_entries` was made of, with the numbers that `names` have now. KeyError for an unknown name.
+    """Convert the result of `optimizer_entries` back, with the current numbers. Raise KeyError for an unknown name.
 
     >>> optimizer_state({"a": {"step": 3}, "param_groups": [{"lr": 0.1, "params": ["a"]}]}, ["a"])
     {'state': {0: {'step': 3}}, 'param_groups': [{'lr': 0.1, 'params': [0]}]}
     """
     numbers = {name: number for number, name in enumerate(names)}
     state = {numbers[name]: entry for name, entry in entries.items() if name not in (GROUPS, _MORE)}
-    # torch takes the k-th number of a group for the k-th parameter there is now
+    # torch takes the k-th number of a group for the group's current k-th parameter
     groups = [{**group, "params": sorted(numbers[name] for name in group["params"])} for group in entries[GROUPS]]
     return {"state": dict(sorted(state.items())), GROUPS: groups, **entries.get(_MORE, {})}
 
 
 def fitting_entries(entries: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `entries` is for the parameters that there are `here`, and for the others what is here.
+    """Return saved entries of the parameters that `here` has, and the entries of `here` for all other parameters.
 
     Args:
-        entries: That were saved.
-        here: Those of the optimizer as it is now.
+        entries: The saved entries.
+        here: Entries of the optimizer as it is now.
 
     >>> saved = {"a": {"step": 3}, "b": {"step": 3}, "param_groups": [{"lr": 0.1, "params": ["a", "b"]}]}
     >>> fitting_entries(saved, {"c": {"step": 1}, "param_groups": [{"lr": 0.2, "params": ["c", "a"]}]})
@@ -83,10 +83,10 @@ def fitting_entries(entries: Mapping[str, Any], here: Mapping[str, Any]) -> dict
 
 
 def keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Give the tensors of a state that the optimizer has just loaded the types that they were saved with.
+    """Restore the dtypes of the tensors in a state that the optimizer has just loaded.
 
-    torch's `load_state_dict` casts them to the type of their parameter. An optimizer that has bfloat16 moments for
-    float32 parameters, or the other way round, would not go on as it was.
+    torch's `load_state_dict` casts them to the dtype of their parameter. An optimizer with bfloat16 moments for float32
+    parameters, or the other way round, would not resume exactly.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> sgd = torch.optim.SGD([weight], momentum=0.9)
@@ -101,7 +101,7 @@ def keep_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> No
     for number, parameter in zip(numbers, parameters, strict=False):
         loaded = optimizer.state.get(parameter, {})
         for name, value in state["state"].get(number, {}).items():
-            now = loaded.get(name) if name != "step" else None  # torch casts it where a fused kernel needs that
+            now = loaded.get(name) if name != "step" else None  # torch casts "step" where a fused kernel needs that
             if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor) and now.dtype != value.dtype:
                 loaded[name] = value.to(now.device, copy=True)
 

@@ -1,4 +1,4 @@
-"""Gradients that were computed and not used yet, as something that has a state."""
+"""Gradients that were computed and not used yet, as an object with a state."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class PendingGradients:
     """The `.grad` of a module's parameters.
 
     Args:
-        module: It.
+        module: The module.
 
     Attributes:
-        module: The same.
+        module: The module.
 
     >>> model = torch.nn.Linear(1, 1)
     >>> model(torch.ones(1)).backward()
@@ -34,12 +34,12 @@ class PendingGradients:
         self.module = module
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Those that there are, by the names of their parameters."""
+        """Return the existing gradients by parameter name."""
         named = self.module.named_parameters()
         return {plain_name(name): each.grad for name, each in named if each.grad is not None}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Have these, and no others. InvalidArgumentError where one does not fit; then nothing is changed."""
+        """Set these gradients and clear all others; raise InvalidArgumentError, unchanged, if one does not fit."""
         parameters = {plain_name(name): each for name, each in self.module.named_parameters()}
         for name, gradient in state.items():
             if name not in parameters or parameters[name].shape != gradient.shape:

@@ -1,4 +1,4 @@
-"""The random generators of this process, so that a resumed run draws what the run would have drawn."""
+"""Random generators of this process: save and restore their states, so that a resumed run draws the same numbers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = [
 ]
 
 REPLICAS = "replicas"
-"""What the states of replicas are called among all."""
+"""Key of the replicas' states in the random states."""
 
 
 def random_states() -> dict[str, Any]:
-    """Of torch, of its GPUs where any is in use, of Python and of numpy, as a state that `pack_state` takes."""
+    """Return the states of torch (and its GPUs if in use), Python and numpy, in a form that `pack_state` accepts."""
     version, numbers, gauss = random.getstate()
     legacy: Any = np.random.get_state(legacy=False)
     states: dict[str, Any] = {
@@ -41,7 +41,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Go on as the generators did of which `random_states` gave these; see `are_random_states` for others."""
+    """Set the generators to the result of `random_states`; check other values with `are_random_states` first."""
     _set_here(states)
     if REPLICAS in states:
         RESTORED_REPLICAS.restore(states[REPLICAS])
@@ -60,7 +60,7 @@ def _set_here(states: dict[str, Any]) -> None:
 
 
 def are_random_states(states: Any) -> bool:
-    """Whether generators can be set to them; they are not.
+    """Return True if generators can be set to `states`. Leaves the generators unchanged.
 
     >>> are_random_states(random_states()), are_random_states({"torch": b"123"})
     (True, False)
@@ -77,11 +77,11 @@ def are_random_states(states: Any) -> bool:
 
 @final
 class RestoredReplicas:
-    """The random states that replicas are to go on from: what this process restored last.
+    """The random states that replicas continue from: those that this process restored last.
 
     Attributes:
-        count: How often that was.
-        states: Of each replica, as `Share.random` has them.
+        count: Number of restores.
+        states: States of each replica, in the form of `Share.random`.
     """
 
     def __init__(self) -> None:
@@ -90,17 +90,17 @@ class RestoredReplicas:
         self._num_seed_calls = 0
 
     def restore(self, states: Sequence[Sequence[bytes]]) -> None:
-        """Have the replicas of the next step go on from these."""
+        """Make the replicas of the next step continue from these states."""
         self.states = tuple(tuple(bytes(part) for part in each) for each in states)
         self.count += 1
         self._num_seed_calls = num_seed_calls()
 
     def since(self, count: int) -> tuple[tuple[bytes, ...], ...]:
-        """Those that were restored since `count` was this; none where nothing was, or the program has seeded torch."""
+        """Return the states restored since `count`; () if there are none or the program has seeded torch since."""
         return self.states if count != self.count and num_seed_calls() == self._num_seed_calls else ()
 
 
-RESTORED_REPLICAS = RestoredReplicas()  # one for the process, as torch's generator is, which it belongs to
+RESTORED_REPLICAS = RestoredReplicas()  # one per process, like torch's generator
 
 
 def _tensor(content: bytes) -> torch.Tensor:

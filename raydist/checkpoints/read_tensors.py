@@ -1,4 +1,4 @@
-"""Reading tensors from the files of a checkpoint: every byte is compared with its checksum before anybody sees it."""
+"""Read tensors from the files of a checkpoint. Checksums are verified before a tensor is returned."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def read_tensors(
     files: Iterable[TensorFile],
     wanted: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, torch.Tensor]:
-    """Tensors of one object, on the CPU; nobody else has their memory.
+    """Return the tensors of one object, on the CPU, in memory of their own.
 
     Args:
-        directory: Of the checkpoint.
-        files: Those of the object, from the manifest.
-        wanted: Whether a tensor is; all of them by default.
+        directory: Directory of the checkpoint.
+        files: Files of the object, from the manifest.
+        wanted: Returns True for the name of a tensor to read; default: all.
 
     Raises:
-        DataLossError: A file is missing, cut off or damaged. Names it, and the tensor.
+        DataLossError: A file is missing, truncated or damaged; the message names the file and the tensor.
     """
     tensors: dict[str, torch.Tensor] = {}
     several = tuple(files)
-    if len(several) > 1:  # slices get memory for the whole tensor: all of it must be there
+    if len(several) > 1:  # slices need memory for the whole tensor: check first that all files exist
         for file in several:
             with _opened(directory, file):
                 pass
@@ -49,30 +49,30 @@ def read_tensors(
 
 
 def read_slices(directory: DirectoryFiles, file: TensorFile, keys: Collection[str]) -> dict[str, torch.Tensor]:
-    """What one file has of some tensors, on the CPU: all of each, or its rows that are there. Its header is read, too.
+    """Return one file's tensors or slices of tensors, on the CPU. Also verifies the file's header.
 
     Args:
-        directory: Of the checkpoint.
-        file: From the manifest.
-        keys: Of the tensors; none to read the header alone.
+        directory: Directory of the checkpoint.
+        file: The file, from the manifest.
+        keys: Names of the tensors; empty to verify only the header.
 
     Raises:
-        DataLossError: The file is missing, cut off or damaged. Names it, and the tensor.
+        DataLossError: The file is missing, truncated or damaged; the message names the file and the tensor.
     """
     with _opened(directory, file) as reader:
         return reader.read_slices(keys)
 
 
 def read_rows(directory: DirectoryFiles, file: TensorFile, key: str) -> Iterator[torch.Tensor]:
-    """What one file has of a tensor, some rows at a time (1 MiB); the file's header is not looked at.
+    """Yield one file's rows of a tensor, about 1 MiB at a time. Does not verify the file's header.
 
     Args:
-        directory: Of the checkpoint.
-        file: From the manifest.
-        key: Of the tensor, which has rows.
+        directory: Directory of the checkpoint.
+        file: The file, from the manifest.
+        key: Name of the tensor, which must have rows.
 
     Raises:
-        DataLossError: The file is missing or cut off; or, behind the last row, the tensor is damaged. Names both.
+        DataLossError: The file is missing or truncated; or, after the last row, the checksum differs.
     """
     with _opened(directory, file) as reader:
         yield from reader.rows(key)
@@ -81,18 +81,18 @@ def read_rows(directory: DirectoryFiles, file: TensorFile, key: str) -> Iterator
 def read_pieces(
     directory: DirectoryFiles, file: TensorFile, keys: Collection[str]
 ) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """What one file has of some tensors, a piece at a time (1 MiB); the file's header is not looked at.
+    """Yield one file's parts of several tensors, about 1 MiB at a time. Does not verify the file's header.
 
     Args:
-        directory: Of the checkpoint.
-        file: From the manifest.
-        keys: Of the tensors.
+        directory: Directory of the checkpoint.
+        file: The file, from the manifest.
+        keys: Names of the tensors.
 
     Yields:
-        The tensor's name, the first of its rows that the piece has, and the piece; of a scalar, 0 and the scalar.
+        Name of the tensor, index of the first row in the piece, and the piece; for a scalar, 0 and the scalar.
 
     Raises:
-        DataLossError: The file is missing or cut off; or, behind the last piece of a tensor, that is damaged.
+        DataLossError: The file is missing or truncated; or, after the last piece of a tensor, the checksum differs.
     """
     with _opened(directory, file) as reader:
         for key in file.tensors:
@@ -102,7 +102,7 @@ def read_pieces(
 
 @contextlib.contextmanager
 def _opened(directory: DirectoryFiles, file: TensorFile) -> Iterator[_FileReader]:
-    """A file of as many bytes as were written, where its system can tell."""
+    """Open a file; raise DataLossError if its size is known and wrong."""
     path = f"{directory.shown}/{file.name}"
     try:
         opened = directory.open(file.name)
@@ -121,7 +121,7 @@ def _opened(directory: DirectoryFiles, file: TensorFile) -> Iterator[_FileReader
 
 @final
 class _FileReader:
-    """One file."""
+    """A reader of one file."""
 
     def __init__(self, opened: OpenFile, path: str, file: TensorFile) -> None:
         self._opened = opened
@@ -130,12 +130,12 @@ class _FileReader:
         self._at = 0
 
     def check_size(self) -> None:
-        """DataLossError unless it has as many bytes as were written, where its system can tell."""
+        """Raise DataLossError if the file system reports a size other than the written size."""
         if self._opened.size not in (None, self._file.num_bytes):
             raise self._loss(f"it must have {self._file.num_bytes} bytes, got {self._opened.size}", 0)
 
     def read_into(self, tensors: dict[str, torch.Tensor], wanted: Callable[[str], bool]) -> None:
-        """Put its tensors among those of other files."""
+        """Read the file's tensors into `tensors`, which other files may share."""
         self._check_header()
         for key, place in self._file.tensors.items():
             if wanted(key):
@@ -151,7 +151,7 @@ class _FileReader:
             raise self._loss("its header differs from what was written", 0)
 
     def read_slices(self, keys: Collection[str]) -> dict[str, torch.Tensor]:
-        """What it has of these tensors, each in memory of its own."""
+        """Return the file's slices of these tensors, each in memory of its own."""
         self._check_header()
         found: dict[str, torch.Tensor] = {}
         for key, place in self._file.tensors.items():
@@ -166,7 +166,7 @@ class _FileReader:
         self._fill(tensors[key] if place.rows is None else tensors[key][slice(*place.rows)], key, place)
 
     def pieces(self, key: str) -> Iterator[tuple[str, int, torch.Tensor]]:
-        """What it has of a tensor, a piece at a time, with the first row of each."""
+        """Yield the file's rows of a tensor with the index of the first row."""
         place = self._file.tensors[key]
         if not place.shape:
             scalar = torch.empty((), dtype=stored_dtype(place.dtype))
@@ -179,7 +179,7 @@ class _FileReader:
             first += len(rows)
 
     def rows(self, key: str) -> Iterator[torch.Tensor]:
-        """What it has of a tensor, some rows at a time."""
+        """Yield the file's rows of a tensor; verify the checksum after the last."""
         place, what = self._file.tensors[key], f"tensor {key!r}"
         count, *row = place.slice_shape
         step = max(1, _PIECE_BYTES * count // max(1, place.num_bytes))
@@ -202,7 +202,7 @@ class _FileReader:
             self._at = begin
 
     def _read_into(self, target: torch.Tensor, what: str, crc: int) -> int:
-        """Read what comes next; the checksum goes on from `crc`."""
+        """Fill `target` with the next bytes; return the checksum continued from `crc`."""
         flat: Any = flat_bytes(target).numpy()
         done = 0
         while done < len(flat):

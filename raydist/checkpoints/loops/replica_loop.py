@@ -1,4 +1,4 @@
-"""A run that draws batches itself, on one replica: counts, copies shares where it saves, and leaves where it must."""
+"""One replica's side of a run that draws batches itself: counts draws, copies shares for saves, and stops early."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ __all__ = ["DrawGate", "LoopSave", "ReplicaLoop", "ReplicaSide"]
 class DrawGate:
     """Counts the draws of one replica's run.
 
-    Who wants all replicas to stop asks each of them to `hold`, takes the largest number that it is told, and says it to
-    all: who has not drawn so many batches yet draws them, so that nobody waits for a peer that has stopped.
+    To stop all replicas at the same draw, the driver calls `hold` on each replica, takes the largest number returned,
+    and passes it to `stop_after` on all. Replicas that have drawn fewer batches first draw up to that number, so that
+    no replica waits for a peer that has stopped.
 
     Args:
-        limit_s: How long a draw may wait for that number.
+        limit_s: Seconds that a draw may wait for the driver's number.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -47,10 +48,10 @@ class DrawGate:
         self._last: int | None = None
 
     def draw(self) -> bool:
-        """A draw begins. Whether it must not, as the replicas stop here.
+        """Count a draw; return True if the replica must stop instead of drawing. Blocks while held.
 
         Raises:
-            DeadlineExceededError: Nobody says where they stop.
+            DeadlineExceededError: The driver did not say in time where the replicas stop.
         """
         with self._changed:
             if self._is_held and not self._changed.wait_for(self._is_decided, self._limit_s):
@@ -67,19 +68,19 @@ class DrawGate:
         return not self._is_held or self._last is not None
 
     def hold(self) -> int:
-        """Let no further draw begin until `stop_after` or `go_on`; how many have begun. Any thread may call this."""
+        """Block further draws until `stop_after` or `go_on`; return the number of draws so far. Thread-safe."""
         with self._changed:
             self._is_held = True
             return self._num_draws
 
     def stop_after(self, num_draws: int) -> None:
-        """Stop once so many draws have begun."""
+        """Stop once `num_draws` draws have begun."""
         with self._changed:
             self._last = num_draws
             self._changed.notify_all()
 
     def go_on(self) -> None:
-        """Do not stop after all."""
+        """Release held draws without stopping."""
         with self._changed:
             self._is_held = False
             self._changed.notify_all()
@@ -89,33 +90,33 @@ _MOST_FAILURES = 3
 
 
 class ReplicaSide(Protocol):
-    """What a run needs of its replica."""
+    """Operations of the replica that a run needs."""
 
     def object_of(self, handle: int) -> Any:
-        """What the driver knows by this handle."""
+        """Return the replica's object for a handle of the driver."""
 
     def settle(self) -> None:
-        """Have replicas agree on what they agree on after the batch at hand, which goes on. All call this together."""
+        """Synchronise what replicas agree on after a batch; the batch continues. All replicas call this together."""
 
     def leave(self) -> None:
-        """Do what is done at the end of a run, which ends here. All call this together."""
+        """Do the work of a run's end, because the run ends here. All replicas call this together."""
 
     def agree(self, number: float) -> float:
-        """The largest number of all replicas."""
+        """Return the maximum of `number` over all replicas."""
 
     def copy(self, token: str, terms: ShareTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-        """Copy this replica's share of a save. What goes wrong is told when the driver asks for it."""
+        """Copy this replica's share of a save. Errors are reported when the driver asks for the share."""
 
     def places(self) -> tuple[IteratorPlace, ...]:
-        """Where the run's iterators are."""
+        """Return the positions of the run's iterators."""
 
 
 @final
 class LoopSave:
-    """A save that replicas have asked for: what `save` gives there.
+    """The handle of a save that replicas have asked for.
 
     Attributes:
-        path: Of the checkpoint.
+        path: Path of the checkpoint.
     """
 
     def __init__(self, path: str, outcome: Callable[[float | None], SaveOutcome | None]) -> None:
@@ -123,11 +124,11 @@ class LoopSave:
         self._outcome = outcome
 
     def done(self) -> bool:
-        """Whether it is whole, or has failed."""
+        """Return True once the save has completed or failed. Does not block."""
         return self._outcome(0.0) is not None
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until it is whole; raises why it failed."""
+        """Block until the checkpoint is complete; raise the error of a failed save."""
         outcome = self._outcome(timeout_s)
         if outcome is None:
             raise DeadlineExceededError(
@@ -141,7 +142,7 @@ class LoopSave:
 @final
 @dataclass(slots=True)
 class _Counting:
-    """A manager's counts, as they go on here."""
+    """The counts of a manager, continued on this replica."""
 
     order: ManagerOrder
     calls: int
@@ -152,11 +153,11 @@ class _Counting:
 
 @final
 class ReplicaLoop:
-    """See the module. Its run's thread draws and saves; the driver asks by another one.
+    """One run. The run's thread draws and saves; the driver calls `news` and `end_save` in another thread.
 
     Args:
         step: Number of the run.
-        order: What the driver has told.
+        order: Orders of the driver.
         side: The replica.
     """
 
@@ -177,10 +178,10 @@ class ReplicaLoop:
         self._left: Preempted | None = None
 
     def draw(self) -> None:
-        """A draw begins: a boundary between two steps.
+        """Pass a step boundary: called before each draw.
 
         Raises:
-            Preempted: The process is to end, and a checkpoint of what it has reached is whole.
+            Preempted: The process is to end, and a checkpoint of its progress is complete.
         """
         if self.gate.draw():
             self._leave()
@@ -199,7 +200,7 @@ class ReplicaLoop:
     def save(
         self, key: str, number: int | None = None, check_interval: bool = True, metrics: Mapping[str, Any] | None = None
     ) -> LoopSave | None:
-        """See `CheckpointManager.save`."""
+        """Save as `CheckpointManager.save` does."""
         counting = self._counting_of(key)
         counting.calls += 1
         step = self._step_of(counting)
@@ -237,14 +238,14 @@ class ReplicaLoop:
         return int(self._side.object_of(counting.order.counter).item())
 
     def _last_step_of(self, counting: _Counting) -> int:
-        """As `_step_of`; that of the run's beginning where only the driver can count."""
+        """Return the step like `_step_of`, or the step at the run's beginning if only the driver counts."""
         known = counting.order.counts_calls or counting.order.counter is not None
         return self._step_of(counting) if known else counting.order.step
 
     def _is_due(self, counting: _Counting, step: int) -> bool:
         interval, seconds = counting.order.interval, time.monotonic() - counting.last_save
         if interval.seconds is not None:
-            seconds = self._side.agree(seconds)  # clocks differ: all save, or none
+            seconds = self._side.agree(seconds)  # clocks differ: all replicas save, or none
         return interval.is_due(step, since_step=counting.last_step, seconds=seconds)
 
     def _checked(self, counting: _Counting, metrics: Mapping[str, Any] | None) -> dict[str, float]:
@@ -256,7 +257,7 @@ class ReplicaLoop:
         return as_metrics(metrics)
 
     def _await_last(self, counting: _Counting) -> None:
-        """One write at a time; the third failure in a row is an error."""
+        """Block until the previous write has ended; raise its error if it is the third failure in a row."""
         outcome = self._await(counting.token) if counting.token else None
         if outcome is not None and outcome.error is not None and outcome.failures >= _MOST_FAILURES:
             raise outcome.error.restore()
@@ -286,13 +287,13 @@ class ReplicaLoop:
             return self._outcomes.get(token)
 
     def news(self, *, ended: bool) -> LoopNews:
-        """What the driver must know. Any thread may ask."""
+        """Return the wanted saves and counts for the driver. Thread-safe."""
         with self._changed:
             counts = {key: LoopCount(each.calls, each.last_step) for key, each in self._countings.items()}
             return LoopNews(tuple(self._wanted.values()), counts, ended)
 
     def end_save(self, token: str, outcome: SaveOutcome) -> None:
-        """A save is whole, or has failed. Any thread may say so."""
+        """Record that a save has completed or failed. Thread-safe."""
         with self._changed:
             self._wanted.pop(token, None)
             self._outcomes[token] = outcome

@@ -1,4 +1,4 @@
-"""The runs of one replica that draw batches themselves: its steps go through them, the driver asks for them."""
+"""The runs of one replica that draw batches themselves, for the replica's steps and for the driver."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _KEPT = 4  # runs that the driver may still ask for
 
 @final
 class ReplicaLoops:
-    """See the module. What is asked with a run's number comes from another thread than that which runs it.
+    """Tracks the current and the latest runs. Methods that take a run's number are called by the control thread.
 
     Args:
-        writer: Of the replica's shares.
+        writer: Writer of the replica's shares.
     """
 
     def __init__(self, writer: ShareWriter) -> None:
@@ -31,11 +31,11 @@ class ReplicaLoops:
         self._lock = threading.Lock()
         self._current: ReplicaLoop | None = None
         self._known: OrderedDict[int, ReplicaLoop] = OrderedDict()
-        self._passed = -1  # runs up to this one are over
+        self._passed = -1  # runs up to this number have ended
 
     @contextlib.contextmanager
     def running(self, step: int, order: LoopOrder, side: ReplicaSide) -> Iterator[ReplicaLoop]:
-        """Around a run that draws batches itself."""
+        """Track a run that draws batches itself during the `with` block."""
         loop = ReplicaLoop(step, order, side)
         with self._lock:
             self._current = self._known[step] = loop
@@ -48,17 +48,17 @@ class ReplicaLoops:
             self.pass_by(step)
 
     def pass_by(self, step: int) -> None:
-        """This run is over, or was refused."""
+        """Record that a run has ended or was refused."""
         with self._lock:
             self._passed = max(self._passed, step)
 
     def draw(self) -> None:
-        """A draw begins. See `ReplicaLoop.draw`."""
+        """Pass a step boundary before a draw; see `ReplicaLoop.draw`."""
         if self._current is not None:
             self._current.draw()
 
     def news(self, step: int) -> LoopNews | None:
-        """What there is to know of a run; None where it has not begun."""
+        """Return a run's news, or None if the run has not begun."""
         with self._lock:
             loop, ended = self._known.get(step), self._passed >= step
         if loop is None:
@@ -66,13 +66,13 @@ class ReplicaLoops:
         return loop.news(ended=ended)
 
     def hold(self, step: int) -> int | None:
-        """Let the run begin no further draw; how many it has begun. None where it is not under way."""
+        """Block further draws of a run; return the number of draws so far, or None if the run is not under way."""
         with self._lock:
             loop, ended = self._known.get(step), self._passed >= step
         return None if loop is None or ended else loop.gate.hold()
 
     def stop_after(self, step: int, num_draws: int | None) -> None:
-        """Have a run that is held stop once it has begun so many draws; None: have it go on."""
+        """Make a held run stop after so many draws; None lets the run continue."""
         loop = self._known.get(step)
         if loop is not None and num_draws is not None:
             loop.gate.stop_after(num_draws)
@@ -80,11 +80,11 @@ class ReplicaLoops:
             loop.gate.go_on()
 
     def write(self, request: ShareRequest) -> None:
-        """Write what was copied, or what is to be copied soon."""
+        """Write shares that were copied, or will be copied soon."""
         self._writer.write(request)
 
     def end_save(self, step: int, token: str, outcome: SaveOutcome) -> None:
-        """A save of this run is whole, or has failed."""
+        """Record that a save of a run has completed or failed."""
         loop = self._known.get(step)
         if loop is not None:
             loop.end_save(token, outcome)

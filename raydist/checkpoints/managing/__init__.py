@@ -1,1 +1,1 @@
-"""What a `CheckpointManager` consists of: its saves one after the other, and the watch for the end of the process."""
+"""Parts of `CheckpointManager`: the sequence of saves, and the watch for preemption."""

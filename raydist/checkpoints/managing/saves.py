@@ -1,4 +1,4 @@
-"""The saves of one manager, one after the other: which is due, what it is called, and what is written."""
+"""The saves of one manager: due dates, checkpoint numbers, and writing."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["ManagedSaves"]
 
 @final
 class ManagedSaves:
-    """See the module. Used by the thread that trains; `write_here` by another one, while that one does not save.
+    """Saves checkpoints one after the other. Used by the training thread, or by one other thread at a time.
 
     Args:
-        contents: Of the checkpoint.
-        run: Where it is saved.
-        interval: How often.
-        counter: What counts the steps; None counts calls.
+        contents: Contents of the checkpoint.
+        run: Directory of the run's checkpoints.
+        interval: Interval of saves.
+        counter: The step counter; None counts calls.
 
     Attributes:
-        calls: How often the program has asked for a save.
+        calls: Number of times the program has called `save`.
     """
 
     def __init__(self, contents: CheckpointContents, run: RunDirectory, interval: SaveInterval, counter: Any) -> None:
@@ -45,7 +45,7 @@ class ManagedSaves:
         self.last_save = time.monotonic()
 
     def step(self) -> int:
-        """What the counter says."""
+        """Return the value of the step counter."""
         counter = self.counter
         if counter is None:
             return self.calls
@@ -53,32 +53,32 @@ class ManagedSaves:
         return int(value)
 
     def is_due(self, step: int) -> bool:
-        """Whether enough lies between the last save and this step."""
+        """Return True if the interval since the last save has passed at this step."""
         seconds = time.monotonic() - self.last_save
         return self.interval.is_due(step, since_step=self.last_step, seconds=seconds)
 
     def begin_anew(self) -> None:
-        """Nothing was restored: what comes counts from here."""
+        """Count intervals from the current step, because nothing was restored."""
         self.last_step = self.step()
 
     def go_on_from(self, found: FoundCheckpoint) -> None:
-        """A checkpoint was restored: what comes counts from there."""
+        """Count intervals from a restored checkpoint."""
         calls = found.details.get("calls", found.kept.number)
         self.calls = calls if type(calls) is int else found.kept.number
         self.last_step = self.step()
         self.last_save = time.monotonic()
 
     def save(self, number: int, metrics: Mapping[str, Any] | None, *, here: bool) -> SaveHandle:
-        """Save the present state.
+        """Save the current state.
 
         Args:
-            number: Of the checkpoint.
-            metrics: That are kept with it.
-            here: Write in this thread.
+            number: Number of the checkpoint.
+            metrics: Metrics to store with the checkpoint.
+            here: Write in the calling thread.
 
         Raises:
-            InvalidArgumentError: It is no number, or the metrics lack the one of `best`.
-            Exception: What went wrong before anything was written; or the third failure in a row.
+            InvalidArgumentError: The number is invalid, or the metrics lack the metric of `best`.
+            Exception: An error before anything was written, or the third failed write in a row.
         """
         kept = self.kept(number, metrics)
         self.writer.wait()
@@ -91,7 +91,7 @@ class ManagedSaves:
         return self.writer.submit(self.run.path_of(kept), lambda: self.write(started, kept), here=here)
 
     def kept(self, number: int, metrics: Mapping[str, Any] | None) -> KeptCheckpoint:
-        """What is about to be saved."""
+        """Return the description of the checkpoint that is about to be saved."""
         if type(number) is not int or not 0 <= number < 10**18:
             raise InvalidArgumentError(f"The number of a checkpoint must be an int >= 0, got {number!r:.50}.")
         return self.run.begin(number, self._checked(metrics))
@@ -106,14 +106,14 @@ class ManagedSaves:
         return kept
 
     def details_of(self, kept: KeptCheckpoint, calls: int) -> dict[str, Any]:
-        """What its manifest must say, so that it is found and goes on as it is."""
+        """Return the details for the manifest, by which the checkpoint is found and resumed."""
         return {DETAILS: {**self.run.details_of(kept), "calls": calls}}
 
     def note_begun(self, step: int | None, pause_s: float) -> None:
-        """A save of this step has begun, for which training stood still so long."""
+        """Record that a save of this step has begun, and that training paused for `pause_s`."""
         self.last_step, self.last_save = step, time.monotonic()
         self._metrics.note_save(pause_s)
 
     def write(self, started: StartedSave, kept: KeptCheckpoint) -> None:
-        """Write what has begun, and let it count."""
+        """Write a save that has begun, and commit it."""
         self.run.save(kept, started.write)

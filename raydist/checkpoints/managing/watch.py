@@ -1,4 +1,4 @@
-"""A manager as it is told of steps: notes where its datasets are, and saves when the process is to end."""
+"""A manager's `StepWatcher`: records positions of datasets at step boundaries, and saves before preemption."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class RunningLoop(Protocol):
     """A run that draws batches itself, and saves for a manager."""
 
     def settle(self) -> None:
-        """Wait until it is over, with its saves; raises what it has raised."""
+        """Block until the run and its saves have ended; raise the run's error."""
 
 
 class LoopEnd(Protocol):
-    """A manager's part in such a run."""
+    """A manager's part in a run that draws batches itself."""
 
     @property
     def left(self) -> Preempted | None:
-        """With what the process is left, once it was."""
+        """The exception that ends the process, once the save for it is written."""
 
 
 @final
 class _MarkedIterator:
-    """An iterator that a checkpoint has itself, and where it was at boundaries."""
+    """An iterator that is itself an object of the checkpoint, with its positions at step boundaries."""
 
     def __init__(self, iterator: DistributedIterator | DatasetIterator[Any]) -> None:
         self._iterator: weakref.ref[Any] = weakref.ref(iterator)
@@ -55,7 +55,7 @@ class _MarkedIterator:
         return (self._marks.first or 0) + 1 if self._marks.num_forgotten else 0
 
     def state(self, undone: int) -> Any:
-        """Its state before the step of this boundary; None: as it says itself."""
+        """Return the iterator's state before the step of this boundary; None for its current state."""
         iterator = self._iterator()
         if iterator is None or (iterator.has_ended and undone > self._marks.last_change):
             return None
@@ -67,17 +67,17 @@ class _MarkedIterator:
 
 @final
 class ManagerWatch:
-    """A `StepWatcher`. It does not keep what it saves: a manager that is dropped is told no more.
+    """Watches steps for a manager. Holds weak references only, so that a dropped manager is no longer notified.
 
     Args:
-        saves: The manager's.
-        exit_code: Of the process that ends.
-        asynchronous: Whether training goes on while it writes.
+        saves: Saves of the manager.
+        exit_code: Exit code of a process that ends by preemption.
+        asynchronous: Write saves while training continues.
 
     Attributes:
-        key: Of the manager, in this process.
-        exit_code: As it was given.
-        asynchronous: Likewise.
+        key: Key of the manager, unique in this process.
+        exit_code: The argument.
+        asynchronous: The argument.
     """
 
     def __init__(self, saves: ManagedSaves, exit_code: int, *, asynchronous: bool = True) -> None:
@@ -90,7 +90,7 @@ class ManagerWatch:
         self._iterators: dict[str, _MarkedIterator] = {}
 
     def look(self) -> None:
-        """See which datasets and iterators the checkpoint has now, and where these are."""
+        """Record the datasets and iterators that the checkpoint has now, and their positions."""
         saves = self._saves()
         named = {} if saves is None else saves.contents.named()
         self._datasets = [weakref.ref(each) for each in named.values() if isinstance(each, DistributedDataset)]
@@ -102,15 +102,15 @@ class ManagerWatch:
 
     @property
     def saves(self) -> ManagedSaves | None:
-        """The manager's; None where that was dropped."""
+        """Saves of the manager; None if the manager was dropped."""
         return self._saves()
 
     def follow(self, loop: RunningLoop, end: LoopEnd) -> None:
-        """A run begins that draws batches itself."""
+        """Record a run that draws batches itself."""
         self._loop, self._end = loop, end
 
     def settle(self) -> None:
-        """Wait for such a run, so that it is known what it has saved; raises what it has raised."""
+        """Block until the recorded run has ended, so that its saves are known; raise the run's error."""
         if self._loop is not None:
             self._loop.settle()
             self._loop = self._end = None
@@ -135,7 +135,7 @@ class ManagerWatch:
         try:
             self.settle()
         except Preempted:
-            pass  # the replicas have left already
+            pass  # the replicas have stopped already
         except Exception as error:
             if saves is not None and (end is None or end.left is None):
                 return Preempted(self.exit_code, why + unsaved(saves, error))
@@ -153,8 +153,8 @@ class ManagerWatch:
 
 
 def _saved(saves: ManagedSaves, undone: int | None) -> str:
-    """Save what the process has reached; what is to be said of it."""
-    saves.writer.finish()  # three failures in a row are no reason not to try it once more
+    """Save the current progress; return the sentence about it for the message."""
+    saves.writer.finish()  # three failures in a row do not prevent one more attempt
     try:
         with contextlib.nullcontext() if undone is None else _as_before_draw(saves.contents, undone):
             handle = saves.save(saves.step(), None, here=True)
@@ -165,7 +165,7 @@ def _saved(saves: ManagedSaves, undone: int | None) -> str:
 
 
 def unsaved(saves: ManagedSaves, error: Exception) -> str:
-    """What is said of a process that ends without a last save."""
+    """Return the sentence for a process that ends without a last save."""
     found = saves.run.newest() if saves.run.is_ours else []
     latest = shown_uri(found[-1]) if found else "none"
     return f" It could not be saved ({type(error).__name__}: {error!s:.300}); the last checkpoint is {latest}."
@@ -173,7 +173,7 @@ def unsaved(saves: ManagedSaves, error: Exception) -> str:
 
 @contextlib.contextmanager
 def _as_before_draw(contents: CheckpointContents, undone: int) -> Iterator[None]:
-    """Inside, its datasets are where they were when the last step began before this boundary."""
+    """Put datasets back to their positions before the last step that began before this boundary."""
     with contextlib.ExitStack() as stack:
         for each in contents.named().values():
             if isinstance(each, DistributedDataset):
