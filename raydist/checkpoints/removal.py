@@ -1,6 +1,6 @@
-"""Removing checkpoints, and what killed saves and removals have left. Each may be killed, and done again.
+"""Remove checkpoints, and the leftovers of killed saves and removals. Each removal may be killed and repeated.
 
-Nothing goes of which it is not sure that a save has written it: a run's directory may hold what is its user's.
+A run's directory may contain files of the user: only files that certainly come from a save are removed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["remove_checkpoint", "remove_what_was_killed"]
 
 
 def remove_checkpoint(files: DirectoryFiles) -> None:
-    """Remove a checkpoint: it is gone when its manifest is, the rest follows. What others have put there stays.
+    """Remove a checkpoint: first the manifest, then the other files. Files of other origin stay.
 
     Args:
-        files: Of its directory.
+        files: Files of the checkpoint's directory.
     """
-    known = named_files(files)  # a store that lists late may not tell
+    known = named_files(files)  # read first, because the listing of an object store may lag behind
     failpoint("retention.before_manifest")
     files.remove(MANIFEST_NAME)
-    files.sync()  # a manifest that came back would name files that are gone
+    files.sync()  # if the manifest came back, it would name removed files
     failpoint("retention.after_manifest")
     for name in sorted({*known, *filter(may_be_of_checkpoint, files.names())} - {MANIFEST_NAME}):
         files.remove(name)
@@ -35,18 +35,18 @@ def remove_checkpoint(files: DirectoryFiles) -> None:
 
 
 def remove_what_was_killed(root: DirectoryFiles, folders: Iterable[str]) -> None:
-    """Remove all that no manifest names. The caller knows that nobody is writing.
+    """Remove all files that no manifest names. The caller guarantees that no process is writing.
 
-    A folder without a manifest that holds anything else than what saves write is somebody else's, and stays.
+    A directory without a manifest that contains files of other origin stays.
 
     Args:
-        root: Of all checkpoints.
-        folders: Those that may have something of checkpoints in them.
+        root: Directory of all checkpoints.
+        folders: Subdirectories that may contain files of checkpoints.
     """
     failpoint("cleanup.before")
     for folder in folders:
         files = root.inside(folder)
-        is_whole = files.exists(MANIFEST_NAME)  # a store that lists late may not list it
+        is_whole = files.exists(MANIFEST_NAME)  # the listing of an object store may lag behind
         for name in _unnamed(files) if is_whole else _of_no_one_else(files):
             files.remove(name)
             failpoint("cleanup.within")
@@ -56,13 +56,13 @@ def remove_what_was_killed(root: DirectoryFiles, folders: Iterable[str]) -> None
 
 
 def _of_no_one_else(files: DirectoryFiles) -> list[str]:
-    """All files of a directory, where these are such as saves write."""
+    """Return all files of a directory if saves may have written all of them; otherwise none."""
     names = files.names()
     return names if all(map(may_be_of_checkpoint, names)) and not files.folders() else []
 
 
 def _unnamed(files: DirectoryFiles) -> list[str]:
-    """What saves have left beside a whole checkpoint; nothing where nobody can tell what is part of it."""
+    """Return the leftovers of saves beside a complete checkpoint; none if the manifest is unreadable."""
     named = named_files(files)
     stems = {stem_of(name) for name in named}
     left = [name for name in files.names() if is_new_name(name) or stem_of(name) in stems]

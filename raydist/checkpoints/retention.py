@@ -1,4 +1,4 @@
-"""Which checkpoints stay, which are removed, and which is the best. Pure."""
+"""Retention policy: which checkpoints to keep, to remove, and which one is the best. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Best", "KeptCheckpoint", "Retention", "seconds_of"]
 
 
 def seconds_of(hours: float | None) -> float | None:
-    """What `keep_checkpoint_every_n_hours` says.
+    """Return the seconds for a value of `keep_checkpoint_every_n_hours`.
 
     >>> seconds_of(0.5)
     1800.0
 
     Raises:
-        InvalidArgumentError: It is no number > 0.
+        InvalidArgumentError: The value is not a number > 0.
     """
     if hours is None:
         return None
@@ -33,14 +33,14 @@ def seconds_of(hours: float | None) -> float | None:
 @final
 @dataclass(frozen=True, slots=True)
 class KeptCheckpoint:
-    """What retention sees of a checkpoint.
+    """A checkpoint as seen by the retention policy.
 
     Attributes:
-        name: Of its directory.
-        number: In the name.
-        generation: Counts the saves into the directory of all: what is newer has more. Clocks and steps may go back.
-        saved_at: Seconds since 1970, by the clock of whoever saved.
-        metrics: What it was saved with.
+        name: Name of the checkpoint's directory.
+        number: Number in the name.
+        generation: Index of the save among all saves into the directory; clocks and step numbers may go back.
+        saved_at: Seconds since 1970, by the clock of the saving process.
+        metrics: Metrics stored with the checkpoint.
     """
 
     name: str
@@ -53,11 +53,11 @@ class KeptCheckpoint:
 @final
 @dataclass(frozen=True, slots=True)
 class Best:
-    """What makes a checkpoint the best.
+    """The criterion for the best checkpoint.
 
     Attributes:
-        metric: Its name among the metrics.
-        mode: Whether less or more of it is better.
+        metric: Name of the metric.
+        mode: "min" or "max": the better direction.
     """
 
     metric: str
@@ -65,7 +65,7 @@ class Best:
 
     @classmethod
     def parse(cls, best: Any) -> Best | None:
-        """From what `CheckpointManager` is given.
+        """Parse the argument `best` of `CheckpointManager`.
 
         >>> Best.parse(("loss", "min"))
         Best(metric='loss', mode='min')
@@ -80,7 +80,7 @@ class Best:
         return cls(*pair)
 
     def of(self, found: Sequence[KeptCheckpoint]) -> KeptCheckpoint | None:
-        """The best one; of equals the first. Those without the metric, or with NaN in it, are not looked at.
+        """Return the best checkpoint, the oldest of equals. Skip checkpoints without the metric, or with NaN.
 
         >>> kept = [KeptCheckpoint(f"ckpt-{n}", n, n, metrics={"loss": loss}) for n, loss in enumerate([3, 1, 1, 2])]
         >>> Best("loss", "min").of(kept).name, Best("loss", "max").of(kept).name
@@ -94,12 +94,12 @@ class Best:
 @final
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which checkpoints stay.
+    """The retention policy.
 
     Attributes:
-        max_to_keep: How many of the newest; None for all.
-        keep_every_s: One for each so many seconds stays for good; None for none.
-        best: The best one stays as well.
+        max_to_keep: Number of newest checkpoints to keep; None for all.
+        keep_every_s: Keep one checkpoint of each such period for good; None for none.
+        best: Also keep the best checkpoint by this criterion.
     """
 
     max_to_keep: int | None = None
@@ -116,16 +116,16 @@ class Retention:
             raise InvalidArgumentError(f"keep_every_s must be a number of seconds > 0, got {self.keep_every_s!r}.")
 
     def newest(self, found: Sequence[KeptCheckpoint]) -> list[KeptCheckpoint]:
-        """Those that stay because they are the newest, oldest first."""
+        """Return the checkpoints that stay because they are the newest, oldest first."""
         ordered = _oldest_first(found)
         return ordered if self.max_to_keep is None else ordered[-self.max_to_keep :]
 
     def to_remove(self, found: Sequence[KeptCheckpoint], began: float) -> list[KeptCheckpoint]:
-        """Those that go, oldest first.
+        """Return the checkpoints to remove, oldest first.
 
         Args:
-            found: All that there are.
-            began: When the first one was saved: what stays for good is counted from there.
+            found: All checkpoints.
+            began: Time of the first save, from which periods of `keep_every_s` are counted.
 
         >>> kept = [KeptCheckpoint(f"ckpt-{n}", n, n, saved_at=60.0 * n) for n in range(6)]
         >>> [each.name for each in Retention(max_to_keep=2, keep_every_s=120).to_remove(kept, began=0)]

@@ -1,4 +1,4 @@
-"""The checkpoints of one run in one directory: which there are, which stay, and who may write."""
+"""The checkpoints of one run in one directory: listing, retention, and the exclusive right to write."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _log = logging.getLogger("raydist")
 
 @final
 class RunDirectory:
-    """See the module. `save` may be called in another thread than the rest.
+    """Checkpoints of one run. `save` may be called in another thread than the other methods.
 
     Args:
-        path: Of the directory, or a URI.
-        name: What checkpoints are called before the number.
-        retention: Which of them stay.
+        path: Path or URI of the directory.
+        name: Prefix of the checkpoints' names, before the number.
+        retention: Retention policy.
 
     Attributes:
-        path: As it was given.
-        retention: Likewise.
-        name: Likewise.
+        path: The argument.
+        retention: The argument.
+        name: The argument.
     """
 
     def __init__(self, path: str, name: str, retention: Retention) -> None:
@@ -42,22 +42,22 @@ class RunDirectory:
         self.name = name
         self._files = directory_files(path)
         self._lease = Lease(self._files)
-        self._lock = threading.Lock()  # of what follows
-        self._kept: list[KeptCheckpoint] | None = None  # while the lease is held
-        self._too_old: list[KeptCheckpoint] = []  # that are to be removed, if they are there
+        self._lock = threading.Lock()  # guards the attributes below
+        self._kept: list[KeptCheckpoint] | None = None  # set while the lease is held
+        self._too_old: list[KeptCheckpoint] = []  # to be removed if they still exist
         self._began: float | None = None
         self._generation = 0  # of the last save into the directory
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process is the one that may write."""
+        """True while this process has the exclusive right to write."""
         return self._lease.is_taken
 
     def take(self) -> None:
-        """Become the only writer, and remove what killed saves left.
+        """Acquire the exclusive right to write, and remove the leftovers of killed saves.
 
         Raises:
-            FailedPreconditionError: Another process writes into it: says which, and since when.
+            FailedPreconditionError: Another process writes into the directory; the message says which, and since when.
         """
         self._lease.take()
         remove_what_was_killed(self._files, folders_of(self._files, self.name))
@@ -70,37 +70,37 @@ class RunDirectory:
             self._generation = max(generations, default=0)
 
     def require_ours(self) -> None:
-        """FailedPreconditionError where another process has become the one that may write."""
+        """Raise FailedPreconditionError if another process has acquired the right to write."""
         self._lease.require()
 
     def give_back(self) -> None:
-        """Let others write."""
+        """Release the right to write."""
         with self._lock:
             self._kept = None
         self._lease.give_back()
 
     def find(self) -> list[FoundCheckpoint]:
-        """All checkpoints, damaged ones too, in the order of their saves. Reads the directory."""
+        """Return all checkpoints in the order of their saves, including damaged ones. Reads the directory."""
         return find_checkpoints(self._files, self.name)
 
     def path_of(self, kept: KeptCheckpoint) -> str:
-        """Of a checkpoint."""
+        """Return the path of a checkpoint."""
         return checkpoint_path(self.path, kept.name)
 
     def path_to(self, number: int) -> str:
-        """Of the checkpoint that has, or is to have, this number."""
+        """Return the path of the checkpoint with this number, which need not exist."""
         return checkpoint_path(self.path, f"{self.name}-{number}")
 
     def files_of(self, kept: KeptCheckpoint) -> DirectoryFiles:
-        """Of a checkpoint, which need not exist."""
+        """Return the directory files of a checkpoint, which need not exist."""
         return self._files.inside(kept.name)
 
     def newest(self) -> list[str]:
-        """Paths of the newest ones, as many as stay, oldest first."""
+        """Return the paths of the newest checkpoints, at most `max_to_keep`, oldest first."""
         return [self.path_of(each) for each in self.retention.newest(self._all())]
 
     def best(self) -> str | None:
-        """Path of the best one."""
+        """Return the path of the best checkpoint, or None."""
         best = None if self.retention.best is None else self.retention.best.of(self._all())
         return None if best is None else self.path_of(best)
 
@@ -111,15 +111,15 @@ class RunDirectory:
         return [each.kept for each in self.find() if each.damage is None]
 
     def begin(self, number: int, metrics: dict[str, float]) -> KeptCheckpoint:
-        """What is about to be saved: newer than all that was."""
+        """Return the description of a new checkpoint, with the next generation."""
         now = time.time()
         with self._lock:
             self._began = now if self._began is None else self._began
-            self._generation += 1  # also of what cannot be written
+            self._generation += 1  # also if the write fails
             return KeptCheckpoint(f"{self.name}-{number}", number, self._generation, now, metrics)
 
     def details_of(self, kept: KeptCheckpoint) -> Mapping[str, Any]:
-        """What its manifest must say, so that it is found as it is."""
+        """Return the details for the manifest, by which the checkpoint is found again."""
         return {
             "generation": kept.generation,
             "saved_at": kept.saved_at,
@@ -128,28 +128,28 @@ class RunDirectory:
         }
 
     def save(self, kept: KeptCheckpoint, write: Callable[[], object]) -> None:
-        """Have a checkpoint written, and count it.
+        """Write a checkpoint, and apply the retention policy.
 
         Args:
-            kept: Of `begin`.
-            write: Does it.
+            kept: Result of `begin`.
+            write: Writes the checkpoint.
 
         Raises:
-            FailedPreconditionError: Another process has become the one that may write.
-            Exception: What `write` raises.
+            FailedPreconditionError: Another process has acquired the right to write.
+            Exception: An error of `write`.
         """
         self.require_ours()
         try:
             write()
         except BaseException:
-            with self._lock:  # it may be there all the same: the answer of a store was lost, say
+            with self._lock:  # the checkpoint may exist all the same, for example if a store's answer was lost
                 if all(each.name != kept.name for each in self._kept or ()):
                     self._too_old.append(kept)
             raise
         self._note_saved(kept)
 
     def _note_saved(self, kept: KeptCheckpoint) -> None:
-        """It counts now, and others may have to go: those that cannot be removed now go with one of the next saves."""
+        """Record a saved checkpoint and remove old ones. Failed removals are tried again at the next saves."""
         with self._lock:
             found = [each for each in self._kept or () if each.name != kept.name] + [kept]
             too_old = self.retention.to_remove(found, self._began or 0.0)
@@ -160,7 +160,7 @@ class RunDirectory:
             self._too_old = left
 
     def _not_removed(self, wanted: list[KeptCheckpoint]) -> list[KeptCheckpoint]:
-        """Remove checkpoints up to the first that cannot be: the store may be down. Those that are left; it last."""
+        """Remove checkpoints until a removal fails (the store may be down); return the rest, the failed one last."""
         for number, each in enumerate(wanted):
             try:
                 remove_checkpoint(self.files_of(each))

@@ -1,4 +1,4 @@
-"""When a checkpoint is due. Pure."""
+"""The rule that decides when a checkpoint is due. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["SaveInterval"]
 @final
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
-    """How much lies between two saves: steps or seconds, whichever is over first. Without either each call saves.
+    """Interval between two saves: steps or seconds, whichever passes first. Without either, each call saves.
 
     Attributes:
-        steps: What a step is, a counter says.
-        seconds: Of a clock that goes on.
+        steps: Number of steps, by the step counter.
+        seconds: Seconds of a monotonic clock.
 
     >>> every = SaveInterval(steps=500)
     >>> every.is_due(499, since_step=0, seconds=1e9), every.is_due(500, since_step=0, seconds=0)
@@ -34,12 +34,12 @@ class SaveInterval:
             raise InvalidArgumentError(f"interval_s must be a number of seconds > 0, got {self.seconds!r}.")
 
     def is_due(self, step: int, *, since_step: int | None, seconds: float) -> bool:
-        """Whether to save now.
+        """Return True if a checkpoint is due.
 
         Args:
-            step: Of the counter.
-            since_step: Where it was at the last save; None where nobody knows: then one is due by steps.
-            seconds: Since the last save.
+            step: Value of the step counter.
+            since_step: Value at the last save; None if unknown: then a checkpoint is due by steps.
+            seconds: Seconds since the last save.
         """
         if self.steps is None and self.seconds is None:
             return True

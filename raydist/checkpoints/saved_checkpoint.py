@@ -1,4 +1,4 @@
-"""A checkpoint that is there: its manifest, and the states in it."""
+"""An existing checkpoint: its manifest, and the states in it."""
 
 from __future__ import annotations
 
@@ -27,56 +27,56 @@ _READ_BYTES = 1 << 20
 @final
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """What is in a directory.
+    """A checkpoint in a directory.
 
     Attributes:
-        directory: That.
-        manifest: What it says.
+        directory: Files of the directory.
+        manifest: The manifest.
     """
 
     directory: DirectoryFiles
     manifest: CheckpointManifest
 
     def saved(self, name: str) -> SavedObject:
-        """What is known of an object; of one that is another's, of that.
+        """Return the entry of an object; for a further name of an object, the entry of the first name.
 
-        Checkpoints of version 0.1 have the names that `torch.compile` gives to parameters.
+        Checkpoints of version 0.1 contain the parameter names of `torch.compile`; they are replaced by plain names.
         """
         saved = self.manifest.objects[self._home(name)]
         named = saved.kind in ("module", "optimizer") or name.startswith("gradients.")
         return replace(saved, values=plain_names(saved.values)) if named else saved
 
     def places(self, name: str) -> Mapping[str, FilePlace]:
-        """The tensors of an object; of slices, any."""
+        """Return the locations of an object's tensors; for a tensor in slices, of any slice."""
         return {key: place for file in self.files(name) for key, place in file.tensors.items()}
 
     def files(self, name: str) -> tuple[TensorFile, ...]:
-        """The files with the tensors of an object."""
+        """Return the files with the tensors of an object."""
         return self.manifest.tensor_files(self._home(name))
 
     def part(self, names: Collection[str]) -> SavedCheckpoint:
-        """It without all but some of the objects: as little as possible, for those who have to do with them alone."""
+        """Return the checkpoint reduced to some objects, which keeps messages about them small."""
         objects = {name: self.manifest.objects[name] for each in names for name in (each, self._home(each))}
         files = {file.name: file for name in names for file in self.files(name)}
         return replace(self, manifest=CheckpointManifest(objects, tuple(files.values())))
 
     def state(self, name: str) -> Any:
-        """The state of an object. DataLossError where it is damaged."""
+        """Return the state of an object. Raise DataLossError if it is damaged."""
         return self.state_of(name, read_tensors(self.directory, self.files(name)))
 
     def require_state(self, name: str) -> None:
-        """DataLossError where what is saved of an object can be no state, whatever its tensors are."""
+        """Raise DataLossError if the entry of an object cannot be a state, whatever its tensors contain."""
         self.state_of(name, dict.fromkeys(self.places(name), torch.empty(0)))
 
     def state_of(self, name: str, tensors: Mapping[str, torch.Tensor]) -> Any:
-        """The state of an object whose tensors were read. DataLossError where it can be none."""
+        """Return the state of an object from its tensors. Raise DataLossError if the entry is not a state."""
         try:
             return unpack_state(self.saved(name).values, tensors)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self.loss(f"the state of {name!r} is none: {error!s:.300}") from error
 
     def loss(self, problem: str) -> DataLossError:
-        """The error of a checkpoint that cannot have been written so."""
+        """Return the error for an impossible entry of the checkpoint."""
         path = self.directory.shown
         return DataLossError(f"The checkpoint {path!r} must be whole, but {problem}. Use another one.", path=path)
 
@@ -85,12 +85,12 @@ class SavedCheckpoint:
 
 
 def open_checkpoint(directory: DirectoryFiles) -> SavedCheckpoint:
-    """The checkpoint in a directory.
+    """Return the checkpoint in a directory.
 
     Raises:
-        NotFoundError: There is none: it has no manifest.
-        DataLossError: Its manifest is damaged.
-        InvalidArgumentError: It is of a newer version.
+        NotFoundError: The directory has no manifest, so there is no checkpoint.
+        DataLossError: The manifest is damaged.
+        InvalidArgumentError: The manifest has a newer format version.
     """
     path = f"{directory.shown}/{MANIFEST_NAME}"
     try:
@@ -113,7 +113,7 @@ def open_checkpoint(directory: DirectoryFiles) -> SavedCheckpoint:
 
 
 def named_files(directory: DirectoryFiles) -> frozenset[str]:
-    """The files with tensors of the checkpoint in a directory; none where there is none, or nobody knows which."""
+    """Return the tensor files of the checkpoint in a directory; empty if there is none or its manifest is damaged."""
     try:
         return frozenset(file.name for file in open_checkpoint(directory).manifest.files)
     except RaydistError:

@@ -1,4 +1,4 @@
-"""How the state of each kind of object is taken and given back: modules, optimizers, metrics, whatever has one."""
+"""Get and set the state of each kind of object: modules, optimizers, metrics, and other objects."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from raydist.checkpoints.state import State
 __all__ = ["SHARES", "class_of_state", "give_state", "kind_of_state", "state_of"]
 
 SHARES = "_shares"
-"""The entry of a metric's state that has those of each replica."""
+"""Entry of a metric's state with the states of each replica."""
 
 _UPDATES = "_update_count"  # of a torchmetrics metric
 
 
 def kind_of_state(obj: Any) -> str:
-    """What it is for a checkpoint: a "module", "optimizer", "metric", or something "other".
+    """Return the kind of an object in a checkpoint: "module", "optimizer", "metric" or "other".
 
     >>> kind_of_state(torch.nn.Linear(1, 1)), kind_of_state(rd.Mean()), kind_of_state(rd.State())
     ('module', 'metric', 'other')
@@ -43,13 +43,13 @@ def kind_of_state(obj: Any) -> str:
 
 
 def class_of_state(obj: Any) -> str | None:
-    """The name of an object's class where another one has no use for its state: optimizers, schedulers, rd.State."""
+    """Return the class name if a state fits its class only (optimizers, schedulers, rd.State); else None."""
     schedulers = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
     return type(obj).__name__ if isinstance(obj, (torch.optim.Optimizer, State, *schedulers)) else None
 
 
 def state_of(obj: Any, modules: Mapping[str, nn.Module]) -> Any:
-    """Its state, for `pack_state`. Reads of mirrored objects wait for dispatched steps.
+    """Return the state of an object, for `pack_state`. Blocks for dispatched steps if the object is mirrored.
 
     Args:
         obj: One of the checkpoint's objects.
@@ -66,13 +66,13 @@ def state_of(obj: Any, modules: Mapping[str, nn.Module]) -> Any:
 
 
 def give_state(obj: Any, state: Any, modules: Mapping[str, nn.Module], strict: bool = True) -> None:
-    """Have it go on from `state`.
+    """Load a state into an object.
 
     Args:
         obj: One of the checkpoint's objects.
-        state: As `state_of` gave it.
+        state: Result of `state_of`.
         modules: All modules of the checkpoint.
-        strict: Whether a module or an optimizer must find all of its entries, and no other.
+        strict: Require that a module or an optimizer finds all of its entries, and no others.
     """
     kind = kind_of_state(obj)
     if kind == "optimizer":
@@ -89,13 +89,13 @@ def give_state(obj: Any, state: Any, modules: Mapping[str, nn.Module], strict: b
             state = compiled_names(state, obj.state_dict())
         obj.load_state_dict(state, strict=strict)
         for metric in (part for part in obj.modules() if kind_of_state(part) == "metric"):
-            metric._computed = None  # which torchmetrics keeps, though it was of the states before
+            metric._computed = None  # a cached result of torchmetrics, computed from the previous states
     else:
         obj.load_state_dict(state)
 
 
 def _metric_entries(metric: Any) -> tuple[str, ...]:
-    """What a metric gathers: torchmetrics' own state_dict leaves it out."""
+    """Return the names of a metric's states, which torchmetrics leaves out of state_dict."""
     return (*metric._defaults, *((_UPDATES,) if hasattr(metric, _UPDATES) else ()))
 
 

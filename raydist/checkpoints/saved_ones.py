@@ -1,4 +1,4 @@
-"""The checkpoints in a directory: which there are, in the order of their saves, and removing one."""
+"""List the checkpoints in a directory, in the order of their saves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raydist.pipelines.stored.directory_files import DirectoryFiles
 __all__ = ["DETAILS", "FoundCheckpoint", "as_found", "as_metrics", "checkpoint_path", "find_checkpoints", "folders_of"]
 
 DETAILS = "manager"
-"""Where in a manifest's details a manager keeps what it must know again."""
+"""Key of a manager's own entries in a manifest's details."""
 
 _NAME = re.compile(r"(.+)-([0-9]{1,18})")
 
@@ -26,12 +26,12 @@ _NAME = re.compile(r"(.+)-([0-9]{1,18})")
 @final
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """One of them.
+    """A checkpoint found in a directory.
 
     Attributes:
-        kept: What retention sees of it.
-        details: What its manager kept with it.
-        damage: Why it cannot be restored, as far as its manifest tells.
+        kept: Description for the retention policy.
+        details: Entries of the manager that saved the checkpoint.
+        damage: Error that restoring would raise, as far as the manifest shows.
     """
 
     kept: KeptCheckpoint
@@ -40,7 +40,7 @@ class FoundCheckpoint:
 
 
 def checkpoint_path(directory: str, name: str) -> str:
-    """The path of a checkpoint in a directory.
+    """Return the path of a checkpoint in a directory.
 
     >>> checkpoint_path("runs/a", "ckpt-1"), checkpoint_path("s3://bucket/a?x=1", "ckpt-1")
     ('runs/a/ckpt-1', 's3://bucket/a/ckpt-1?x=1')
@@ -52,13 +52,13 @@ def checkpoint_path(directory: str, name: str) -> str:
 
 
 def find_checkpoints(files: DirectoryFiles, name: str | None = None) -> list[FoundCheckpoint]:
-    """All whole checkpoints, oldest first: by the saves into the directory, whatever clocks and step numbers said.
+    """Return all checkpoints, oldest first by the order of saves, independent of clocks and step numbers.
 
-    Those with a damaged manifest come where their number suggests. What has no manifest is none.
+    Checkpoints with a damaged manifest are placed by their number. A directory without a manifest is no checkpoint.
 
     Args:
-        files: Of the directory.
-        name: What they are called before the number; None for anything.
+        files: Files of the directory.
+        name: Prefix of the names, before the number; None for any.
     """
     found = [each for folder, number in _folders(files, name) if (each := _look_at(files, folder, number)) is not None]
     intact = sorted((each for each in found if each.damage is None), key=lambda each: each.kept.generation)
@@ -87,7 +87,7 @@ def _look_at(files: DirectoryFiles, folder: str, number: int) -> FoundCheckpoint
 
 
 def as_found(folder: str, number: int, saved: SavedCheckpoint) -> FoundCheckpoint:
-    """What a checkpoint's manifest says of it. One that no manager wrote is older than all of these."""
+    """Return a checkpoint's description from its manifest. One that no manager wrote counts as the oldest."""
     details = saved.manifest.details.get(DETAILS)
     if not isinstance(details, dict):
         return FoundCheckpoint(KeptCheckpoint(folder, number, generation=0), {})
@@ -101,12 +101,12 @@ def as_found(folder: str, number: int, saved: SavedCheckpoint) -> FoundCheckpoin
 
 
 def folders_of(files: DirectoryFiles, name: str) -> list[str]:
-    """The directories of checkpoints of that name, whole or not."""
+    """Return the directories of checkpoints with this name, complete or not."""
     return [folder for folder, _ in _folders(files, name)]
 
 
 def as_metrics(metrics: Any) -> dict[str, float]:
-    """Metrics as they are kept: numbers, also of tensors. JSON has no NaN and infinities, so those are not kept.
+    """Return metrics as floats, also from tensors. NaN and infinities, which JSON lacks, are dropped.
 
     >>> import torch
     >>> as_metrics({"loss": torch.tensor(0.5), "accuracy": 1, "bad": float("nan")})

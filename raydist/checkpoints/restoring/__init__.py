@@ -1,1 +1,1 @@
-"""Giving saved states to objects: all is compared and read before anything is changed."""
+"""Restore saved states into objects: everything is read and compared before any object changes."""

@@ -1,4 +1,4 @@
-"""Objects as they are now, beside what a checkpoint has of them: by whoever holds their tensors."""
+"""Comparison of objects with their saved states, in the process that holds the objects' tensors."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["differences_of", "refused"]
 def differences_of(
     name: str, obj: Any, modules: Mapping[str, nn.Module], checkpoint: SavedCheckpoint, saved: str
 ) -> list[Difference]:
-    """What of a saved state does not fit an object.
+    """Return the differences between an object and a saved state.
 
     Args:
-        name: Of the object.
-        obj: That.
-        modules: Those that name the parameters of optimizers.
-        checkpoint: The one that has the state.
-        saved: Under which name.
+        name: Name of the object.
+        obj: The object.
+        modules: Modules that name the parameters of optimizers.
+        checkpoint: The checkpoint that has the state.
+        saved: Name of the state in the checkpoint.
 
     Raises:
-        DataLossError: What is saved can be no state.
+        DataLossError: The saved entry is not a valid state.
     """
     packed = pack_state(state_of(obj, modules), name)
     here = SavedObject(kind_of_state(obj), class_of_state(obj), packed.values)
@@ -41,7 +41,7 @@ def differences_of(
 
 
 def refused(found: Iterable[Difference], strict: bool) -> list[Difference]:
-    """Those that keep a state from being restored.
+    """Return the differences that prevent a restore.
 
     >>> refused([Difference("missing", "model.a"), Difference("reshaped", "model.b")], strict=False)
     [Difference(what='reshaped', entry='model.b', more='')]

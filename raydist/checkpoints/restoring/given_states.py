@@ -1,4 +1,4 @@
-"""Giving objects their states, and those of before back where one of them refuses what it is given."""
+"""Load states into objects, and roll back if one of the objects raises."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from raydist.errors import InvalidArgumentError, RaydistError
 
 __all__ = ["GivenStates"]
 
-# Those first that may yet refuse a state. What fits a module is known before; its tensors are overwritten in place,
-# while those of all others are replaced, so that theirs of before can be given back.
+# First the kinds whose load_state_dict may raise. Modules were checked before and come last: their tensors are
+# overwritten in place, while the other kinds replace tensors, so that the previous states can be restored.
 _ORDER = ("other", "metric", "optimizer", "module")
 
 
 @final
 class GivenStates:
-    """What objects were given in one restore.
+    """The states that objects were given in one restore.
 
     Args:
-        objects: By name; those without a state stay as they are.
+        objects: Objects by name; objects without a state in `give` stay unchanged.
         modules: All modules of the checkpoint: they name the parameters of optimizers.
-        strict: Whether a module or an optimizer must find all of its entries, and no other.
+        strict: Require that a module or an optimizer finds all of its entries, and no others.
     """
 
     def __init__(self, objects: Mapping[str, Any], modules: Mapping[str, nn.Module], strict: bool) -> None:
@@ -36,10 +36,10 @@ class GivenStates:
         self._given: list[str] = []
 
     def give(self, states: Mapping[str, Any]) -> None:
-        """Change the objects. Where one refuses its state, those that were changed before get theirs back.
+        """Load states into the objects. If one raises, restore the previous states of those changed before.
 
         Raises:
-            InvalidArgumentError: One refuses. Names it.
+            InvalidArgumentError: An object rejects its state; the message names the object.
         """
         kinds = {name: kind_of_state(self._objects[name]) for name in states}
         self._before = {
@@ -55,7 +55,7 @@ class GivenStates:
             self._given.append(name)
         except BaseException as error:
             self.give_back()
-            with contextlib.suppress(Exception):  # it may have taken a part; its own error is what must be seen
+            with contextlib.suppress(Exception):  # possibly changed in part; the original error counts
                 self._give_back(name)
             if isinstance(error, RaydistError) or not isinstance(error, Exception):
                 raise
@@ -65,7 +65,7 @@ class GivenStates:
             ) from error
 
     def give_back(self) -> None:
-        """Have all that were changed, but modules, be as they were before."""
+        """Restore the previous states of all changed objects except modules."""
         for name in self._given:
             self._give_back(name)
 

@@ -1,4 +1,4 @@
-"""Giving saved states to objects: everything is read and compared before anything is changed."""
+"""Restore saved states into objects: everything is read and compared before any object changes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["RestoreReport", "chosen_objects", "restore_objects"]
 @final
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What was not restored, with `strict=False`.
+    """The entries that were not restored, with `strict=False`.
 
     Attributes:
-        missing: Entries that objects have and the checkpoint has not: they stay as they were.
-        unexpected: Entries that the checkpoint has and no object.
+        missing: Entries of the objects that the checkpoint lacks; they stay unchanged.
+        unexpected: Entries of the checkpoint that no object has.
     """
 
     missing: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class RestoreReport:
 
 
 def chosen_objects(objects: Mapping[str, Any], only: Sequence[str] | str | None) -> dict[str, Any]:
-    """Those that are to be restored.
+    """Return the objects to restore.
 
     >>> list(chosen_objects({"model": 1, "more.a": 2, "more.b": 3}, ["more"]))
     ['more.a', 'more.b']
@@ -66,18 +66,18 @@ def restore_objects(
     whole: bool,
     restorers: Sequence[ShareRestorer] = (),
 ) -> RestoreReport:
-    """Give objects their states.
+    """Restore saved states into objects.
 
     Args:
-        objects: All of them.
-        wanted: Those that are to be restored.
-        checkpoint: The one that has the states.
-        strict: Whether all entries must be there, and no others.
-        whole: Whether objects that the checkpoint has beside them are unexpected.
-        restorers: Of strategies that may hold objects.
+        objects: All objects.
+        wanted: The objects to restore.
+        checkpoint: The checkpoint.
+        strict: Require that all entries exist, and no others.
+        whole: Report objects of the checkpoint that are not in `objects` as unexpected.
+        restorers: Restorers of strategies that may hold objects.
 
     Raises:
-        InvalidArgumentError: States do not fit; lists the entries. Nothing is changed.
+        InvalidArgumentError: States do not fit; the message lists the entries. Nothing is changed.
         DataLossError: The checkpoint is damaged. Nothing is changed.
     """
     modules = {name: obj for name, obj in objects.items() if isinstance(obj, nn.Module)}
@@ -96,7 +96,7 @@ def restore_objects(
 
 @final
 class _Restored:
-    """Objects, and the states that are for them."""
+    """Objects, and the states read for them."""
 
     def __init__(
         self,
@@ -111,11 +111,11 @@ class _Restored:
         self._checkpoint = checkpoint
         self._strict = strict
         self._shared = shared
-        self._prepared: dict[str, list[Difference]] = {}  # by replicas
+        self._prepared: dict[str, list[Difference]] = {}  # by replicas or servers
         self._states: dict[str, Any] = {}
 
     def report(self, objects: Mapping[str, Any], whole: bool) -> RestoreReport:
-        """Compare all, and read all."""
+        """Compare all objects, and read all states."""
         names = {name: self._saved_name(obj, objects) for name, obj in self._objects.items()}
         saved = {name: each for name, each in names.items() if each is not None}
         self._prepare(saved)
@@ -132,13 +132,13 @@ class _Restored:
         )
 
     def _saved_name(self, obj: Any, objects: Mapping[str, Any]) -> str | None:
-        """Under which of its names the checkpoint has an object."""
+        """Return the name of an object under which the checkpoint has its state; None if there is none."""
         return next(
             (each for each in objects if objects[each] is obj and each in self._checkpoint.manifest.objects), None
         )
 
     def _prepare(self, saved: Mapping[str, str]) -> None:
-        """Have replicas compare and read what they hold."""
+        """Make replicas compare and read the objects that they hold."""
         remote = {} if self._shared is None else {name: saved[name] for name in self._shared.objects if name in saved}
         if self._shared is None or not remote:
             return
@@ -160,7 +160,7 @@ class _Restored:
             )
 
     def give(self) -> None:
-        """Change the objects: those of replicas last, which change theirs all or none."""
+        """Change the objects; those of replicas last, because replicas change all of theirs or none."""
         given = GivenStates(self._objects, self._modules, self._strict)
         given.give(self._states)
         if self._shared is None or not self._prepared:
@@ -173,7 +173,7 @@ class _Restored:
             raise
 
     def discard(self) -> None:
-        """Have replicas forget what they have read."""
+        """Make replicas drop the states that they have read."""
         if self._shared is not None and self._prepared:
-            with contextlib.suppress(Exception):  # its own error is what must be seen
+            with contextlib.suppress(Exception):  # the user must see the original error
                 self._shared.discard()

@@ -1,1 +1,1 @@
-"""Saving and restoring by all who hold something: replicas write and read their shares, this process the rest."""
+"""Distributed saving and restoring: replicas write and read their shares, the driver the rest."""

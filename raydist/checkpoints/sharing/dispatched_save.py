@@ -1,4 +1,4 @@
-"""The driver's end of a save that replicas were told of: waits beside training, in whatever thread."""
+"""The driver's handle of a save dispatched to replicas. Any thread may wait for the save beside training."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from raydist.errors import DeadlineExceededError
 
 __all__ = ["DispatchedSave"]
 
-_SHORTEST_S, _LONGEST_S = 0.005, 0.1  # between two questions
-_GRACE_S = 1.0  # after a first failure: how long others may take to tell the one that caused it
+_SHORTEST_S, _LONGEST_S = 0.005, 0.1  # between two polls
+_GRACE_S = 1.0  # after a first failure: time for the other replicas to report the cause
 
 
 @final
 class DispatchedSave:
-    """Replicas that copy their shares once they have done what was dispatched before, and write them then.
+    """A save whose shares replicas copy after the work dispatched before, and then write.
 
     Args:
-        ask: What has become of it on each replica, so far. Any thread may ask.
-        limit_s: Until all have written.
+        ask: Returns the progress of the save on each replica. Thread-safe.
+        limit_s: Limit in seconds for all replicas to finish writing.
     """
 
     def __init__(self, ask: Callable[[], Sequence[Share | PortableError | None]], limit_s: float) -> None:
         self._ask = ask
         self._limit_s = limit_s
         self.is_done = False
-        """Whether somebody has waited for it."""
+        """True once a caller of `wait` has returned or failed."""
 
     def wait(self) -> Sequence[Share]:
-        """What all have written, in the order of ranks; raises what went wrong, a failed step's error for one."""
+        """Block until all replicas have written; return their shares in rank order. Raise the cause of a failure."""
         try:
             return self._wait()
         finally:

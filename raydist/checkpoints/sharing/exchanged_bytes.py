@@ -1,4 +1,4 @@
-"""What each of several replicas has read, given to all of them: one broadcast for as much as is worth one."""
+"""Exchange of the bytes that each replica has read: broadcasts in windows of a size that is worth one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from raydist.collectives.flat_bytes import flat_bytes
 
 __all__ = ["WINDOW_BYTES", "ByteExchange"]
 
-WINDOW_BYTES = 16 << 20  # of one broadcast: large enough that its start costs nothing, small on a device
+WINDOW_BYTES = 16 << 20  # of one broadcast: large enough that its start-up cost is negligible, small on a device
 
 
 @final
 class ByteExchange:
-    """One replica's end; all replicas call it at the same place.
+    """One replica's end of the exchange. All replicas call it together.
 
     Args:
-        rank: The replica.
-        device: Where what is broadcast must be.
-        broadcast: Replaces a tensor by that of the replica of this rank.
-        window_bytes: Of one broadcast.
+        rank: Rank of the replica.
+        device: Device for the broadcasts.
+        broadcast: Replaces a tensor by the tensor of the replica with this rank.
+        window_bytes: Maximum size of one broadcast.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class ByteExchange:
         self._window_bytes = window_bytes
 
     def share(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Fill what others have read.
+        """Fill tensors with the values that other replicas have read.
 
         Args:
-            parts: By rank, contiguous tensors on the CPU: values in one's own, memory for values in all others. The
-                same shapes and types in the same order on all replicas.
+            parts: By rank, contiguous tensors on the CPU: values in this replica's entry, memory for values in all
+                others. Shapes and dtypes are the same, in the same order, on all replicas.
 
         Blocking: until every replica calls it, at most the group's limit.
         """
@@ -61,7 +61,7 @@ class ByteExchange:
 
 
 def _windows(flats: Sequence[torch.Tensor], window_bytes: int) -> Iterator[list[torch.Tensor]]:
-    """Stretches of them, together at most so many bytes."""
+    """Yield groups of slices with at most `window_bytes` together."""
     window: list[torch.Tensor] = []
     room = window_bytes
     for flat in flats:

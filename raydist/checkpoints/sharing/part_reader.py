@@ -1,4 +1,4 @@
-"""A parameter server's part of a restore: it is read in a thread, and becomes the server's once all have theirs."""
+"""A parameter server's part of a restore: a thread reads values; the server takes them once all servers are ready."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Target:
     """Memory for a tensor, or for some of its rows.
 
     Attributes:
-        begin: The first of these rows.
+        begin: Index of the first of these rows.
         tensor: The memory.
     """
 
@@ -43,11 +43,11 @@ class _Target:
     tensor: torch.Tensor
 
     def is_at(self, place: FilePlace) -> bool:
-        """Whether something of it lies at a place."""
+        """Return True if a saved slice contains some of these rows."""
         return not place.shape or not self._between(place.rows or (0, place.shape[0])).is_empty
 
     def take(self, begin: int, piece: torch.Tensor) -> None:
-        """Have what of a piece, whose first row is this one, belongs here."""
+        """Copy the rows of a piece that belong here; `begin` is the index of the piece's first row."""
         if not piece.dim():
             self.tensor.copy_(piece)
             return
@@ -75,17 +75,17 @@ class _Rows:
 
 @final
 class StoredSlices:
-    """What one order asks for beside rows of tables. The server's thread makes it, another one may use it.
+    """The values of one order except rows of tables. The server's thread creates it; another thread may use it.
 
     Args:
-        order: That.
-        held: What the server has.
-        between: Called between two reads: raises where nobody wants any more of them.
+        order: The order.
+        held: Values of the server.
+        between: Called between two reads; raises once the values are no longer wanted.
 
     Attributes:
-        differences: By name of an optimizer, what of its state does not fit what it remembers now.
-        values: By number of a slice, what `read` has read.
-        memories: By handle of an optimizer and number of a slice, what it is to remember.
+        differences: By name of an optimizer, differences between the saved and the current state.
+        values: By number of a slice, the values that `read` has read.
+        memories: By handle of an optimizer and number of a slice, the optimizer state that `read` has read.
     """
 
     def __init__(self, order: RestoreOrder, held: PartHolder, between: Callable[[], None] = lambda: None) -> None:
@@ -104,9 +104,9 @@ class StoredSlices:
         self._targets: dict[tuple[str, str], list[_Target]] = {}
 
     def open(self) -> None:
-        """Read the headers of all files that there may be something in. DataLossError where one is damaged or missing.
+        """Verify the headers of all files of the order. Raise DataLossError if one is damaged or missing.
 
-        Memory is made afterwards: a checkpoint that says it is larger than it is costs none.
+        Memory is allocated later, so that a checkpoint that claims a false size costs none.
         """
         for saved in dict.fromkeys((*self._places, *self._order.rest)):
             for file in self._order.checkpoint.files(saved):
@@ -119,7 +119,7 @@ class StoredSlices:
         return not wanted.isdisjoint(file.tensors)
 
     def read(self) -> None:
-        """Read and check everything. DataLossError where something is damaged."""
+        """Read and verify all values. Raise DataLossError if one is damaged."""
         states = [self._memory_for(each) for each in self._order.memories]
         for each in self._order.slices:
             self.values[each.number] = torch.empty_like(self._like[each.number], device="cpu")
@@ -134,7 +134,7 @@ class StoredSlices:
         self._targets.setdefault((saved, key), []).append(target)
 
     def _memory_for(self, memory: StoredMemory) -> dict[str, torch.Tensor]:
-        """By name, memory for tensors that are to be remembered of a slice: its own rows of those like the variable."""
+        """Allocate the tensors of a slice's optimizer state: the slice's rows for tensors shaped like the variable."""
         places, found = self._places[memory.saved], {}
         for key, has_rows in memory.tensors().items():
             place, like = places[key], self._like[memory.number]
@@ -168,13 +168,13 @@ class StoredSlices:
 @final
 @dataclass(frozen=True, slots=True)
 class StoredColumn:
-    """Something of every row that one server had (a `RowColumn`).
+    """A value of every row that one server had (a `RowColumn`).
 
     Attributes:
-        directory: Of the checkpoint.
-        file: The one that has it.
-        key: What it is called there.
-        between: Called between two reads: raises where nobody wants any more of them.
+        directory: Directory of the checkpoint.
+        file: The file with the values.
+        key: Name of the tensor in the file.
+        between: Called between two reads; raises once the values are no longer wanted.
     """
 
     directory: DirectoryFiles
@@ -184,11 +184,11 @@ class StoredColumn:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of all of it."""
+        """Shape of the whole column."""
         return self.file.tensors[self.key].slice_shape
 
     def pieces(self) -> Iterator[torch.Tensor]:
-        """Some rows at a time. DataLossError where they are not as they were saved."""
+        """Yield some rows at a time. Raise DataLossError if they differ from what was saved."""
         for rows in read_rows(self.directory, self.file, self.key):
             self.between()
             yield rows
@@ -199,8 +199,8 @@ class StoredRows:
     """The saved rows of the tables of one module.
 
     Args:
-        checkpoint: The one that has them.
-        saved: Under which name.
+        checkpoint: The checkpoint that has the rows.
+        saved: Name of the rows' object in the checkpoint.
         between: See `StoredColumn`.
     """
 
@@ -211,13 +211,13 @@ class StoredRows:
         self._scalars: dict[str, torch.Tensor] = {}
 
     def open(self) -> None:
-        """Read the headers of all files, and what is no row: small. DataLossError where one is damaged or missing."""
+        """Verify the headers of all files and read the scalars. Raise DataLossError if a file is damaged or missing."""
         for file in self._checkpoint.files(self._saved):
             small = [key for key, place in file.tensors.items() if not place.shape]
             self._scalars |= read_slices(self._checkpoint.directory, file, small)
 
     def states(self, path: str) -> Sequence[Any]:
-        """What was saved of the table of this path by each server, for `RowTable.load`. After `open`."""
+        """Return the saved state of a table from each server, for `RowTable.load`. Call `open` first."""
         stored: dict[str, Any] = {
             key: StoredColumn(self._checkpoint.directory, file, key, self._between)
             for file in self._checkpoint.files(self._saved)
@@ -236,7 +236,7 @@ class PartReader(PartRestorer):
 
     def begin(self, order: RestoreOrder, held: PartHolder) -> None:
         if self._reading is not None and self._reading.order.token == order.token:
-            return  # its worker has died, and another one asks
+            return  # the worker that asked has died, and another one asks
         self.discard()
         self._reading = _Reading(order, held)
         self._reading.start()
@@ -270,15 +270,15 @@ class PartReader(PartRestorer):
 
 @final
 class _Reading:
-    """One order on its way.
+    """One restore order in progress.
 
     Args:
-        order: That.
-        held: What the server has.
+        order: The order.
+        held: Values of the server.
 
     Attributes:
-        tables: By handle, those that rows go into: nobody has them yet.
-        slices: All else.
+        tables: By handle, new tables for the rows, which are not in use yet.
+        slices: All other values.
     """
 
     def __init__(self, order: RestoreOrder, held: PartHolder) -> None:
@@ -333,7 +333,7 @@ class _Reading:
 
     @contextlib.contextmanager
     def _none(self, problem: str) -> Iterator[None]:
-        """What goes wrong inside does so because of what was saved."""
+        """Convert errors inside the `with` block to DataLossError: the saved values caused them."""
         try:
             yield
         except RaydistError:

@@ -1,4 +1,4 @@
-"""What became of the saves that a process has a part in: written in threads, told to whoever asks."""
+"""Outcomes of the saves that a process takes part in. Threads write; any thread may ask for the outcome."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from raydist.checkpoints.sharing.shares import Share
 
 __all__ = ["SaveReports"]
 
-_KEPT = 4  # reports: of saves that nobody has asked about yet
+_KEPT = 4  # reports to keep for saves that have not been asked about yet
 
 
 @final
 class SaveReports:
-    """The saves of one process. Any thread may ask.
+    """The saves of one process. Thread-safe.
 
     >>> reports = SaveReports()
     >>> reports.write("a", lambda: Share({}))
@@ -32,7 +32,7 @@ class SaveReports:
         self._threads: list[threading.Thread] = []
 
     def write(self, token: str, do: Callable[[], Share]) -> None:
-        """Have it done in a thread; what it returns or raises is the report of that save."""
+        """Run `do` in a thread; its result or error becomes the outcome of the save."""
 
         def write() -> None:
             try:
@@ -45,19 +45,19 @@ class SaveReports:
         thread.start()
 
     def tell(self, token: str, outcome: Share | Exception) -> None:
-        """This became of a save."""
+        """Record the outcome of a save."""
         with self._lock:
             self._told[token] = outcome
             while len(self._told) > _KEPT:
                 self._told.popitem(last=False)
 
     def of(self, token: str) -> Share | Exception | None:
-        """What became of a save; None where that is not known yet."""
+        """Return the outcome of a save, or None while it is unknown."""
         with self._lock:
             return self._told.get(token)
 
     def close(self, within_s: float) -> None:
-        """Wait for what is being written."""
+        """Block for up to `within_s` seconds until running writes have ended."""
         end = time.monotonic() + within_s
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))

@@ -1,4 +1,4 @@
-"""What parameter servers are told of a restore: each reads what it has. Pure."""
+"""Restore orders for parameter servers: each server reads its own values. Pure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from raydist.parameter_servers.slices import ServedSlice
 
 __all__ = ["RestoreOrder", "RestoreOrders", "StoredMemory", "StoredSlice", "StoredTable"]
 
-_REST = 0  # the server that checks what no server takes
+_REST = 0  # the server that verifies tensors that no server takes
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """An embedding table, and where a checkpoint has its rows.
+    """An embedding table, and the location of its rows in a checkpoint.
 
     Attributes:
-        handle: What servers call it.
-        saved: The object of the checkpoint that has the rows of its module's tables.
-        path: Of the table in that module.
+        handle: Handle of the table on the servers.
+        saved: Object of the checkpoint with the rows of the module's tables.
+        path: Path of the table in the module.
     """
 
     handle: int
@@ -35,13 +35,13 @@ class StoredTable:
 @final
 @dataclass(frozen=True, slots=True)
 class StoredSlice:
-    """A slice that a server has, and the tensor of which a checkpoint has its values.
+    """A slice on a server, and the saved tensor with its values.
 
     Attributes:
-        number: Of the slice.
-        saved: The object of the checkpoint that has the tensor.
-        key: What the tensor is called there.
-        begin: The slice's first row in it.
+        number: Number of the slice.
+        saved: Object of the checkpoint that has the tensor.
+        key: Name of the tensor in that object.
+        begin: Index of the slice's first row in the tensor.
     """
 
     number: int
@@ -53,18 +53,18 @@ class StoredSlice:
 @final
 @dataclass(frozen=True, slots=True)
 class StoredMemory:
-    """What an optimizer is to remember of a slice.
+    """The optimizer state of one slice.
 
     Attributes:
-        owner: The optimizer's name, for messages.
-        optimizer: What servers call it.
-        number: Of the slice.
-        saved: The object of the checkpoint that has it.
-        parameter: What the variable is called there.
-        shape: Of the variable.
-        begin: The slice's first row in it.
-        entry: What the checkpoint has of the variable, packed; None where that is nothing.
-        options: Of the saved group.
+        owner: Name of the optimizer, for messages.
+        optimizer: Handle of the optimizer on the servers.
+        number: Number of the slice.
+        saved: Object of the checkpoint that has the state.
+        parameter: Name of the variable in that object.
+        shape: Shape of the variable.
+        begin: Index of the slice's first row in the variable.
+        entry: Saved state of the variable, packed; None if there is none.
+        options: Options of the saved parameter group.
     """
 
     owner: str
@@ -78,22 +78,22 @@ class StoredMemory:
     options: Mapping[str, Any]
 
     def tensors(self) -> dict[str, bool]:
-        """Names of the tensors that belong to it, and whether the slice has its own rows of each, where there are."""
+        """Return the names of the state's tensors; True for a tensor that may have the slice's own rows."""
         return dict(names_of_tensors(self.entry))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RestoreOrder:
-    """What one server is to do of a restore.
+    """The part of a restore that one server performs.
 
     Attributes:
-        token: Tells it from others.
-        checkpoint: What concerns servers of it.
-        tables: Those to read, each with the rows that the server owns.
-        slices: Those to read.
-        memories: What optimizers are to remember.
-        rest: By object of the checkpoint, tensors that no server takes: they are read and checked all the same.
+        token: Unique id of the restore.
+        checkpoint: The checkpoint, reduced to objects on servers.
+        tables: Tables to read; of each, the rows that the server owns.
+        slices: Slices to read.
+        memories: Optimizer states to read.
+        rest: By object of the checkpoint, tensors that no server takes, but that must be read and verified.
     """
 
     token: str
@@ -106,31 +106,31 @@ class RestoreOrder:
 
 @final
 class RestoreOrders:
-    """The orders of one restore, gathered object by object.
+    """The orders of one restore, built object by object.
 
     Args:
         request: The restore.
-        num_servers: How many there are.
+        num_servers: Number of servers.
     """
 
     def __init__(self, request: RestoreRequest, num_servers: int) -> None:
         self._request = request
         self._num_servers = num_servers
         self._tables: list[StoredTable] = []
-        self._slices: dict[int, tuple[int, StoredSlice]] = {}  # by number: with the server that has it
+        self._slices: dict[int, tuple[int, StoredSlice]] = {}  # by slice number: the server and the slice
         self._memories: list[tuple[int, StoredMemory]] = []
         self._whole: list[str] = []
 
     def add_rows(self, name: str, tables: Mapping[str, int]) -> None:
-        """Have rows of embedding tables restored: by path, their handles."""
+        """Restore rows of embedding tables, given their handles by path."""
         saved = self._request.saved[name]
         self._tables += [StoredTable(handle, saved, path) for path, handle in tables.items()]
 
     def add_values(self, name: str, places: Sequence[tuple[str, Sequence[ServedSlice]]]) -> None:
-        """Have values of variables restored; of one that has several names the last counts, as where torch does it.
+        """Restore values of variables. For a variable with several names, the last counts, as in torch.
 
         Args:
-            name: Of the module.
+            name: Name of the module.
             places: Names of saved tensors, and the slices of the variables that they are for.
         """
         saved = self._request.saved[name]
@@ -140,15 +140,15 @@ class RestoreOrders:
                 self._slices[part.number] = part.server, StoredSlice(part.number, saved, key, part.begin)
 
     def begin_memories(self, name: str) -> None:
-        """Have what an optimizer remembers restored: `add_memory` says which."""
+        """Restore the state of an optimizer; `add_memory` adds its parts."""
         self._whole.append(self._request.saved[name])
 
     def add_memory(self, part: ServedSlice, memory: StoredMemory) -> None:
-        """Have it remember this of a slice."""
+        """Add the optimizer state of one slice."""
         self._memories.append((part.server, memory))
 
     def of(self, server: int) -> RestoreOrder:
-        """What a server is asked to do."""
+        """Return the order for a server."""
         return RestoreOrder(
             self._request.token,
             self._request.checkpoint,

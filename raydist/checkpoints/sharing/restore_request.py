@@ -1,4 +1,4 @@
-"""What replicas are told of a restore, and what they answer before anything is changed."""
+"""Messages between the driver and replicas about a restore."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["PreparedShare", "RestoreRequest"]
 @final
 @dataclass(frozen=True, slots=True)
 class RestoreRequest:
-    """What replicas are told of a restore.
+    """A restore that replicas take part in.
 
     Attributes:
-        token: Tells it from others.
-        checkpoint: What concerns them of it.
-        saved: By name of an object, the name that the checkpoint has for it.
-        strict: Whether all entries must be there, and no others.
+        token: Unique id of the restore.
+        checkpoint: The checkpoint, reduced to the objects of the replicas.
+        saved: Name in the checkpoint, by name of the object.
+        strict: Require that all entries exist, and no others.
     """
 
     token: str
@@ -31,19 +31,19 @@ class RestoreRequest:
     strict: bool
 
     def files(self) -> dict[str, tuple[TensorFile, ...]]:
-        """By name of an object, those with its tensors."""
+        """Return the tensor files by name of the object."""
         return {name: self.checkpoint.files(saved) for name, saved in self.saved.items()}
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PreparedShare:
-    """What one replica says before anything is changed.
+    """A replica's report before anything is changed.
 
     Attributes:
-        differences: By name of an object, what does not fit; all objects that are restored are there.
-        sees_files: Whether it could open the files that it was to read. Who cannot is on another machine, say, and has
-            the driver read them.
+        differences: Differences by name of the object, for all objects that are restored.
+        sees_files: True if the replica could open its files. Otherwise (for example on another machine) the driver
+            reads them.
     """
 
     differences: Mapping[str, tuple[Difference, ...]] = field(default_factory=dict)

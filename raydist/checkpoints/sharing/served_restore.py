@@ -1,7 +1,7 @@
-"""A worker's half of a restore of what lies on parameter servers: it knows what is whose, and asks each for its part.
+"""A worker's half of restoring values on parameter servers: the worker tells each server its part.
 
-It runs while no other worker does anything. What it cannot tell the servers is the driver's to restore: a module that
-has more in its state than variables, an optimizer with tensors among its options.
+Runs while no other worker does anything. The driver restores what a worker cannot describe to servers: a module with
+more in its state than variables, an optimizer with tensors among its options.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ OptionGroups = Sequence[Mapping[str, Any]]
 @final
 @dataclass(frozen=True, slots=True)
 class BegunRestore:
-    """What a worker says of a restore that servers have begun; nothing was begun where something does not fit.
+    """A worker's report on a restore that servers have begun. If something does not fit, nothing was begun.
 
     Attributes:
-        share: By name of an object that servers restore, what does not fit.
-        options: By name of an optimizer among them, the options that its groups are to have.
+        share: Differences by name, for the objects that servers restore.
+        options: Options of the parameter groups, by name of the optimizer.
     """
 
     share: PreparedShare
@@ -52,10 +52,10 @@ class BegunRestore:
 
 @final
 class ServedRestores:
-    """Used by a worker's one thread.
+    """Starts restores. Used by a worker's single thread.
 
     Args:
-        held: What it knows of the servers.
+        held: The worker's view of the servers.
     """
 
     def __init__(self, held: SliceDirectory) -> None:
@@ -64,16 +64,16 @@ class ServedRestores:
     def begin(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
     ) -> BegunRestore:
-        """Compare, and where all fits, have every server begin to read what it has.
+        """Compare objects; if all fit, make every server begin to read its part. Blocks until the servers have begun.
 
         Args:
-            request: What to do.
-            objects: The objects to restore, as they are here. Optimizers remember nothing here.
-            modules: Those that name the parameters of optimizers.
+            request: The restore.
+            objects: The objects to restore, as they are on the worker, where optimizers have no state.
+            modules: Modules that name the parameters of optimizers.
 
         Raises:
-            DataLossError: What is saved can be no state.
-            InvalidArgumentError: Rows are of other tables; or an optimizer takes no such options.
+            DataLossError: A saved entry is not a valid state.
+            InvalidArgumentError: The rows belong to other tables, or an optimizer does not accept the options.
         """
         differences = {name: _differences(name, obj, modules, request) for name, obj in objects.items()}
         if any(refused(found, request.strict) for found in differences.values()):
@@ -92,7 +92,7 @@ class ServedRestores:
 def _differences(
     name: str, obj: Any, modules: Mapping[str, nn.Module], request: RestoreRequest
 ) -> tuple[Difference, ...]:
-    """What does not fit; of rows only of what kind they are, of optimizers nothing that they remember."""
+    """Return the differences of one object; only the kind for rows, and no optimizer state."""
     saved = request.saved[name]
     if not isinstance(obj, SavedRows):
         return tuple(differences_of(name, obj, modules, request.checkpoint, saved))
@@ -101,7 +101,7 @@ def _differences(
 
 
 def _require_state(obj: Any, checkpoint: SavedCheckpoint, saved: str) -> None:
-    """What is saved must be a state, and rows those of these tables."""
+    """Require that the saved entry is a state, and that rows belong to the tables of `obj`."""
     checkpoint.require_state(saved)
     if not isinstance(obj, SavedRows):
         return
@@ -113,7 +113,7 @@ def _require_state(obj: Any, checkpoint: SavedCheckpoint, saved: str) -> None:
 
 @final
 class _Begun:
-    """The orders of one restore as they are made.
+    """The orders of one restore while they are being built.
 
     Attributes:
         options: See `BegunRestore`.
@@ -130,7 +130,7 @@ class _Begun:
         self.options: dict[str, OptionGroups] = {}
 
     def add(self, name: str, obj: Any) -> bool:
-        """Have an object restored by servers; False where they cannot."""
+        """Let servers restore an object; return False if they cannot."""
         values = self._request.checkpoint.saved(self._request.saved[name]).values
         if isinstance(obj, SavedRows):
             tables = obj.tables()
@@ -162,7 +162,7 @@ class _Begun:
         parameters = dict(zip(names, _parameters(optimizer), strict=True))
         self._orders.begin_memories(name)
         for each, parts in self._held.places(parameters).items():
-            if each in homes:  # else it keeps what it remembers
+            if each in homes:  # otherwise the parameter keeps its state
                 told = parameters[each].shape, saved.get(each), homes[each]
                 for part in parts:
                     self._remember(name, optimizer, each, part, *told)
@@ -171,7 +171,7 @@ class _Begun:
     def _groups(
         self, entries: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
     ) -> OptionGroups:
-        """Saved groups, as they are given to the groups that there are."""
+        """Return the saved options for each parameter group of the optimizer."""
         found: OptionGroups = entries[GROUPS]
         if self._request.strict:
             return found
@@ -203,7 +203,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
 def begin_served_restore(
     restores: ServedRestores, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
 ) -> bytes:
-    """The function that a worker runs while no other runs any; pickle of a `BegunRestore`, or of a `PortableError`."""
+    """Begin a restore on a worker while no other runs anything; return a pickled `BegunRestore` or `PortableError`."""
     try:
         return pickle.dumps(restores.begin(request, objects, modules))
     except Exception as error:
@@ -211,4 +211,4 @@ def begin_served_restore(
 
 
 def follow_driver(restores: ServedRestores) -> None:
-    """The function that a worker runs before servers have what they have read: what the driver has changed is sent."""
+    """Do nothing: running this function makes the worker send the driver's changes before servers take their values."""

@@ -1,7 +1,7 @@
-"""A worker's half of a save of what lies on parameter servers: it knows what is whose, and asks each for its slices.
+"""A worker's half of saving values on parameter servers: the worker tells each server its slices.
 
-It runs while no other worker does anything, so that the servers' values belong together. What is small, and what no
-server has (a tensor that a module computes for its state), goes to one of them along with the order.
+Runs while no other worker does anything, so that the servers' values are consistent. Small objects, and tensors that no
+server has (a tensor that a module computes for its state), go to one of the servers along with the order.
 """
 
 from __future__ import annotations
@@ -31,46 +31,46 @@ __all__ = ["ServedShares", "SliceDirectory", "begin_served_share"]
 
 
 class SliceDirectory(Protocol):
-    """What a worker knows of the servers: `HeldSlices`."""
+    """A worker's view of the servers, implemented by `HeldSlices`."""
 
     @property
     def num_servers(self) -> int:
-        """All of them."""
+        """Number of servers."""
 
     def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[ServedSlice, ...]]:
-        """By name the slices of those that are variables."""
+        """Return the slices of those tensors that are variables, by name."""
 
     def handle_of(self, obj: torch.optim.Optimizer | torch.Tensor) -> int:
-        """What servers call an optimizer, or the table that a parameter stands for."""
+        """Return the servers' handle of an optimizer, or of the table that a parameter represents."""
 
     def read_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimizer remember here what the servers' do."""
+        """Copy the optimizer's state from the servers into the optimizer."""
 
     def exchange(self, asks: Mapping[int, Ask]) -> Any:
-        """Ask some servers, by number, and wait for all."""
+        """Send requests to servers, by number, and block until all have answered."""
 
 
 @final
 class ServedShares:
-    """Used by a worker's one thread.
+    """Starts saves. Used by a worker's single thread.
 
     Args:
-        held: What it knows of the servers.
+        held: The worker's view of the servers.
     """
 
     def __init__(self, held: SliceDirectory) -> None:
         self._held = held
 
     def begin(self, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> bytes:
-        """Have every server copy its part, and begin to write it.
+        """Make every server copy its part and begin to write it. Blocks until the servers have begun.
 
         Args:
-            request: What to do.
-            objects: The objects to save, as they are here, with present values.
-            modules: Those that name the parameters of optimizers.
+            request: The save.
+            objects: The objects to save, as they are on the worker, with current values.
+            modules: Modules that name the parameters of optimizers.
 
         Returns:
-            Pickle of a `Share` without files: what is no tensor.
+            A pickled `Share` without files: the values that are not tensors.
         """
         began = time.perf_counter()
         orders = SliceOrders(request, self._held.num_servers)
@@ -119,7 +119,7 @@ class ServedShares:
             orders.add(name, places, {}, optimizer=self._held.handle_of(optimizer), share=share)
             return _captured(name, optimizer, modules)
         finally:
-            optimizer.state.clear()  # it remembers nothing here
+            optimizer.state.clear()  # optimizers have no state on a worker
 
 
 def _captured(name: str, obj: Any, modules: Mapping[str, nn.Module]) -> CapturedObject:
@@ -133,9 +133,9 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
 def begin_served_share(
     shares: ServedShares, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
 ) -> bytes:
-    """The function that a worker runs while no other runs any; pickle of a `Share`, or of a `PortableError`.
+    """Begin a save on a worker while no other runs anything; return a pickled `Share` or `PortableError`.
 
-    An error is the save's alone: what was scheduled behind it goes on.
+    An error fails only the save: closures scheduled after it continue.
     """
     try:
         return shares.begin(request, objects, modules)
