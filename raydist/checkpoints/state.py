@@ -1,4 +1,4 @@
-"""A program's own progress, as part of a checkpoint."""
+"""`rd.State`: a program's own progress, as part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MOST_LEVELS = 50
 
 @final
 class State:
-    """Named values that a checkpoint keeps: an epoch, a best score, whatever a program counts.
+    """Named values in a checkpoint, for the progress of a program: an epoch, a best score, a count.
 
     Args:
         values: JSON values (numbers, text, truth values, None, lists, dicts with text as keys) by name.
 
     Raises:
-        InvalidArgumentError: A value is none of these, or a name is taken. Names the entry.
+        InvalidArgumentError: A value is none of these, or a name is reserved; the message names the entry.
 
     >>> progress = rd.State(epoch=0, best=0.0)
     >>> progress.epoch += 1
@@ -51,13 +51,13 @@ class State:
         return f"State({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
 
     def state_dict(self) -> dict[str, Any]:
-        """The values by name.
+        """Return the values by name.
 
         Returns:
-            A dict of its own; lists and dicts in it are those that are used here.
+            A new dict; lists and dicts in it are not copied.
 
         Raises:
-            InvalidArgumentError: Something that is no JSON value was put into a list or a dict of it.
+            InvalidArgumentError: A list or a dict now contains a value that is not JSON.
 
         >>> rd.State(epoch=3).state_dict()
         {'epoch': 3}
@@ -69,13 +69,13 @@ class State:
         return dict(self.__dict__)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the values of `state`. Those that it lacks stay.
+        """Set the values of `state`. Values that `state` lacks stay unchanged.
 
         Args:
-            state: As `state_dict` gives it.
+            state: Result of `state_dict`.
 
         Raises:
-            InvalidArgumentError: A value is no JSON value; nothing is changed.
+            InvalidArgumentError: A value is not JSON; nothing is changed.
 
         >>> progress = rd.State(epoch=0)
         >>> progress.load_state_dict({"epoch": 3})

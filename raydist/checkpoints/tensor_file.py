@@ -1,7 +1,7 @@
-"""Tensors in safetensors files, written and read in pieces: no second copy of a tensor, and a checksum of each.
+"""safetensors files, written and read in pieces: no second copy of a tensor in memory, and a checksum of each tensor.
 
-Any reader of safetensors can read the files. Large states are several, numbered as Hugging Face numbers them, with its
-index. A tensor of which no process has the whole lies in slices of rows, named `<tensor>[<first row>:<row after it>]`.
+Any reader of safetensors can read the files. Large states are split into several files with an index, numbered as by
+Hugging Face. If no process has a whole tensor, slices of its rows are stored as `<tensor>[<first row>:<end row>]`.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ __all__ = [
 ]
 
 MAX_PART_BYTES = 5 * 10**9
-"""Of tensors in one file: as Hugging Face's."""
+"""Maximum bytes of tensors in one file; the default of Hugging Face."""
 
-_PIECE_BYTES = 1 << 18  # a checksum holds the interpreter: 0.2 ms of it, beside steps that take turns with it
-_ALIGNMENT = 8  # of the first tensor: safetensors pads its header to it
+_PIECE_BYTES = 1 << 18  # computing a checksum holds the GIL: 0.2 ms at a time, while training steps run
+_ALIGNMENT = 8  # of the first tensor: safetensors pads its header to this
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Which rows of a tensor something is.
+    """A range of rows of a tensor.
 
     Attributes:
-        start: The first one.
-        stop: The one after the last.
-        of: Rows of the whole.
+        start: The first row.
+        stop: The row after the last.
+        of: Number of rows of the whole tensor.
     """
 
     start: int
@@ -57,15 +57,15 @@ class RowRange:
 @final
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """Where in a file a tensor, or a slice of one, is.
+    """The location of a tensor, or of a slice of one, in a file.
 
     Attributes:
-        dtype: As safetensors calls it.
-        shape: Of the whole tensor.
-        begin: Byte of the file.
-        end: The byte after its last one.
-        crc32c: Of its bytes.
-        rows: Which rows of the tensor are there, where it is not all of them: (first, after the last).
+        dtype: safetensors name of the dtype.
+        shape: Shape of the whole tensor.
+        begin: Offset of the first byte in the file.
+        end: Offset after the last byte.
+        crc32c: Checksum of the bytes.
+        rows: (first row, row after the last) for a slice; None for the whole tensor.
     """
 
     dtype: str
@@ -77,27 +77,27 @@ class FilePlace:
 
     @property
     def num_bytes(self) -> int:
-        """That it takes in the file."""
+        """Size in the file."""
         return self.end - self.begin
 
     @property
     def slice_shape(self) -> tuple[int, ...]:
-        """Of what is there."""
+        """Shape of the slice, or of the whole tensor if it is not divided."""
         return self.shape if self.rows is None else (self.rows[1] - self.rows[0], *self.shape[1:])
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """One file, as it was written.
+    """A file as it was written.
 
     Attributes:
-        name: In its directory.
-        num_bytes: Its size.
-        crc32c: Of all of it.
-        header_bytes: What stands before the tensors.
-        header_crc32c: Of these bytes.
-        tensors: What is in it, by name; none in an index.
+        name: Name in the directory.
+        num_bytes: Size of the file.
+        crc32c: Checksum of the whole file.
+        header_bytes: Size of the header before the tensors.
+        header_crc32c: Checksum of the header.
+        tensors: Locations of the file's tensors by name; empty for an index.
     """
 
     name: str
@@ -109,7 +109,7 @@ class TensorFile:
 
 
 def plan_parts(sizes: Mapping[str, int], max_part_bytes: int = MAX_PART_BYTES) -> list[list[str]]:
-    """Which tensors go into one file each, in their order: as many as fit, and at least one.
+    """Divide tensors, in order, into files: each takes as many tensors as fit, and at least one.
 
     >>> plan_parts({"a": 3, "b": 3, "c": 9, "d": 1}, 6)
     [['a', 'b'], ['c'], ['d']]
@@ -128,13 +128,13 @@ def plan_parts(sizes: Mapping[str, int], max_part_bytes: int = MAX_PART_BYTES) -
 def write_tensors(
     new: NewFiles, name: str, tensors: Mapping[str, torch.Tensor], max_part_bytes: int = MAX_PART_BYTES
 ) -> tuple[TensorFile, ...]:
-    """Write tensors into as many files as they need, and an index where that is more than one.
+    """Write tensors into as many files as needed, and an index if there are several.
 
     Args:
-        new: Where.
-        name: Of the files, without what tells them apart.
-        tensors: On whatever device.
-        max_part_bytes: Of tensors in one file.
+        new: Directory and names of the files.
+        name: Name of the files, without number and ending.
+        tensors: Tensors on any device.
+        max_part_bytes: Maximum bytes of tensors in one file.
     """
     parts = plan_parts({key: tensor.nbytes for key, tensor in tensors.items()}, max_part_bytes)
     if len(parts) == 1:
@@ -147,7 +147,7 @@ def write_tensors(
 
 
 def write_index(new: NewFiles, name: str, files: tuple[TensorFile, ...]) -> TensorFile:
-    """Hugging Face's index of the files of one state: which tensor is in which."""
+    """Write the Hugging Face index of one state's files, which maps tensors to files."""
     total = sum(place.end - place.begin for file in files for place in file.tensors.values())
     index = {
         "metadata": {"total_size": total},
@@ -168,13 +168,13 @@ def write_tensor_file(
     tensors: Mapping[str, torch.Tensor],
     rows: Mapping[str, RowRange] | None = None,
 ) -> TensorFile:
-    """Write one file of that very name.
+    """Write one file with exactly this name.
 
     Args:
-        new: Where.
-        name: Of the file; see `NewFiles.named`.
-        tensors: On whatever device.
-        rows: Of tensors that are slices: of which rows.
+        new: Directory of the file.
+        name: Name of the file; see `NewFiles.named`.
+        tensors: Tensors on any device.
+        rows: Row ranges of tensors that are slices.
     """
     return new.files.write(name, lambda file: write_safetensors(file, name, tensors, rows))
 
@@ -186,21 +186,21 @@ def write_safetensors(
     rows: Mapping[str, RowRange] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> TensorFile:
-    """Write tensors into a file that is open.
+    """Write tensors into an open file.
 
     Args:
-        file: That.
-        name: What it is called.
-        tensors: On whatever device.
+        file: The file.
+        name: Name of the file.
+        tensors: Tensors on any device.
         rows: See `write_tensor_file`.
-        metadata: Texts that stand in its header; that its tensors are torch's by default.
+        metadata: Texts for the header; by default the format of torch tensors.
     """
     return _Layout(dict(tensors), rows or {}, metadata or {}).write(file, name)
 
 
 @final
 class _Layout:
-    """Where everything in a file goes: large numbers first, so that all of them are aligned."""
+    """The layout of a file: tensors with large elements first, so that all tensors are aligned."""
 
     def __init__(
         self, tensors: dict[str, torch.Tensor], rows: Mapping[str, RowRange], metadata: Mapping[str, str]
@@ -252,19 +252,19 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 @final
 class _Writer:
-    """A file with its checksum."""
+    """A file with a running checksum."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.crc = self.at = 0
 
     def write(self, data: memoryview) -> int:
-        """Append bytes; their checksum is returned."""
+        """Append bytes and return their checksum."""
         crc = 0
         for piece in _pieces(data):
             self._file.write(piece)
             self.at += len(piece)
-            content = bytes(piece)  # what the package takes; a piece stays in the processor's cache
+            content = bytes(piece)  # the package needs bytes; a piece stays in the CPU cache
             crc = google_crc32c.extend(crc, content)
             self.crc = google_crc32c.extend(self.crc, content)
             failpoint("checkpoint.within_file")

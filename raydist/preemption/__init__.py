@@ -1,1 +1,1 @@
-"""Leaving in time: SIGTERM and drained nodes become a note, which what runs steps reads between two of them."""
+"""Preemption: SIGTERM and drained nodes set a flag, which step loops check at step boundaries."""

@@ -1,6 +1,6 @@
-"""The points between two steps, at which a process may be left: all that runs steps passes them.
+"""Step boundaries: the points between steps at which training can be interrupted and a checkpoint taken.
 
-One list for the process, as SIGTERM is the process's. Whoever is not held any more leaves it.
+One registry per process, because SIGTERM is sent to the process. It holds weak references only.
 """
 
 from __future__ import annotations
@@ -36,36 +36,35 @@ __all__ = [
 
 
 class StepWatcher(Protocol):
-    """Somebody who saves what a process has reached before it is left."""
+    """Saves the process's progress before the process ends."""
 
     def before_step(self, boundary: int) -> None:
-        """A step is about to begin at this boundary, with all that was drawn for it."""
+        """Record the state at a boundary: a step is about to begin, and all batches for it were drawn."""
 
     @property
     def first_undoable(self) -> int:
-        """The first boundary of which `save_to_leave` can be told that its step is undone."""
+        """The first boundary for which `save_to_leave` can undo the draws."""
 
     def save_to_leave(self, reason: str, *, undone: int | None) -> Preempted:
-        """Save now: the process is to end. Never raises.
+        """Save now, because the process is to end. Never raises; return the exception that ends the process.
 
         Args:
-            reason: Why.
-            undone: What was drawn for the step of this boundary, and for later ones, counts as not drawn; None: all
-                that was drawn was used.
+            reason: Reason for the end of the process.
+            undone: Boundary from which on drawn batches count as not drawn; None: all drawn batches were used.
         """
 
     def nodes(self) -> Collection[str]:
-        """Ids of the nodes that it needs."""
+        """Ids of the nodes that the watcher's objects need."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """Functions that were to run, and will not.
+    """Scheduled functions that will not run.
 
     Attributes:
-        boundary: Of the first one.
-        count: How many.
+        boundary: Boundary of the first of these functions.
+        count: Number of these functions.
     """
 
     boundary: int
@@ -73,15 +72,15 @@ class GivenUp:
 
 
 class StepQueue(Protocol):
-    """Somebody with functions that wait to be begun."""
+    """A queue of scheduled functions that wait to begin."""
 
     def give_up_from(self, boundary: int) -> GivenUp | None:
-        """Begin nothing more of this boundary and later ones, as the process is to end. Never raises."""
+        """Drop the functions of this boundary and later ones that have not begun. Never raises."""
 
 
 @final
 class Boundaries:
-    """Who is told of boundaries, and whether the process is to be left at the next one."""
+    """The registry of step watchers and step queues, and the preemption flag."""
 
     def __init__(self) -> None:
         self.known: tuple[weakref.ref[StepWatcher], ...] = ()
@@ -91,23 +90,23 @@ class Boundaries:
         self._undivided = False
         self._queues: tuple[weakref.ref[StepQueue], ...] = ()
         self.number = 0
-        """Of the last boundary that was passed."""
+        """Number of the last boundary that was passed."""
 
     def watchers(self) -> list[StepWatcher]:
-        """Who is told."""
+        """Return the watchers that still exist."""
         return [watcher for ref in self.known if (watcher := ref()) is not None]
 
     def _nodes(self) -> set[str]:
         return {node for watcher in self.watchers() for node in watcher.nodes()}
 
     def watch(self, watcher: StepWatcher) -> None:
-        """Tell somebody of each step, and watch for the end of the process. May be called again and again."""
+        """Register a watcher and start to watch for preemption. May be called repeatedly."""
         if watcher not in self.watchers():
             self.known = (*self.known, weakref.ref(watcher))
         self.notice.start()
 
     def unwatch(self, watcher: StepWatcher | None = None) -> None:
-        """Tell it no more, nor who was dropped; without anybody left the process's end is not watched."""
+        """Remove a watcher, and those that no longer exist. Without watchers, stop to watch for preemption."""
         self.known = tuple(ref for ref in self.known if ref() not in (None, watcher))
         if not self.known:
             self.notice.stop()
@@ -115,17 +114,17 @@ class Boundaries:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether those who watch save just now."""
+        """True while watchers are saving before the end of the process."""
         return self._leaving
 
     @property
     def divides_runs(self) -> bool:
-        """Whether a draw within a run is a boundary, too."""
+        """True if each draw inside a run is a boundary, too."""
         return not self._undivided
 
     @contextlib.contextmanager
     def undivided(self) -> Iterator[None]:
-        """Inside, draws within a run are no boundaries."""
+        """Make draws inside a run no boundaries during the `with` block."""
         before, self._undivided = self._undivided, True
         try:
             yield
@@ -133,7 +132,7 @@ class Boundaries:
             self._undivided = before
 
     def pass_one(self) -> None:
-        """A step is about to begin. Raises Preempted where the process is to end, once all have saved."""
+        """Pass a boundary before a step. Raise Preempted if the process is to end, once all watchers have saved."""
         if self._leaving:
             return  # saving runs steps, too
         if self.notice.reason is not None:
@@ -143,12 +142,12 @@ class Boundaries:
             watcher.before_step(self.number)
 
     def note_draws(self) -> None:
-        """What was drawn since the last boundary belongs to its step."""
+        """Count batches drawn since the last boundary as drawn for that boundary's step."""
         for watcher in self.watchers():
             watcher.before_step(self.number)
 
     def add_queue(self, queue: StepQueue) -> None:
-        """Functions that were scheduled wait there, until it is dropped."""
+        """Register a queue of scheduled functions, by weak reference."""
         self._queues = (*(ref for ref in self._queues if ref() is not None), weakref.ref(queue))
 
     def _give_up(self) -> list[GivenUp]:
@@ -157,7 +156,7 @@ class Boundaries:
         return [given for queue in queues if (given := queue.give_up_from(first)) is not None]
 
     def leave(self, *, before_draw: bool) -> None:
-        """Have everybody save; handlers of SIGTERM that were there run; raises Preempted. Nothing without a reason."""
+        """Let watchers save, run the previous SIGTERM handlers, raise Preempted. Do nothing without a reason."""
         reason = self.notice.reason
         if reason is None or self._leaving:
             return
@@ -178,7 +177,7 @@ class Boundaries:
             raise ends[0]
 
     def leave_at_last(self) -> None:
-        """Leave where a notice came behind the last step: nobody else would ever look at it."""
+        """Leave if preemption was noticed after the last step, when no boundary follows."""
         if not self._has_left:
             self.leave(before_draw=False)
 
@@ -187,20 +186,20 @@ _BOUNDARIES = Boundaries()
 
 
 def watch_steps(watcher: StepWatcher) -> None:
-    """Have somebody told of each step, until `unwatch_steps` or until it is dropped."""
+    """Register a watcher until `unwatch_steps`, or until the watcher no longer exists."""
     _BOUNDARIES.watch(watcher)
 
 
 def unwatch_steps(watcher: StepWatcher | None = None) -> None:
-    """Tell it no more. Does nothing where it is not told."""
+    """Remove a watcher if it is registered."""
     _BOUNDARIES.unwatch(watcher)
 
 
 def pass_boundary() -> None:
-    """A step is about to begin. Costs 40 ns where nobody watches.
+    """Pass a boundary before a step. Costs 40 ns if no watcher is registered.
 
     Raises:
-        Preempted: The process is to end, and a checkpoint was saved.
+        Preempted: The process is to end, and a checkpoint is saved.
 
     >>> pass_boundary()
     """
@@ -209,10 +208,10 @@ def pass_boundary() -> None:
 
 
 def pass_draw() -> None:
-    """A function that runs in this process is about to draw a batch: a boundary within its run.
+    """Pass a boundary inside a run: a function that runs in this process is about to draw a batch.
 
     Raises:
-        Preempted: The process is to end, and a checkpoint was saved.
+        Preempted: The process is to end, and a checkpoint is saved.
 
     >>> pass_draw()
     """
@@ -221,7 +220,7 @@ def pass_draw() -> None:
 
 
 def note_draws() -> None:
-    """A run in this process is over that drew batches itself: they were not drawn for a later step.
+    """Record that a run in this process drew batches itself and ended: its draws belong to no later step.
 
     >>> note_draws()
     """
@@ -230,44 +229,44 @@ def note_draws() -> None:
 
 
 def step_watchers() -> Sequence[StepWatcher]:
-    """Who is told of the draws of a run; nobody where these are no boundaries."""
+    """Return the watchers of a run's draws; none if draws are no boundaries."""
     if not _BOUNDARIES.known or not _BOUNDARIES.divides_runs:
         return ()
     return _BOUNDARIES.watchers()
 
 
 def undivided_run() -> contextlib.AbstractContextManager[None]:
-    """Inside, draws within a run are no boundaries: what the program counts by runs would not fit."""
+    """Make draws inside a run no boundaries during the `with` block: the program's own count of runs would not fit."""
     return _BOUNDARIES.undivided()
 
 
 def boundary_number() -> int:
-    """Of the last boundary that was passed."""
+    """Return the number of the last boundary that was passed."""
     return _BOUNDARIES.number
 
 
 def is_to_leave() -> bool:
-    """Whether the process is to end, and nobody saves yet: who waits for steps stops waiting, and leaves."""
+    """Return True if the process is to end and no watcher is saving yet: loops that wait for steps then leave."""
     return _BOUNDARIES.notice.reason is not None and not _BOUNDARIES.is_leaving
 
 
 def add_step_queue(queue: StepQueue) -> None:
-    """Where functions wait that were scheduled; see `Boundaries.add_queue`."""
+    """Register a queue of scheduled functions; see `Boundaries.add_queue`."""
     _BOUNDARIES.add_queue(queue)
 
 
 def end_reason() -> str | None:
-    """Why this process is to end soon; None where it is not, or where nobody watches."""
+    """Return the reason why this process is to end; None if it is not, or if no watcher is registered."""
     return _BOUNDARIES.notice.reason
 
 
 def leave(*, before_draw: bool) -> None:
-    """Have all who watch save and raise Preempted, where this process is to end; see `Boundaries.leave`."""
+    """Let all watchers save and raise Preempted if this process is to end; see `Boundaries.leave`."""
     _BOUNDARIES.leave(before_draw=before_draw)
 
 
 def leave_at_last() -> None:
-    """As `leave`, unless that has been done: nothing comes after this.
+    """Leave like `leave`, unless that has happened. Called when no step follows.
 
     >>> leave_at_last()
     """

@@ -1,4 +1,4 @@
-"""Where something was at the boundaries between steps: what was drawn for steps that did not begin is drawn again."""
+"""Positions at step boundaries, so that batches drawn for steps that did not begin can be drawn again."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, final
 
 __all__ = ["PlaceMarks"]
 
-_MOST = 256  # more batches than functions may wait for workers
+_MOST = 256  # larger than the number of functions that may wait for workers
 
 
 @final
 class PlaceMarks:
-    """The last different places, each with the first boundary at which it was there.
+    """The latest distinct positions, each with the first boundary at which it was recorded.
 
     >>> marks = PlaceMarks()
     >>> for boundary, place in ((3, "a"), (4, "b"), (5, "b")):
@@ -24,24 +24,24 @@ class PlaceMarks:
     def __init__(self) -> None:
         self._places: deque[tuple[int, Any]] = deque(maxlen=_MOST)
         self.num_forgotten = 0
-        """Places that are not known any more."""
+        """Number of positions that were dropped."""
 
     def note(self, boundary: int, place: Any) -> None:
-        """It is there at this boundary; None where that is not known."""
+        """Record the position at a boundary; None if unknown."""
         if not self._places or place is None or self._places[-1][1] != place:
             self.num_forgotten += len(self._places) == _MOST
             self._places.append((boundary, place))
 
     def before(self, boundary: int) -> Any:
-        """Where it was when the last step before this boundary began; None where that is not known."""
+        """Return the position when the last step before this boundary began; None if unknown."""
         return next((place for number, place in reversed(self._places) if number < boundary), None)
 
     @property
     def first(self) -> int | None:
-        """The boundary of the first place that is known; None without any."""
+        """The boundary of the first known position; None if there is none."""
         return self._places[0][0] if self._places else None
 
     @property
     def last_change(self) -> int:
-        """The first boundary at which it was where it is now; -1 without any."""
+        """The first boundary with the current position; -1 if there is none."""
         return self._places[-1][0] if self._places else -1

@@ -1,4 +1,4 @@
-"""What this process knows of its end: that it was asked to end, by a signal or because its node goes away."""
+"""The preemption flag: set by SIGTERM, or when a needed node is drained."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ __all__ = ["Notice", "SigtermNote"]
 
 @final
 class SigtermNote:
-    """Notes SIGTERM from `install` to `restore`. Signals come to the main thread only.
+    """Catches SIGTERM between `install` and `restore`. Python runs signal handlers in the main thread only.
 
     Args:
-        on_signal: Called in the handler, so it must do next to nothing.
+        on_signal: Called in the handler, so it must be trivial.
     """
 
     def __init__(self, on_signal: Callable[[], None]) -> None:
         self._on_signal = on_signal
-        self._handler = self._handle  # one object: a bound method is another one each time
-        self._found: list[Any] = []  # handlers that were there, the first one first
+        self._handler = self._handle  # one object: each access creates a new bound method
+        self._found: list[Any] = []  # previous handlers, oldest first
         self._received: tuple[int, FrameType | None] | None = None
         self._watches = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._watches and self._received is None:  # a second one changes nothing
+        if self._watches and self._received is None:  # a second signal changes nothing
             self._received = number, None
             self._on_signal()
-        if not self._watches and self.is_installed:  # another thread was to restore what had been there
+        if not self._watches and self.is_installed:  # another thread asked to restore the previous handler
             self._put_back()
             signal.raise_signal(number)
 
     @property
     def is_installed(self) -> bool:
-        """Whether SIGTERM comes here."""
+        """True if this object's handler is installed."""
         return bool(self._found) and signal.getsignal(signal.SIGTERM) is self._handler
 
     def install(self) -> bool:
-        """Have SIGTERM come here; again where somebody has taken it since, as `ray.init` does.
+        """Install the handler; again if other code has replaced it, as `ray.init` does.
 
         Returns:
-            Whether it does: only the main thread may say so.
+            True if the handler is installed. Only the main thread can install it.
         """
         now = signal.getsignal(signal.SIGTERM)
         self._watches = self._watches or now is self._handler
@@ -60,14 +60,14 @@ class SigtermNote:
         return True
 
     def run_found(self) -> None:
-        """Run the handlers that were there, as if the signal came now; Ray's own not."""
+        """Call the previous handlers, except Ray's, as if the signal came now."""
         number, frame = self._received or (int(signal.SIGTERM), None)
         for handler in self._found:
             if callable(handler) and not _is_rays(handler):
                 handler(number, frame)
 
     def restore(self) -> None:
-        """Leave SIGTERM as it was: in another thread than the main one once it comes. What took it since keeps it."""
+        """Restore the previous handler unless other code replaced ours; in other threads, at the next SIGTERM."""
         self._received, self._watches = None, False
         if threading.current_thread() is threading.main_thread():
             self._put_back()
@@ -82,19 +82,19 @@ def _is_rays(handler: Any) -> bool:
     return str(getattr(handler, "__module__", "")).split(".")[0] == "ray"
 
 
-_LOOK_S = 1.0  # between two looks at which nodes are drained
+_LOOK_S = 1.0  # between two checks for drained nodes
 
 _log = logging.getLogger("raydist")
 
 
 @final
 class Notice:
-    """Watches from `start` to `stop`.
+    """Watches for preemption between `start` and `stop`.
 
     Args:
-        nodes: Ids of the nodes that this process needs, as they are now.
-        draining: Ids of those that go away.
-        look_s: Between two looks at them.
+        nodes: Returns the ids of the nodes that this process needs now.
+        draining: Returns the ids of nodes that are being drained.
+        look_s: Seconds between two checks.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class Notice:
         self._thread: threading.Thread | None = None
         self._is_told = False
         self.reason: str | None = None
-        """Why the process is to end, once it is."""
+        """Reason why the process is to end; None before."""
 
     def _note(self, reason: str) -> None:
         self.reason = self.reason or reason
 
     def start(self) -> None:
-        """Begin to watch, or see that SIGTERM still comes here."""
+        """Start to watch, or check that the SIGTERM handler is still installed."""
         if not self._sigterm.install() and not self._is_told:
             self._is_told = True
             _log.warning(
@@ -136,11 +136,11 @@ class Notice:
                 self._note(f"its node {needed[0][:8]} is being drained")
 
     def run_found(self) -> None:
-        """Run the handlers of SIGTERM that were there before."""
+        """Call the previous SIGTERM handlers."""
         self._sigterm.run_found()
 
     def stop(self) -> None:
-        """Watch no more, and leave SIGTERM as it was. May be called twice."""
+        """Stop to watch and restore the SIGTERM handler. May be called twice."""
         self._sigterm.restore()
         thread, self._thread = self._thread, None
         self._stopped.set()

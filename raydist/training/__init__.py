@@ -1,1 +1,1 @@
-"""Training loops that the library owns: compile, fit, evaluate, predict."""
+"""Training loops of `rd.Model`: compile, fit, evaluate, predict."""

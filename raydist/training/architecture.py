@@ -1,7 +1,8 @@
-"""Modules described in a file without naming code: `torch.nn` modules, and containers of them.
+"""Descriptions of modules in files without naming code: `torch.nn` modules, and containers of them.
 
-Only classes that `torch.nn` itself exports can be named, by their bare names; nothing is imported. What is built first
-has no memory (on the device "meta") and must have exactly the tensors of the file, so that a file cannot ask for more.
+Only classes that `torch.nn` itself exports can be named, by their bare names; nothing is imported. The module is first
+built on the device "meta", without memory, and must have exactly the tensors of the file, so that a file cannot
+request more memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from raydist.mirroring.buffers.aggregation import is_chosen_for
 __all__ = ["Architecture", "architecture_of", "build_module"]
 
 Architecture = dict[str, Any]
-"""As JSON: {"class": name, "arguments": {...}, "dtype": name}, or {"class": name, "children": [[name, ...], ...]}."""
+"""JSON: {"class": name, "arguments": {...}, "dtype": name}, or {"class": name, "children": [[name, ...], ...]}."""
 
 _CONTAINERS: dict[str, type[nn.Module]] = {
     "ModuleDict": nn.ModuleDict,
@@ -41,7 +42,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def architecture_of(module: nn.Module) -> Architecture | None:
-    """How to build such a module; None where that cannot be said of it."""
+    """Return a description from which a module can be rebuilt; None if the module cannot be described."""
     found = None if _shares(module) else _describe(module, 0)
     if found is None:
         return None
@@ -54,7 +55,7 @@ def architecture_of(module: nn.Module) -> Architecture | None:
 
 
 def _shares(module: nn.Module) -> bool:
-    """Whether something in it has two names: it would be built twice."""
+    """Return True if a part of the module has two names: it would be built twice."""
     return any(
         len(list(named())) < len(list(named(remove_duplicate=False)))
         for named in (module.named_modules, module.named_parameters, module.named_buffers)
@@ -69,7 +70,7 @@ def _shapes(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe(module: nn.Module, depth: int) -> Architecture | None:
-    kind = module.__class__  # a mirrored module's type is another one
+    kind = module.__class__  # the type of a mirrored module is a subclass
     name = kind.__name__
     if depth > _MAX_DEPTH or (_CONTAINERS.get(name) or _leaves().get(name)) is not kind or _is_changed(module):
         return None
@@ -81,7 +82,7 @@ def _describe(module: nn.Module, depth: int) -> Architecture | None:
 
 
 def _is_changed(module: nn.Module) -> bool:
-    """Whether it does something of its own that no class says."""
+    """Return True if the module has behaviour of its own that its class does not describe."""
     held = vars(module)
     has_hooks = any(value for name, value in held.items() if name.endswith("_hooks"))
     return "forward" in held or is_chosen_for(module) or has_hooks
@@ -94,7 +95,7 @@ def _describe_leaf(module: nn.Module) -> Architecture | None:
             return None
         value = getattr(module, name, parameter.default)
         if isinstance(value, torch.Tensor) or (name == "bias" and value is None):
-            value = value is not None  # a layer's bias: whether it has one
+            value = value is not None  # a layer's argument `bias` is a bool
         if not _is_plain(value):
             return None
         arguments[name] = list(value) if isinstance(value, tuple) else value
@@ -111,7 +112,7 @@ def _is_plain(value: Any) -> bool:
 
 def _parameters_of(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    if kind in _RECURRENT:  # their signatures say nothing
+    if kind in _RECURRENT:  # their signatures name no parameters
         return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in _RECURRENT[kind]}
     parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
     return {one.name: one for one in parameters if one.name not in _PLACES and one.kind not in variable}
@@ -119,7 +120,7 @@ def _parameters_of(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
 
 @cache
 def _leaves() -> dict[str, type[nn.Module]]:
-    """The modules that `torch.nn` exports and that hold no others."""
+    """Return the modules that `torch.nn` exports, except containers."""
     return {
         name: kind
         for name, kind in vars(nn).items()
@@ -129,10 +130,10 @@ def _leaves() -> dict[str, type[nn.Module]]:
 
 
 def build_module(architecture: Any, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
-    """A fresh module that `architecture_of` described, with the names, shapes and dtypes of `tensors`.
+    """Build a new module from a description of `architecture_of`. It must match names, shapes and dtypes of `tensors`.
 
     Raises:
-        InvalidArgumentError: It is no such description, or of other tensors.
+        InvalidArgumentError: The description is invalid, or does not match `tensors`.
     """
     try:
         hollow = _build(architecture, "meta")

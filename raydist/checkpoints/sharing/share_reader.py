@@ -1,6 +1,6 @@
-"""A replica's half of a restore: reads and checks its share of the files, and once all have, takes what all have read.
+"""A replica's half of a restore: read and verify a share of the files, exchange the shares, change the objects.
 
-Nothing is changed before every replica holds everything, and the last wait for another one is over.
+Nothing is changed before every replica holds all values and no replica waits for another one any more.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["ShareReader", "TakenStates", "commit_share", "discard_share", "plan_
 @final
 @dataclass(frozen=True, slots=True)
 class PlannedRead:
-    """What one replica reads of one file.
+    """The tensors that one replica reads from one file.
 
     Attributes:
-        owner: The object that the tensors are for.
-        file: That.
-        keys: Of the tensors, or of those of which the file has rows; none of a file that has none (an index).
+        owner: Name of the object that the tensors belong to.
+        file: The file.
+        keys: Names of the tensors, or of the tensors of which the file has rows; empty for an index file.
     """
 
     owner: str
@@ -43,13 +43,13 @@ class PlannedRead:
 
 
 def plan_reads(files: Mapping[str, Sequence[TensorFile]], num_replicas: int) -> list[list[PlannedRead]]:
-    """By rank what each reads: stretches of files behind each other, as they lie.
+    """Return the reads of each replica, by rank: contiguous stretches of files.
 
-    A tensor, or a slice of one, is read by one replica: its checksum is of all of it.
+    One replica reads all of a tensor or slice, because its checksum covers all of it.
 
     Args:
-        files: Of each object.
-        num_replicas: How many read.
+        files: Files of each object.
+        num_replicas: Number of replicas that read.
 
     >>> from raydist.checkpoints.tensor_file import FilePlace
     >>> places = {key: FilePlace("U8", (4,), 8 + at, 12 + at, 0) for key, at in (("a", 0), ("b", 4))}
@@ -69,7 +69,7 @@ def plan_reads(files: Mapping[str, Sequence[TensorFile]], num_replicas: int) -> 
 
 
 def _keys_by_rank(file: TensorFile, before: int, total: int, num_replicas: int) -> dict[int, list[str]]:
-    """Who reads what of a file that has so many bytes of tensors before it: whoever's stretch the middle is in."""
+    """Return the keys of a file by reading rank: the rank whose stretch of bytes contains the tensor's middle."""
     found: dict[int, list[str]] = {}
     for key, place in file.tensors.items():
         middle = before + place.begin - file.header_bytes + place.num_bytes // 2
@@ -80,7 +80,7 @@ def _keys_by_rank(file: TensorFile, before: int, total: int, num_replicas: int) 
 @final
 @dataclass(frozen=True, slots=True)
 class _ReadShare:
-    """What a replica has read: for each of its planned reads, tensors or slices by name."""
+    """The values that a replica has read: tensors or slices by name, for each planned read."""
 
     request: RestoreRequest
     reads: Sequence[Mapping[str, torch.Tensor]]
@@ -89,25 +89,25 @@ class _ReadShare:
 @final
 @dataclass(frozen=True, slots=True)
 class TakenStates:
-    """What all replicas have read: by name of an object, its tensors."""
+    """The values that all replicas have read: tensors by name of the object."""
 
     request: RestoreRequest
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
 
     def state(self, name: str) -> Any:
-        """The state of an object."""
+        """Return the state of an object."""
         return self.request.checkpoint.state_of(self.request.saved[name], self.tensors[name])
 
 
 @final
 class ShareReader:
-    """The restores of one replica, of which it reads a share each. Used by the replica's thread.
+    """The restores of one replica, which reads a share of each. Used by the replica's thread.
 
     Args:
-        rank: The replica.
-        num_replicas: All of them.
-        exchange: Fills what others have read; see `ByteExchange.share`.
-        after: Told of the objects that have been given the same states on all replicas.
+        rank: Rank of the replica.
+        num_replicas: Number of replicas.
+        exchange: Fills tensors with the values that other replicas have read; see `ByteExchange.share`.
+        after: Called with the objects that were given the same states on all replicas.
     """
 
     def __init__(
@@ -125,15 +125,15 @@ class ShareReader:
     def prepare(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
     ) -> PreparedShare:
-        """Compare, and where all fits, read and check this replica's share. Changes nothing.
+        """Compare objects; if all fit, read and verify this replica's share. Changes nothing.
 
         Args:
-            request: What to do.
-            objects: The objects to restore, as they are here.
-            modules: Those that name the parameters of optimizers.
+            request: The restore.
+            objects: The objects to restore, as they are on this replica.
+            modules: Modules that name the parameters of optimizers.
 
         Raises:
-            DataLossError: A file is damaged; names it, and the tensor. Or what is saved can be no state.
+            DataLossError: A file is damaged (the message names the file and the tensor), or an entry is not a state.
         """
         self._read = None
         differences = {
@@ -155,7 +155,7 @@ class ShareReader:
         return PreparedShare(differences)
 
     def take(self, token: str) -> TakenStates:
-        """What all have read. All replicas must call it; what goes wrong here does so on all of them."""
+        """Return the values that all replicas have read. All replicas call this together and see the same errors."""
         read, self._read = self._read, None
         if read is None or read.request.token != token:
             raise FailedPreconditionError(
@@ -172,27 +172,27 @@ class ShareReader:
         return TakenStates(read.request, tensors)
 
     def commit(self, taken: TakenStates, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-        """Change the objects. Waits for nobody.
+        """Change the objects. Does not wait for other replicas.
 
         Raises:
-            InvalidArgumentError: An object refuses its state. It does so on all replicas, and nothing is changed.
+            InvalidArgumentError: An object rejects its state. This happens on all replicas; nothing is changed.
         """
         GivenStates(objects, modules, taken.request.strict).give({name: taken.state(name) for name in objects})
         self._after(objects)
 
     def discard(self) -> None:
-        """Forget what was read."""
+        """Drop the values that were read."""
         self._read = None
 
 
 def _memory(read: PlannedRead) -> dict[str, torch.Tensor]:
-    """For what another replica has read."""
+    """Allocate memory for the values that another replica has read."""
     places = {key: place for key, place in read.file.tensors.items() if key in read.keys}
     return {key: torch.empty(place.slice_shape, dtype=stored_dtype(place.dtype)) for key, place in places.items()}
 
 
 def _put(tensors: dict[str, torch.Tensor], key: str, place: FilePlace, found: torch.Tensor) -> None:
-    """A tensor, or rows of one, among those of an object."""
+    """Add a tensor, or rows of a tensor, to the tensors of an object."""
     if place.rows is None:
         tensors[key] = found
         return
@@ -202,7 +202,7 @@ def _put(tensors: dict[str, torch.Tensor], key: str, place: FilePlace, found: to
 
 
 def _told(do: Callable[[], PreparedShare | None]) -> bytes:
-    """Pickle of what it returns, or of its error: one that is raised here would end the replicas' group."""
+    """Return the pickled result or error of `do`: a raised error would end the replicas' group."""
     try:
         return pickle.dumps(do())
     except Exception as error:
@@ -212,18 +212,18 @@ def _told(do: Callable[[], PreparedShare | None]) -> bytes:
 def prepare_share(
     reader: ShareReader, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
 ) -> bytes:
-    """The function that replicas run first."""
+    """Prepare a restore on a replica. Replicas run this function first."""
     return _told(lambda: reader.prepare(request, objects, modules))
 
 
 def commit_share(
     reader: ShareReader, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
 ) -> bytes:
-    """The function that replicas run once all have read their shares."""
+    """Commit a restore on a replica. Replicas run this function once all have read their shares."""
     taken = reader.take(token)
     return _told(lambda: reader.commit(taken, objects, modules))
 
 
 def discard_share(reader: ShareReader) -> bytes:
-    """The function that replicas run instead, where something was wrong."""
+    """Discard a restore on a replica. Replicas run this function if a replica reported a problem."""
     return _told(reader.discard)

@@ -1,4 +1,4 @@
-"""A replica's half of a save: copies its share between two steps, and writes it in a thread beside them."""
+"""A replica's half of a save: copy a share between two steps, and write the share in a thread."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["MergedStates", "ShareWriter", "begin_share"]
 @final
 @dataclass(frozen=True, slots=True)
 class MergedStates:
-    """What replicas hold apart, as all of them together see it.
+    """The merged values of states that differ between replicas.
 
     Attributes:
-        metrics: By name, entries of their states.
-        buffers: Tensors as this replica has them, each with its value.
-        nested: Of metrics in modules their attributes, each with entries of its state.
+        metrics: Entries of metrics' states, by name of the metric.
+        buffers: Pairs of this replica's tensor and the merged value.
+        nested: Pairs of the attributes of a metric inside a module and the entries of its state.
     """
 
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class MergedStates:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Inside, metrics in modules have these states: what reads a module's state reads theirs, too."""
+        """Give metrics inside modules the merged states for the `with` block, so that `state_dict` returns them."""
         own = [{name: held[name] for name in entries} for held, entries in self.nested]
         try:
             for held, entries in self.nested:
@@ -51,20 +51,20 @@ class MergedStates:
                 held.update(before)
 
     def within(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The tensors of a state, which has buffers detached: memory tells which they are."""
+        """Return a state with merged buffers. Buffers in a state are detached, so they are found by their address."""
         values = {own.data_ptr(): value for own, value in self.buffers if own.numel()}
         found = {key: values.get(tensor.data_ptr(), tensor) for key, tensor in tensors.items()}
         return {key: found[key] if found[key].shape == each.shape else each for key, each in tensors.items()}
 
 
 Merge = Callable[[Mapping[str, Any], Mapping[str, Mapping[str, int]]], MergedStates]
-"""Given objects and `ShareTerms.alone`; all replicas must call it."""
+"""Given objects and `ShareTerms.alone`, returns the merged states. All replicas call it together."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _CopiedShare:
-    """A share in memory: what is no tensor, files with their tensors, random states, and how long that took."""
+    """A share in memory: values that are not tensors, planned files with their tensors, random states, copy time."""
 
     objects: Mapping[str, SavedObject]
     files: Sequence[tuple[PlannedFile, Mapping[str, torch.Tensor]]]
@@ -74,13 +74,13 @@ class _CopiedShare:
 
 @final
 class ShareWriter:
-    """The saves of one replica, of which it writes a share each.
+    """The saves of one replica, which writes a share of each.
 
     Args:
-        rank: The replica.
-        num_replicas: All of them.
-        device: Where its tensors are.
-        merge: Tells what replicas hold apart; None where there is nothing of the kind.
+        rank: Rank of the replica.
+        num_replicas: Number of replicas.
+        device: Device of the replica's tensors.
+        merge: Merges states that differ between replicas; None if there are none.
     """
 
     def __init__(self, rank: int, num_replicas: int, device: torch.device, merge: Merge | None = None) -> None:
@@ -93,20 +93,20 @@ class ShareWriter:
         self._requests: dict[str, ShareRequest] = {}  # not copied yet
 
     def begin(self, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-        """Copy this replica's share and begin to write it. What goes wrong is told by `report`.
+        """Copy this replica's share and begin to write it. Errors are returned by `report`.
 
         Args:
-            request: What to do.
-            objects: The objects to save, as they are here.
-            modules: Those that name the parameters of optimizers.
+            request: The save.
+            objects: The objects to save, as they are on this replica.
+            modules: Modules that name the parameters of optimizers.
         """
         self.copy(request.token, request.terms, objects, modules)
         self.write(request)
 
     def copy(self, token: str, terms: ShareTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-        """Copy this replica's share, to be written by `write`. What goes wrong is told by `report`."""
+        """Copy this replica's share, to be written by `write`. Errors are returned by `report`."""
         began = time.perf_counter()
-        merged = self._merged(terms, objects)  # if this fails, it does so on all replicas: it is the step's error
+        merged = self._merged(terms, objects)  # a failure here occurs on all replicas: it becomes the step's error
         try:
             saved, files = self._copied(terms, objects, modules, merged)
             copied = _CopiedShare(saved if self._rank == 0 else {}, files, self._random(), time.perf_counter() - began)
@@ -120,7 +120,7 @@ class ShareWriter:
             self.write(request)
 
     def write(self, request: ShareRequest) -> None:
-        """Begin to write what was copied, or is to be copied. Any thread may call this."""
+        """Begin to write a share that was copied, or will be copied. Thread-safe."""
         with self._lock:
             copied = self._copies.pop(request.token, None)
             if copied is None and self._reports.of(request.token) is None:
@@ -181,23 +181,23 @@ class ShareWriter:
         return tuple(state.numpy().tobytes() for state in states)
 
     def set_random(self, states: Sequence[bytes]) -> None:
-        """Go on drawing where a replica was of which `Share.random` tells."""
+        """Set the random generators to the states of `Share.random`."""
         tensors = [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states]
         torch.set_rng_state(tensors[0])
         if self._device.type == "cuda" and len(tensors) > 1:
             torch.cuda.set_rng_state(tensors[1], self._device)
 
     def report(self, token: str) -> Share | Exception | None:
-        """What became of a save; None where that is not known yet. Any thread may ask."""
+        """Return the outcome of a save, or None while it is unknown. Thread-safe."""
         return self._reports.of(token)
 
     def close(self, within_s: float) -> None:
-        """Wait for what is being written."""
+        """Block for up to `within_s` seconds until running writes have ended."""
         self._reports.close(within_s)
 
 
 def begin_share(
     writer: ShareWriter, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
 ) -> None:
-    """The function that replicas run between two steps."""
+    """Begin a save on a replica. Replicas run this function between two steps."""
     writer.begin(request, objects, modules)

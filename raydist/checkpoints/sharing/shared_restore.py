@@ -1,4 +1,4 @@
-"""The part of a restore that replicas or servers have: they read and check, and change what they hold at the end."""
+"""The part of a restore that replicas or servers perform: they read and verify first, and change objects at the end."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ __all__ = ["ShareRestorer", "SharedRestore", "shared_restore"]
 
 
 class ShareRestorer(Protocol):
-    """A strategy whose replicas, or servers, read what they hold.
+    """A strategy whose replicas, or servers, read the states that they hold.
 
-    What they are asked waits for dispatched steps, and its end.
+    `prepare`, `commit` and `discard` block for dispatched steps and for their own end.
     """
 
     def holds(self, obj: Any) -> bool:
-        """Whether replicas hold an object, or can be sent it. Waits for nothing."""
+        """Return True if replicas hold an object, or can be sent it. Does not block."""
 
     def can_restore(self, obj: Any) -> bool:
-        """Whether they can restore an object that they hold: all of them the same, without the driver."""
+        """Return True if replicas can restore an object that they hold, all alike and without the driver."""
 
     def prepare(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
     ) -> Sequence[PreparedShare] | None:
-        """Have them compare and read; None where they cannot be sent the objects. Raises what went wrong on one.
+        """Make replicas compare and read; return None if they cannot be sent the objects. Raise a replica's error.
 
-        What the first one says has all that does not fit, of those objects that they restore.
+        The first replica's report has all differences of the objects that replicas restore.
         """
 
     def commit(self, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-        """Have them change the objects. Raises what went wrong; then none has changed them."""
+        """Make replicas change the objects. Raise an error only if no replica has changed any."""
 
     def discard(self) -> None:
-        """Have them forget what they have read."""
+        """Make replicas drop the values that they have read."""
 
 
 @final
 class SharedRestore:
-    """Used once, by one thread.
+    """One restore by replicas. Used once, by one thread.
 
     Args:
-        restorer: Reaches the replicas.
-        objects: Those that replicas hold.
-        modules: Those that name the parameters of optimizers.
+        restorer: Calls the replicas.
+        objects: Objects that replicas hold.
+        modules: Modules that name the parameters of optimizers.
     """
 
     def __init__(self, restorer: ShareRestorer, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
@@ -63,16 +63,16 @@ class SharedRestore:
     def prepare(
         self, checkpoint: SavedCheckpoint, saved: Mapping[str, str], strict: bool
     ) -> dict[str, list[Difference]] | None:
-        """Have all read and checked, and nothing changed.
+        """Make replicas read and verify all values without changing objects. Blocks.
 
         Args:
-            checkpoint: The one that has the states.
-            saved: By name of an object, the name that the checkpoint has for it.
-            strict: Whether all entries must be there, and no others.
+            checkpoint: The checkpoint.
+            saved: Name in the checkpoint, by name of the object.
+            strict: Require that all entries exist, and no others.
 
         Returns:
-            By name of an object that they restore, what does not fit; None where replicas cannot open the files, or be
-            sent the objects.
+            Differences by name of the object, for the objects that replicas restore; None if replicas cannot open the
+            files or be sent the objects.
         """
         request = RestoreRequest(self._token, checkpoint.part(tuple(saved.values())), saved, strict)
         shares = self._restorer.prepare(request, {name: self.objects[name] for name in saved}, self._modules)
@@ -84,11 +84,11 @@ class SharedRestore:
         return {name: list(found) for name, found in shares[0].differences.items()}
 
     def commit(self, names: Sequence[str]) -> None:
-        """Change these objects; nothing is changed if this raises."""
+        """Change these objects. Nothing is changed if an error is raised."""
         self._restorer.commit(self._token, {name: self.objects[name] for name in names}, self._modules)
 
     def discard(self) -> None:
-        """Have replicas forget what they have read."""
+        """Make replicas drop the values that they have read."""
         self._restorer.discard()
 
 
@@ -98,13 +98,13 @@ def shared_restore(
     checkpoint: SavedCheckpoint,
     restorers: Sequence[ShareRestorer],
 ) -> SharedRestore | None:
-    """What replicas restore themselves, if anything.
+    """Return the part of a restore that replicas perform, or None.
 
     Args:
-        objects: Those that are to be restored, each once.
+        objects: Objects to restore, each once.
         modules: All modules of the checkpoint.
-        checkpoint: The one that has the states.
-        restorers: Of strategies that may hold objects; those of one of them do.
+        checkpoint: The checkpoint.
+        restorers: Restorers of strategies; the first that holds an object is used.
     """
     if checkpoint.directory.only_here:
         return None
@@ -118,7 +118,7 @@ def shared_restore(
         name: objects[name]
         for name, kind in kinds.items()
         if restorer.holds(objects[name])
-        and (kind != "optimizer" or len(theirs) == len(naming))  # which modules name the parameters of optimizers
+        and (kind != "optimizer" or len(theirs) == len(naming))  # needs the modules that name its parameters
         and restorer.can_restore(objects[name])
     }
     return SharedRestore(restorer, remote, theirs) if remote else None

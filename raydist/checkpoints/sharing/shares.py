@@ -1,4 +1,4 @@
-"""Which replica writes which tensors of a checkpoint: each a share, by rules that all know. Pure."""
+"""Division of a checkpoint's tensors into files of replicas, by rules that all replicas know. Pure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from raydist.checkpoints.tensor_file import MAX_PART_BYTES, TensorFile, plan_par
 
 __all__ = ["UNDIVIDED_BYTES", "PlannedFile", "Share", "ShareRequest", "ShareTerms", "join_shares", "plan_files"]
 
-UNDIVIDED_BYTES = 32 << 20  # one replica writes these in less time than it takes to agree on more files
+UNDIVIDED_BYTES = 32 << 20  # one replica writes such an object faster than replicas can agree on more files
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ShareRequest:
-    """What replicas are told of a save.
+    """A save that replicas take part in.
 
     Attributes:
-        token: Tells it from others.
-        new: Where files go.
-        stems: What the files of each object are called.
-        whole: Objects that the first replica writes alone: only there is all of them as the driver sees it.
-        small_bytes: Of an object that is not divided.
-        alone: By name of a metric, how many items of its lists the first replica has from the driver.
+        token: Unique id of the save.
+        new: Directory and names of the files.
+        stems: File name stem of each object.
+        whole: Objects that the first replica writes alone, because only its state is complete.
+        small_bytes: Size up to which an object is not divided.
+        alone: By name of a metric, the number of items in its lists that the first replica has from the driver.
     """
 
     token: str
@@ -39,11 +39,11 @@ class ShareRequest:
 
     @property
     def terms(self) -> ShareTerms:
-        """What is to be known before it is copied."""
+        """The part that must be known before a share is copied."""
         return ShareTerms(self.whole, self.small_bytes, self.alone)
 
     def file_name(self, owner: str, number: int, count: int) -> str:
-        """What one of the files of an object is called."""
+        """Return the name of one of an object's files."""
         stem = self.stems[owner]
         if count == 1:
             return self.new.named(stem, ".safetensors")
@@ -53,7 +53,7 @@ class ShareRequest:
 @final
 @dataclass(frozen=True, slots=True)
 class ShareTerms:
-    """What replicas must know to copy their shares.
+    """The settings that replicas need to copy their shares.
 
     Attributes:
         whole: See :class:`ShareRequest`.
@@ -69,14 +69,14 @@ class ShareTerms:
 @final
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """One file.
+    """One file of an object.
 
     Attributes:
-        owner: The object whose tensors are in it.
-        number: Which of its files.
-        count: How many these are.
-        keys: Of the tensors.
-        rank: Who writes it.
+        owner: Name of the object.
+        number: Index among the object's files.
+        count: Number of the object's files.
+        keys: Names of the tensors in the file.
+        rank: Rank that writes the file.
     """
 
     owner: str
@@ -86,21 +86,21 @@ class PlannedFile:
     rank: int
 
     def name(self, request: ShareRequest) -> str:
-        """What it is called."""
+        """Return the file's name."""
         return request.file_name(self.owner, self.number, self.count)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one replica has written.
+    """The part of a save that one replica has written.
 
     Attributes:
-        files: By object and number.
-        objects: What is no tensor, and is equal on all; told by the first replica.
-        random: State of its random generator, of its device and of the CPU.
-        copy_s: How long its steps stood still.
-        entries: Of optimizers whose states lie elsewhere than they do: by parameter, what is remembered and no tensor.
+        files: Files by object name and index.
+        objects: Entries without tensors, which are equal on all replicas; set by the first replica.
+        random: States of the random generators of the CPU and of the replica's device.
+        copy_s: Seconds for which the replica paused.
+        entries: For optimizers whose states are on servers: state that is not tensors, by parameter.
     """
 
     files: Mapping[tuple[str, int], TensorFile]
@@ -117,14 +117,14 @@ def plan_files(
     small_bytes: int = UNDIVIDED_BYTES,
     max_part_bytes: int = MAX_PART_BYTES,
 ) -> list[PlannedFile]:
-    """Files for all tensors, so that replicas have about equally much to write.
+    """Plan files for all tensors so that replicas write about the same number of bytes each.
 
     Args:
         sizes: Bytes of each tensor of each object.
-        num_replicas: How many write.
-        whole: Objects that are the first one's.
-        small_bytes: Of an object that is not divided.
-        max_part_bytes: Of tensors in one file.
+        num_replicas: Number of replicas that write.
+        whole: Objects that the first replica writes alone.
+        small_bytes: Size up to which an object is not divided.
+        max_part_bytes: Maximum bytes of tensors in one file.
 
     >>> sizes = {"model": {"a": 40, "b": 40}, "optimizer": {"a": 10}}
     >>> [(file.owner, file.number, file.keys, file.rank) for file in plan_files(sizes, 2, small_bytes=20)]
@@ -145,7 +145,7 @@ def plan_files(
 
 
 def join_shares(shares: Sequence[Share]) -> dict[str, tuple[SavedObject, list[TensorFile]]]:
-    """Each object with all of its files, in order."""
+    """Return the entry and all files, in order, of each object."""
     files = {place: file for share in shares for place, file in share.files.items()}
     joined: dict[str, tuple[SavedObject, list[TensorFile]]] = {}
     for name, saved in shares[0].objects.items():
@@ -156,5 +156,5 @@ def join_shares(shares: Sequence[Share]) -> dict[str, tuple[SavedObject, list[Te
 
 
 def random_values(shares: Sequence[Share]) -> list[Any]:
-    """States of all replicas' random generators, as a manifest keeps them; none where they are not told."""
+    """Return the states of all replicas' random generators for a manifest; empty if they are not known."""
     return [list(share.random) for share in shares if share.random]

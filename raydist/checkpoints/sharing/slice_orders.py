@@ -1,4 +1,4 @@
-"""Which parameter server writes which slices of a checkpoint: each what it has. Pure."""
+"""Save orders for parameter servers: each server writes its own slices. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["SaveOrder", "SliceFile", "SliceOrders", "SlicePlace"]
 @final
 @dataclass(frozen=True, slots=True)
 class SlicePlace:
-    """A slice that a server has, as a part of a tensor.
+    """A slice on a server, as a part of a saved tensor.
 
     Attributes:
-        key: Of the tensor; of the parameter, where what is saved is what an optimizer remembers.
-        number: Of the slice.
-        rows: Which rows of the tensor it is; None where it is all of it.
+        key: Name of the tensor; name of the parameter if an optimizer's state is saved.
+        number: Number of the slice.
+        rows: Rows of the tensor in the slice; None for the whole tensor.
     """
 
     key: str
@@ -34,23 +34,23 @@ class SlicePlace:
 
     @property
     def is_first(self) -> bool:
-        """Whether what belongs to the tensor as a whole is told of this slice."""
+        """True for the slice that carries the state of the tensor as a whole."""
         return self.rows is None or self.rows.start == 0
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SliceFile:
-    """One file, which one server writes.
+    """One file that a server writes.
 
     Attributes:
-        owner: The object that is saved.
-        number: Which of its files.
-        name: What the file is called.
-        slices: What is in it.
-        optimizer: Whose memory of these slices is saved, instead of their values.
-        given: Tensors that come with the order, in this order: they are on no server.
-        tables: By the entry that its rows are, handles of embedding tables.
+        owner: Name of the saved object.
+        number: Index among the object's files.
+        name: Name of the file.
+        slices: Slices in the file.
+        optimizer: Handle of the optimizer whose state of these slices is saved, instead of the slices' values.
+        given: Names of tensors that are on no server and are sent with the order, in this order.
+        tables: Entry name and handle of each embedding table whose rows are saved.
     """
 
     owner: str
@@ -65,12 +65,12 @@ class SliceFile:
 @final
 @dataclass(frozen=True, slots=True)
 class SaveOrder:
-    """What one server is to do of a save.
+    """The part of a save that one server performs.
 
     Attributes:
-        token: Of the save.
-        new: Where files go.
-        files: Its files.
+        token: Id of the save.
+        new: Directory and names of the files.
+        files: Files that the server writes.
     """
 
     token: str
@@ -80,12 +80,12 @@ class SaveOrder:
 
 @final
 class SliceOrders:
-    """The orders of one save, gathered object by object.
+    """The orders of one save, built object by object.
 
     Args:
         request: The save.
-        num_servers: How many there are.
-        max_part_bytes: Of tensors in one file.
+        num_servers: Number of servers.
+        max_part_bytes: Maximum bytes of tensors in one file.
     """
 
     def __init__(self, request: ShareRequest, num_servers: int, max_part_bytes: int = MAX_PART_BYTES) -> None:
@@ -104,14 +104,14 @@ class SliceOrders:
         optimizer: int | None = None,
         share: float = 1.0,
     ) -> None:
-        """Have an object saved.
+        """Add an object to the save.
 
         Args:
-            owner: Its name.
-            places: By key, the slices of what servers have.
-            given: What they have not.
+            owner: Name of the object.
+            places: Slices of the tensors that are on servers, by key.
+            given: Tensors that are on no server.
             optimizer: See `SliceFile`.
-            share: How many bytes are saved for each byte of a slice.
+            share: Saved bytes for each byte of a slice.
         """
         files = self._files_of_slices(SliceFile(owner, optimizer=optimizer), places, share)
         if given:
@@ -122,7 +122,7 @@ class SliceOrders:
         self._add_files(owner, files)
 
     def add_rows(self, owner: str, tables: Mapping[str, int]) -> None:
-        """Have the rows of embedding tables saved: by path, their handles. Each server has some."""
+        """Add the rows of embedding tables, given their handles by path. Each server has some of the rows."""
         files = [
             (
                 server,
@@ -150,7 +150,7 @@ class SliceOrders:
         return files
 
     def of(self, server: int) -> tuple[SaveOrder, list[torch.Tensor]]:
-        """What a server is asked to do, and the tensors that it is given for that."""
+        """Return the order for a server, and the tensors to send with the order."""
         return SaveOrder(self._request.token, self._request.new, tuple(self._files[server])), self._tensors[server]
 
 

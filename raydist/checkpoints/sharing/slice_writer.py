@@ -1,4 +1,4 @@
-"""A parameter server's part of a save: copies its slices between two requests, and writes them in a thread."""
+"""A parameter server's part of a save: copy slices between two requests, and write them in a thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SliceWriter(SliceSaver):
         self._last = ""
 
     def begin(self, order: SaveOrder, tensors: Sequence[torch.Tensor], held: SliceHolder) -> None:
-        if order.token == self._last:  # its worker has died, and another one asks: nothing has changed since
+        if order.token == self._last:  # the worker that asked has died, and another one asks: nothing has changed since
             return
         self._last = order.token
         began = time.perf_counter()
@@ -50,7 +50,7 @@ class SliceWriter(SliceSaver):
 
 @final
 class _Copied:
-    """What an order asks for, as it is now."""
+    """Copies of the current values that an order asks for."""
 
     def __init__(self, order: SaveOrder, tensors: Sequence[torch.Tensor], held: SliceHolder) -> None:
         self._new = order.new
@@ -76,7 +76,7 @@ class _Copied:
         return {place.key: held.value(place.number)}
 
     def _state(self, file: SliceFile, place: SlicePlace, held: SliceHolder) -> Mapping[str, torch.Tensor]:
-        """What is remembered of a slice; what is remembered of its parameter as a whole, of the first one."""
+        """Return the optimizer state of a slice; the first slice also carries the state of the parameter as a whole."""
         state = held.state(int(file.optimizer or 0), place.number)
         if not state:
             return {}
@@ -89,7 +89,7 @@ class _Copied:
         return {key: tensor for key, tensor in tensors.items() if tensor.shape == shape and len(shape)}
 
     def write(self) -> dict[tuple[str, int], TensorFile]:
-        """Write all that was copied."""
+        """Write all copies."""
         return {
             (file.owner, file.number): write_tensor_file(self._new, file.name, tensors, rows)
             for file, tensors, rows in self._files

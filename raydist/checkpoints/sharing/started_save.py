@@ -1,4 +1,4 @@
-"""A save that has begun: what this process holds is copied, and replicas are told to copy theirs between two steps."""
+"""A save that has begun: the driver's states are copied, and replicas copy theirs between two steps."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ __all__ = ["DispatchedShares", "ShareSaver", "StartedSave", "nodes_of", "start_s
 
 
 class DispatchedShares(Protocol):
-    """Replicas that have been told to save."""
+    """A save dispatched to replicas."""
 
     def wait(self) -> Sequence[Share]:
-        """What all have written, in the order of ranks. Any thread may wait; raises what went wrong."""
+        """Block until all replicas have written; return their shares in rank order. Raise errors. Thread-safe."""
 
 
 class ShareSaver(Protocol):
-    """A strategy whose replicas write what they hold."""
+    """A strategy whose replicas write the states that they hold."""
 
     def how(self, obj: Any) -> Literal["divided", "whole"] | None:
-        """Whether replicas can save an object of theirs, and who of them; None where the driver must read it."""
+        """Return how replicas save an object: each a part, or the first the whole; None if the driver must read it."""
 
     def begin(
         self, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
     ) -> DispatchedShares:
-        """Tell them, in the order of dispatched steps."""
+        """Dispatch a save to the replicas, in the order of dispatched steps."""
 
     def nodes(self) -> Collection[str]:
-        """Ids of the nodes that they are on. Any thread may ask."""
+        """Return the ids of the replicas' nodes. Thread-safe."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class StartedSave:
-    """What is to be written.
+    """A save whose states are captured, to be written.
 
     Attributes:
-        directory: Where.
-        names: Of all objects, in order.
-        capture: What this process holds.
-        new: Files in the directory, where replicas write there already.
-        shares: What they write.
-        flush_summaries: Puts on disk what summary writers were given before the save.
+        directory: Directory of the checkpoint.
+        names: Names of all objects, in order.
+        capture: States that the driver writes.
+        new: Names of the files, if replicas are writing already.
+        shares: Save dispatched to replicas.
+        flush_summaries: Flushes what summary writers were given before the save.
     """
 
     directory: DirectoryFiles
@@ -73,7 +73,7 @@ class StartedSave:
     flush_summaries: Callable[[], None] = lambda: None
 
     def write(self) -> CheckpointManifest:
-        """Write it, wait for the replicas, and let it be there. Nothing is there if this raises."""
+        """Write the capture, wait for the replicas, and commit. No checkpoint exists if this raises."""
         new = new_files(self.directory) if self.new is None else self.new
         try:
             stems = file_stems(dict.fromkeys(self.names), new)
@@ -110,13 +110,13 @@ def start_save(
     *,
     staging: StagedStates | None = None,
 ) -> StartedSave:
-    """Begin to save the states as they are now.
+    """Begin to save the current states.
 
     Args:
-        contents: Of the checkpoint.
-        directory: Where it goes.
-        details: Of the manifest.
-        staging: Takes copies, so that training may go on; None where the caller writes at once.
+        contents: Contents of the checkpoint.
+        directory: Directory of the checkpoint.
+        details: Details for the manifest.
+        staging: Copies tensors, so that training may continue; None if the caller writes at once.
     """
     summaries = pending_summaries()
     named = contents.named()
@@ -136,7 +136,7 @@ def start_save(
 
 
 def _remote_objects(named: Mapping[str, Any]) -> tuple[ShareSaver | None, dict[str, Any]]:
-    """The objects that replicas save, and how to tell them: those of one strategy."""
+    """Return the objects that replicas of one strategy save, and the saver that reaches these replicas."""
     again = other_names(named)
     savers = {name: saver for name, obj in named.items() if (saver := _saver_of(obj)) is not None}
     saver = next(iter(savers.values()), None)
@@ -150,13 +150,13 @@ def _remote_objects(named: Mapping[str, Any]) -> tuple[ShareSaver | None, dict[s
         if found is saver
         and name not in again
         and saver.how(named[name]) is not None
-        and (modules_known or kind_of_state(named[name]) != "optimizer")  # which modules name the parameters of
+        and (modules_known or kind_of_state(named[name]) != "optimizer")  # modules name its parameters
     }
     return (saver, remote) if remote else (None, {})
 
 
 def nodes_of(contents: CheckpointContents) -> set[str]:
-    """Ids of the nodes of all replicas that hold something of it. Any thread may ask."""
+    """Return the ids of the nodes of all replicas that hold objects of the checkpoint. Thread-safe."""
     savers = [_saver_of(obj) for obj in contents.named().values()]
     return {node for saver in savers if saver is not None for node in saver.nodes()}
 

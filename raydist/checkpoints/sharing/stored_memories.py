@@ -1,4 +1,4 @@
-"""Optimizer states of a checkpoint: comparison with the present ones, and loading with the saved types."""
+"""Optimizer states of a checkpoint: compare with the current states, and load with the saved dtypes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raydist.parameter_servers.bare_optimizer import bare_optimizer
 
 __all__ = ["memory_differences", "taken_options", "taken_state"]
 
-# Around these torch has what only its compiler needs, and imports that.
+# torch wraps the method for its compiler, which the wrapper would import.
 _load = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
 _Kind = type[torch.optim.Optimizer]
@@ -29,13 +29,13 @@ def memory_differences(
     places: Mapping[str, Mapping[str, FilePlace]],
     like: Mapping[int, torch.Tensor],
 ) -> dict[str, tuple[Difference, ...]]:
-    """By name of an optimizer, what is remembered now and saved otherwise: of another shape or type.
+    """Return, by optimizer name, the differences in shape or dtype between current and saved optimizer states.
 
     Args:
-        memories: What is to be remembered.
-        state_of: What is remembered of a slice now.
-        places: By object of the checkpoint, those of its tensors.
-        like: By number of a slice, something of its shape.
+        memories: The optimizer states to load.
+        state_of: Returns the current optimizer state of a slice.
+        places: Locations of the tensors, by object of the checkpoint.
+        like: A tensor of the slice's shape, by number of the slice.
     """
     found: dict[str, tuple[Difference, ...]] = {}
     for memory in memories:
@@ -47,7 +47,7 @@ def memory_differences(
 def _common(
     memory: StoredMemory, now: Mapping[str, Any], places: Mapping[str, FilePlace], like: torch.Tensor
 ) -> Iterator[tuple[str, torch.Tensor, FilePlace]]:
-    """Tensors that are remembered now, and saved: as they are of the whole variable."""
+    """Yield tensors that are in the current and in the saved state, with the shape for the whole variable."""
     for name, value in now.items():
         key = f"{memory.parameter}.{name}"
         if key in places and isinstance(value, torch.Tensor):
@@ -60,13 +60,13 @@ def taken_state(memory: StoredMemory, state: Any, kind: _Kind, dtype: torch.dtyp
     """Return the state of a slice in an optimizer that has loaded `state`.
 
     Args:
-        memory: What it is.
-        state: That, with its tensors.
-        kind: The optimizer's class.
-        dtype: Of the slice.
+        memory: Description of the optimizer state.
+        state: The saved state, with its tensors.
+        kind: Class of the optimizer.
+        dtype: dtype of the slice.
 
     Raises:
-        InvalidArgumentError: It takes no such state.
+        InvalidArgumentError: The optimizer rejects the state.
     """
     stand_in = torch.empty(0, dtype=dtype)
     optimizer = bare_optimizer(kind, [(memory.options, [stand_in])])
@@ -78,15 +78,15 @@ def taken_state(memory: StoredMemory, state: Any, kind: _Kind, dtype: torch.dtyp
 def taken_options(
     owner: str, optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The options of an optimizer's groups once it has loaded these; it is not changed.
+    """Return the options of an optimizer's groups as if it had loaded saved groups. The optimizer is not changed.
 
     Args:
-        owner: Its name, for messages.
-        optimizer: It.
-        saved: Groups; of "params" it matters how many there are.
+        owner: Name of the optimizer, for messages.
+        optimizer: The optimizer.
+        saved: Saved groups; only the length of "params" matters.
 
     Raises:
-        InvalidArgumentError: It takes none of them.
+        InvalidArgumentError: The optimizer rejects the groups.
 
     >>> adam = torch.optim.Adam([torch.zeros(1)], lr=0.5)
     >>> taken_options("optimizer", adam, [{"lr": 0.1, "params": ["weight"]}])[0]["lr"]

@@ -1,4 +1,4 @@
-"""Checkpoints of a `fit` that is interrupted, for as long as it runs."""
+"""Checkpoints of a running `fit`, to resume after an interruption."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ __all__ = ["BackupAndRestore"]
 
 @final
 class BackupAndRestore(Callback):
-    """A `fit` that was interrupted goes on where it was last saved. A callback.
+    """Resumes an interrupted `fit` from its last save. A callback.
 
-    Run the program again: weights, optimizer, metrics, callbacks, history and the place in the data are restored, and
-    the next batch is the one after the last that was saved. Saves come after all callbacks, wherever this one stands
-    in their list. `fit(checkpoint=...)` does the same and keeps the checkpoints.
+    Run the program again: `fit` restores weights, optimizer, metrics, callbacks, history and the position in the data,
+    and continues with the batch after the last save. Saves run after all callbacks, independent of this callback's
+    position in the list. `fit(checkpoint=...)` does the same and keeps the checkpoints.
 
     Args:
-        backup_dir: Where to save: a path, or a URI that fsspec knows; a directory of its own.
-        save_freq: "epoch": after every epoch. A number: after so many batches. False: only when the process is to end
-            (see :class:`CheckpointManager`), which the others save for as well.
-        double_checkpoint: Keep the checkpoint before the last, too, and go on from it where the last is damaged.
-        delete_checkpoint: Remove what was saved once training has ended in order.
+        backup_dir: Directory for the saves: a path, or a URI that fsspec supports. Must not be used for anything else.
+        save_freq: "epoch": save after every epoch. A number: save after so many batches. False: save only on preemption
+            (see :class:`CheckpointManager`), which the other settings save for as well.
+        double_checkpoint: Also keep the previous checkpoint, and resume from it if the last one is damaged.
+        delete_checkpoint: Remove the saves once training has ended normally.
 
     Attributes:
-        each_epoch: Whether it saves after every epoch.
-        keeps_two: Whether the checkpoint before the last stays, too.
-        deletes: Whether what was saved is removed in the end.
+        each_epoch: True if the callback saves after every epoch.
+        keeps_two: True if the previous checkpoint is kept, too.
+        deletes: True if the saves are removed at the end.
 
     Raises:
-        InvalidArgumentError: `backup_dir` is empty, or `save_freq` something else.
+        InvalidArgumentError: `backup_dir` is empty, or `save_freq` is invalid.
         FailedPreconditionError: (in `fit`) another process writes into the directory.
 
     >>> import os, tempfile, torch
@@ -74,7 +74,7 @@ class BackupAndRestore(Callback):
 
     @property
     def within_epochs(self) -> bool:
-        """Whether it saves after a number of batches.
+        """True if the callback saves after a number of batches.
 
         >>> rd.BackupAndRestore("backup", save_freq=100).within_epochs
         True
@@ -84,14 +84,14 @@ class BackupAndRestore(Callback):
         return self._every is not None
 
     def manager(self, checkpoint: Checkpoint, batches: Callable[[], int]) -> CheckpointManager:
-        """What saves and restores. Called by `fit`.
+        """Return the manager that saves and restores. Called by `fit`.
 
         Args:
-            checkpoint: What belongs to the `fit`.
-            batches: Tells how many batches are done.
+            checkpoint: Checkpoint of the `fit`.
+            batches: Returns the number of batches done.
 
         Returns:
-            A manager that has not begun yet.
+            A manager that has not started yet.
 
         Source: raydist's own.
 

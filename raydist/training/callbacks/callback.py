@@ -1,4 +1,4 @@
-"""Callbacks: a user's code at the joints of fit, evaluate and predict. Hook names and arguments are Keras's."""
+"""Callbacks: user code that fit, evaluate and predict call at fixed points. Hook names and arguments are Keras's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Callback", "History", "TrainedModel"]
 
 
 class TrainedModel(Protocol):
-    """What a callback sees of its model, a :class:`raydist.Model`: a protocol, because models know callbacks."""
+    """A :class:`raydist.Model` as seen by callbacks. A protocol, because the model imports the callbacks."""
 
     stop_training: bool
 
@@ -43,13 +43,13 @@ class TrainedModel(Protocol):
         """The metrics of `compile` by their names in logs."""
 
     def checkpoint_objects(self, metrics: bool = False) -> dict[str, Any]:
-        """What a checkpoint of the model holds, by name."""
+        """Return the objects for a checkpoint of the model, by name."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The module's parameters."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module here, on the driver."""
+        """Call the module in this process, on the driver."""
 
     def compile(
         self,
@@ -63,7 +63,7 @@ class TrainedModel(Protocol):
         precision: Literal["bf16", "fp16"] | None = None,
         loss_reduction: Literal["mean", "sum"] | None = None,
     ) -> None:
-        """Say how to train."""
+        """Configure the training."""
 
     def fit(
         self,
@@ -94,7 +94,7 @@ class TrainedModel(Protocol):
         verbose: bool = True,
         steps: int | None = None,
     ) -> dict[str, Any]:
-        """Loss and metrics over a dataset."""
+        """Return loss and metrics over a dataset."""
 
     def predict(
         self,
@@ -105,23 +105,24 @@ class TrainedModel(Protocol):
         verbose: bool = True,
         steps: int | None = None,
     ) -> Any:
-        """The module's outputs for a dataset."""
+        """Return the module's outputs for a dataset."""
 
     def save(self, path: str | os.PathLike[str], optimizer: bool = True) -> None:
         """Write the state of module and optimizer to a file."""
 
 
 class Callback(TrainHooks, TestHooks, PredictHooks):
-    """Code of yours at the joints of `fit`, `evaluate` and `predict`: override the hooks you need.
+    """User code that `fit`, `evaluate` and `predict` call at fixed points: override the hooks you need.
 
     Hooks are called on the driver, one callback after the other in the order of the list. Batch hooks are called once
     per execution (`steps_per_execution` steps), after its steps have been *dispatched*: their logs are fetched, which
-    waits for the steps, only if a hook looks into them. An error in a hook ends the training and is raised by `fit`.
+    blocks until the steps are done, only if a hook reads them. An error in a hook ends the training; `fit` raises it.
 
-    Hooks, logs and histories are those of Keras 3, but for this: losses of weighted rows are divided by the sum of the
-    weights, not by the number of rows, so that N replicas and one agree; a `steps_per_epoch` that the data ran out of
-    ends training instead of beginning the data anew; the last execution counts the batches that it had; NaN is never
-    the best value; and "auto" takes names that are no metric's (what a callback logs) for such that should fall.
+    Hooks, logs and histories are those of Keras 3, with these exceptions: losses of weighted rows are divided by the
+    sum of the weights, not by the number of rows, so that N replicas and one agree; if the data ends before
+    `steps_per_epoch`, training ends instead of restarting the data; the last execution counts the batches that it had;
+    NaN is never the best value; and "auto" assumes that smaller is better for names that are no metric's (logs of
+    callbacks).
 
     Attributes:
         model: The model that calls the hooks. Set `self.model.stop_training = True` to end `fit`.
@@ -150,7 +151,7 @@ class Callback(TrainHooks, TestHooks, PredictHooks):
     params: dict[str, Any]
 
     def set_model(self, model: TrainedModel) -> None:
-        """Sets `self.model`. Called first, by `fit`, `evaluate` and `predict`.
+        """Set `self.model`. Called first, by `fit`, `evaluate` and `predict`.
 
         Args:
             model: The model that the callback was given to.
@@ -166,10 +167,11 @@ class Callback(TrainHooks, TestHooks, PredictHooks):
         self.model = model
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Sets `self.params`. Called before the first hook.
+        """Set `self.params`. Called before the first hook.
 
         Args:
-            params: "epochs", and "steps": batches of an epoch. None where they are not known, or there are none.
+            params: "epochs", and "steps": the number of batches of an epoch. A value is None if unknown or not
+                applicable.
 
         Source: keras.callbacks.Callback.set_params.
 
@@ -181,17 +183,18 @@ class Callback(TrainHooks, TestHooks, PredictHooks):
         self.params = params
 
     def _set_data(self, data: DistributedDataset) -> None:
-        """What `fit` trains on. Called before the first hook."""
+        """Record the dataset that `fit` trains on. Called before the first hook."""
 
     def _end_pass(self) -> None:
-        """The training of an epoch is over; its pass over the data is closed next."""
+        """Record the end of an epoch's training, before its iterator is closed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the callback remembers of a training, for checkpoints: `fit(checkpoint=)` saves it.
+        """Return the callback's state for checkpoints: `fit(checkpoint=)` saves it.
 
-        Override it together with :meth:`load_state_dict` where a callback counts or collects.
+        Override together with :meth:`load_state_dict` in a callback that counts or collects.
 
         Returns:
+            Tensors, arrays and JSON values by names of your choice; empty by default.
             Tensors, arrays and JSON values under names of yours; nothing, unless it is overridden.
 
         Source: raydist's own; Keras's callbacks begin anew.
@@ -202,10 +205,10 @@ class Callback(TrainHooks, TestHooks, PredictHooks):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave. Called by a `fit` that resumes, after `on_train_begin`.
+        """Restore the result of :meth:`state_dict`. Called by a `fit` that resumes, after `on_train_begin`.
 
         Args:
-            state: What it gave.
+            state: Result of `state_dict`.
 
         Source: raydist's own.
 
@@ -224,7 +227,7 @@ class Callback(TrainHooks, TestHooks, PredictHooks):
 
 @final
 class History(Callback):
-    """The logs of every epoch: what `fit` returns.
+    """The logs of every epoch, returned by `fit`.
 
     Attributes:
         history: Log name -> one value per epoch, floats for single numbers and CPU tensors for others.
@@ -243,11 +246,11 @@ class History(Callback):
         self.epoch: list[int] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Appends the logs of an epoch.
+        """Append the logs of an epoch.
 
         Args:
-            epoch: Its number, counted from 0.
-            logs: Log name -> value; an epoch without data has none and is passed over.
+            epoch: Number of the epoch, counted from 0.
+            logs: Log name -> value. An epoch without data has no logs and is skipped.
 
         Source: keras.callbacks.History.
 
@@ -262,7 +265,7 @@ class History(Callback):
             self.history.setdefault(name, []).append(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """The logs of all epochs so far.
+        """Return the logs of all epochs so far.
 
         Returns:
             "history" and "epoch".
@@ -277,10 +280,10 @@ class History(Callback):
         return {"history": {name: list(values) for name, values in self.history.items()}, "epoch": list(self.epoch)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the logs of the epochs before.
+        """Restore the logs of earlier epochs.
 
         Args:
-            state: What `state_dict` gave.
+            state: Result of `state_dict`.
 
         Source: raydist's own.
 

@@ -1,4 +1,4 @@
-"""Calling callbacks, with logs that are fetched only if a hook looks at them."""
+"""Call callbacks, with logs that are fetched only if a hook reads them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CallbackList:
             getattr(callback, hook)(*args)
 
     def batch_end(self, hook: str, batch: int, read: Callable[[], Mapping[str, Any]]) -> None:
-        """Call a batch's end hook with logs that `read()` gives when they are looked at."""
+        """Call an end-of-batch hook with logs that call `read` when a hook reads them."""
         logs = BatchLogs(read, batch)
         self.call(hook, batch, logs)
         logs.seal()
@@ -39,7 +39,7 @@ class CallbackList:
 
 @final
 class BatchLogs(Mapping[str, Any]):
-    """Logs of a batch, read at first use: looking at them waits for the steps, so nobody pays who does not look.
+    """Logs of a batch, fetched at the first read. Reading blocks for the steps, so hooks that do not read cost nothing.
 
     >>> logs = BatchLogs(lambda: {"loss": 0.5})
     >>> logs["loss"], dict(logs)
@@ -52,7 +52,7 @@ class BatchLogs(Mapping[str, Any]):
         self._values: Mapping[str, Any] | None = None
 
     def seal(self) -> None:
-        """The hook is over: training goes on, and what was not read belongs to later batches from now on."""
+        """Forbid further fetches after the hook: unread values would be those of later batches."""
         self._read = None
 
     def _fetched(self) -> Mapping[str, Any]:
@@ -75,4 +75,4 @@ class BatchLogs(Mapping[str, Any]):
         return len(self._fetched())
 
     def __bool__(self) -> bool:
-        return True  # `logs or {}` must not wait
+        return True  # `logs or {}` must not block

@@ -1,4 +1,4 @@
-"""The logs of every epoch as lines of a CSV file."""
+"""Logs of every epoch as lines of a CSV file."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["CSVLogger"]
 
 @final
 class CSVLogger(Callback):
-    """Writes a line for every epoch, as it ends. A callback.
+    """Writes a line to a CSV file at the end of every epoch. A callback.
 
-    The file is open only while a line is written. A `fit` that resumes from a checkpoint cuts off the lines that came
-    after it: each epoch has one line.
+    The file is open only while a line is written. A `fit` that resumes from a checkpoint removes lines written after
+    the checkpoint, so that each epoch has one line.
 
     Args:
-        filename: The file, on this machine; its folder is made if there is none.
-        separator: One character between values.
-        append: Add to a file that is there; False: replace it.
+        filename: Path of a local file; its folder is created if needed.
+        separator: The character between values.
+        append: Append to an existing file; False: replace it.
 
     Raises:
-        InvalidArgumentError: `separator` is not one character, or `filename` a URI of another file system.
-        OSError: (in `fit`) the file can't be written.
+        InvalidArgumentError: `separator` is not one character, or `filename` is a URI of another file system.
+        OSError: (in `fit`) the file cannot be written.
 
     >>> import pathlib, tempfile, torch
     >>> x = torch.zeros(4, 1)
@@ -58,7 +58,7 @@ class CSVLogger(Callback):
         self._columns: Sequence[str] | None = None  # None until the first line of this fit
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """The next line is the first one of a training.
+        """Start a new training: the next line is its first.
 
         Args:
             logs: Not used.
@@ -68,11 +68,11 @@ class CSVLogger(Callback):
         self._columns = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Writes the line of an epoch; "NA" for what this one does not log.
+        """Write the line of an epoch, with "NA" for values that this epoch did not log.
 
         Args:
-            epoch: Its number, counted from 0.
-            logs: Log name -> value; an epoch without data has none and gets no line.
+            epoch: Number of the epoch, counted from 0.
+            logs: Log name -> value. An epoch without data has no logs and gets no line.
 
         Source: keras.callbacks.CSVLogger.on_epoch_end.
         """
@@ -84,7 +84,7 @@ class CSVLogger(Callback):
         self._write([epoch, *(_text(logs.get(name, "NA")) for name in self._columns)])
 
     def _begin(self, columns: Sequence[str]) -> None:
-        """Make the file, and write the names unless it has them."""
+        """Create the file, and write the header unless the file has one."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if not self._append:
             self._path.write_bytes(b"")
@@ -99,7 +99,7 @@ class CSVLogger(Callback):
         return self._path.stat().st_size if self._path.exists() else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """How long the file is, and its columns.
+        """Return the size of the file, and the columns.
 
         Returns:
             JSON values.
@@ -110,26 +110,26 @@ class CSVLogger(Callback):
         return {"columns": columns, "num_bytes": self._num_bytes()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after the lines that the file had then.
+        """Continue after the lines that the file had at the time of `state`.
 
         Args:
-            state: What `state_dict` gave.
+            state: Result of `state_dict`.
 
         Raises:
-            OSError: The file can't be written.
+            OSError: The file cannot be written.
 
         Source: raydist's own.
         """
         self._columns = state["columns"]
         if not self._num_bytes():
-            if self._columns is not None:  # another machine, or somebody has moved it
+            if self._columns is not None:  # another machine, or the file was moved
                 self._begin(self._columns)
         elif self._num_bytes() > state["num_bytes"]:
             os.truncate(self._path, state["num_bytes"])
 
 
 def _columns(logs: dict[str, Any]) -> list[str]:
-    """Names of the values; those of a validation too, which may come in a later epoch."""
+    """Return the column names, including those of a validation, which may come in a later epoch."""
     names = sorted(logs)
     return names if any(name.startswith("val_") for name in names) else [*names, *(f"val_{name}" for name in names)]
 

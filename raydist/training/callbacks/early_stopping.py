@@ -1,4 +1,4 @@
-"""Stop training when a logged value gets no better."""
+"""Stop training when a logged value no longer improves."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: Name of the logged value: "val_loss", "loss", "val_multiclass_accuracy", ...
-        min_delta: A change counts as an improvement if it is larger than this, >= 0.
-        patience: Epochs to wait; 0 stops at the first epoch that is no better.
-        verbose: 1 prints a line when it stops and when it restores.
-        mode: "min" or "max": which direction is better. "auto": what the metric of that name says; for the loss, and
+        min_delta: Minimum change that counts as an improvement, >= 0; the change must be larger.
+        patience: Epochs to wait; 0 stops at the first epoch without improvement.
+        verbose: 1 prints a line when the callback stops training and when it restores the state.
+        mode: "min" or "max": the better direction. "auto": the direction of the metric of that name; for the loss, and
             for names that are no metric's, smaller is better.
-        baseline: What a value must be better than for the wait to end; None: the best so far will do.
-        restore_best_weights: Give the module its parameters and buffers of the best epoch at the end.
-        start_from_epoch: Epochs, counted from 0, before this one are not looked at.
+        baseline: Value that must be exceeded to reset the wait; None: exceeding the best so far is enough.
+        restore_best_weights: At the end, restore the module's parameters and buffers of the best epoch.
+        start_from_epoch: Number of the first epoch, counted from 0, that is considered.
 
     Attributes:
         wait: Epochs since the last improvement.
         best: The best value so far; None before the first.
         best_epoch: Number of the best epoch, counted from 0; -1 before the first.
-        stopped_epoch: Number of the epoch that it stopped after; 0 where it did not.
+        stopped_epoch: Number of the epoch after which training stopped; 0 if it did not stop.
 
     Raises:
-        InvalidArgumentError: `mode` is another word, or a number is negative.
+        InvalidArgumentError: `mode` is invalid, or a number is negative.
 
     >>> import numpy as np, torch
     >>> x = np.ones((4, 1), np.float32)
@@ -91,7 +91,7 @@ class EarlyStopping(Callback):
         return self._monitor.best
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Forgets what an earlier `fit` has seen.
+        """Reset the state of an earlier `fit`.
 
         Args:
             logs: Not used.
@@ -114,13 +114,13 @@ class EarlyStopping(Callback):
         self._start()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Looks at the monitored value, and stops the training if it has not improved for too long.
+        """Check the monitored value, and stop the training if it has not improved for too long.
 
-        A value that is not logged is a warning.
+        Warns if the value is not logged.
 
         Args:
-            epoch: Its number, counted from 0.
-            logs: Log name -> value; an epoch without data has none and does not count.
+            epoch: Number of the epoch, counted from 0.
+            logs: Log name -> value. An epoch without data has no logs and does not count.
 
         Source: keras.callbacks.EarlyStopping.on_epoch_end.
 
@@ -151,7 +151,7 @@ class EarlyStopping(Callback):
         return self.model.metrics
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Gives the module back its best state, where `restore_best_weights` asks for it.
+        """Restore the module's best state if `restore_best_weights` is set.
 
         Args:
             logs: Not used.
@@ -169,7 +169,7 @@ class EarlyStopping(Callback):
             self._best_state = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, since when there was no better one, and the module's state then.
+        """Return the best value, the wait since then, and the module's best state.
 
         Returns:
             JSON values, and tensors with `restore_best_weights`.
@@ -183,10 +183,10 @@ class EarlyStopping(Callback):
         return {**best, "stopped_epoch": self.stopped_epoch, "best_state": self._best_state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what another one has seen.
+        """Restore the state of another EarlyStopping.
 
         Args:
-            state: What its `state_dict` gave.
+            state: Result of `state_dict`.
 
         Source: raydist's own.
 

@@ -1,4 +1,4 @@
-"""The hooks of callbacks: when each is called, and with what. Names and arguments are Keras's; here they do nothing."""
+"""Hooks of callbacks: when each is called, and with which arguments. The names are Keras's; the defaults do nothing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["PredictHooks", "TestHooks", "TrainHooks"]
 
 
 class TrainHooks:
-    """Around `fit`, its epochs and its batches."""
+    """Hooks of `fit`, its epochs and its batches."""
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """At the start of `fit`, before the first epoch.
+        """Called at the start of `fit`, before the first epoch.
 
         Args:
             logs: Empty.
@@ -26,10 +26,10 @@ class TrainHooks:
         """
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """At the end of `fit`. Not called after an error.
+        """Called at the end of `fit`. Not called after an error.
 
         Args:
-            logs: Those of the last epoch: see :meth:`on_epoch_end`; without what callbacks have added.
+            logs: Logs of the last epoch, see :meth:`on_epoch_end`; without values added by callbacks.
 
         Source: keras.callbacks.Callback.on_train_end.
 
@@ -40,10 +40,10 @@ class TrainHooks:
         """
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Before the first batch of an epoch.
+        """Called before the first batch of an epoch.
 
         Args:
-            epoch: Its number, counted from 0.
+            epoch: Number of the epoch, counted from 0.
             logs: Empty.
 
         Source: keras.callbacks.Callback.on_epoch_begin.
@@ -57,12 +57,12 @@ class TrainHooks:
         """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """After an epoch and its validation. All steps of the epoch are done.
+        """Called after an epoch and its validation. All steps of the epoch are done.
 
         Args:
-            epoch: Its number, counted from 0.
-            logs: "loss", the metrics, and the same of the validation data with "val_" in front; empty for an epoch
-                without data. What is added to it is seen by later callbacks and by the history.
+            epoch: Number of the epoch, counted from 0.
+            logs: "loss", the metrics, and the same of the validation data with the prefix "val_"; empty for an epoch
+                without data. Later callbacks and the history see values that a callback adds.
 
         Source: keras.callbacks.Callback.on_epoch_end.
 
@@ -76,10 +76,10 @@ class TrainHooks:
         """
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """Before an execution of training steps is dispatched.
+        """Called before an execution of training steps is dispatched.
 
         Args:
-            batch: Number of its first batch in the epoch, counted from 0.
+            batch: Number of the execution's first batch in the epoch, counted from 0.
             logs: Empty.
 
         Source: keras.callbacks.Callback.on_train_batch_begin.
@@ -91,12 +91,12 @@ class TrainHooks:
         self.on_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:
-        """After an execution of training steps was dispatched; the steps may still be running.
+        """Called after an execution of training steps was dispatched; the steps may still be running.
 
         Args:
-            batch: Number of its last batch in the epoch, counted from 0.
-            logs: "loss" and metrics, means over the epoch so far. To look into them waits for the dispatched steps, and
-                must be done in the hook: what was not read raises FailedPreconditionError later.
+            batch: Number of the execution's last batch in the epoch, counted from 0.
+            logs: "loss" and metrics, means over the epoch so far. Reading them blocks until the dispatched steps are
+                done, and must happen in the hook: reading later raises FailedPreconditionError.
 
         Source: keras.callbacks.Callback.on_train_batch_end.
 
@@ -110,10 +110,10 @@ class TrainHooks:
         self.on_batch_end(batch, logs)
 
     def on_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """Another name of :meth:`on_train_batch_begin`.
+        """Alias of :meth:`on_train_batch_begin`.
 
         Args:
-            batch: Number of its first batch in the epoch, counted from 0.
+            batch: Number of the execution's first batch in the epoch, counted from 0.
             logs: Empty.
 
         Source: keras.callbacks.Callback.on_batch_begin.
@@ -122,11 +122,11 @@ class TrainHooks:
         """
 
     def on_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:
-        """Another name of :meth:`on_train_batch_end`.
+        """Alias of :meth:`on_train_batch_end`.
 
         Args:
-            batch: Number of its last batch in the epoch, counted from 0.
-            logs: As there.
+            batch: Number of the execution's last batch in the epoch, counted from 0.
+            logs: See :meth:`on_train_batch_end`.
 
         Source: keras.callbacks.Callback.on_batch_end.
 
@@ -135,10 +135,10 @@ class TrainHooks:
 
 
 class TestHooks:
-    """Around `evaluate`, and the validation in `fit`."""
+    """Hooks of `evaluate`, and of the validation in `fit`."""
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
-        """At the start of `evaluate`, and of each validation in `fit`.
+        """Called at the start of `evaluate`, and of each validation in `fit`.
 
         Args:
             logs: Empty.
@@ -153,10 +153,10 @@ class TestHooks:
         """
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        """At the end of `evaluate`, and of each validation in `fit`.
+        """Called at the end of `evaluate`, and of each validation in `fit`.
 
         Args:
-            logs: Its results: "loss" and metrics, without "val_".
+            logs: Results of the evaluation: "loss" and metrics, without the prefix "val_".
 
         Source: keras.callbacks.Callback.on_test_end.
 
@@ -172,10 +172,10 @@ class TestHooks:
         """
 
     def on_test_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """Before an execution of evaluation steps is dispatched.
+        """Called before an execution of evaluation steps is dispatched.
 
         Args:
-            batch: Number of its first batch in the pass, counted from 0.
+            batch: Number of the execution's first batch in the evaluation, counted from 0.
             logs: Empty.
 
         Source: keras.callbacks.Callback.on_test_batch_begin.
@@ -189,11 +189,11 @@ class TestHooks:
         """
 
     def on_test_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:
-        """After an execution of evaluation steps was dispatched; the steps may still be running.
+        """Called after an execution of evaluation steps was dispatched; the steps may still be running.
 
         Args:
-            batch: Number of its last batch in the pass, counted from 0.
-            logs: "loss" and metrics, means over the pass so far; read as in :meth:`on_train_batch_end`.
+            batch: Number of the execution's last batch in the evaluation, counted from 0.
+            logs: "loss" and metrics, means over the evaluation so far; read as in :meth:`on_train_batch_end`.
 
         Source: keras.callbacks.Callback.on_test_batch_end.
 
@@ -207,10 +207,10 @@ class TestHooks:
 
 
 class PredictHooks:
-    """Around `predict`."""
+    """Hooks of `predict`."""
 
     def on_predict_begin(self, logs: dict[str, Any]) -> None:
-        """At the start of `predict`.
+        """Called at the start of `predict`.
 
         Args:
             logs: Empty.
@@ -227,7 +227,7 @@ class PredictHooks:
         """
 
     def on_predict_end(self, logs: dict[str, Any]) -> None:
-        """At the end of `predict`, when all outputs are there.
+        """Called at the end of `predict`, when all outputs are computed.
 
         Args:
             logs: Empty.
@@ -242,10 +242,10 @@ class PredictHooks:
         """
 
     def on_predict_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """Before a batch is dispatched in `predict`.
+        """Called before a batch is dispatched in `predict`.
 
         Args:
-            batch: Its number, counted from 0.
+            batch: Number of the batch, counted from 0.
             logs: Empty.
 
         Source: keras.callbacks.Callback.on_predict_batch_begin.
@@ -261,11 +261,11 @@ class PredictHooks:
         """
 
     def on_predict_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:
-        """After a batch was dispatched in `predict`; it may still be running.
+        """Called after a batch was dispatched in `predict`; the batch may still be running.
 
         Args:
-            batch: Its number, counted from 0.
-            logs: "outputs": its prediction, as `predict` returns it. To look into it waits for the batch.
+            batch: Number of the batch, counted from 0.
+            logs: "outputs": the batch's prediction, as `predict` returns it. Reading it blocks for the batch.
 
         Source: keras.callbacks.Callback.on_predict_batch_end.
 

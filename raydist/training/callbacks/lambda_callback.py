@@ -1,4 +1,4 @@
-"""Callbacks made of functions."""
+"""Callbacks built from functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Hook = Callable[..., Any]
 
 @final
 class LambdaCallback(Callback):
-    """Calls functions at the joints of the training. A callback.
+    """Calls functions as the hooks of a callback.
 
     Args:
         on_epoch_begin: Called with (epoch, logs).
@@ -24,10 +24,10 @@ class LambdaCallback(Callback):
         on_train_end: Called with (logs).
         on_train_batch_begin: Called with (batch, logs).
         on_train_batch_end: Called with (batch, logs).
-        hooks: Further ones by their names: `on_test_end=...`.
+            hooks: Further hooks by name: `on_test_end=...`.
 
-    Raises:
-        InvalidArgumentError: There is no such hook, or one is no function.
+        Raises:
+            InvalidArgumentError: A hook does not exist, or a value is not a function.
 
     >>> import torch
     >>> x = torch.zeros(4, 1)

@@ -1,4 +1,4 @@
-"""A learning rate for each epoch."""
+"""A callback that sets the learning rate of each epoch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["LearningRateScheduler"]
 class LearningRateScheduler(Callback):
     """Sets the learning rate at the start of every epoch. A callback.
 
-    torch's schedulers step with the optimizer: give those to `Model.compile(scheduler=...)`.
+    torch's schedulers step with the optimizer: pass them to `Model.compile(scheduler=...)`.
 
     Args:
-        schedule: Called with the epoch, counted from 0, and the present rate; gives the rate of the epoch. Groups of
-            parameters with rates of their own are asked for one by one.
+        schedule: Called with the epoch, counted from 0, and the current rate; returns the rate of the epoch. Called
+            once for each parameter group, with the group's rate.
         verbose: 1 prints a line at each epoch.
 
     Raises:
-        InvalidArgumentError: `schedule` is no function; (in `fit`) it gives no number.
+        InvalidArgumentError: `schedule` is not a function; (in `fit`) it does not return a number.
 
     >>> import torch
     >>> x = torch.ones(4, 1)
@@ -45,10 +45,10 @@ class LearningRateScheduler(Callback):
         self._verbose = verbose
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Sets the rate of the epoch.
+        """Set the rate of the epoch.
 
         Args:
-            epoch: Its number, counted from 0.
+            epoch: Number of the epoch, counted from 0.
             logs: Not used.
 
         Source: keras.callbacks.LearningRateScheduler.on_epoch_begin.
@@ -59,11 +59,11 @@ class LearningRateScheduler(Callback):
             print(f"Epoch {epoch + 1}: LearningRateScheduler setting learning rate to {rate}.")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Logs the rate as "learning_rate": that of the first group.
+        """Log the rate of the first parameter group as "learning_rate".
 
         Args:
-            epoch: Its number, counted from 0.
-            logs: Where it is put.
+            epoch: Number of the epoch, counted from 0.
+            logs: Logs to add the rate to.
 
         Source: keras.callbacks.LearningRateScheduler.on_epoch_end.
 

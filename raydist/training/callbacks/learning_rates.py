@@ -1,4 +1,4 @@
-"""Learning rates of an optimizer, read and set by callbacks."""
+"""Read and set the learning rates of an optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["change_rates", "rates_of"]
 
 
 def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
-    """The learning rate of each group of parameters.
+    """Return the learning rate of each parameter group.
 
     >>> rates_of(torch.optim.SGD([torch.zeros(1)], lr=0.5))
     [0.5]
@@ -22,10 +22,10 @@ def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def change_rates(optimizer: torch.optim.Optimizer, change: Callable[[float], Any]) -> bool:
-    """Give each group the rate that `change` makes of its own; whether any is another now.
+    """Set each group's rate to the result of `change` for its current rate. Return True if any rate changed.
 
     Raises:
-        InvalidArgumentError: `change` gave no number.
+        InvalidArgumentError: `change` did not return a number.
     """
     before = rates_of(optimizer)
     after = [_number(change(rate)) for rate in before]

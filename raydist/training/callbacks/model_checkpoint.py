@@ -1,4 +1,4 @@
-"""Files of the model while it is trained."""
+"""A callback that saves the model during training."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ __all__ = ["ModelCheckpoint"]
 
 @final
 class ModelCheckpoint(Callback):
-    """Saves the model every so often, or where it is best. A callback.
+    """Saves the model at intervals, or when it is the best so far. A callback.
 
-    A path that ends in ".safetensors" becomes a file of `Model.save`, for `rd.Model.load`; any other a directory of
-    `rd.Checkpoint(**model.checkpoint_objects())`. To go on from an interrupted training, take
+    A path that ends in ".safetensors" becomes a file of `Model.save`, for `rd.Model.load`; any other path becomes a
+    directory of `rd.Checkpoint(**model.checkpoint_objects())`. To resume an interrupted training, use
     `fit(checkpoint=...)` or :class:`BackupAndRestore`.
 
     Args:
-        filepath: Where to save. "{epoch}", "{batch}" and names of logs are filled in, as by `str.format`:
+        filepath: Path of the saves. "{epoch}", "{batch}" and names of logs are replaced, as by `str.format`:
             "{epoch:02d}-{val_loss:.2f}.safetensors"; epochs and batches count from 1. Checkpoints may be saved at a URI
-            that fsspec knows.
-        monitor: Name of the logged value that says which is best.
+            that fsspec supports.
+        monitor: Name of the logged value that decides which model is best.
         verbose: 1 prints a line at each save.
-        save_best_only: Save only where the value is better than all before.
-        save_weights_only: Leave the optimizer out.
-        mode: "min" or "max": which direction is better; "auto" as for :class:`EarlyStopping`.
+        save_best_only: Save only if the value is better than all before.
+        save_weights_only: Do not save the optimizer.
+        mode: "min" or "max": the better direction; "auto" as for :class:`EarlyStopping`.
         save_freq: "epoch": after every epoch; a number: after so many batches, with the logs of the epoch so far.
-        initial_value_threshold: What the first value must be better than.
+        initial_value_threshold: Value that the first logged value must improve on.
 
     Raises:
-        InvalidArgumentError: `save_freq` is something else, `mode` is another word; (in `fit`) the path has a name
-            that is not logged.
-        OSError: (in `fit`) it can't be written.
+        InvalidArgumentError: `save_freq` or `mode` is invalid; (in `fit`) the path contains a name that is not logged.
+        OSError: (in `fit`) the path cannot be written.
 
     >>> import os, tempfile, torch
     >>> folder, x = tempfile.mkdtemp(), torch.ones(4, 1)
@@ -78,7 +77,7 @@ class ModelCheckpoint(Callback):
 
     @property
     def best(self) -> float | None:
-        """The best value so far; None before the first, where there is no threshold.
+        """The best value so far; None before the first value if there is no threshold.
 
         >>> rd.ModelCheckpoint("best", initial_value_threshold=0.5).best
         0.5
@@ -88,10 +87,10 @@ class ModelCheckpoint(Callback):
         return self._monitor.best
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Notes the epoch, for the path.
+        """Record the epoch for the path.
 
         Args:
-            epoch: Its number, counted from 0.
+            epoch: Number of the epoch, counted from 0.
             logs: Not used.
 
         Source: keras.callbacks.ModelCheckpoint.on_epoch_begin.
@@ -101,11 +100,11 @@ class ModelCheckpoint(Callback):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:
-        """Saves where it is time. Waits for the dispatched steps then.
+        """Save if enough batches have passed. Blocks for the dispatched steps in that case.
 
         Args:
-            batch: Number of the last batch of the execution in the epoch, counted from 0.
-            logs: What the path and the monitor may ask for.
+            batch: Number of the execution's last batch in the epoch, counted from 0.
+            logs: Values for the path and the monitor.
 
         Source: keras.callbacks.ModelCheckpoint.on_train_batch_end.
         """
@@ -118,11 +117,11 @@ class ModelCheckpoint(Callback):
             self._save(logs, batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Saves, unless that is done after batches, or the model is no better.
+        """Save, unless the callback saves after batches, or the model is not better.
 
         Args:
-            epoch: Its number, counted from 0.
-            logs: Log name -> value; an epoch without data has none and is not saved.
+            epoch: Number of the epoch, counted from 0.
+            logs: Log name -> value. An epoch without data has no logs and is not saved.
 
         Source: keras.callbacks.ModelCheckpoint.on_epoch_end.
         """
@@ -169,7 +168,7 @@ class ModelCheckpoint(Callback):
             ) from None
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, and how many batches are not saved yet.
+        """Return the best value, and the number of batches since the last save.
 
         Returns:
             JSON values.
@@ -182,10 +181,10 @@ class ModelCheckpoint(Callback):
         return {"best": self._monitor.best, "batches": self._batches, "last_batch": self._last_batch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what another one has seen.
+        """Restore the state of another ModelCheckpoint.
 
         Args:
-            state: What its `state_dict` gave.
+            state: Result of `state_dict`.
 
         Source: raydist's own.
 

@@ -1,4 +1,4 @@
-"""What callbacks watch: a logged value, and when it has become better."""
+"""A monitored log value, and the decision when the value has improved."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Monitor:
     """Follows one logged value and remembers the best.
 
     Args:
-        name: Of the value in the logs.
-        mode: "min" or "max": which direction is better; "auto": what the metric of that name says.
-        min_delta: A change counts as an improvement if it is larger than this, >= 0.
-        threshold: What the first value must be better than; None: any will do.
-        owner: The callback, for messages.
+        name: Name of the value in the logs.
+        mode: "min" or "max": the better direction; "auto": the direction of the metric of that name.
+        min_delta: Minimum change that counts as an improvement, >= 0; the change must be larger.
+        threshold: Value that the first value must improve on; None: any value does.
+        owner: Name of the callback, for messages.
 
     Attributes:
-        best: The best value so far; None before there was one.
+        best: The best value so far; None before the first.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class Monitor:
         self._owner = owner
 
     def restart(self) -> None:
-        """Forget what was seen."""
+        """Reset the best value."""
         self.best = self._threshold
 
     def value(self, logs: Mapping[str, Any]) -> float | None:
-        """The value in these logs; None where it is not among them.
+        """Return the value in these logs; None if it was not logged.
 
         Raises:
-            InvalidArgumentError: It is no single number.
+            InvalidArgumentError: The value is not a single number.
         """
         if self.name not in logs:
             return None
@@ -65,11 +65,11 @@ class Monitor:
             ) from None
 
     def watched(self, logs: Mapping[str, Any], so: str = "") -> float | None:
-        """As `value`, with a warning where it is not among them.
+        """Return the value like `value`, with a warning if it was not logged.
 
         Args:
-            logs: They.
-            so: What follows from that, for the warning.
+            logs: The logs.
+            so: Consequence, for the warning.
         """
         value = self.value(logs)
         if value is None:
@@ -78,19 +78,19 @@ class Monitor:
         return value
 
     def takes(self, value: float, metrics: Metrics) -> bool:
-        """Whether `value` is better than the best so far: it is the best from now on."""
+        """Return True if `value` is better than the best so far, and store it as the best."""
         better = self.improves(value, metrics)
         if better:
             self.best = value
         return better
 
     def improves(self, value: float, metrics: Metrics, than: float | None = None) -> bool:
-        """Whether `value` is better than `than`, or than the best so far. NaN is never better than anything.
+        """Return True if `value` is better than `than`, or than the best so far. NaN is never better.
 
         Args:
-            value: It.
-            metrics: Gives those of the model by their names in logs, when "auto" asks.
-            than: What to compare with, if not with the best.
+            value: The value.
+            metrics: Returns the model's metrics by their names in logs; used by "auto".
+            than: Value to compare with instead of the best.
         """
         reference = self.best if than is None else than
         if math.isnan(value):
@@ -101,15 +101,15 @@ class Monitor:
         return gain > self._min_delta
 
     def direction(self, metrics: Metrics) -> Literal["min", "max"]:
-        """Which direction is better.
+        """Return the better direction.
 
         Raises:
-            InvalidArgumentError: It is "auto", and the metric does not say.
+            InvalidArgumentError: The mode is "auto", and the metric has no direction.
         """
         if self._mode != "auto":
             return self._mode
         metric = metrics().get(self.name.removeprefix("val_"))
-        if metric is None:  # the loss, or what a callback logs
+        if metric is None:  # the loss, or a value logged by a callback
             return "min"
         if metric.higher_is_better is None:
             raise InvalidArgumentError(
