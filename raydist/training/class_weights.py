@@ -1,4 +1,4 @@
-"""`class_weight` of `fit`: rows weigh by the class that they belong to."""
+"""`class_weight` of `fit`: weights of rows by their class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ClassWeights"]
 @final
 @dataclass(frozen=True, slots=True)
 class ClassWeights:
-    """What a row of each class weighs, as pairs; rows of all other classes weigh 1.
+    """The weight of a row of each class, as pairs; rows of all other classes have weight 1.
 
     >>> bool(ClassWeights()), ClassWeights.parse({1: 3.0}).of(torch.tensor([0, 1])).tolist()
     (False, [1.0, 3.0])
@@ -28,7 +28,7 @@ class ClassWeights:
 
     @classmethod
     def parse(cls, class_weight: Mapping[int, float] | None) -> ClassWeights:
-        """InvalidArgumentError unless it says how much classes weigh, which are counted from 0."""
+        """Parse `class_weight`. Raise InvalidArgumentError unless it maps class numbers, from 0, to weights."""
         if class_weight is None:
             return cls()
         if not isinstance(class_weight, Mapping) or not class_weight:
@@ -44,14 +44,14 @@ class ClassWeights:
         return bool(self.pairs)
 
     def weigh(self, example: Example) -> Example:
-        """The batch with the weights of its rows, if there are any."""
+        """Return the batch with the weights of its rows, if there are any."""
         return replace(example, sample_weight=self.of(example.y)) if self.pairs else example
 
     def of(self, y: Any) -> torch.Tensor:
-        """Weights of the rows with these targets: (n,) or (n, 1) class numbers, or (n, classes) of which the largest.
+        """Return row weights for class numbers (n,) or (n, 1), or scores (n, classes), of which the largest counts.
 
         Raises:
-            SpecError: Targets are neither.
+            SpecError: The targets have another form.
         """
         if not isinstance(y, torch.Tensor) or y.ndim not in (1, 2):
             shown = f"shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else type(y).__name__

@@ -1,4 +1,4 @@
-"""A module, its strategy, and how it is to be trained: what the parts of `Model` share."""
+"""The base class of `Model`: a module, its strategy, and the settings of `compile`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = ["CompiledModel"]
 
 
 class CompiledModel(ABC):
-    """A module, its strategy, and how it is to be trained: what the parts of `Model` share.
+    """A module, its strategy, and the settings of `compile`: the part that all mix-ins of `Model` share.
 
     Args:
         module: The module; its parameters are trained in place.
-        config: JSON-able keyword arguments of the module's constructor.
+            config: JSON-able keyword arguments of the module's constructor.
 
-    Attributes:
-        stop_training: Set it in a callback to end `fit` after the current execution.
+        Attributes:
+            stop_training: Set to True in a callback to end `fit` after the current execution.
     """
 
     def __init__(self, module: nn.Module, *, config: Mapping[str, Any] | None = None) -> None:
@@ -64,7 +64,7 @@ class CompiledModel(ABC):
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy that was current when the model was made.
+        """The strategy that was current when the model was created.
 
         >>> import torch
         >>> with rd.OneDeviceStrategy("cpu").scope():
@@ -78,7 +78,7 @@ class CompiledModel(ABC):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer that `compile` was given, or made. FailedPreconditionError before.
+        """The optimizer passed to `compile`, or made by it. Raises FailedPreconditionError before `compile`.
 
         >>> import torch
         >>> model = rd.Model(torch.nn.Linear(2, 1))
@@ -91,7 +91,7 @@ class CompiledModel(ABC):
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """The metrics of `compile` by their names in logs. FailedPreconditionError before.
+        """The metrics of `compile` by their names in logs. Raises FailedPreconditionError before `compile`.
 
         >>> import torch
         >>> model = rd.Model(torch.nn.Linear(2, 1))
@@ -104,14 +104,14 @@ class CompiledModel(ABC):
         return self._trainee().compiled.trackers.metrics
 
     def checkpoint_objects(self, metrics: bool = False) -> dict[str, Any]:
-        """Return what a checkpoint of the model holds, by name. `rd.Checkpoint(model=model)` asks for it at each save.
+        """Return the objects for a checkpoint of the model, by name. `rd.Checkpoint(model=model)` does so at each save.
 
         Args:
             metrics: Include the metrics of `compile`.
 
         Returns:
-            "model", the module; once it is compiled "optimizer" and, where there are any, "scheduler" and "scaler";
-            with `metrics` also "metrics", a dict.
+            "model", the module; once compiled also "optimizer" and, if they exist, "scheduler" and "scaler"; with
+            `metrics` also "metrics", a dict.
 
         Source: raydist's own; a keras.Model is its own checkpoint.
 
@@ -134,10 +134,10 @@ class CompiledModel(ABC):
         return {"model": self._module, "optimizer": update.optimizer, **extra}
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The module's parameters, for optimizers.
+        """Return the module's parameters, for optimizers.
 
         Returns:
-            What `module.parameters()` gives.
+            The iterator `module.parameters()`.
 
         >>> import torch
         >>> [tuple(parameter.shape) for parameter in rd.Model(torch.nn.Linear(2, 1)).parameters()]
@@ -148,7 +148,7 @@ class CompiledModel(ABC):
         return self._module.parameters()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module here, on the driver. Waits for dispatched steps, whose updates it sees.
+        """Call the module in this process, on the driver. Blocks for dispatched steps, whose updates it sees.
 
         Args:
             *args: Passed on to the module.
@@ -177,48 +177,50 @@ class CompiledModel(ABC):
         precision: Precision = None,
         loss_reduction: Literal["mean", "sum"] | None = None,
     ) -> None:
-        """Say how to train. Call it in the scope, where optimizer and metrics must be made.
+        """Configure training. Call it in the scope, where optimizer and metrics must be created, too.
 
         Args:
-            optimizer: Over parameters of the module; or the name of one of torch's ("adam", "AdamW"), with its
-                defaults.
-            loss: `loss(prediction, target)` on one replica's rows, a function or a module. It returns a scalar, one
-                loss per row (required for sample weights), or a pair (sum, denominator), as Megatron-LM's do. Losses
-                are divided by the denominator of the global batch: a scalar made of torch's loss functions and numbers
-                by theirs (labels that count, weights of classes, rows), modules of torch's with `reduction="sum"` by
-                nothing. Of any other scalar the denominator is not known: it must be a mean over rows, or
-                `loss_reduction` says what it is. Where several replicas, or the batches of one step, share the rows, it
-                is compared now and then with its values for halves of them: one that is no such mean is an error.
-                Or the name of one of torch's ("mse", "cross_entropy"), with
-                its defaults. Or "model": the module computes its loss, as those of Hugging Face do. It is called with
-                the keys of dict batches as keyword arguments, and returns its loss as `.loss`, `["loss"]`, the first of
-                a tuple, or alone. It is divided as the scalar of a function, but must be made of torch's loss
-                functions. A loss of means with different denominators, such as start and end of answers, is exact for
-                each batch; over several, logs and `evaluate` weigh it by the average of these.
-            metrics: torchmetrics metrics, updated with (prediction, target), or (logits, labels) of a module that
-                computes its loss: a sequence, or a dict that names them in
-                logs. Otherwise they are named by their class: "multiclass_accuracy". Each replica updates its own with
-                its rows; those of torchmetrics' classification, which guess from a batch whether it holds logits, see
-                the whole batch where its pieces look different. What others take from a batch as a whole, such as the
-                `data_range` of SSIM, must be given.
+            optimizer: An optimizer over parameters of the module; or the name of a torch optimizer ("adam", "AdamW"),
+                used with its defaults.
+            loss: `loss(prediction, target)` on one replica's rows, a function or a module. The loss returns a scalar,
+                one value per row (required for sample weights), or a pair (sum, denominator), as in Megatron-LM. Losses
+                are divided by the denominator of the global batch: a scalar computed by torch's loss functions and
+                numbers by their denominators (counted labels, class weights, rows), torch modules with
+                `reduction="sum"` by nothing. The denominator of any other scalar is unknown: the scalar must be a mean
+                over rows, or `loss_reduction` must say what it is. If several replicas, or the batches of one step,
+                share the rows, the mean is compared now and then with its values for halves of the rows; a scalar that
+                is no such mean is an error. Or the name of a torch loss ("mse", "cross_entropy"), used with its
+                defaults. Or "model": the module computes its loss, as Hugging Face models do. The module is called with
+                the keys of dict batches as keyword arguments, and returns its loss as `.loss`, `["loss"]`, the first
+                item of a tuple, or alone. This loss is divided like a function's scalar, but must be computed by
+                torch's loss functions. A sum of means with different denominators, such as start and end of answers, is
+                exact for each batch; over several batches, logs and `evaluate` weigh it by the average denominator.
+            metrics: torchmetrics metrics, updated with (prediction, target), or (logits, labels) if the module computes
+                its
+                loss: a sequence, or a dict with their names in logs. The default name is that of the class:
+                "multiclass_accuracy". Each replica updates its own copy with its rows; torchmetrics' classification
+                metrics, which guess from a batch if it holds logits, see the whole batch if the replicas' guesses
+                differ. Values that other metrics derive from a whole batch, such as the `data_range` of SSIM, must be
+                given.
             steps_per_execution: Steps per call to the replicas, which then run the loop; callbacks are called once per
-                execution. Worth it for steps of a few milliseconds.
-            scheduler: A learning rate scheduler of torch's over this optimizer, or a function that makes one of it. It
-                steps after each step of the optimizer (with several workers of a ParameterServerStrategy: on the
-                driver, with each batch that is handed out); for one that counts epochs write a callback.
-            clip_norm: Most that the norm of all gradients together may be, > 0; larger ones are scaled down.
-            accumulate_steps: Global batches whose gradients make one step, as if they were one batch: the mean over all
-                of their rows, labels that count or sample weights. What is left at the end of an epoch makes a step of
-                its own.
+                execution. Useful for steps of a few milliseconds.
+            scheduler: A torch learning rate scheduler over this optimizer, or a function that creates one from the
+                optimizer. The scheduler steps after each optimizer step (with several workers of a
+                ParameterServerStrategy: on the driver, with each dispatched batch). To count epochs, write a callback.
+            clip_norm: Limit of the norm of all gradients together, > 0; larger gradients are scaled down.
+            accumulate_steps: Number of global batches whose gradients make one step, as if they were one batch: the
+                mean over all of their rows, counted labels or sample weights. Batches left at the end of an epoch make
+                a step.
             precision: "bf16": the module's forward runs under torch.autocast, in training, evaluation and prediction,
-                and hands out float32; parameters and gradients stay as they are. "fp16": the same with float16, and a
-                `torch.amp.GradScaler` scales the loss: a step whose gradients are not finite is left out, on all
-                replicas. None: as they are.
-            loss_reduction: What a scalar loss is where its code does not tell: "mean" over the rows that it is given;
-                "sum" over these, or divided by a global denominator. For example the mean of a contrastive loss.
+                and returns float32; parameters and gradients keep their types. "fp16": the same with float16, and a
+                `torch.amp.GradScaler` scales the loss: a step whose gradients are not finite is skipped on all
+                replicas.
+                None: no autocast.
+            loss_reduction: Reduction of a scalar loss if the code of the loss does not tell: "mean" over its rows;
+                "sum" over its rows, or divided by a global denominator. For example the mean of a contrastive loss.
 
         Raises:
-            InvalidArgumentError: An argument is of the wrong kind, or the optimizer's parameters are not the module's.
+            InvalidArgumentError: An argument has the wrong type, or the optimizer's parameters are not the module's.
 
         Blocking: no; nothing is sent to the replicas yet.
 
@@ -253,7 +255,7 @@ class CompiledModel(ABC):
             kind = kind_of(found_loss, loss_reduction)
             trackers = Trackers(LossTotal(is_sum=kind == "sum"), RowCount(), named_metrics(metrics))
             fp16 = precision == "fp16"
-            # "cpu" only says that the driver needs no GPU: the scale lies where the losses are.
+            # "cpu" only means that the driver needs no GPU: the scale is on the device of the losses.
             scaler = torch.amp.GradScaler("cpu") if fp16 else None
             accumulation = Accumulation(accumulate_steps, scaled=fp16) if accumulate_steps > 1 else None
         require_optimizer(optimizer, self._module, found_loss)
@@ -265,7 +267,7 @@ class CompiledModel(ABC):
 
     @abstractmethod
     def _whole(self) -> TrainedModel:
-        """The model with all its parts, as callbacks see it."""
+        """Return the model with all its parts, as callbacks see it."""
 
     def _trainee(self) -> Trainee:
         if self._compiled is None:
@@ -276,7 +278,7 @@ class CompiledModel(ABC):
 
 
 def _losses(given: Any) -> tuple[Any, Any]:
-    """The loss, and its form for single rows."""
+    """Return the loss, and its form for single rows."""
     if isinstance(given, str):
         return loss_by_name(given)
     if given is not None and not callable(given):

@@ -1,4 +1,4 @@
-"""What an element of a training dataset means: inputs, targets, weights."""
+"""Elements of a training dataset: inputs, targets, weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Example", "apply_module", "inputs_of", "unpack"]
 @final
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One batch by its roles. `sample_weight` has one number per row, or is None."""
+    """One batch by roles. `sample_weight` has one number per row, or is None."""
 
     x: Any
     y: Any
@@ -24,7 +24,7 @@ class Example:
 
 
 def unpack(element: Any) -> Example:
-    """The roles of an element (or of its spec): (x, y) or (x, y, sample_weight).
+    """Return an element (or its spec) by roles: (x, y) or (x, y, sample_weight).
 
     >>> unpack(("images", "labels")).y
     'labels'
@@ -38,7 +38,7 @@ def unpack(element: Any) -> Example:
 
 
 def inputs_of(element: Any) -> Any:
-    """The inputs of an element for predict: x itself, or the first of (x,), (x, y), (x, y, sample_weight)."""
+    """Return the inputs of an element for predict: x itself, or the first of (x,), (x, y), (x, y, sample_weight)."""
     if not isinstance(element, tuple):
         return element
     if len(element) in (1, 2, 3):
@@ -50,7 +50,7 @@ def inputs_of(element: Any) -> Any:
 
 
 def apply_module(module: nn.Module, x: Any) -> Any:
-    """`module(x)`. As for functions given to `Dataset.map`, a plain tuple is unpacked into the arguments."""
+    """Call `module(x)`. As for functions given to `Dataset.map`, a plain tuple is unpacked into the arguments."""
     return module(*x) if type(x) is tuple else module(x)
 
 

@@ -28,7 +28,7 @@ __all__ = ["Evaluation"]
 
 @final
 class Evaluation:
-    """Loss and metrics over whole datasets."""
+    """A computation of loss and metrics over whole datasets."""
 
     def __init__(self, trainee: Trainee, callbacks: CallbackList, reporter: Reporter) -> None:
         self._trainee = trainee
@@ -38,9 +38,9 @@ class Evaluation:
         self._reporter = reporter
 
     def run(self, data: DistributedDataset, label: str, limit: int | None = None) -> dict[str, Any]:
-        """One pass over at most `limit` batches of `data`, called `label` in the progress display. Waits for all of it.
+        """Evaluate at most `limit` batches of `data`, with `label` in the progress display. Blocks until all are done.
 
-        One warning where `data` has fewer.
+        Warns once if `data` has fewer batches.
         """
         require_finite(data, label.lower(), limit)
         if self._trainee.compiled.loss is not None:

@@ -1,4 +1,4 @@
-"""How the driver hands steps to the replicas: one batch a call, or several steps a call, looping in the replicas."""
+"""Dispatch of steps to the replicas: one batch per call, or several steps per call in a loop on the replicas."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _END = object()
 
 
 class Executions(ABC):
-    """Calls to the replicas over one iterator, each of one or more steps.
+    """Calls to the replicas over one iterator, of one or more steps each.
 
-    `ready()`, then `execute(limit)`, and so on; `ready` tells beforehand whether there is anything to execute.
+    Call `ready` before each `execute`: `ready` returns False at the end of the data.
     """
 
     result: Any = None
-    """What the step function returned in the last execution (from single steps only)."""
+    """Result of the step function in the last execution (single steps only)."""
 
     @abstractmethod
     def ready(self) -> bool:
-        """Whether another execution makes sense: False at the end of the data."""
+        """Return False at the end of the data. May draw a batch."""
 
     @abstractmethod
     def execute(self, limit: int | None) -> int:
-        """Run at most `limit` steps (None: as many as one execution has) and return how many there were."""
+        """Run at most `limit` steps (None: as many as one execution has) and return the number of steps run."""
 
 
 def executions(
@@ -45,7 +45,7 @@ def executions(
     num_batches: int | None = None,
     options: RunOptions | None = None,
 ) -> Executions:
-    """The calls that run `step` on every batch of `iterator`, of which there are `num_batches` if that is known."""
+    """Return the calls that run `step` on every batch of `iterator`; `num_batches` is their number, if known."""
     if steps_per_execution == 1:
         return _SingleSteps(strategy, step, iterator, options)
     return _Loops(strategy, step, iterator, options, size=steps_per_execution, left=num_batches)
@@ -53,7 +53,7 @@ def executions(
 
 @final
 class _SingleSteps(Executions):
-    """The driver draws each batch (references only) and dispatches its step without waiting for the last one."""
+    """Single steps: the driver draws each batch (references only) and dispatches the step without waiting."""
 
     def __init__(self, strategy: Strategy, step: Step, iterator: Iterator[Any], options: RunOptions | None) -> None:
         self._strategy = strategy
@@ -75,7 +75,7 @@ class _SingleSteps(Executions):
 
 @final
 class _Loops(Executions):
-    """The replicas draw the batches; the driver learns how many there were from their result."""
+    """Loops of steps: the replicas draw the batches and return their number to the driver."""
 
     def __init__(
         self,
@@ -92,16 +92,16 @@ class _Loops(Executions):
         self._iterator = iterator
         self._options = options
         self._size = size
-        self._left = left  # batches to come; None: unknown, until an execution came back short
+        self._left = left  # batches to come; None: unknown, until an execution returns fewer than asked
 
     def ready(self) -> bool:
         return self._left != 0
 
     def execute(self, limit: int | None) -> int:
         count = self._size if limit is None else min(limit, self._size)
-        with undivided_run():  # a `fit` counts by executions
+        with undivided_run():  # `fit` counts by executions
             counts = self._strategy.run(self._loop, args=(self._iterator, count), options=self._options)
-        # Batches exist on all replicas or on none, so that every replica counts the same.
+        # A batch exists on all replicas or on none, so every replica returns the same count.
         done = int(self._strategy.local_results(counts)[0])
         if done < count:
             self._left = 0

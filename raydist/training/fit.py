@@ -39,16 +39,16 @@ __all__ = ["Fit", "FitPlan"]
 @final
 @dataclass(frozen=True, slots=True)
 class FitPlan:
-    """How long to train.
+    """The data and length of a training.
 
     Attributes:
         data: The training data.
         epochs: Number of epochs, >= 1.
-        steps_per_epoch: Batches of an epoch, >= 1; one iterator then goes on from epoch to epoch. None: an epoch is a
-            pass over the data.
-        initial_epoch: Number of the first epoch, counted from 0: those before are done already.
-        validation_freq: Every so many epochs are validated, or the numbers of those that are, counted from 1.
-        class_weights: What rows of each class weigh; empty: rows weigh the same.
+        steps_per_epoch: Batches per epoch, >= 1; one iterator then continues from epoch to epoch. None: an epoch
+            iterates over all data.
+        initial_epoch: Number of the first epoch, counted from 0; earlier epochs are done already.
+        validation_freq: Epochs between validations, or the numbers, from 1, of the epochs to validate.
+        class_weights: Weights of rows by class; empty: all rows have the same weight.
     """
 
     data: DistributedDataset
@@ -67,17 +67,17 @@ class FitPlan:
         require_finite(self.data, "fit without steps_per_epoch", self.steps_per_epoch)
 
     def total(self) -> int | None:
-        """Batches of one epoch, if known."""
+        """Return the number of batches of one epoch, if known."""
         return num_batches(self.data) if self.steps_per_epoch is None else self.steps_per_epoch
 
     def validates(self, epoch: int) -> bool:
-        """Whether there is a validation after an epoch, counted from 0."""
+        """Return True if a validation follows an epoch, counted from 0."""
         if isinstance(self.validation_freq, int):
             return (epoch + 1) % self.validation_freq == 0
         return epoch + 1 in self.validation_freq
 
     def require_elements(self, *, own_loss: bool) -> None:
-        """InvalidArgumentError or SpecError unless the elements are what `compile` asks for."""
+        """Raise InvalidArgumentError or SpecError unless the elements fit the loss of `compile`."""
         if own_loss and self.class_weights:
             raise InvalidArgumentError(
                 'class_weight needs a loss of (prediction, target), got loss="model". Weigh the classes in the module.'
@@ -123,7 +123,7 @@ class Fit:
         plan.require_elements(own_loss=trainee.compiled.loss is None)
 
     def run(self) -> None:
-        """All epochs, or those that a checkpoint leaves. Waits for the steps of each."""
+        """Run all epochs, or the remaining ones after a checkpoint. Blocks until their steps are done."""
         self._model.stop_training = False
         with self._state.without_callbacks():
             resumed = self._keepers.restore()
@@ -158,7 +158,7 @@ class Fit:
             self._trackers.reset()
         self._reporter.start(self._label(), self._state.total)
         self._callbacks.call("on_epoch_begin", self._state.epoch, {})
-        if goes_on:  # that hook was called before the checkpoint, too
+        if goes_on:  # the hook was called before the checkpoint, too
             self._keepers.restore_again()
             self._model.stop_training = self._state.stop
 
@@ -166,7 +166,7 @@ class Fit:
         return f"Epoch {self._state.epoch + 1}/{self._plan.epochs}"
 
     def _open(self, stack: contextlib.ExitStack) -> Executions:
-        if self._state.batches and not self._plan.data._has_rest:  # its end was seen before the checkpoint
+        if self._state.batches and not self._plan.data._has_rest:  # the end of the data was seen before the checkpoint
             return executions(self._trainee.strategy, self._step, iter(()))
         iterator = stack.enter_context(opened(self._plan.data))
         known = num_batches(self._plan.data)
@@ -181,7 +181,7 @@ class Fit:
         )
 
     def _epoch(self, shared: Executions | None) -> None:
-        """One epoch, or the rest of it."""
+        """Run one epoch, or the rest of it."""
         logs = self._logs(shared)
         own = dict(logs)
         self._callbacks.call("on_epoch_end", self._state.epoch, logs)
@@ -192,9 +192,10 @@ class Fit:
         self._keepers.after_epoch(logs)
 
     def _logs(self, shared: Executions | None) -> dict[str, Any]:
-        """What is logged of an epoch, once its training and its validation are over; nothing of one without data."""
+        """Train and validate one epoch; return its logs, or {} without data."""
         if self._state.logs is None:
-            # Closed here: where replicas loop its end may not be seen, and what is saved later must not go on with it.
+            # Close the iterator here: if replicas loop, its end may not be seen, and later saves must not resume from
+            # it.
             with contextlib.ExitStack() as one_pass:
                 steps = self._steps(shared or self._open(one_pass))
                 if not steps:
@@ -203,7 +204,7 @@ class Fit:
                 self._callbacks.call("_end_pass")
             self._reporter.stop(steps, rows)
             self._state.end_training(logs)
-        else:  # a checkpoint was saved while it was validated: the data is at the end of this epoch already
+        else:  # a checkpoint was saved during the validation: the data is at the end of this epoch already
             self._state.end_training(self._state.logs)
         logs = dict(self._state.logs or {})
         if self._validate is not None and self._plan.validates(self._state.epoch):
@@ -234,12 +235,12 @@ class Fit:
             self._callbacks.call("on_train_batch_begin", step, {})
 
     def _after_last_batch(self, steps: int, wanted: int | None) -> None:
-        """The data ended, or the wanted number of steps is done."""
+        """Handle the end of the data, or of the wanted number of steps."""
         if not self._state.saw_data:
             require_steps(steps, "fit")
         self._state.saw_data = True
         if wanted is None:
-            self._state.total = steps  # of the next epoch, most likely
+            self._state.total = steps  # most likely also the total of the next epoch
         elif steps < wanted:
             self._model.stop_training = self._state.stop = True
             warn_out_of_data("steps_per_epoch", wanted, steps, "for this epoch. Training stops here.")

@@ -33,7 +33,7 @@ __all__ = ["FittedModel"]
 
 
 class FittedModel(CompiledModel):
-    """Models that are trained by `fit`."""
+    """The part of `Model` that trains with `fit`."""
 
     @folded
     def fit(
@@ -56,49 +56,49 @@ class FittedModel(CompiledModel):
         resume: bool = True,
         dataset: Data | None = None,
     ) -> History:
-        """Train for some epochs.
+        """Train for several epochs.
 
-        With `compile(loss="model")` an element is what the module is called with: a dict of its keyword arguments,
-        labels included, a tuple of its arguments, or its only argument.
+        With `compile(loss="model")` an element holds the arguments of the module: a dict of keyword arguments,
+        including labels, a tuple of arguments, or a single argument.
 
         Args:
             x: A dataset, batched by the global batch size; each epoch iterates it anew. Or arrays or tensors, one or a
-                nest of them. Or a torch DataLoader, whose batches are the global ones: see `Dataset.from_torch`.
-            y: Targets that belong to arrays x; datasets hold their own.
+                nest of them. Or a torch DataLoader with global batches: see `Dataset.from_torch`.
+            y: Targets for arrays x; datasets contain their targets.
             batch_size: Rows of a global batch of arrays; None: 32.
             epochs: Number of the last epoch, >= 1, counted from 1.
-            steps_per_epoch: Batches per epoch, >= 1; None: all there are. With a number the iterator goes on from epoch
-                to epoch; when it ends early, there is one warning and training stops.
-            validation_data: Evaluated after epochs; its results get "val_" in front of their names. A dataset or a
-                DataLoader, or arrays (x, y), in batches of `batch_size`.
-            callbacks: Called at the joints of the training, in this order.
+            steps_per_epoch: Batches per epoch, >= 1; None: all batches. With a number the iterator continues from epoch
+                to epoch; if it ends early, `fit` warns once and stops training.
+            validation_data: Data to evaluate after epochs; the names of the results get the prefix "val_". A dataset or
+                a DataLoader, or arrays (x, y), in batches of `batch_size`.
+            callbacks: Callbacks, called in this order.
             verbose: Show progress: a bar in a terminal, one changing line in a notebook, plain lines in a log.
-            shuffle: Arrays come in a new random order every epoch, whose seed follows `torch.manual_seed`; datasets and
-                DataLoaders have their own order.
-            initial_epoch: Number of the first epoch, counted from 0: to go on where an earlier `fit` stopped.
-            validation_freq: Validate every so many epochs, or those whose numbers, from 1, are in a container.
-            validation_steps: Batches of a validation; None: all there are.
-            class_weight: What training rows of a class weigh, by class number; 1 where it says nothing. As with sample
-                weights the loss is sum(w * loss) / sum(w) of losses per row.
-            checkpoint: Where to keep checkpoints. A directory (or a URI that fsspec knows): one after each epoch, and
-                one when the process is to end; the last 3 stay. Or a manager, which says when and how many, and whose
-                checkpoint holds what is yours; what belongs to `fit` joins what it saves, as "fit".
-            resume: Go on from the newest checkpoint, if there is one: with the batch after the last that it saw, and as
-                if training had never been interrupted, history, metrics, callbacks and random numbers included. One of
-                the end of training trains nothing, and warns.
-            dataset: What x was called once.
+            shuffle: Shuffle arrays anew every epoch, with a seed that follows `torch.manual_seed`. Datasets and
+                DataLoaders keep their own order.
+            initial_epoch: Number of the first epoch, counted from 0, to continue after an earlier `fit`.
+            validation_freq: Epochs between validations, or a container of the epochs to validate, counted from 1.
+            validation_steps: Batches of a validation; None: all batches.
+            class_weight: Weights of training rows by class number; other classes have weight 1. As with sample weights,
+                the loss is sum(w * loss) / sum(w) of losses per row.
+            checkpoint: A directory (or a URI that fsspec supports) for checkpoints: one after each epoch, and one on
+                preemption; the last 3 are kept. Or a manager, which decides when to save and how many to keep, and
+                whose checkpoint contains your objects; `fit` adds its own state as "fit".
+            resume: Resume from the newest checkpoint if there is one: from the batch after the last one in the
+                checkpoint, with the same result as an uninterrupted training, including history, metrics, callbacks and
+                random numbers. With a checkpoint of the end of training, `fit` trains nothing, and warns.
+            dataset: Former name of x.
 
         Returns:
             The history of the logs: `.history["loss"]` has one value per epoch.
 
         Raises:
             FailedPreconditionError: `compile` was not called.
-            InvalidArgumentError: A dataset has no batch or never ends, a number is < 1, arguments do not go together,
-                or a DataLoader has a DistributedSampler: says what to write.
+            InvalidArgumentError: A dataset has no batch or never ends, a number is < 1, arguments are incompatible, or
+                a DataLoader has a DistributedSampler; the message says what to write.
             SpecError: Elements are not (x, y) or (x, y, sample_weight).
-            UnavailableError: A replica or the input pipeline is gone; names it.
+            UnavailableError: A replica or the input pipeline is gone; the message names it.
 
-        Blocking: returns when all steps are done. A user function's error is raised here, with its type.
+        Blocking: returns when all steps are done. An error of user code is raised here, with its type.
 
         >>> import numpy as np, torch
         >>> x = np.arange(8, dtype=np.float32)[:, None]

@@ -1,4 +1,4 @@
-"""What fit, evaluate and predict may be given for data: datasets, arrays, torch DataLoaders."""
+"""Data arguments of fit, evaluate and predict: datasets, arrays, torch DataLoaders."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 __all__ = ["GivenData", "held_out_data"]
 
 BATCH_SIZE = 32
-"""Rows of a global batch of arrays, if nobody says how many: Keras's."""
+"""Default rows of a global batch of arrays; Keras's default."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class GivenData:
-    """Arguments of `fit`, `evaluate` or `predict` that say which data.
+    """The data arguments of `fit`, `evaluate` or `predict`.
 
     Attributes:
         x: A Dataset or DistributedDataset of global batches, a DataLoader, or a nest of arrays.
         y: Targets for arrays: a nest of arrays.
         batch_size: Rows of a global batch of arrays.
-        dataset: What `x` was called once.
-        what: The method, for messages.
-        own_loss: The module computes its own loss: an array x needs no targets, its dict holds them.
+        dataset: Former name of `x`.
+        what: Name of the method, for messages.
+        own_loss: The module computes its own loss: arrays x need no y, because their dict contains the targets.
     """
 
     x: Any
@@ -49,15 +49,15 @@ class GivenData:
     own_loss: bool = False
 
     def distributed(self, strategy: Strategy, *, shuffle: bool = False) -> DistributedDataset:
-        """The data as the strategy sees it.
+        """Return the data as a distributed dataset.
 
         Args:
-            strategy: Distributes what is not distributed yet.
-            shuffle: Arrays are to be shuffled.
+            strategy: Strategy that distributes the data, unless it is distributed already.
+            shuffle: Shuffle arrays.
 
         Raises:
-            InvalidArgumentError: The arguments do not go together; says what to write.
-            SpecError: `x` or `y` is nothing of all that.
+            InvalidArgumentError: The arguments are incompatible; the message says what to write.
+            SpecError: `x` or `y` has an unsupported type.
         """
         self._require_kinds()
         given = self.x if self.dataset is None else self.dataset
@@ -74,7 +74,7 @@ class GivenData:
         batch_size = self.batch_size or BATCH_SIZE
         if not shuffle:
             return rows.batch(batch_size)
-        # A seed of the options, not of the shuffle: that one goes on from a checkpoint.
+        # A seed of the options, not of the shuffle, because a checkpoint's position includes the options' seed.
         seed = int(torch.empty((), dtype=torch.int64).random_())  # follows torch.manual_seed
         return rows.global_shuffle().batch(batch_size).with_options(Options(seed=seed))
 
@@ -118,7 +118,7 @@ class GivenData:
 
 
 def held_out_data(validation_data: Any, batch_size: Any, *, own_loss: bool = False) -> GivenData:
-    """`validation_data` of `fit`: data, or a tuple (x, y) of arrays."""
+    """Return the data of `validation_data` of `fit`: data, or a tuple (x, y) of arrays."""
     if not isinstance(validation_data, tuple):
         size = batch_size if own_loss and isinstance(validation_data, Mapping) else None
         return GivenData(validation_data, batch_size=size, what="validation", own_loss=own_loss)
@@ -135,7 +135,7 @@ def _holds_callbacks(value: Any) -> bool:
 
 
 def _arrays(nest: Any, name: str) -> Any:
-    """The nest with arrays that hold no graph; SpecError unless its leaves are arrays."""
+    """Return the nest with arrays detached from autograd. Raise SpecError unless all leaves are arrays."""
 
     def plain(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Progress, as a callback."""
+"""A callback that shows progress."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["ProgressBar", "progress_stream"]
 
 @final
 class ProgressBar(Callback):
-    """Shows progress where it is told to. A callback.
+    """A callback that shows progress on a stream.
 
-    `verbose=True` shows it without: on standard output. A bar in the list of callbacks shows it whatever `verbose` is,
-    once.
+    `verbose=True` shows progress on standard output without this callback. With a ProgressBar in the list of callbacks,
+    progress is shown once, independent of `verbose`.
 
     Args:
-        stream: Where to write; None: standard output. In a terminal a bar, one changing line in a notebook, plain
-            lines elsewhere.
+        stream: Stream to write to; None: standard output. Shows a bar in a terminal, one changing line in a notebook,
+            and plain lines elsewhere.
 
     >>> import sys, torch
     >>> x = torch.zeros(4, 1)
@@ -37,6 +37,6 @@ class ProgressBar(Callback):
 
 
 def progress_stream(callbacks: Sequence[object], *, verbose: bool) -> tuple[bool, TextIO | None]:
-    """Whether progress is to be shown, and where; None for standard output."""
+    """Return True if progress is to be shown, and the stream to show it on; None for standard output."""
     bar = next((one for one in callbacks if isinstance(one, ProgressBar)), None)
     return (verbose, None) if bar is None else (True, bar.stream)

@@ -1,4 +1,4 @@
-"""A smaller learning rate when a logged value gets no better."""
+"""A callback that reduces the learning rate when a logged value no longer improves."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ __all__ = ["ReduceLROnPlateau"]
 
 @final
 class ReduceLROnPlateau(Callback):
-    """Multiplies the learning rate by `factor` after `patience` epochs without improvement. A callback.
+    """A callback that multiplies the learning rate by `factor` after `patience` epochs without improvement.
 
     Args:
         monitor: Name of the logged value.
-        factor: What the rate is multiplied by, < 1.
+        factor: Factor for the rate, < 1.
         patience: Epochs to wait.
-        verbose: 1 prints a line when it reduces.
-        mode: "min" or "max": which direction is better; "auto" as for :class:`EarlyStopping`.
-        min_delta: A change counts as an improvement if it is larger than this, >= 0.
+        verbose: 1 prints a line at each reduction.
+        mode: "min" or "max": the better direction; "auto" as for :class:`EarlyStopping`.
+        min_delta: Minimum change that counts as an improvement, >= 0; the change must be larger.
         cooldown: Epochs after a reduction that are not counted.
-        min_lr: No rate becomes smaller than this.
+        min_lr: Lower limit for reduced rates.
 
     Attributes:
         wait: Epochs since the last improvement.
-        cooldown_counter: Epochs of the cooldown that are left.
+        cooldown_counter: Remaining epochs of the cooldown.
 
     Raises:
-        InvalidArgumentError: `factor` is not in (0, 1), `mode` is another word, or a number is negative.
+        InvalidArgumentError: `factor` is not in (0, 1), `mode` is invalid, or a number is negative.
 
     >>> import torch
     >>> x = torch.ones(4, 1)
@@ -71,7 +71,7 @@ class ReduceLROnPlateau(Callback):
         self.cooldown_counter = 0
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Forgets what an earlier `fit` has seen.
+        """Reset the state of an earlier `fit`.
 
         Args:
             logs: Not used.
@@ -87,13 +87,11 @@ class ReduceLROnPlateau(Callback):
         self.wait = self.cooldown_counter = 0
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Logs the rate as "learning_rate", and reduces it for the epochs to come where it is time.
-
-        A value that is not logged is a warning.
+        """Log the rate as "learning_rate", and reduce it for later epochs if due. Warns if the value is not logged.
 
         Args:
-            epoch: Its number, counted from 0.
-            logs: Log name -> value; an epoch without data has none and does not count.
+            epoch: Number of the epoch, counted from 0.
+            logs: Log name -> value. An epoch without data has no logs and does not count.
 
         Source: keras.callbacks.ReduceLROnPlateau.on_epoch_end.
         """
@@ -125,7 +123,7 @@ class ReduceLROnPlateau(Callback):
             print(f"Epoch {epoch + 1}: ReduceLROnPlateau reducing learning rate to {rate}.")
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, and since when there was no better one.
+        """Return the best value, and the wait since then.
 
         Returns:
             JSON values.
@@ -138,10 +136,10 @@ class ReduceLROnPlateau(Callback):
         return {"wait": self.wait, "cooldown_counter": self.cooldown_counter, "best": self._monitor.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what another one has seen.
+        """Restore the state of another ReduceLROnPlateau.
 
         Args:
-            state: What its `state_dict` gave.
+            state: Result of `state_dict`.
 
         Source: raydist's own.
 

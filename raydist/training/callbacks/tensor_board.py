@@ -1,4 +1,4 @@
-"""What `fit` shows to TensorBoard."""
+"""A callback that writes logs of `fit` for TensorBoard."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __all__ = ["InputClock", "ShownParameters", "TensorBoard"]
 @final
 @dataclass(frozen=True, slots=True)
 class ShownParameters:
-    """Which parameters are shown, and after which epochs.
+    """The parameters that are shown, and the epochs after which they are shown.
 
     Attributes:
-        histogram_freq: Every so many epochs, histograms of all; 0: never.
-        write_images: With them, those of two dimensions as pictures.
-        embeddings_freq: Every so many epochs, the weights of embeddings in the projector; 0: never.
-        embeddings_metadata: A label for each row: one list for all embeddings, or a dict of them by name.
+        histogram_freq: Epochs between histograms of all parameters; 0: never.
+        write_images: With the histograms, show two-dimensional parameters as pictures.
+        embeddings_freq: Epochs between writes of embedding weights for the projector; 0: never.
+        embeddings_metadata: A label for each row: one list for all embeddings, or a dict of lists by name.
 
     Raises:
         InvalidArgumentError: A number is negative.
@@ -60,7 +60,7 @@ class ShownParameters:
             )
 
     def show(self, module: nn.Module, epoch: int) -> None:
-        """Give the default writer what is due after an epoch, counted from 0."""
+        """Write the parts due after an epoch, counted from 0, to the default writer."""
         if _is_due(self.histogram_freq, epoch):
             self._show_histograms(module)
         if _is_due(self.embeddings_freq, epoch):
@@ -85,7 +85,7 @@ def _is_due(every: int, epoch: int) -> bool:
 
 
 def _as_picture(values: torch.Tensor) -> torch.Tensor:
-    """Scaled to [0, 1]; all the same is grey."""
+    """Scale values to [0, 1]; constant values become grey."""
     plain = values.detach().float()
     least, most = plain.min(), plain.max()
     return (plain - least) / (most - least) if most > least else torch.full_like(plain, 0.5)
@@ -93,10 +93,10 @@ def _as_picture(values: torch.Tensor) -> torch.Tensor:
 
 @final
 class InputClock:
-    """Told when a batch has been drawn and when its step has been dispatched: between the two it is not waited for.
+    """A clock for the time that training waits for input: from a step's dispatch until the next batch is drawn.
 
     Args:
-        now: The time in seconds.
+        now: Returns the time in seconds.
 
     >>> times = iter([0.0, 2.0, 3.0, 4.0, 5.0, 5.0])
     >>> clock = InputClock(lambda: next(times))
@@ -114,65 +114,65 @@ class InputClock:
         self._waited = 0.0
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """Start an epoch."""
         self._began = self._since = self._batch_began = self._now()
         self._waited = 0.0
 
     def drawn(self) -> None:
-        """A batch is there."""
+        """Record that a batch was drawn."""
         self._batch_began = self._now()
         self._waited += self._batch_began - self._since
 
     def dispatched(self) -> None:
-        """Its step is on its way: the next batch is wanted."""
+        """Record that the batch's step was dispatched: the wait for the next batch begins."""
         self._since = self._now()
 
     def waiting(self) -> float:
-        """Seconds of the epoch that batches were waited for."""
+        """Return the seconds of the epoch that training has waited for batches."""
         return self._waited
 
     def seconds(self) -> float:
-        """Seconds since the epoch began."""
+        """Return the seconds since the epoch began."""
         return self._now() - self._began
 
     def steps_per_second(self, steps: int) -> float:
-        """Of the steps since the last batch was drawn."""
+        """Return the rate of `steps` steps since the last batch was drawn."""
         seconds = self._now() - self._batch_began
         return steps / seconds if seconds > 0 else 0.0
 
 
 @final
 class TensorBoard(Callback):
-    """Writes what `fit` logs as event files: `tensorboard --logdir logs` shows them. A callback.
+    """A callback that writes the logs of `fit` as event files: `tensorboard --logdir logs` shows them.
 
-    The curves of the training are in `log_dir/train`, those of validations in `log_dir/validation`, under the same
+    The curves of the training are in `log_dir/train`, the curves of validations in `log_dir/validation`, under the same
     names: `epoch_loss`, `epoch_learning_rate`, `batch_loss`, ... x is always the global step (in Keras: the epoch, for
-    what is written once an epoch). A training that goes on from a checkpoint goes on with the curves: what was written
-    after the checkpoint is forgotten by TensorBoard.
+    values written once an epoch). A training that resumes from a checkpoint continues the curves: TensorBoard drops
+    points written after the checkpoint.
 
-    After each epoch it also shows the input (`input/batches_per_second`; `input/wait`, the share of the time for which
-    training waited for it; `input/bottleneck`, the stage that limits all others) and `step/seconds`. With
-    `steps_per_execution` > 1 replicas draw their batches, and nobody sees how long they wait.
+    After each epoch the callback also writes `step/seconds` and values of the input pipeline:
+    `input/batches_per_second`; `input/wait`, the share of time that training waited for input; `input/bottleneck`, the
+    slowest stage. With `steps_per_execution` > 1 replicas draw their batches, and their waits are not measured.
 
-    What the module itself shows by `rd.summary` needs a writer of its own: `with writer.as_default(): model.fit(...)`.
+    Summaries that the module itself writes by `rd.summary` need a writer: `with writer.as_default(): model.fit(...)`.
 
     Args:
         log_dir: The directory.
-        histogram_freq: Every so many epochs, show histograms of all parameters; 0: never.
-        write_graph: Show the tree of the module's submodules, once.
-        write_images: With the histograms, show parameters of two dimensions as pictures.
-        write_steps_per_second: Show `epoch_steps_per_second`, and `batch_steps_per_second` where `update_freq` shows
+        histogram_freq: Epochs between histograms of all parameters; 0: never.
+        write_graph: Write the tree of the module's submodules, once.
+        write_images: With the histograms, show two-dimensional parameters as pictures.
+        write_steps_per_second: Write `epoch_steps_per_second`, and `batch_steps_per_second` if `update_freq` writes
             batches.
-        update_freq: "epoch"; "batch"; or every so many global steps: then the logs so far are shown as `batch_loss` and
-            so on. Reading them waits for the dispatched steps.
+        update_freq: "epoch"; "batch"; or a number of global steps, after which the logs so far are written as
+            `batch_loss` and so on. Reading the logs blocks until the dispatched steps are done.
         profile_batch: Must be 0: steps run in other processes.
-        embeddings_freq: Every so many epochs, show the weights of `torch.nn.Embedding` modules in the projector; 0:
+        embeddings_freq: Epochs between writes of the weights of `torch.nn.Embedding` modules for the projector; 0:
             never.
-        embeddings_metadata: A label for each row: one list for all of these modules, or a dict of them by name.
+        embeddings_metadata: A label for each row: one list for all of these modules, or a dict of lists by name.
 
     Raises:
-        InvalidArgumentError: A number is negative, `update_freq` is another word, `profile_batch` is not 0, or
-            `log_dir` a URI of another file system; (in `fit`) the directory can't be written.
+        InvalidArgumentError: A number is negative, `update_freq` is invalid, `profile_batch` is not 0, or `log_dir` is
+            a URI of another file system; (in `fit`) the directory cannot be written to.
 
     Source: keras.callbacks.TensorBoard.
 
@@ -217,7 +217,7 @@ class TensorBoard(Callback):
         self._purge_step: int | None = None
         self._train_step = self._epoch_began_at = 0
         self._data: DistributedDataset | None = None
-        self._input: PipelineStats | None = None  # what it did in the epoch at hand, once that is known
+        self._input: PipelineStats | None = None  # of the current epoch, once known
         self._clock = InputClock(time.perf_counter)
 
     def _set_data(self, data: DistributedDataset) -> None:
@@ -235,7 +235,7 @@ class TensorBoard(Callback):
         return self._writers[name]
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Opens the directory, and shows the graph.
+        """Open the directory, and write the graph.
 
         Args:
             logs: Not used.
@@ -249,7 +249,7 @@ class TensorBoard(Callback):
                 graph(self.model.module)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Begins to take the time.
+        """Start the clock of the epoch.
 
         Args:
             epoch: Not used.
@@ -261,7 +261,7 @@ class TensorBoard(Callback):
         self._clock.begin()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """Takes the time.
+        """Record that a batch was drawn.
 
         Args:
             batch: Not used.
@@ -272,11 +272,10 @@ class TensorBoard(Callback):
         self._clock.drawn()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:
-        """Shows the logs so far, where `update_freq` asks for it.
+        """Write the logs so far if `update_freq` asks for it.
 
         Args:
-            batch: Number of the last step that is done, counted from 0.
-            logs: Log name -> value.
+            batch: Number of the last completed step, counted from 0.
 
         Source: keras.callbacks.TensorBoard.on_train_batch_end.
         """
@@ -289,7 +288,7 @@ class TensorBoard(Callback):
         self._clock.dispatched()
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        """Shows the logs of a validation at the step that the training has reached.
+        """Write the logs of a validation at the training's current step.
 
         Args:
             logs: Log name -> value.
@@ -302,10 +301,10 @@ class TensorBoard(Callback):
                     scalar(f"evaluation_{name}_vs_iterations", value)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Shows the logs of an epoch, its input and its steps, and what else is due.
+        """Write the logs, input and step times of an epoch, and parameters if due.
 
         Args:
-            epoch: Its number, counted from 0.
+            epoch: Number of the epoch, counted from 0.
             logs: Log name -> value.
 
         Source: keras.callbacks.TensorBoard.on_epoch_end.
@@ -325,7 +324,7 @@ class TensorBoard(Callback):
         self._train_step = step
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch began. What was shown until now is in the files then, as it would not be shown again.
+        """Return the step at which the epoch began. Flush the files, because a resumed training does not write again.
 
         Source: keras.callbacks.TensorBoard, which keeps its step in the model.
 
@@ -333,15 +332,15 @@ class TensorBoard(Callback):
         {'epoch_began_at': 0}
         """
         for writer in self._writers.values():
-            with contextlib.suppress(FailedPreconditionError):  # a full disk: `on_train_end` says so
+            with contextlib.suppress(FailedPreconditionError):  # a full disk: `on_train_end` reports it
                 writer.flush()
         return {"epoch_began_at": self._epoch_began_at}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on within an epoch.
+        """Restore the step at which the epoch began.
 
         Args:
-            state: What `state_dict` gave.
+            state: Result of `state_dict`.
 
         Source: keras.callbacks.TensorBoard, which keeps its step in the model.
 
@@ -363,7 +362,7 @@ class TensorBoard(Callback):
             text("input/bottleneck", stats.findings[0] if stats.bottleneck else "none")
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Closes the files.
+        """Close the files.
 
         Args:
             logs: Not used.
@@ -381,5 +380,5 @@ def _show_scalars(prefix: str, logs: Mapping[str, Any]) -> None:
 
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Those of the logs that are single numbers."""
+    """Return the logs that are single numbers."""
     return {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}

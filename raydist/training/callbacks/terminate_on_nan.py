@@ -1,4 +1,4 @@
-"""Stop training when the loss is no number any more."""
+"""A callback that stops training when the loss is NaN or infinite."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["TerminateOnNaN"]
 
 @final
 class TerminateOnNaN(Callback):
-    """Ends `fit` when the loss is NaN or infinite. A callback.
+    """A callback that ends `fit` when the loss is NaN or infinite.
 
-    It looks after every execution, which waits for its steps: with steps of a few milliseconds give `compile` a
-    `steps_per_execution`.
+    The callback reads the loss after every execution, which blocks for the steps: for steps of a few milliseconds set
+    `steps_per_execution` in `compile`.
 
     Args:
-        raise_error: Raise an error instead of ending `fit` in order.
+        raise_error: Raise an error instead of ending `fit` normally.
 
     Raises:
         FailedPreconditionError: (in `fit`) the loss is NaN or infinite, with `raise_error`.
@@ -41,11 +41,10 @@ class TerminateOnNaN(Callback):
         self._raise_error = raise_error
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:
-        """Looks at the loss. Waits for the dispatched steps.
+        """Check the loss. Blocks for the dispatched steps.
 
         Args:
-            batch: Number of the last batch of the execution in the epoch, counted from 0.
-            logs: "loss".
+            batch: Number of the execution's last batch in the epoch, counted from 0.
 
         Source: keras.callbacks.TerminateOnNaN.on_batch_end.
         """

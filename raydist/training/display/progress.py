@@ -1,6 +1,6 @@
-"""How far a pass over a dataset is, how fast it goes and what is left: arithmetic and words of the progress bar.
+"""Progress, rate and remaining time of an iteration over a dataset: arithmetic and texts of the progress bar.
 
-Nothing in here writes anywhere (`views.py` does) or knows a clock: times are arguments.
+Pure: output is in `views.py`, and times are arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 __all__ = ["ProgressMeter", "Report", "duration"]
 
 RATE_WINDOW_S = 10.0
-"""The rate is that of the last seconds, so that the time left follows when a run gets slower or faster."""
+"""Seconds over which the rate is measured, so that the remaining time follows changes of speed."""
 
 
 @final
@@ -26,12 +26,12 @@ class Report:
     Attributes:
         label: "Epoch 1/3", "Evaluate", ...
         step: Batches done.
-        total: Batches in all; None where that is not known.
-        rate: Examples per second, None before anything was measured.
-        elapsed_s: Seconds since the start of the pass.
-        left_s: Estimated seconds to go, None where the total is not known.
+        total: Total number of batches; None if unknown.
+        rate: Examples per second; None before the first measurement.
+        elapsed_s: Seconds since the start.
+        left_s: Estimated remaining seconds; None if the total is unknown.
         logs: Loss and metrics.
-        done: Whether the pass is over.
+        done: True at the end of the iteration.
     """
 
     label: str
@@ -45,7 +45,7 @@ class Report:
 
     @property
     def steps(self) -> str:
-        """Batches done and in all.
+        """Batches done, and the total if known.
 
         >>> Report("Epoch 1/3", 5, 20, None, 0.0, None).steps
         '5/20'
@@ -69,13 +69,13 @@ class Report:
 
     @property
     def line(self) -> str:
-        """All of it in one line, for logs."""
+        """The report in one line, for logs."""
         return f"{self.label}  {self.steps} steps  {self.details}".rstrip()
 
 
 @final
 class ProgressMeter:
-    """Measures one pass. Give it steps and rows as they are *completed*; asks for nothing by itself."""
+    """A meter of one iteration over a dataset. The caller reports steps and rows as they are *completed*."""
 
     def __init__(self, label: str, total: int | None, now: float) -> None:
         self.label = label
@@ -84,7 +84,7 @@ class ProgressMeter:
         self._points: deque[tuple[float, int, int]] = deque([(now, 0, 0)])  # (time, steps, rows), the oldest first
 
     def report(self, now: float, step: int, rows: int, logs: Mapping[str, Any]) -> Report:
-        """The state at time `now` in seconds, when `step` batches with `rows` rows are done."""
+        """Return the state at time `now` in seconds, when `step` batches with `rows` rows are done."""
         self._points.append((now, step, rows))
         while len(self._points) > 2 and self._points[1][0] <= now - RATE_WINDOW_S:
             self._points.popleft()
@@ -94,7 +94,7 @@ class ProgressMeter:
         return Report(self.label, step, self.total, rate, now - self._start, self._left(step, old_step, passed), logs)
 
     def finished(self, now: float, step: int, rows: int) -> Report:
-        """The last report: the rate of the whole pass."""
+        """Return the last report, with the rate of the whole iteration."""
         elapsed = now - self._start
         rate = rows / elapsed if elapsed > 0 else None
         return Report(self.label, step, step, rate, elapsed, None, done=True)
@@ -106,7 +106,7 @@ class ProgressMeter:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, or hours, minutes and seconds from a minute on.
+    """Format seconds; from a minute on as hours, minutes and seconds.
 
     >>> duration(4.25), duration(3725.4)
     ('4.2 s', '1:02:05')

@@ -1,4 +1,4 @@
-"""Shows the progress of passes without slowing them down."""
+"""Progress reports that do not slow training down."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from raydist.training.display.views import View
 __all__ = ["Reporter"]
 
 MAX_SHARE = 0.1
-"""Largest part of the time that may go into reading logs for display: some metrics are slow to compute."""
+"""Largest share of time for reading logs for display: some metrics are slow to compute."""
 
 LONGEST_INTERVAL_S = 60.0
 
 
 @final
 class Reporter:
-    """Feeds one view from the passes of a fit, evaluate or predict.
+    """The reports of a fit, evaluate or predict to one view.
 
-    Reading the loss waits for the steps under way, so it happens once per interval and not once per step.
+    Reading the loss blocks until the dispatched steps are done, so it happens once per interval and not once per step.
     """
 
     def __init__(self, view: View, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,14 +34,14 @@ class Reporter:
         self._final: Report | None = None
 
     def start(self, label: str, total: int | None) -> None:
-        """A pass of `total` batches begins."""
+        """Begin an iteration of `total` batches."""
         now = self._clock()
         self._meter = ProgressMeter(label, total, now)
         self._interval_s = self._view.interval_s
         self._due = now + self._interval_s
 
     def step(self, step: int, read: Callable[[], tuple[int, Mapping[str, Any]]]) -> None:
-        """`step` batches are dispatched. `read` gives rows and logs, and is called only if it is time to show them."""
+        """Record that `step` batches are dispatched. If a report is due, call `read`, which returns rows and logs."""
         before = self._clock()
         if before < self._due:
             return
@@ -52,14 +52,14 @@ class Reporter:
         self._due = now + self._interval_s
 
     def stop(self, step: int, rows: int) -> None:
-        """The pass is over; what follows until `result` does not count into its rate."""
+        """End the iteration; the time until `result` does not count for its rate."""
         self._final = self._meter.finished(self._clock(), step, rows)
 
     def result(self, logs: Mapping[str, Any]) -> None:
-        """Show the result of the pass that was stopped last."""
+        """Show the result of the iteration that ended last."""
         if self._final is not None:
             self._view.show(replace(self._final, logs=logs))
 
     def close(self) -> None:
-        """Leave the output in order."""
+        """Close the view."""
         self._view.close()

@@ -1,4 +1,4 @@
-"""Where progress is shown: a bar in a terminal, a line that changes in a notebook, plain lines in a job's log."""
+"""Views of progress: a bar in a terminal, a changing line in a notebook, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ __all__ = ["LogView", "NotebookView", "SilentView", "TerminalView", "View", "mak
 
 
 class View(ABC):
-    """Shows reports.
+    """A display of progress reports.
 
     Attributes:
-        interval_s: Seconds between two reports that are worth their cost (each one waits for dispatched steps).
+        interval_s: Seconds between two reports; each report blocks for dispatched steps.
     """
 
     interval_s: float
 
     @abstractmethod
     def show(self, report: Report) -> None:
-        """Show a report; after one that is `done`, the next one starts a new line."""
+        """Show a report. After a report that is `done`, the next one starts a new line."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the output in order, also after an error. May be called twice."""
+        """Complete the output, also after an error. May be called twice."""
 
 
 @final
 class SilentView(View):
-    """Shows nothing."""
+    """A view without output."""
 
     interval_s = float("inf")
 
     def show(self, report: Report) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 @final
 class LogView(View):
-    """Plain lines: one every 10 seconds, and one at the end of each pass."""
+    """Plain lines: one every 10 seconds, and one at the end of each iteration."""
 
     interval_s = 10.0
 
@@ -64,12 +64,12 @@ class LogView(View):
         print(report.line, file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Every line is complete."""
+        """Do nothing: every line is complete."""
 
 
 @final
 class TerminalView(View):
-    """A bar that is redrawn in place. Draws in the caller's thread only; what the program prints appears above it."""
+    """A bar that is redrawn in place, in the caller's thread only. The program's own output appears above the bar."""
 
     interval_s = 0.5
 
@@ -100,7 +100,7 @@ def _render(report: Report) -> RenderableType:
 
 @final
 class NotebookView(View):
-    """One line of a cell's output that is replaced."""
+    """One line of a notebook cell's output that is replaced."""
 
     interval_s = 1.0
 
@@ -122,10 +122,10 @@ class NotebookView(View):
 
 
 def make_view(stream: TextIO | None = None) -> View:
-    """The view that fits where the program runs.
+    """Return the view for the environment that the program runs in.
 
     Args:
-        stream: Where to write, `sys.stdout` by default.
+        stream: Stream to write to, `sys.stdout` by default.
     """
     out = sys.stdout if stream is None else stream
     display = _notebook_display()
@@ -137,7 +137,7 @@ def make_view(stream: TextIO | None = None) -> View:
 
 
 def _notebook_display() -> Any:
-    # A notebook has imported IPython already; nobody else should pay for its import.
+    # A notebook has imported IPython already; other programs must not pay for the import.
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if type(shell).__name__ != "ZMQInteractiveShell":
@@ -149,6 +149,6 @@ def _notebook_display() -> Any:
 
 @contextlib.contextmanager
 def open_view(verbose: bool, stream: TextIO | None = None) -> Iterator[View]:
-    """The view that fits where this program writes, or a silent one; closed at the end."""
+    """Open the view for this environment, or a silent one; close it at the end of the `with` block."""
     with contextlib.closing(make_view(stream) if verbose else SilentView()) as view:
         yield view
