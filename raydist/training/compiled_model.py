@@ -196,11 +196,10 @@ class CompiledModel(ABC):
                 torch's loss functions. A sum of means with different denominators, such as start and end of answers, is
                 exact for each batch; over several batches, logs and `evaluate` weigh it by the average denominator.
             metrics: torchmetrics metrics, updated with (prediction, target), or (logits, labels) if the module computes
-                its
-                loss: a sequence, or a dict with their names in logs. The default name is that of the class:
+                its loss: a sequence, or a dict with their names in logs. The default name is that of the class:
                 "multiclass_accuracy". Each replica updates its own copy with its rows; torchmetrics' classification
                 metrics, which guess from a batch if it holds logits, see the whole batch if the replicas' guesses
-                differ. Values that other metrics derive from a whole batch, such as the `data_range` of SSIM, must be
+                differ. Values that other metrics derive from a whole batch, such as the SSIM `data_range`, must be
                 given.
             steps_per_execution: Steps per call to the replicas, which then run the loop; callbacks are called once per
                 execution. Useful for steps of a few milliseconds.
@@ -209,13 +208,12 @@ class CompiledModel(ABC):
                 ParameterServerStrategy: on the driver, with each dispatched batch). To count epochs, write a callback.
             clip_norm: Limit of the norm of all gradients together, > 0; larger gradients are scaled down.
             accumulate_steps: Number of global batches whose gradients make one step, as if they were one batch: the
-                mean over all of their rows, counted labels or sample weights. Batches left at the end of an epoch make
-                a step.
+                mean over all of their rows, counted labels or sample weights. Remaining batches at the end of an epoch
+                make a step.
             precision: "bf16": the module's forward runs under torch.autocast, in training, evaluation and prediction,
                 and returns float32; parameters and gradients keep their types. "fp16": the same with float16, and a
                 `torch.amp.GradScaler` scales the loss: a step whose gradients are not finite is skipped on all
-                replicas.
-                None: no autocast.
+                replicas. None: no autocast.
             loss_reduction: Reduction of a scalar loss if the code of the loss does not tell: "mean" over its rows;
                 "sum" over its rows, or divided by a global denominator. For example the mean of a contrastive loss.
 

@@ -1,8 +1,8 @@
 """Means of torch's loss functions over the global batch, in loss code that sees the rows of one replica only.
 
 A model that computes its own loss, or a loss function of the user, ends in functions such as
-`torch.nn.functional.cross_entropy`, which divide by what they find in the local rows: labels that count, weights of
-classes, elements. While a `GlobalMeans` is active, each of them returns the mean over the rows of all replicas, and its
+`torch.nn.functional.cross_entropy`, which divide by a property of the local rows: counted labels, class weights,
+elements. While a `GlobalMeans` is active, each of these functions returns the mean over the rows of all replicas; its
 gradients are this replica's part of the gradients of that mean.
 """
 
@@ -51,16 +51,16 @@ def labels_that_count(
 
 @final
 class GlobalMeans(TorchFunctionMode):
-    """Replace the local means of torch's loss functions by global ones, and know what is computed from these alone.
+    """Replaces local means of torch's loss functions by global ones, and tracks tensors computed from these alone.
 
     All replicas must call the same loss functions in the same order: each call is one small all-reduce.
 
     Args:
-        context: The replica's.
+        context: Context of the replica.
 
     Attributes:
         means: The global means, one for each call of a loss function with reduction="mean".
-        counts: Their denominators on this replica, and on all replicas together.
+        counts: Pairs of the mean's denominator on this replica and on all replicas together.
 
     >>> from raydist.context.replica_context import ReplicaContext
     >>> x = torch.ones(2, 1, requires_grad=True)
@@ -73,7 +73,7 @@ class GlobalMeans(TorchFunctionMode):
     def __init__(self, context: ReplicaContext) -> None:
         super().__init__()
         self._context = context
-        # Tensors with one value on all replicas, by id. They are kept, so that no other tensor gets the id of one.
+        # Tensors with one value on all replicas, by id; kept alive, so that no other tensor gets the same id.
         self._global: dict[int, torch.Tensor] = {}
         self.means: list[torch.Tensor] = []
         self.counts: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -95,7 +95,7 @@ class GlobalMeans(TorchFunctionMode):
         return self._global.get(id(value)) is value
 
     def require_one_denominator(self, loss: torch.Tensor) -> None:
-        """InvalidArgumentError unless a global loss is one mean, or a sum of means with the same denominator."""
+        """Raise InvalidArgumentError unless a global loss is one mean, or a sum of means with the same denominator."""
         first, *others = self.counts
         same = all(bool(count[1] == first[1]) for count in others)
         means = [mean for mean in self.means if mean.requires_grad]
@@ -113,7 +113,7 @@ class GlobalMeans(TorchFunctionMode):
 
     def _global_mean(self, mean: torch.Tensor, count: torch.Tensor | float) -> torch.Tensor:
         here = torch.as_tensor(count, dtype=torch.float64, device=mean.device)
-        local = torch.where(here == 0, 0.0, mean)  # the mean of nothing is NaN
+        local = torch.where(here == 0, 0.0, mean)  # the mean of no elements is NaN
         sums = self._context.all_reduce(ReduceOp.SUM, torch.stack([local.detach().double() * here, here]))
         total, everywhere = sums.unbind()
         part = local * (here / torch.where(everywhere == 0, 1.0, everywhere)).to(mean.dtype)
@@ -127,7 +127,7 @@ class GlobalMeans(TorchFunctionMode):
         self._global[id(tensor)] = tensor
 
     def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Mark what comes from global tensors alone, and unmark what a local tensor has changed in place."""
+        """Mark results of global tensors alone as global; unmark tensors that a local tensor has changed in place."""
         given = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
         if not any(map(self.is_global, given)):
             return
@@ -153,7 +153,7 @@ def _signature(func: Any) -> inspect.Signature:
 
 
 def _denominator(func: Any, args: Any, kwargs: Any) -> torch.Tensor | float | None:
-    """Return a number in proportion to what a loss function divides by; None where it divides by nothing."""
+    """Return a number proportional to the denominator of a loss function's mean; None without a denominator."""
     bound = _signature(func).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments

@@ -1,7 +1,7 @@
-"""From a user's loss on local rows to what one replica optimises and reports.
+"""From a user's loss on local rows to the value that one replica optimises and reports.
 
-Every loss is a sum and a denominator: rows, labels that count, weights. The denominator is that of the *global* batch,
-whatever rows each replica holds, and of all batches where several make one step or are evaluated together.
+Every loss is a sum and a denominator: rows, counted labels, weights. The denominator is that of the *global* batch,
+independent of the division of rows among replicas, and of all batches that make one step or are evaluated together.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ __all__ = [
 ]
 
 LossKind = Literal["rows", "labels", "sum", "unknown"]
-"""What a loss divides by: rows, labels that count, nothing, or what only its code tells."""
+"""Denominator of a loss: rows, counted labels, none, or known only from the loss's code."""
 
 Count = torch.Tensor | int
 
 _CALLS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""How often this process has asked `is_checked_now` about a loss function."""
+"""Number of calls of `is_checked_now` in this process, by loss function."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class BatchLoss:
-    """The loss of a global batch, as one replica has it.
+    """A replica's part of the loss of a global batch.
 
     Attributes:
-        objective: A scalar; the sum of its gradients over the replicas has the gradients of the global loss.
-        denominator: What the global loss is divided by. None for a sum.
+        objective: A scalar; the sum of its gradients over the replicas is the gradient of the global loss.
+        denominator: Denominator of the global loss; None for a sum.
         total: This replica's part of the loss times the denominator, without gradients.
         weight: This replica's part of the denominator; 0 for a sum.
     """
@@ -68,9 +68,9 @@ class BatchLoss:
 
 
 def _share_of(mean: torch.Tensor, weight: Count, everywhere: Count) -> BatchLoss:
-    """For the mean over a replica's part of a denominator."""
+    """Return the loss for a mean over a replica's part of a denominator."""
     if isinstance(weight, torch.Tensor):
-        mean = torch.where(weight == 0, 0.0, mean)  # the mean of nothing is NaN
+        mean = torch.where(weight == 0, 0.0, mean)  # the mean of no rows is NaN
         share: Any = (weight / torch.where(torch.as_tensor(everywhere) == 0, 1.0, everywhere)).to(mean.dtype)
     else:
         share = weight / everywhere
@@ -78,7 +78,7 @@ def _share_of(mean: torch.Tensor, weight: Count, everywhere: Count) -> BatchLoss
 
 
 def mean_loss(loss: Any, num_rows: int, everywhere: int) -> BatchLoss:
-    """For a mean over rows. `loss` is a scalar (the mean over local rows) or has one loss per row, (n, ...).
+    """Return the loss for a mean over rows. `loss` is the mean over local rows, or one loss per row, (n, ...).
 
     >>> pieces = [mean_loss(torch.tensor([1.0, 2.0]), 2, 3), mean_loss(torch.tensor(6.0), 1, 3)]
     >>> sum(piece.objective.item() for piece in pieces)
@@ -103,13 +103,13 @@ def loss_of(
     """Return the loss of a batch without weights.
 
     Args:
-        call: Computes the user's loss on local rows.
-        kind: What it divides by.
-        num_rows: Local rows.
-        context: The replica's.
-        labels: Of kind "labels": what the loss divides by, here and everywhere.
-        joins_batches: Several batches make one step: their denominators must be known.
-        check: Called with a scalar that is taken for a mean over rows because only its code tells what it is.
+            call: Computes the user's loss on local rows.
+            kind: Denominator of the loss.
+            num_rows: Number of local rows.
+            context: Context of the replica.
+            labels: For kind "labels": the local and the global denominator.
+            joins_batches: Several batches make one step: their denominators must be known.
+            check: Called with a scalar that is assumed to be a mean over rows, because only its code tells.
     """
     everywhere = context.global_num_rows or num_rows
     if labels is not None:
@@ -119,7 +119,7 @@ def loss_of(
             value = call()
         if isinstance(value, torch.Tensor) and means.is_global(value):
             return global_loss(value, means, joins_batches=joins_batches)
-        # The means of a part of the loss are global by now: compute the whole as the user wrote it.
+        # The means of a part of the loss are global now: compute the whole loss as the user wrote it.
         loss = call() if means.means else value
         if is_pair(loss):
             return pair_loss(loss, context)
@@ -132,14 +132,14 @@ def loss_of(
 
 
 def is_checked_now(loss: Any) -> bool:
-    """Count a call of a loss, and return True for the calls 1, 2, 4, 8, ...: the first batch may not show what it is.
+    """Count a call of a loss; return True for the calls 1, 2, 4, 8, ...: the first batch may not show a wrong loss.
 
     >>> [is_checked_now(is_pair) for _ in range(9)]
     [True, True, False, True, False, False, False, True, False]
     """
     try:
         number = _CALLS[loss] = _CALLS.get(loss, 0) + 1
-    except TypeError:  # no weak reference, or no hash
+    except TypeError:  # no weak references, or unhashable
         return True
     return number & (number - 1) == 0
 
@@ -147,10 +147,10 @@ def is_checked_now(loss: Any) -> bool:
 def require_mean_over_rows(
     loss: Callable[[Any, Any], Any], prediction: Any, target: Any, num_rows: int, value: torch.Tensor
 ) -> None:
-    """InvalidArgumentError if the loss of all rows is not the mean of the losses of two parts of them.
+    """Raise InvalidArgumentError if the loss of all rows is not the mean of the losses of two parts of the rows.
 
-    What cannot be asked is let through: fewer than two rows, values that are not finite, a loss that gives two values
-    for the same rows or does not take parts of them.
+    Cases that cannot be checked pass: fewer than two rows, values that are not finite, a loss that is not deterministic
+    or does not accept parts of the rows.
 
     >>> rows = torch.tensor([1.0, 2.0, 6.0]), torch.zeros(3)
     >>> require_mean_over_rows(lambda p, t: (p - t).mean(), *rows, 3, torch.tensor(3.0))
@@ -168,13 +168,13 @@ compile(loss_reduction="sum") for a sum over rows, "mean" to average what each r
         return
 
     def of(rows: slice) -> float:
-        own = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss  # a copy: it may count its calls
+        own = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss  # a copy: it may count calls
         return float(own(*map_structure(lambda leaf: _exact_part(leaf, rows), (prediction, target))))
 
     try:
         with torch.no_grad(), torch.random.fork_rng([value.device] if value.is_cuda else []):
             whole, again, first, rest = (of(slice(*ends)) for ends in ((None,), (None,), (half,), (half, None)))
-    except Exception:  # a loss that needs gradients, or a fixed number of rows, is no error
+    except Exception:  # a loss that needs gradients, or a fixed number of rows, is valid
         return
     same = partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6 * max(abs(first), abs(rest), 1e-6))
     mean = (first * half + rest * (num_rows - half)) / num_rows  # NaN if all labels of a half are ignored
@@ -189,16 +189,16 @@ compile(loss_reduction="sum") for a sum over rows, "mean" to average what each r
 
 
 def _exact_part(leaf: Any, rows: slice) -> Any:
-    """Some rows of a leaf, in float64 if they are real numbers: rounding must not look like another mean."""
+    """Return some rows of a leaf, real numbers in float64: rounding must not look like another mean."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return leaf.detach()[rows].double() if leaf.is_floating_point() else leaf.detach()[rows]
 
 
 def global_loss(loss: torch.Tensor, means: GlobalMeans, *, joins_batches: bool = False) -> BatchLoss:
-    """For a loss that is computed from global means: each replica has its value.
+    """Return the loss for a value computed from global means, which is the same on each replica.
 
-    Where they differ in their denominators, the loss of several batches is weighted by the average of these.
+    If the means differ in their denominators, the loss of several batches is weighted by the average denominator.
     """
     weight, denominator = (torch.stack(counts).mean(dim=0) for counts in zip(*means.counts, strict=True))
     if joins_batches and torch.is_grad_enabled():
@@ -207,7 +207,7 @@ def global_loss(loss: torch.Tensor, means: GlobalMeans, *, joins_batches: bool =
 
 
 def sum_loss(loss: Any) -> BatchLoss:
-    """For a loss that is the sum over local rows, or one per row that is to be added up."""
+    """Return the loss for a sum over local rows, or for one loss per row that is summed up."""
     total = _as_tensor(loss).sum()
     return BatchLoss(total, None, total.detach(), 0)
 
@@ -218,7 +218,7 @@ def is_pair(loss: Any) -> bool:
 
 
 def pair_loss(loss: tuple[Any, Any], context: ReplicaContext) -> BatchLoss:
-    """For a loss that says what it divides by, on local rows."""
+    """Return the loss for a pair of a sum and a denominator on local rows. All replicas call this together."""
     total = _as_tensor(loss[0]).sum()
     weight = torch.as_tensor(loss[1], dtype=torch.float64, device=total.device).detach().sum()
     everywhere: torch.Tensor = context.all_reduce(ReduceOp.SUM, weight)
@@ -226,7 +226,7 @@ def pair_loss(loss: tuple[Any, Any], context: ReplicaContext) -> BatchLoss:
 
 
 def kind_of(loss: Any, reduction: Literal["mean", "sum"] | None = None) -> LossKind:
-    """Return what a loss divides by, as far as its class, its settings or `reduction` say.
+    """Return the denominator of a loss, as far as the class and settings of the loss, or `reduction`, tell.
 
     >>> kind_of(nn.MSELoss()), kind_of(nn.CrossEntropyLoss()), kind_of(nn.L1Loss(reduction="sum")), kind_of(min)
     ('rows', 'labels', 'sum', 'unknown')
@@ -241,9 +241,9 @@ def kind_of(loss: Any, reduction: Literal["mean", "sum"] | None = None) -> LossK
 
 
 def label_count(loss: Any, target: Any, context: ReplicaContext) -> tuple[Count, Count] | None:
-    """Return what a loss of kind "labels" divides by, here and on all replicas; None where targets are no labels.
+    """Return the local and the global denominator of a loss of kind "labels"; None if targets are not labels.
 
-    Ask before the forward pass: replicas that have just got their batches wait least for each other.
+    Call this before the forward pass, when replicas that have just received their batches wait least for each other.
     """
     if not isinstance(target, torch.Tensor) or target.is_floating_point():
         return None
@@ -252,17 +252,17 @@ def label_count(loss: Any, target: Any, context: ReplicaContext) -> tuple[Count,
 
 
 def adds_rows_up(loss: Any) -> bool:
-    """Whether a loss says of itself that it is the sum over rows: a module of torch's, a partial of a function."""
+    """Return True if a loss declares reduction="sum": a torch module, or a partial of a function."""
     keywords = loss.keywords if isinstance(loss, partial) else {}
     said = keywords.get("reduction", getattr(loss, "reduction", None))
     return isinstance(said, str) and said == "sum"
 
 
 def loss_by_name(name: str) -> tuple[nn.Module, nn.Module]:
-    """The loss module of torch's that a name means ("mse", "MSELoss", "cross_entropy"), and its form for single rows.
+    """Return the torch loss module of a name ("mse", "MSELoss", "cross_entropy"), and its form for single rows.
 
     Raises:
-        InvalidArgumentError: There is none; shows those that there are.
+        InvalidArgumentError: The name is unknown; the message lists the known names.
     """
     losses = {kind.__name__: kind for kind in _public_modules() if _is_loss(kind)}
     found = class_by_name(name, losses, "loss", suffix="Loss")
@@ -276,14 +276,14 @@ def _public_modules() -> list[type[nn.Module]]:
 
 
 def _is_loss(kind: type[nn.Module]) -> bool:
-    """Whether it is a class of losses of (prediction, target) that needs no arguments."""
+    """Return True for a class of losses of (prediction, target) that needs no arguments."""
     compares = list(inspect.signature(kind.forward).parameters)[1:] in (["input", "target"], ["log_input", "target"])
     free = all(p.default is not p.empty for p in inspect.signature(kind).parameters.values())
-    return compares and free and kind is not nn.NLLLoss2d  # torch's own name of old for NLLLoss
+    return compares and free and kind is not nn.NLLLoss2d  # torch's former name of NLLLoss
 
 
 def weighted_loss(loss: Any, sample_weight: torch.Tensor, context: ReplicaContext) -> BatchLoss:
-    """For batches with weights, (n,) or (n, 1). `loss` has one value per row, (n, ...); further axes are averaged."""
+    """Return the loss for row weights (n,) or (n, 1). `loss` has one value per row, (n, ...), averaged over other axes."""
     value = _as_tensor(loss)
     if not value.ndim:
         raise InvalidArgumentError(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["MeasuredModel"]
 
 MAX_UNREAD = 8
-"""Batches whose outputs may still be on their way: reading them only then leaves the replicas busy meanwhile."""
+"""Batches whose outputs are not read yet: reading them late keeps the replicas busy."""
 
 
 @final
@@ -74,7 +74,7 @@ class Prediction:
         self._rows = 0
 
     def run(self, data: DistributedDataset, limit: int | None = None) -> Any:
-        """The outputs for at most `limit` batches of `data`. Waits for them; one warning where there are fewer."""
+        """Return the outputs for at most `limit` batches of `data`. Blocks; warns once if there are fewer batches."""
         require_finite(data, "predict", limit)
         self._reporter.start("Predict", num_steps(data, limit))
         self._callbacks.call("on_predict_begin", {})
@@ -131,7 +131,7 @@ def joined(outputs: list[Any]) -> Any:
 
 
 class MeasuredModel(CompiledModel):
-    """Models that are asked how good they are, and for predictions."""
+    """The part of `Model` that evaluates and predicts."""
 
     @folded
     def evaluate(
@@ -145,19 +145,19 @@ class MeasuredModel(CompiledModel):
         steps: int | None = None,
         dataset: Data | None = None,
     ) -> dict[str, Any]:
-        """Loss and metrics over a dataset, with the module in evaluation mode. Waits for the result.
+        """Return loss and metrics over a dataset, with the module in evaluation mode. Blocks until the result is there.
 
         Args:
-            x: Batched by the global batch size; elements as for :meth:`fit`. Or arrays, or a DataLoader, as there.
-            y: Targets that belong to arrays x.
+            x: A dataset batched by the global batch size, with elements as for :meth:`fit`; or arrays, or a DataLoader.
+            y: Targets for arrays x.
             batch_size: Rows of a global batch of arrays; None: 32.
-            callbacks: Their `on_test_...` hooks are called.
+            callbacks: Callbacks whose `on_test_...` hooks are called.
             verbose: Show progress, as in :meth:`fit`.
-            steps: Batches to look at; None: all there are. One warning where there are fewer.
-            dataset: What x was called once.
+            steps: Number of batches; None: all batches. Warns once if there are fewer.
+            dataset: Former name of x.
 
         Returns:
-            Name -> value: "loss", and each metric. A float where it is a single number, else a CPU tensor.
+            Name -> value: "loss", and each metric. A float for a single number, otherwise a CPU tensor.
 
         Raises:
             FailedPreconditionError: `compile` was not called.
@@ -196,28 +196,27 @@ class MeasuredModel(CompiledModel):
         steps: int | None = None,
         dataset: Data | None = None,
     ) -> Any:
-        """The module's outputs for every row, in the order of the dataset. Waits for them; needs no `compile`.
+        """Return the module's outputs for every row, in the order of the dataset. Blocks; does not need `compile`.
 
-        Elements may be x alone, or tuples whose first part is x; with `loss="model"` they are as for :meth:`fit`. The
-        module runs in evaluation mode, one batch per call to the replicas.
+        Elements may be x alone, or tuples whose first part is x; with `loss="model"` elements are as for :meth:`fit`.
+        The module runs in evaluation mode, one batch per call to the replicas.
 
         Args:
-            x: Batched by the global batch size. Or arrays, or a DataLoader, as for :meth:`fit`.
+            x: A dataset batched by the global batch size; or arrays, or a DataLoader, as for :meth:`fit`.
             batch_size: Rows of a global batch of arrays; None: 32.
-            callbacks: Their `on_predict_...` hooks are called.
+            callbacks: Callbacks whose `on_predict_...` hooks are called.
             verbose: Show progress, as in :meth:`fit`.
-            steps: Batches to look at; None: all there are. One warning where there are fewer.
-            dataset: What x was called once.
+            steps: Number of batches; None: all batches. Warns once if there are fewer.
+            dataset: Former name of x.
 
         Returns:
-            A CPU tensor of all rows, or a nest of them as the module returns it (lists as tuples), with None in the
-            place of what is no tensor (a text, a number, an object that holds keys and values). Of a module that
-            computes its loss (`loss="model"`) a dict, tuple or tensor of the outputs with one entry per row: no loss,
-            no cache of keys and values.
+            A CPU tensor of all rows, or a nest of tensors as the module returns it (lists as tuples), with None for
+            values that are not tensors (a text, a number, a key-value cache). For a module that computes its loss
+            (`loss="model"`), a dict, tuple or tensor of the outputs with one entry per row, without loss and caches.
 
         Raises:
             InvalidArgumentError: The dataset has no batch or, without `steps`, never ends; or as for :meth:`fit`.
-            SpecError: An output has not one entry per row, or rows of different batches differ in shape.
+            SpecError: An output does not have one entry per row, or rows of different batches differ in shape.
 
         >>> import torch
         >>> rd.Model(torch.nn.Flatten()).predict(rd.Dataset.range(4).batch(2).batch(2), verbose=False)

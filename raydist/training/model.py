@@ -19,15 +19,15 @@ __all__ = ["Model"]
 
 @final
 class Model(FittedModel, MeasuredModel):
-    """Trains a module with the strategy in whose scope it was made (keras.Model).
+    """A module with `compile`, `fit`, `evaluate` and `predict`, on the strategy in whose scope it was created.
 
-    Every number is the one that a single replica would give: the loss that is optimised is that of the *global* batch,
-    losses and metrics count every row once, however rows fall on replicas. A module that computes its own loss, as
-    those of Hugging Face do, is compiled with `loss="model"`, takes dicts, and saves itself:
+    Every number equals that of a single replica: the optimised loss is the loss of the *global* batch, and losses and
+    metrics count every row once, independent of the division of rows among replicas. A module that computes its own
+    loss, as Hugging Face models do, is compiled with `loss="model"`, takes dicts, and saves itself:
     `model.module.save_pretrained(directory)`.
 
     Elements of datasets are (x, y) or (x, y, sample_weight), batched by the global batch size; arrays and torch
-    DataLoaders are taken as well. The module is called with x; a plain tuple is unpacked into its arguments. With
+    DataLoaders are accepted as well. The module is called with x; a plain tuple is unpacked into its arguments. With
     sample weights the loss is sum(w * loss) / sum(w) over the global batch. Metrics do not see the weights.
 
     Args:
@@ -48,25 +48,25 @@ class Model(FittedModel, MeasuredModel):
     Source: keras.Model.
 
     Attributes:
-        stop_training: Set it in a callback to end `fit` after the current execution.
+            stop_training: Set to True in a callback to end `fit` after the current execution.
 
-    Raises:
-        InvalidArgumentError: `module` is no torch.nn.Module instance.
+        Raises:
+            InvalidArgumentError: `module` is not a torch.nn.Module instance.
     """
 
     def save(self, path: str | os.PathLike[str], optimizer: bool = True) -> None:
-        """Save module and optimizer state as one safetensors file, replacing `path` at once or not at all.
+        """Save module and optimizer state as one safetensors file. Replaces `path` atomically.
 
-        Nothing is pickled. Waits for dispatched steps.
+        Pickles nothing. Blocks for dispatched steps.
 
         Args:
-            path: The file, or a URI that fsspec knows; its folder is made if there is none.
-            optimizer: Whether the optimizer's state is saved as well, once the model is compiled.
+            path: The file, or a URI that fsspec supports; its folder is created if needed.
+            optimizer: Also save the optimizer's state if the model is compiled.
 
         Raises:
-            InvalidArgumentError: `config`, or a value in `module.state_dict()` that is no tensor, is not JSON-able.
-            FailedPreconditionError: Nothing may be written there.
-            OSError: What the file system says: it is full, say. The file that was there before is there yet.
+            InvalidArgumentError: `config`, or a value in `module.state_dict()` that is not a tensor, is not JSON-able.
+            FailedPreconditionError: The folder must not be written to.
+            OSError: The file system failed, for example because it is full. The previous file stays.
 
         >>> import tempfile, torch
         >>> model = rd.Model(torch.nn.Linear(2, 1), config={"in_features": 2, "out_features": 1})
@@ -88,22 +88,22 @@ class Model(FittedModel, MeasuredModel):
         module: nn.Module | Callable[..., nn.Module] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Model:
-        """A model with the state of a file, not compiled. Call it in the scope.
+        """Return a model with the state of a file, not compiled. Call it in the scope.
 
         Args:
-            path: What `save` wrote: a file, or a URI that fsspec knows.
-            module: The module to load into, in place; or a class or function that makes it, which is called with the
-                saved `config`. None: what the file says, which may be a module of `torch.nn`, or its containers
-                (`Sequential`, `ModuleList`, `ModuleDict`) of such; a file never makes it import code.
+            path: A file written by `save`, or a URI that fsspec supports.
+            module: The module to load into, in place; or a class or function that creates the module from the saved
+                `config`. None: build the module that the file describes, a module of `torch.nn`, or a container
+                (`Sequential`, `ModuleList`, `ModuleDict`) of such modules; a file never causes code to be imported.
             optimizer: An optimizer over `module`'s parameters to load into, in place.
 
         Returns:
-            The model; call :meth:`compile` to train it further.
+            The model; call :meth:`compile` to continue training.
 
         Raises:
-            NotFoundError: There is no such file.
+            NotFoundError: The file does not exist.
             DataLossError: The file is damaged.
-            InvalidArgumentError: State and module (or optimizer) do not fit, or the module can not be built.
+            InvalidArgumentError: State and module (or optimizer) do not fit, or the module cannot be built.
 
         >>> import tempfile, torch
         >>> module = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.ReLU())

@@ -1,4 +1,4 @@
-"""`compile(loss="model")`: modules that compute their own loss, as those of Hugging Face do."""
+"""`compile(loss="model")`: modules that compute their own loss, as Hugging Face models do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["LossAndOutputs", "call_module", "model_loss", "without_loss"]
 
 
 def call_module(module: nn.Module, batch: Any) -> Any:
-    """Call a module with a batch: a dict gives its keyword arguments, a plain tuple its arguments.
+    """Call a module with a batch: a dict as keyword arguments, a plain tuple as arguments.
 
     >>> call_module(nn.Identity(), {"input": 3})
     3
@@ -35,7 +35,7 @@ def call_module(module: nn.Module, batch: Any) -> Any:
 @final
 @dataclass(frozen=True, slots=True)
 class LossAndOutputs:
-    """What a module that computes its own loss returned: the loss, and all else.
+    """The result of a module that computes its own loss: the loss, and the whole result.
 
     >>> LossAndOutputs.of((torch.tensor(2.0), torch.ones(3)), nn.Identity()).loss
     tensor(2.)
@@ -46,10 +46,10 @@ class LossAndOutputs:
 
     @classmethod
     def of(cls, returned: Any, module: nn.Module) -> LossAndOutputs:
-        """Find the loss: `.loss`, `["loss"]`, the first of a tuple, or the tensor that is all there is.
+        """Find the loss in a result: `.loss`, `["loss"]`, the first item of a tuple, or a single tensor.
 
         Raises:
-            SpecError: There is no loss.
+            SpecError: The result has no loss.
         """
         loss = returned
         if isinstance(returned, Mapping):
@@ -66,7 +66,7 @@ class LossAndOutputs:
         )
 
     def logits(self, module: nn.Module) -> Any:
-        """What metrics compare with the labels."""
+        """Return the predictions for metrics."""
         found = None
         if isinstance(self.returned, Mapping):
             found = self.returned.get("logits")
@@ -83,7 +83,7 @@ class LossAndOutputs:
 
     @staticmethod
     def labels(batch: Any) -> Any:
-        """What metrics compare the logits with."""
+        """Return the labels for metrics."""
         if isinstance(batch, Mapping):
             for name in ("labels", "label"):
                 if name in batch:
@@ -98,10 +98,10 @@ class LossAndOutputs:
 
 
 def without_loss(returned: Any, num_rows: int) -> Any:
-    """Return the outputs with one entry per row: no loss, no cache of keys and values, nothing that is no tensor.
+    """Return the outputs with one entry per row, without loss, key-value caches and values that are not tensors.
 
     Raises:
-        SpecError: There is none.
+        SpecError: There are no such outputs.
 
     >>> without_loss({"loss": torch.tensor(2.0), "logits": torch.ones(3, 2), "past_key_values": None}, 3).keys()
     dict_keys(['logits'])
@@ -141,15 +141,15 @@ def model_loss(
     """Return the loss of a batch whose module computed it.
 
     Args:
-        loss: What the module computed from local rows.
-        kind: What it divides by; "unknown" where only its code tells.
-        means: Was active meanwhile, where the kind is unknown.
-        num_rows: Local rows.
-        context: The replica's.
+        loss: Loss of the module on local rows.
+        kind: Denominator of the loss; "unknown" if only its code tells.
+        means: The `GlobalMeans` that was active during the forward pass, for kind "unknown".
+        num_rows: Number of local rows.
+        context: Context of the replica.
         joins_batches: Several batches make one step: their denominators must be known.
 
     Raises:
-        InvalidArgumentError: The loss is not made of torch's means; says what to do.
+        InvalidArgumentError: The loss is not computed from torch's means; the message says what to do.
     """
     everywhere = context.global_num_rows or num_rows
     if kind == "sum":

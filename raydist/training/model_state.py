@@ -1,4 +1,4 @@
-"""A model's state as named tensors and a manifest, and back again."""
+"""Conversion of a model's state to named tensors and a manifest, and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIMIZER_PREFIX = "optimizer."
 def pack(
     module: nn.Module, optimizer: torch.optim.Optimizer | None, config: Mapping[str, Any] | None
 ) -> tuple[dict[str, torch.Tensor], ModelManifest]:
-    """Everything that `Model.save` writes. Waits for dispatched steps."""
+    """Return the tensors and manifest that `Model.save` writes. Blocks for dispatched steps."""
     if tables := SavedRows(module).tables():
         raise InvalidArgumentError(
             "A model file has what state_dict() gives, and that has no rows of ShardedEmbeddings, but the module has "
@@ -47,7 +47,7 @@ def pack(
 
 
 def _pack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Put the optimizer's tensors among `tensors`; the rest is returned."""
+    """Add the optimizer's tensors to `tensors`; return the other values."""
     state = optimizer.state_dict()
     values: dict[str, dict[str, Any]] = {}
     for index, entries in state["state"].items():
@@ -60,7 +60,7 @@ def _pack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.T
 
 
 def _plain_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Settings of the groups; a learning rate kept in a tensor is saved as a number."""
+    """Return the groups' settings; a learning rate in a tensor becomes a number."""
     return [
         {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in group.items()}
         for group in groups
@@ -88,7 +88,7 @@ def _of_module(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], manifest: ModelManifest
 ) -> None:
-    """Load the optimizer's state in place, settings such as the learning rate included."""
+    """Load the optimizer's state in place, including settings such as the learning rate."""
     saved = manifest.optimizer
     kind = None if saved is None else saved.get("class")
     if saved is None or kind != type(optimizer).__name__:
@@ -113,10 +113,10 @@ def restore_optimizer(
 
 
 def rebuild(manifest: ModelManifest, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
-    """A fresh module such as the file describes, of `torch.nn` alone: a file makes nobody import or call anything else.
+    """Build the torch.nn module that the file describes. A file never causes other code to be imported or called.
 
     Raises:
-        InvalidArgumentError: It is of another class.
+        InvalidArgumentError: The module is not described.
     """
     architecture = manifest.architecture or _by_config(manifest)
     if architecture is None:
@@ -129,14 +129,14 @@ def rebuild(manifest: ModelManifest, tensors: Mapping[str, torch.Tensor]) -> nn.
 
 
 def _by_config(manifest: ModelManifest) -> dict[str, Any] | None:
-    """Of files written before they had an architecture: one module of torch.nn."""
+    """Return the description for files of older versions without one: a single module of torch.nn."""
     place, _, name = str(manifest.module_class).partition(":")
     found = place.startswith("torch.nn.modules.") and manifest.config is not None
     return {"class": name, "arguments": manifest.config} if found else None
 
 
 def make_module(maker: Any, manifest: ModelManifest) -> nn.Module:
-    """The module that a user gave, or what the class or function that was given makes of the saved config."""
+    """Return the user's module, or the result of the user's class or function for the saved config."""
     if isinstance(maker, nn.Module):
         return maker
     if not callable(maker):

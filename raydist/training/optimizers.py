@@ -1,4 +1,4 @@
-"""What an optimizer must be to train a model, and torch's classes by their names."""
+"""Checks of a model's optimizer, and torch classes by name."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def class_by_name(name: str, classes: Mapping[str, _Class], what: str, suffix: str = "") -> _Class:
-    """The class that `name` means, in any case and with or without underscores and `suffix`.
+    """Return the class of a name, in any case and with or without underscores and `suffix`.
 
     Raises:
-        InvalidArgumentError: There is none; shows the nearest, and all.
+        InvalidArgumentError: The name is unknown; the message shows the nearest name, and all.
     """
     plain = {_plain(known): found for known, found in classes.items()}
     for wanted in (_plain(name), _plain(name + suffix)):
@@ -39,10 +39,10 @@ def _plain(name: str) -> str:
 
 
 def optimizer_by_name(name: str, module: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of torch's that a name means ("adam", "SGD"), over all parameters of `module`, with its defaults.
+    """Return the torch optimizer of a name ("adam", "SGD"), over all parameters of `module`, with its defaults.
 
     Raises:
-        InvalidArgumentError: There is none, or `module` has no parameter.
+        InvalidArgumentError: The name is unknown, or `module` has no parameter.
     """
     found = {kind.__name__: kind for kind in vars(torch.optim).values() if _is_optimizer(kind)}
     kind: Any = class_by_name(name, found, "optimizer")
@@ -68,7 +68,7 @@ def _require_steps_alone(kind: type) -> None:
 
 
 def _require_suited(kind: type, module: nn.Module, named: Mapping[str, torch.Tensor]) -> None:
-    """InvalidArgumentError where an optimizer of torch's takes some kinds of parameters only."""
+    """Raise InvalidArgumentError for parameters that a torch optimizer does not support."""
     if kind is torch.optim.Muon:
         others = [f"{name} {tuple(each.shape)}" for name, each in named.items() if each.ndim != 2]
         what = "matrices, parameters of two dimensions,"
@@ -88,7 +88,7 @@ def _require_suited(kind: type, module: nn.Module, named: Mapping[str, torch.Ten
 
 
 def require_optimizer(optimizer: Any, module: nn.Module, loss: Any) -> None:
-    """InvalidArgumentError unless `optimizer` is one of torch's, over parameters of `module` and `loss` alone."""
+    """Raise InvalidArgumentError unless `optimizer` is a torch optimizer over parameters of `module` and `loss`."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(
             f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}. "

@@ -1,4 +1,4 @@
-"""One pass over a dataset, seen from the driver: executions with hooks around them."""
+"""One iteration over a dataset, seen from the driver: executions with hooks around them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run_pass(
     """Execute until `limit` steps, the end of the data or `stopped()`.
 
     Args:
-        calls: What to execute.
+        calls: Calls to execute.
         begin: Called with the index of the next step, before its execution.
         end: Called with the number of steps done, after an execution.
         limit: Most steps; None for all there are.
@@ -67,7 +67,7 @@ def run_pass(
 
 
 def distributed(strategy: Strategy, dataset: Any) -> DistributedDataset:
-    """`dataset` as the strategy sees it; a Dataset is distributed, a DistributedDataset taken as it is."""
+    """Return a DistributedDataset: distribute a Dataset, or return a DistributedDataset unchanged."""
     if isinstance(dataset, DistributedDataset):
         return dataset
     if isinstance(dataset, Dataset):
@@ -81,7 +81,7 @@ def distributed(strategy: Strategy, dataset: Any) -> DistributedDataset:
 
 @contextlib.contextmanager
 def opened(data: DistributedDataset) -> Iterator[Iterator[Any]]:
-    """One pass over `data`; its producers are stopped at the end, also after an error."""
+    """Open an iterator over `data`, and close it at the end of the `with` block."""
     iterator: Any = iter(data)
     try:
         yield iterator
@@ -90,19 +90,19 @@ def opened(data: DistributedDataset) -> Iterator[Iterator[Any]]:
 
 
 def num_batches(data: DistributedDataset) -> int | None:
-    """How many batches one pass has, where that is known."""
+    """Return the number of batches of one iteration over the data, if known."""
     known = data.cardinality()
     return known if known >= 0 else None
 
 
 def num_steps(data: DistributedDataset, limit: int | None) -> int | None:
-    """How many steps a pass of at most `limit` batches has, where that is known."""
+    """Return the number of steps of an iteration over at most `limit` batches, if known."""
     known = num_batches(data)
     return known if limit is None or (known is not None and known < limit) else limit
 
 
 def warn_out_of_data(name: str, wanted: int, steps: int, then: str) -> None:
-    """One warning, at the user's line, of a pass that ended before the number of steps that was asked for by `name`."""
+    """Warn once, at the user's line, that data ended before the number of steps requested by argument `name`."""
     level = 1
     while sys._getframe(level).f_globals.get("__name__", "").startswith("raydist."):
         level += 1
@@ -114,19 +114,19 @@ def warn_out_of_data(name: str, wanted: int, steps: int, then: str) -> None:
 
 
 def require_at_least(name: str, value: int | None, least: int = 1) -> None:
-    """InvalidArgumentError unless `value` is a number >= `least`, or None."""
+    """Raise InvalidArgumentError unless `value` is a number >= `least`, or None."""
     if value is not None and value < least:
         raise InvalidArgumentError(f"{name} must be >= {least}, got {value!r}.")
 
 
 def require_finite(data: DistributedDataset, what: str, steps: int | None = None) -> None:
-    """InvalidArgumentError for a dataset that never ends, unless a number of steps ends the pass."""
+    """Raise InvalidArgumentError for an infinite dataset without a number of steps."""
     if steps is None and data.cardinality() == INFINITE_CARDINALITY:
         raise InvalidArgumentError(f"{what} needs a dataset that ends, got an infinite one. Add .take(num_batches).")
 
 
 def require_steps(steps: int, what: str) -> None:
-    """InvalidArgumentError for a dataset that gave no batch."""
+    """Raise InvalidArgumentError for a dataset without batches."""
     if steps == 0:
         raise InvalidArgumentError(
             f"The dataset for {what} must have at least one batch, got none. "
@@ -136,7 +136,7 @@ def require_steps(steps: int, what: str) -> None:
 
 @contextlib.contextmanager
 def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """`module.eval()` inside; afterwards every submodule has the training flag it had."""
+    """Put the module into evaluation mode for the `with` block; then restore every submodule's training flag."""
     flags = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

@@ -1,4 +1,4 @@
-"""The module's forward, in the precision that a model is compiled with."""
+"""The module's forward pass in the precision of `compile`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(x: Any, precision: Precision) -> AbstractContextManager[Any]:
-    """`torch.autocast` on the device of `x`; nothing where no precision is given."""
+    """Return `torch.autocast` for the device of `x`, or a null context without a precision."""
     if precision is None:
         return nullcontext()
     device = next((leaf.device.type for leaf in leaves_in(x) if isinstance(leaf, torch.Tensor)), "cpu")
@@ -27,9 +27,9 @@ def autocast(x: Any, precision: Precision) -> AbstractContextManager[Any]:
 
 
 def forward(module: nn.Module, x: Any, precision: Precision) -> Any:
-    """What the module returns for `x`; under "bf16" and "fp16" by torch.autocast, its 16-bit outputs as float32.
+    """Return the module's output for `x`; with "bf16" and "fp16" under torch.autocast, 16-bit outputs cast to float32.
 
-    Losses and metrics then count in float32, and outputs can become numpy arrays, which know no bfloat16.
+    Losses and metrics are then computed in float32, and outputs can become numpy arrays, which lack bfloat16.
 
     >>> forward(nn.Linear(2, 1), torch.ones(3, 2), "bf16").dtype
     torch.float32
@@ -42,7 +42,7 @@ def forward(module: nn.Module, x: Any, precision: Precision) -> Any:
 
 
 def widened(outputs: Any) -> Any:
-    """16-bit tensors as float32."""
+    """Cast 16-bit tensors to float32."""
     return map_structure(
         lambda leaf: leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype in _TYPES.values() else leaf, outputs
     )

@@ -1,7 +1,7 @@
 """Model files: one safetensors file with a JSON manifest in its header. No pickle, so that loading runs no code.
 
-Tensors are named "module.<name>" and "optimizer.<parameter index>.<name>". The manifest says how the rest is to be
-put together, and holds a SHA-256 of every tensor: a damaged file is refused, not loaded.
+Tensors are named "module.<name>" and "optimizer.<parameter index>.<name>". The manifest has all other values and a
+SHA-256 of every tensor: a damaged file is rejected, not loaded.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ DIGEST_KEY = "raydist.sha256"  # of the manifest's text
 @final
 @dataclass(frozen=True, slots=True)
 class ModelManifest:
-    """What a model file says besides its tensors.
+    """The values of a model file that are not tensors.
 
     Attributes:
         module_class: "package.module:QualifiedName" of the module's class.
-        config: Keyword arguments of its constructor; None if the user gave none.
-        extra: Entries of the module's state that are no tensors.
+        config: Keyword arguments of the module's constructor; None if the user gave none.
+        extra: Entries of the module's state that are not tensors.
         optimizer: Groups and plain values of the optimizer's state; None without an optimizer.
         sha256: Digest of each tensor.
-        version: Format of the file.
-        architecture: How to build the module, where that can be said without naming code; see `architecture.py`.
+        version: Format version of the file.
+        architecture: Description from which the module can be built, if it has one; see `architecture.py`.
     """
 
     module_class: str
@@ -59,18 +59,18 @@ class ModelManifest:
 
 
 def snapshot(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict with every tensor copied into a plain one on the CPU that shares memory with no other."""
+    """Return a state dict with every tensor copied into a plain CPU tensor with memory of its own."""
     return {name: _plain(value) if isinstance(value, torch.Tensor) else value for name, value in state.items()}
 
 
 def _plain(value: torch.Tensor) -> torch.Tensor:
-    # Not clone(): a variable of a strategy may be a subclass, and its copy would be one as well.
+    # Not clone(): a strategy's variable may be a subclass of Tensor, and its clone would be one as well.
     with torch.no_grad():
         return torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value)
 
 
 def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """SHA-256 of each tensor: type, shape and bytes."""
+    """Return the SHA-256 of each tensor's type, shape and bytes."""
     return {name: _digest(f"{tensor.dtype}{list(tensor.shape)}", _bytes(tensor)) for name, tensor in tensors.items()}
 
 
@@ -86,7 +86,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def write_model_file(path: str | os.PathLike[str], tensors: dict[str, torch.Tensor], manifest: ModelManifest) -> None:
-    """Write a file, by its path or URI: readers find the old one or the new one, never a part, after a crash too."""
+    """Write a file, by its path or URI, atomically: readers find the old or the new file, also after a crash."""
     text = _as_json(manifest)
     header = {MANIFEST_KEY: text, DIGEST_KEY: _digest(text)}
     directory, name = _place(path_text(path))
@@ -95,7 +95,7 @@ def write_model_file(path: str | os.PathLike[str], tensors: dict[str, torch.Tens
 
 
 def _place(path: str) -> tuple[DirectoryFiles, str]:
-    """The directory that a file is in, and what it is called there."""
+    """Return the directory of a file, and the file's name in it."""
     local = local_path(path)
     plain, mark, query = (path if local is None else os.path.abspath(local)).partition("?" if local is None else "\0")
     parent, _, name = plain.rpartition("/")
@@ -115,11 +115,11 @@ def _as_json(manifest: ModelManifest) -> str:
 
 
 def read_model_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], ModelManifest]:
-    """The tensors (on the CPU) and the manifest of a file.
+    """Return the tensors (on the CPU) and the manifest of a file.
 
     Raises:
-        NotFoundError: There is no such file.
-        DataLossError: It is truncated, damaged, or no model file.
+        NotFoundError: The file does not exist.
+        DataLossError: The file is truncated, damaged, or not a model file.
     """
     text = path_text(path)
     local = local_path(text)

@@ -1,4 +1,4 @@
-"""`rd.SidecarEvaluator`: evaluation beside training, in an actor of its own."""
+"""`rd.SidecarEvaluator`: evaluation of checkpoints in an actor, while training continues."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluated", "SidecarEvaluator", "SidecarWork"]
 
-_STOP_LOOK_S = 0.5  # between two looks at whether to stop
+_STOP_LOOK_S = 0.5  # between two checks for a stop
 _MODEL, _STEP = "model", "fit.global_step"
 
 
 @final
 @dataclass(frozen=True, slots=True, repr=False)
 class Evaluated:
-    """What came of one checkpoint.
+    """The result for one checkpoint.
 
     Attributes:
-        path: Of the checkpoint.
-        step: The global step that it was saved at; 0 where it has none.
+        path: Path of the checkpoint.
+        step: Global step of the checkpoint; 0 if it has none.
         logs: Loss and metrics by name.
     """
 
@@ -58,16 +58,16 @@ class Evaluated:
 @final
 @dataclass(frozen=True, slots=True)
 class SidecarWork:
-    """What a sidecar does; it travels to where it does it.
+    """The work of the evaluator's actor, pickled by value.
 
     Attributes:
-        model_fn: Makes a compiled model, in the scope.
-        data: What it is evaluated on.
-        checkpoint_dir: Where the training saves.
-        make_strategy: Makes the strategy; None for one CPU.
+        model_fn: Creates a compiled model, in the scope.
+        data: Evaluation data.
+        checkpoint_dir: Directory of the training's checkpoints.
+        make_strategy: Creates the strategy; None for one CPU.
         steps: Batches of an evaluation; None for all.
-        max_evaluations: Ends after so many.
-        callbacks: Of each evaluation.
+        max_evaluations: Number of evaluations after which the work ends.
+        callbacks: Callbacks of each evaluation.
     """
 
     model_fn: Callable[[], Model]
@@ -79,7 +79,7 @@ class SidecarWork:
     callbacks: Sequence[Callback] = ()
 
     def __call__(self, stopped: Callable[[], bool], tell: Callable[[Evaluated], None]) -> None:
-        """Evaluate each new checkpoint, the newest of those that have come meanwhile, until `stopped()`."""
+        """Evaluate the newest checkpoint whenever there is a new one, until `stopped()` returns True."""
         strategy = OneDeviceStrategy("cpu") if self.make_strategy is None else self.make_strategy()
         done = 0
         with strategy:
@@ -92,7 +92,7 @@ class SidecarWork:
                     return
                 try:
                     tell(self._evaluated(model, path))
-                except NotFoundError:  # a newer one has taken its place meanwhile
+                except NotFoundError:  # a newer checkpoint has replaced it meanwhile
                     continue
                 done += 1
                 if done == self.max_evaluations:
@@ -106,7 +106,7 @@ class SidecarWork:
         try:
             Checkpoint(**objects).restore(path, only=list(objects))
         except DataLossError:
-            open_checkpoint(directory_files(path))  # NotFoundError where it was removed while it was read
+            open_checkpoint(directory_files(path))  # NotFoundError if the checkpoint was removed while it was read
             raise
         logs = model.evaluate(self.data, callbacks=self.callbacks, verbose=False, steps=self.steps)
         return Evaluated(path, int(counter.value), logs)
@@ -117,26 +117,28 @@ _LOOK_S = 0.2
 
 @final
 class SidecarEvaluator:
-    """Evaluates the checkpoints of a training while it goes on, in an actor of its own: each at most once.
+    """An actor that evaluates the checkpoints of a running training, each at most once.
 
-    Where several have come since the last evaluation, the newest is taken. The training and this share nothing but the
-    directory: `fit(checkpoint=directory)`, or a `CheckpointManager` whose checkpoint has the module as "model".
-
-    A context manager: leaving `with` ends the actor.
+    If several checkpoints have come since the last evaluation, the newest is evaluated. Training and evaluator share
+    only the directory: `fit(checkpoint=directory)`, or a `CheckpointManager` whose checkpoint has the module as
+    "model". A context manager: leaving `with` ends the actor.
 
     Args:
-        model_fn: Makes the compiled :class:`Model`. It is sent by value and called in the actor, in the scope of
+        model_fn: Creates the compiled :class:`Model`. Pickled by value and called in the actor, in the scope of
             `strategy`.
         data: A dataset of batches, as for `Model.evaluate`.
-        checkpoint_dir: Where the training saves: a path that the actor's node can read, or a URI that fsspec knows.
-        strategy: A function that makes the strategy to evaluate with, as strategies don't travel; None: one CPU.
+        checkpoint_dir: Directory of the training's checkpoints: a path that the actor's node can read, or a URI that
+            fsspec supports.
+        strategy: A function that creates the strategy for evaluation, because strategies cannot be pickled; None: one
+            CPU.
         steps: Batches of an evaluation; None: all.
-        max_evaluations: End after so many; None: when it is closed.
-        callbacks: Their `on_test_...` hooks are called, in the actor; `rd.get_global_step()` is that of the checkpoint.
-        resources: Ray resources of the actor; its own strategy asks for more, if it has replicas. Default: 1 CPU.
+        max_evaluations: Number of evaluations after which the actor ends; None: when the evaluator is closed.
+        callbacks: Callbacks whose `on_test_...` hooks are called in the actor; `rd.get_global_step()` is the
+            checkpoint's.
+        resources: Ray resources of the actor; its strategy requests more if it has replicas. Default: 1 CPU.
 
     Raises:
-        InvalidArgumentError: `model_fn` or `strategy` is no function, or a number is < 1.
+        InvalidArgumentError: `model_fn` or `strategy` is not a function, or a number is < 1.
 
     >>> evaluator = rd.SidecarEvaluator(lambda: make_model(), rd.Dataset.range(4).batch(2), "checkpoints")
     >>> evaluator.results()  # nothing was started yet
@@ -177,13 +179,13 @@ class SidecarEvaluator:
         self._ended = False
 
     def start(self) -> Self:
-        """Start the actor. Returns once it has begun.
+        """Start the actor. Blocks until it has begun.
 
         Returns:
-            This.
+            The evaluator itself.
 
         Raises:
-            FailedPreconditionError: It was started before.
+            FailedPreconditionError: The evaluator was started before.
 
         Source: tf.keras.utils.SidecarEvaluator.start, which evaluates in its caller.
 
@@ -200,13 +202,13 @@ class SidecarEvaluator:
         return self
 
     def results(self) -> list[Evaluated]:
-        """What was evaluated so far, in order: each has `path`, `step` and `logs`.
+        """Return the results so far, in order: each has `path`, `step` and `logs`.
 
         Returns:
-            A list of its own.
+            A new list.
 
         Raises:
-            Exception: What an evaluation raised, which has ended it.
+            Exception: An evaluation failed, which has ended the actor.
             UnavailableError: The actor is gone.
 
         Source: raydist's own; TensorFlow's are read from TensorBoard.
@@ -217,17 +219,17 @@ class SidecarEvaluator:
         return list(self._results)
 
     def wait(self, num_evaluations: int, timeout_s: float) -> list[Evaluated]:
-        """Wait for so many results.
+        """Block until there are `num_evaluations` results.
 
         Args:
-            num_evaluations: How many in all.
-            timeout_s: How long, in seconds.
+            num_evaluations: Total number of results.
+            timeout_s: Limit in seconds.
 
         Returns:
-            As `results`; fewer only where it has ended.
+            The results; fewer only if the actor has ended.
 
         Raises:
-            DeadlineExceededError: There are fewer after that time.
+            DeadlineExceededError: There are fewer results after `timeout_s`.
 
         Source: raydist's own.
 
@@ -246,10 +248,10 @@ class SidecarEvaluator:
         return found
 
     def close(self, limit_s: float = 10.0) -> None:
-        """End the actor. An evaluation that is under way has so many seconds. May be called twice.
+        """End the actor. May be called twice.
 
         Args:
-            limit_s: See above.
+            limit_s: Seconds for which a running evaluation may continue.
 
         Source: raydist's own.
 

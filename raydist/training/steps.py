@@ -1,12 +1,12 @@
-"""The step functions: what one replica does with its piece of one batch.
+"""The step functions: the work of one replica on its piece of one batch.
 
 Each is an ordinary closure over the module, the optimizer and the trackers, as a user would write it for
-`strategy.run`. A replica without rows runs them on stand-in rows: the strategy zeroes its gradients and gives its
-metrics back the states that they had before the step.
+`strategy.run`. A replica without rows runs the step on padding rows: the strategy then zeroes the replica's gradients
+and restores its metrics' states from before the step.
 
-torchmetrics' classification metrics take predictions within [0, 1] for probabilities and all others for logits, batch
-by batch. A replica's piece may look like probabilities where the whole batch does not: so the replicas ask each other
-how their pieces look, and where they look different, such metrics see the whole batch, on one replica.
+torchmetrics' classification metrics interpret predictions within [0, 1] as probabilities and all others as logits,
+batch by batch. A replica's piece may look like probabilities although the whole batch does not. So the replicas
+compare their pieces; if these differ, one replica updates such metrics with the whole batch.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ __all__ = [
     "update_alike",
 ]
 
-# They take the largest of the scores, whatever the scores are.
+# These metrics take the largest score, logit or probability alike.
 _NEVER_GUESS = {"MulticlassStatScores", "MulticlassConfusionMatrix", "MulticlassExactMatch"}
 
 
 def guessing(metrics: Mapping[str, Metric]) -> dict[str, bool]:
-    """The names of the metrics that guess, each with whether it looks at a part of the predictions only.
+    """Return the names of metrics that guess; True for those that look at a part of the predictions only.
 
     >>> from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
     >>> guessing({"auroc": BinaryAUROC(ignore_index=-1), "accuracy": MulticlassAccuracy(3)})
@@ -89,13 +89,13 @@ def _ignores(metric: Metric) -> bool:
 def update_alike(
     metrics: Mapping[str, Metric], guesses: Mapping[str, bool], batch: tuple[Any, Any], context: ReplicaContext
 ) -> None:
-    """Update metrics with one replica's (prediction, target), so that together they are what the whole batch gives.
+    """Update metrics with one replica's (prediction, target), so that the merged state is that of the whole batch.
 
     Args:
-        metrics: All of them, by name.
-        guesses: What `guessing` says of them.
-        batch: What `Metric.update` takes.
-        context: The replica's.
+        metrics: All metrics, by name.
+        guesses: Result of `guessing` for the metrics.
+        batch: Arguments of `Metric.update`.
+        context: Context of the replica.
     """
     alike = not guesses or context.num_replicas_in_sync == 1 or _look_alike(batch[0], any(guesses.values()), context)
     for name, metric in metrics.items():
@@ -110,14 +110,14 @@ def update_alike(
 
 
 def _look_alike(prediction: Any, in_part: bool, context: ReplicaContext) -> bool:
-    """Whether a metric that looks at any replica's predictions guesses the same. Waits for all replicas."""
+    """Return True if all replicas' predictions lead a metric to the same guess. Blocks for all replicas."""
     leaves = [leaf for leaf in leaves_in(prediction) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     if not leaves:
         return True
     within = torch.stack([((leaf >= 0) & (leaf <= 1)).all() for leaf in leaves])
     found = context.all_reduce(ReduceOp.MAX, torch.stack([within, ~within]).to(torch.int32))
     some_within, some_beyond = found.bool()
-    # Who ignores rows may see only probabilities in a piece that has logits as well.
+    # A metric that ignores rows may see only probabilities in a piece that has logits as well.
     return not bool((some_beyond if in_part else some_within & some_beyond).any())
 
 
@@ -134,18 +134,18 @@ _END = object()
 @final
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What `Model.compile` was given, and the counters made for it.
+    """The arguments of `Model.compile`, and the counters created for them.
 
     Attributes:
-        update: The optimizer, and what goes with its steps.
-        loss: The loss function; None where the module computes its loss.
-        row_loss: The loss function for batches whose rows have weights: one value per row.
-        loss_kind: What the loss divides by.
+        update: The optimizer, scheduler and accumulation.
+        loss: The loss function; None if the module computes its loss.
+        row_loss: The loss function for batches with row weights: one value per row.
+        loss_kind: Denominator of the loss.
         trackers: The counters.
         steps_per_execution: Steps of one call to the replicas.
-        precision: In which the module's forward computes; None for that of its parameters.
-        scheduler_here: Follows the batches on the driver, where workers take them apart from each other: none of these
-            sees all steps of the optimizer. `update` has none then.
+        precision: Precision of the module's forward pass; None for that of its parameters.
+        scheduler_here: Scheduler that counts batches on the driver, if workers train independently and none sees all
+            steps of the optimizer. `update` then has no scheduler.
     """
 
     update: Update
@@ -161,7 +161,7 @@ class Compiled:
 @final
 @dataclass(frozen=True, slots=True)
 class Trainee:
-    """What fit and evaluate work on: a compiled module and the strategy in whose scope it was made."""
+    """A compiled module and its strategy, as used by fit and evaluate."""
 
     strategy: Strategy
     module: nn.Module
@@ -171,7 +171,7 @@ class Trainee:
 @final
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What one replica computed from its piece of a batch. `compared` is what metrics take."""
+    """The result of one replica for its piece of a batch. `compared` holds the arguments for metrics."""
 
     loss: BatchLoss
     compared: tuple[Any, Any]
@@ -179,7 +179,7 @@ class _Outcome:
 
 
 def training_step(module: nn.Module, compiled: Compiled, class_weights: ClassWeights, count: Callable[[], Any]) -> Step:
-    """Forward, backward and update on one batch; then `count()`."""
+    """Return the step function for training: forward, backward and update on one batch; then `count()`."""
     update = compiled.update
     run, track = _forward(module, compiled, class_weights), _tracking(compiled.trackers)
 
@@ -195,7 +195,7 @@ def training_step(module: nn.Module, compiled: Compiled, class_weights: ClassWei
 
 
 def evaluation_step(module: nn.Module, compiled: Compiled) -> Step:
-    """Loss and metrics of one batch."""
+    """Return the step function for the loss and metrics of one batch."""
     run, track = _forward(module, compiled, ClassWeights()), _tracking(compiled.trackers)
 
     def test_step(batch: Any) -> None:
@@ -206,12 +206,12 @@ def evaluation_step(module: nn.Module, compiled: Compiled) -> Step:
 
 
 def prediction_step(module: nn.Module, precision: Precision = None, *, by_keyword: bool = False) -> Step:
-    """The module's outputs for one batch, one entry per row, on the CPU.
+    """Return the step function for the module's outputs for one batch, one entry per row, on the CPU.
 
     Args:
         module: The module.
-        precision: In which it computes.
-        by_keyword: The module computes its own loss: a dict is its keyword arguments, and the loss is no output.
+        precision: Precision of the forward pass.
+        by_keyword: The module computes its own loss: a dict holds keyword arguments, and the loss is not an output.
     """
 
     def predict_step(batch: Any) -> Any:
@@ -230,9 +230,9 @@ def prediction_step(module: nn.Module, precision: Precision = None, *, by_keywor
 
 
 def looped(step: Step) -> Callable[[Iterator[Any], int], int]:
-    """Up to `count` steps in one call, drawing batches from a distributed iterator inside the replica.
+    """Return a function that runs up to `count` steps, drawing batches from a distributed iterator in the replica.
 
-    Returns the number of steps done: less than `count` at the end of the data only.
+    The function returns the number of steps done: less than `count` only at the end of the data.
     """
 
     def loop(iterator: Iterator[Any], count: int) -> int:
@@ -247,7 +247,7 @@ def looped(step: Step) -> Callable[[Iterator[Any], int], int]:
 
 
 def _forward(module: nn.Module, compiled: Compiled, class_weights: ClassWeights) -> Callable[[Any], _Outcome]:
-    """From a batch to its loss and what metrics take."""
+    """Return the function from a batch to its loss and the arguments for metrics."""
     loss, row_loss, kind = compiled.loss, compiled.row_loss, compiled.loss_kind
     joins_batches = compiled.update.accumulation is not None
     if loss is None or row_loss is None:
@@ -308,7 +308,7 @@ def _detached(leaf: Any) -> Any:
 
 
 def _outputs(prediction: Any, num_rows: int) -> Any:
-    """Return the tensors of a prediction on the CPU, with None in the place of a cache object, a text or a number."""
+    """Return the tensors of a prediction on the CPU, with None for a cache object, a text or a number."""
     found = map_structure(lambda leaf: _output(leaf, num_rows), prediction)
     if all(leaf is None for leaf in leaves_in(found)):
         raise SpecError(_needed_outputs(num_rows, f"a {type(prediction).__name__} without tensors"))
@@ -320,7 +320,7 @@ def _output(leaf: Any, num_rows: int) -> torch.Tensor | None:
         if leaf.shape[:1] == (num_rows,):
             return leaf.cpu()
         raise SpecError(_needed_outputs(num_rows, f"shape {tuple(leaf.shape)}"))
-    if isinstance(leaf, list | np.ndarray):  # they may hold outputs
+    if isinstance(leaf, list | np.ndarray):  # these may contain outputs
         raise SpecError(_needed_outputs(num_rows, f"a {type(leaf).__name__}"))
     return None
 
@@ -334,10 +334,10 @@ def _length(nest: Any) -> int:
 
 
 def _num_rows(batch: Any) -> int:
-    """Rows of this replica, those that it stands in with included."""
+    """Return the number of rows on this replica, including padding rows."""
     return get_replica_context().num_rows or _length(batch)
 
 
 def _lists_as_tuples(value: Any) -> Any:
-    """Many modules return a list of outputs; in a nest a list would be one leaf."""
+    """Convert a list of outputs, which many modules return, to a tuple: a list would be one leaf of a nest."""
     return tuple(value) if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""What a pass over a dataset keeps count of: the loss, the rows and the user's metrics.
+"""Counters of an iteration over a dataset: the loss, the rows and the user's metrics.
 
-All of them are metrics made in the strategy's scope: each replica updates its own in the step, the driver reads them
-merged and resets them. A step therefore returns nothing, and nothing is fetched until somebody looks.
+All counters are metrics created in the strategy's scope: each replica updates its own copy in the step; the driver
+reads them merged and resets them. So a step returns nothing, and nothing is fetched before it is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["LossTotal", "RowCount", "Trackers", "named_metrics"]
 
 @final
 class RowCount(Metric):
-    """Number of rows seen, on all replicas: what the rate is computed from."""
+    """The number of rows seen on all replicas, for the rate."""
 
     is_differentiable = False
     higher_is_better = None
@@ -38,18 +38,18 @@ class RowCount(Metric):
         self.total += num_rows
 
     def compute(self) -> torch.Tensor:
-        """Rows so far."""
+        """Return the number of rows so far."""
         return self.total.clone()
 
 
 @final
 class LossTotal(Metric):
-    """The loss of all batches of a pass as one: a sum over a denominator, or the sum alone.
+    """The loss of all batches together: a sum over a denominator, or the sum alone.
 
-    Both are kept in float64 and added over replicas. The loss is 0 where the denominator is.
+    Both are kept in float64 and summed over replicas. The loss is 0 if the denominator is 0.
 
     Args:
-        is_sum: The loss is not divided by anything.
+        is_sum: The loss has no denominator.
     """
 
     is_differentiable = False
@@ -71,14 +71,14 @@ class LossTotal(Metric):
         self.weight += weight
 
     def compute(self) -> torch.Tensor:
-        """The loss so far: a float64 scalar."""
+        """Return the loss so far, as a float64 scalar."""
         return self.total.clone() if self._is_sum else torch.where(self.weight == 0, 0.0, self.total / self.weight)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Trackers:
-    """Counters of one model.
+    """The counters of one model.
 
     Attributes:
         loss: The loss over all rows.
@@ -96,25 +96,25 @@ class Trackers:
         self.rows.update(num_rows)
 
     def reset(self) -> None:
-        """Start a new pass (on the driver)."""
+        """Reset all counters (on the driver)."""
         for metric in self._all():
             metric.reset()
 
     def read(self) -> dict[str, Any]:
-        """The logs so far (on the driver): floats, and tensors where a metric is not a single number.
+        """Return the logs so far (on the driver): floats, and tensors for metrics that are not single numbers.
 
-        Waits for all dispatched steps.
+        Blocks for all dispatched steps.
         """
         logs: dict[str, Any] = {"loss": float(self.loss.compute())}
         logs.update((name, _as_log(metric.compute())) for name, metric in self.metrics.items())
         return logs
 
     def num_rows(self) -> int:
-        """Rows seen so far, on all replicas. Waits for all dispatched steps."""
+        """Return the number of rows so far, on all replicas. Blocks for all dispatched steps."""
         return int(self.rows.compute())
 
     def rows_and_logs(self) -> tuple[int, dict[str, Any]]:
-        """`num_rows()` and `read()`, what a progress display needs."""
+        """Return `num_rows()` and `read()`, for a progress display."""
         return self.num_rows(), self.read()
 
     def _all(self) -> Iterable[Metric]:
@@ -122,7 +122,7 @@ class Trackers:
 
 
 def named_metrics(metrics: Any) -> dict[str, Metric]:
-    """Names for the metrics of `compile`: a dict's keys, else class names in snake case, numbered where they repeat.
+    """Return the metrics of `compile` by name: a dict's keys, or class names in snake case, numbered if repeated.
 
     >>> from torchmetrics.classification import MulticlassAccuracy
     >>> list(named_metrics([MulticlassAccuracy(3), MulticlassAccuracy(3)]))

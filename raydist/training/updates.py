@@ -1,4 +1,4 @@
-"""From gradients to parameters: what follows a backward."""
+"""The update of parameters after a backward pass."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Accumulation", "Update", "scheduler_of"]
 
 @final
 class Accumulation(nn.Module):
-    """What of a group of batches is in the gradients. Its buffers are mirrored: it outlasts a call to the replicas.
+    """The state of a group of batches that make one step. Its mirrored buffers outlive a call to the replicas.
 
     Args:
         size: Batches of a group.
-        scaled: Keep what gradients are multiplied by near 1, as float16 needs it: the unit of weights is that of the
-            group's first batch.
+        scaled: Keep the factors of gradients near 1, as float16 needs it: weights are relative to the group's first
+            batch.
 
     >>> group = Accumulation(2)
     >>> group.add(8)
@@ -44,16 +44,16 @@ class Accumulation(nn.Module):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the gradients hold nothing yet."""
+        """True if no batch of the group was added yet."""
         return not self.batches
 
     @property
     def is_full(self) -> bool:
-        """Whether the group is complete."""
+        """True if the group is complete."""
         return int(self.batches) >= self.size
 
     def add(self, weight: Any) -> torch.Tensor:
-        """Count another global batch. Its gradients belong to the group times the number that this returns."""
+        """Count another global batch. Return the factor by which its gradients must be multiplied."""
         if self.unit is not None and self.is_empty:
             self.unit.copy_(weight if weight > 0 else torch.ones(()))
         factor = torch.as_tensor(weight, dtype=torch.float64) / (1.0 if self.unit is None else self.unit)
@@ -62,7 +62,7 @@ class Accumulation(nn.Module):
         return factor
 
     def take_mean(self, parameters: list[torch.Tensor]) -> None:
-        """Make the gradients the mean over the group, and begin the next one."""
+        """Divide the gradients to become the mean over the group, and begin the next group."""
         total = float(self.weight)
         for parameter in parameters:
             if parameter.grad is not None and total:
@@ -74,14 +74,14 @@ class Accumulation(nn.Module):
 @final
 @dataclass(frozen=True, slots=True)
 class Update:
-    """How a step changes the parameters.
+    """The change of parameters by a step.
 
     Attributes:
-        optimizer: It.
-        scheduler: Follows each step of the optimizer.
-        clip_norm: Most that the norm of all gradients together may be.
-        accumulation: Where several batches make one step: that of their rows, as if they had been one batch.
-        scaler: Scales the loss up where gradients are computed in float16.
+        optimizer: The optimizer.
+        scheduler: Steps after each step of the optimizer.
+        clip_norm: Limit of the norm of all gradients together.
+        accumulation: Group of batches that make one step, as if they were one batch.
+        scaler: Scales the loss for gradients in float16.
     """
 
     optimizer: torch.optim.Optimizer
@@ -91,7 +91,7 @@ class Update:
     scaler: torch.amp.GradScaler | None = None
 
     def begin(self) -> None:
-        """Before the forward of a batch."""
+        """Prepare the gradients before the forward pass of a batch."""
         if self.accumulation is None or self.accumulation.is_empty:
             self.optimizer.zero_grad()
 
@@ -99,8 +99,8 @@ class Update:
         """Add the gradients of a batch, which are global afterwards.
 
         Args:
-            objective: Its gradients, summed over the replicas, are those of the global batch's loss.
-            denominator: What that loss is divided by, as rows. None for a sum.
+            objective: A scalar; the sum of its gradients over the replicas is the gradient of the global batch's loss.
+            denominator: Denominator of that loss, such as rows. None for a sum.
         """
         if self.accumulation is not None:
             factor = self.accumulation.add(0 if denominator is None else denominator)
@@ -108,12 +108,12 @@ class Update:
         (objective if self.scaler is None else self.scaler.scale(objective)).backward()
 
     def end(self) -> None:
-        """After the backward of a batch: change the parameters, unless the group has more batches to come."""
+        """Change the parameters after the backward pass of a batch, unless the group is incomplete."""
         if self.accumulation is None or self.accumulation.is_full:
             self._apply()
 
     def finish(self) -> None:
-        """After the last batch of a pass: change the parameters by what a group has that did not become complete."""
+        """Change the parameters by an incomplete group after the last batch."""
         if self.accumulation is not None and not self.accumulation.is_empty:
             self._apply()
 
@@ -137,10 +137,10 @@ class Update:
 def scheduler_of(
     given: LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler] | None, optimizer: torch.optim.Optimizer
 ) -> LRScheduler | None:
-    """The scheduler that `compile` was given, or that the function makes which it was given.
+    """Return the scheduler passed to `compile`, or the one that the function passed to `compile` creates.
 
     Raises:
-        InvalidArgumentError: It is none, waits for a metric, or is of another optimizer.
+        InvalidArgumentError: The value is not a scheduler, needs a metric, or belongs to another optimizer.
 
     >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     >>> scheduler_of(lambda it: torch.optim.lr_scheduler.StepLR(it, 1), optimizer).get_last_lr()

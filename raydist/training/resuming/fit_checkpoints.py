@@ -1,4 +1,4 @@
-"""Which checkpoints a `fit` keeps, and what they hold."""
+"""Checkpoints of a `fit`: their contents, and the keepers that save them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 __all__ = ["FitCheckpoints", "ManagedKeeper"]
 
-_NAME = "ckpt"  # before the numbers of checkpoints, where a manager was given no other
+_NAME = "ckpt"  # prefix of checkpoint names of a manager without another name
 
 
 @final
 class ManagedKeeper(Keeper):
-    """Saves and restores by a manager, whose checkpoint holds all that belongs to the `fit`.
+    """A keeper that saves and restores by a manager, whose checkpoint has the whole state of the `fit`.
 
     Args:
-        manager: It.
-        resume: Whether to go on from its newest checkpoint.
-        fallback: Whether to go on from the one before where that is damaged.
-        within_epochs: Whether to ask the manager after every execution.
-        each_epoch: Whether to save after every epoch.
-        delete: Whether its checkpoints are removed once training has ended in order.
+        manager: The manager.
+        resume: Resume from the newest checkpoint of the manager.
+        fallback: Resume from the previous checkpoint if the newest is damaged.
+        within_epochs: Call the manager after every execution.
+        each_epoch: Save after every epoch.
+        delete: Remove the manager's checkpoints once training has ended normally.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ManagedKeeper(Keeper):
             return self._restored
         self._manager.watch()
         if self._resume:
-            self._manager.sync()  # what is still written is the newest, and then takes the place of others
+            self._manager.sync()  # a checkpoint being written is the newest, and may replace others
             self._restored = self._manager.restore_or_initialize(self._fallback)
         return self._restored
 
@@ -79,7 +79,7 @@ class ManagedKeeper(Keeper):
             self._manager.save(check_interval=False, metrics=self._metrics(logs))
 
     def _metrics(self, logs: Mapping[str, Any]) -> dict[str, float] | None:
-        """What is a number; nothing where the best is told by a validation that this epoch did not have."""
+        """Return the numeric logs; None if the best is chosen by a validation that this epoch did not have."""
         best = self._manager.best_metric
         validated = any(name.startswith("val_") for name in logs)
         if best is not None and best.startswith("val_") and not validated:
@@ -91,10 +91,10 @@ class ManagedKeeper(Keeper):
             return
         self._manager.close()
         files = directory_files(self._manager.directory)
-        for each in find_checkpoints(files, _NAME):  # what others have saved there is theirs
+        for each in find_checkpoints(files, _NAME):  # other files in the directory stay
             remove_checkpoint(files.inside(each.kept.name))
         if not files.names() and not files.folders():
-            with contextlib.suppress(OSError):  # what is hidden is not listed
+            with contextlib.suppress(OSError):  # hidden files are not listed
                 files.remove_directory()
 
 
@@ -105,13 +105,13 @@ _GROUP = "fit"
 @final
 @dataclass(frozen=True, slots=True)
 class FitCheckpoints:
-    """What belongs to a `fit`, and where it is to be kept.
+    """The state of a `fit`, for the creation of its keepers.
 
     Attributes:
-        trainee: What is trained.
-        objects: The model's own part, by name.
+        trainee: The model in training.
+        objects: The model's own objects, by name.
         data: The training data.
-        state: Where the `fit` is.
+        state: Progress of the `fit`.
     """
 
     trainee: Trainee
@@ -122,16 +122,16 @@ class FitCheckpoints:
     def opened(
         self, checkpoint: Any, callbacks: Sequence[Callback], resume: bool, stack: contextlib.ExitStack
     ) -> Keepers:
-        """The keepers that the arguments of `fit` ask for; they are closed with `stack`.
+        """Return the keepers for the arguments of `fit`; `stack` closes them.
 
         Args:
             checkpoint: A directory, an `rd.CheckpointManager`, or None.
-            callbacks: Those of `fit`; `BackupAndRestore` among them keep checkpoints.
-            resume: Whether to go on from the newest of `checkpoint`.
-            stack: Ends what is begun.
+            callbacks: Callbacks of `fit`; each `BackupAndRestore` adds a keeper.
+            resume: Resume from the newest checkpoint of `checkpoint`.
+            stack: Closes the managers.
 
         Raises:
-            InvalidArgumentError: `checkpoint` is something else, or lacks what must be kept.
+            InvalidArgumentError: `checkpoint` has another type, or lacks gradients that must be saved.
         """
         keepers: list[Keeper] = []
         if isinstance(checkpoint, CheckpointManager):
@@ -171,12 +171,12 @@ class FitCheckpoints:
         )
 
     def _whole(self) -> Checkpoint:
-        """A checkpoint of all that belongs to the `fit`."""
+        """Return a checkpoint of the whole state of the `fit`."""
         gradients = self.trainee.compiled.update.accumulation is not None
         return Checkpoint(gradients=gradients, **self.objects, **{_GROUP: self._group()})
 
     def _group(self) -> dict[str, Any]:
-        """What only a `fit` has."""
+        """Return the objects that only a `fit` has."""
         compiled = self.trainee.compiled
         trackers, accumulation = compiled.trackers, compiled.update.accumulation
         return {

@@ -1,4 +1,4 @@
-"""Where a `fit` is: what it must remember to go on as if it had never been interrupted."""
+"""Progress of a `fit`: the state from which it resumes as if it had never been interrupted."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _VERSION = 1
 
 @final
 class FitState:
-    """The place of one `fit`, for a checkpoint; what is trained and counted is saved beside it.
+    """The progress of one `fit`, as an object of a checkpoint. Model and counters are separate objects.
 
     Args:
-        callbacks: Whose states belong to it.
+        callbacks: Callbacks whose states are included.
         held_out: The validation data.
 
     Attributes:
-        epoch: Number of the epoch that is under way, or comes next, counted from 0.
-        batches: Of that epoch, how many are done.
-        drawn: Batches of all epochs that are done.
-        total: Batches of an epoch, where that is known.
-        saw_data: Whether there was any batch.
-        logs: Of the epoch's training, once that is over: then its validation is under way.
-        last_logs: Of the last epoch that has ended.
-        stop: Whether training stops after this execution, or has stopped.
+        epoch: Number of the current or next epoch, counted from 0.
+        batches: Batches done in that epoch.
+        drawn: Batches done in all epochs.
+        total: Batches of an epoch, if known.
+        saw_data: True once there was any batch.
+        logs: Logs of the epoch's training once that has ended and the validation is running; otherwise None.
+        last_logs: Logs of the last completed epoch.
+        stop: True if training stops after this execution, or has stopped.
     """
 
     def __init__(self, callbacks: Sequence[Callback] = (), held_out: DistributedDataset | None = None) -> None:
@@ -52,12 +52,12 @@ class FitState:
 
     @property
     def is_within_epoch(self) -> bool:
-        """Whether an epoch has begun and not ended."""
+        """True if an epoch has begun and not ended."""
         return self.batches > 0 or self.logs is not None
 
     @contextlib.contextmanager
     def without_callbacks(self) -> Iterator[None]:
-        """Inside, callbacks are not asked: before `on_train_begin` they need not have what they count."""
+        """Leave callbacks out for the `with` block: before `on_train_begin` their counters may not exist."""
         self._with_callbacks = False
         try:
             yield
@@ -65,17 +65,17 @@ class FitState:
             self._with_callbacks = True
 
     def end_training(self, logs: dict[str, Any]) -> None:
-        """The epoch's training is over, its validation comes."""
+        """Record the end of the epoch's training, before its validation."""
         self.logs = dict(logs)
         self._before_validation = None if self._held_out is None else self._held_out.state_dict()
 
     def end_epoch(self, logs: dict[str, Any]) -> None:
-        """The epoch is over."""
+        """Record the end of the epoch."""
         self.epoch, self.batches, self.logs, self.last_logs = self.epoch + 1, 0, None, dict(logs)
         self._before_validation = None
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, with the states of the callbacks."""
+        """Return the progress, with the states of the callbacks."""
         return {
             "version": _VERSION,
             "epoch": self.epoch,
@@ -94,16 +94,16 @@ class FitState:
         return self._callbacks if self._with_callbacks else ()
 
     def _held_out_state(self) -> Mapping[str, Any] | None:
-        """Where the validation data was when no validation was under way: one that is interrupted is done again."""
+        """Return the position of the validation data outside of validations: an interrupted validation is repeated."""
         if self._held_out is None or self._before_validation is not None:
             return self._before_validation
         return self._held_out.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. A callback takes the state of the one of its class at the same place among these.
+        """Restore the progress. Callbacks take saved states by class name, in order.
 
         Raises:
-            InvalidArgumentError: It is no such state.
+            InvalidArgumentError: The state has another version.
         """
         if state.get("version") != _VERSION:
             raise InvalidArgumentError(

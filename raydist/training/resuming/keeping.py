@@ -1,4 +1,4 @@
-"""Checkpoints of a `fit` while it runs: when they are saved, and how it goes on from one."""
+"""Keepers: save checkpoints of a running `fit`, and resume from them."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ __all__ = ["Keeper", "Keepers"]
 
 
 class Keeper(ABC):
-    """Saves a `fit`, and restores it."""
+    """A strategy for saving and restoring a `fit`."""
 
     @abstractmethod
     def restore(self) -> str | None:
-        """Have everything go on from the newest checkpoint; its path, None where there is none. May be called again."""
+        """Restore the newest checkpoint; return its path, or None if there is none. May be called again."""
 
     @abstractmethod
     def after_execution(self, num_batches: int) -> None:
-        """So many further batches are done, with all that callbacks do: save, if it is time."""
+        """Save if due, after `num_batches` further batches and all callbacks."""
 
     @abstractmethod
     def after_epoch(self, logs: dict[str, Any]) -> None:
-        """An epoch is over, with all that callbacks do: save, if it is time."""
+        """Save if due, after an epoch and all callbacks."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Training has ended in order, callbacks were told."""
+        """Clean up after training has ended normally and callbacks were called."""
 
 
 @final
 class Keepers:
-    """All keepers of one `fit`. The first that finds a checkpoint restores it.
+    """All keepers of one `fit`. The first keeper that finds a checkpoint restores it.
 
     Args:
-        keepers: In order.
-        state: Where the `fit` is.
+        keepers: The keepers, in order.
+        state: Progress of the `fit`.
     """
 
     def __init__(self, keepers: list[Keeper], state: FitState) -> None:
@@ -50,7 +50,7 @@ class Keepers:
         self._source: Keeper | None = None
 
     def restore(self) -> bool:
-        """Go on from the newest checkpoint; whether there was one."""
+        """Restore the newest checkpoint; return True if there was one."""
         for keeper in self._keepers:
             if keeper.restore() is not None:
                 self._source = keeper
@@ -58,31 +58,31 @@ class Keepers:
         return False
 
     def restore_again(self) -> None:
-        """Undo what hooks have changed that an uninterrupted `fit` would not have called here."""
+        """Undo changes by hooks that an uninterrupted `fit` would not have called here."""
         if self._source is not None:
             self._source.restore()
 
     def before_draw(self, data: DistributedDataset) -> AbstractContextManager[None]:
-        """Inside, the batch whose step is to come counts as not drawn: a hook may save before it."""
+        """Count the next step's batch as not drawn during the `with` block, because a hook may save before the step."""
         return data._before_draw() if self._keepers else nullcontext()
 
     def after_execution(self, num_batches: int) -> None:
-        """So many further batches are done."""
+        """Let all keepers save after `num_batches` further batches."""
         for keeper in self._keepers:
             keeper.after_execution(num_batches)
 
     def after_epoch(self, logs: dict[str, Any]) -> None:
-        """An epoch is over."""
+        """Let all keepers save after an epoch."""
         for keeper in self._keepers:
             keeper.after_epoch(logs)
 
     def finish(self) -> None:
-        """Training has ended in order."""
+        """Let all keepers clean up after a normal end."""
         for keeper in self._keepers:
             keeper.finish()
 
     def say_nothing_is_left(self, epochs: int) -> None:
-        """The checkpoint is of a training that has ended."""
+        """Warn that the checkpoint is of a training that has ended."""
         why = "was stopped then" if self._state.stop else f"ends there (epochs={epochs})"
         warnings.warn(
             f"fit has nothing to train: its checkpoint is that of the end of epoch {self._state.epoch}, and training "
