@@ -283,7 +283,7 @@ def _is_loss(kind: type[nn.Module]) -> bool:
 
 
 def weighted_loss(loss: Any, sample_weight: torch.Tensor, context: ReplicaContext) -> BatchLoss:
-    """Return the loss for row weights (n,) or (n, 1). `loss` has one value per row, (n, ...), averaged over other axes."""
+    """Return the loss for row weights (n,) or (n, 1). `loss` has one value per row; other axes are averaged."""
     value = _as_tensor(loss)
     if not value.ndim:
         raise InvalidArgumentError(

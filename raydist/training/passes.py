@@ -48,12 +48,12 @@ def run_pass(
         calls: Calls to execute.
         begin: Called with the index of the next step, before its execution.
         end: Called with the number of steps done, after an execution.
-        limit: Most steps; None for all there are.
-        stopped: Asked before each execution.
-        start: Number of steps that were done before.
+        limit: Maximum number of steps; None for all.
+        stopped: Called before each execution; True ends the iteration.
+        start: Number of steps done before.
 
     Returns:
-        The number of steps done, with those before.
+        The number of steps done, including `start`.
     """
     done = start
     while (limit is None or done < limit) and not stopped() and calls.ready():
