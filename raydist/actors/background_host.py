@@ -61,8 +61,8 @@ class BackgroundActor:
     """The driver's handle of a background actor. Not thread-safe.
 
     Args:
-            work: The function that the actor runs; pickled by value.
-            name: Name of the actor, for Ray's dashboard and for messages.
+        work: The function that the actor runs; pickled by value.
+        name: Name of the actor, for Ray's dashboard and for messages.
         resources: Ray resources of the actor: {"CPU": 1}.
     """
 

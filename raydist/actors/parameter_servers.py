@@ -161,8 +161,8 @@ class ServerActors:
 
         Raises:
             UnavailableError: A process died.
-                FailedPreconditionError: A server's process runs other versions than this process.
-                DeadlineExceededError: The servers were not ready after `within_s`.
+            FailedPreconditionError: A server's process runs other versions than this process.
+            DeadlineExceededError: The servers were not ready after `within_s`.
         """
         deadline = time.monotonic() + within_s
         found = self._await_start([handle.about.remote() for handle in self._handles], within_s)

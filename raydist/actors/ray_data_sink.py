@@ -39,10 +39,10 @@ class PipelineDatasource(Datasource):
     """One epoch of a pipeline, read by a single Ray Data task to keep the order.
 
     Args:
-            op: The pipeline as written.
-            options: The merged options of the pipeline.
-            seed: Root seed.
-            epoch: Index of the epoch that every execution reads.
+        op: The pipeline as written.
+        options: The merged options of the pipeline.
+        seed: Root seed.
+        epoch: Index of the epoch that every execution reads.
     """
 
     def __init__(self, op: DatasetOp, options: Options, seed: int, epoch: int) -> None:

@@ -54,11 +54,11 @@ class ReplicaActors:
     The actors are not detached: they die with the driver, and with the placement group.
 
     Args:
-            group: The placement group of the replicas.
-            seats: The bundle, resources and environment of each actor.
-            name: Name of the strategy.
-            per_process: Number of consecutive replicas in each actor.
-            kind: Word for a replica in names: "replica" or "worker".
+        group: The placement group of the replicas.
+        seats: The bundle, resources and environment of each actor.
+        name: Name of the strategy.
+        per_process: Number of consecutive replicas in each actor.
+        kind: Word for a replica in names: "replica" or "worker".
     """
 
     def __init__(

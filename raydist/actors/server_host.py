@@ -45,8 +45,8 @@ class ServerMetrics:
     """Metrics of one server, in the server's process. Names begin with `raydist_parameter_server_`.
 
     Args:
-            strategy: Name of the strategy; a tag.
-            server: Name of the server; a tag.
+        strategy: Name of the strategy; a tag.
+        server: Name of the server; a tag.
     """
 
     def __init__(self, strategy: str, server: str) -> None:

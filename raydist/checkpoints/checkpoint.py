@@ -66,8 +66,6 @@ class Checkpoint:
         A checkpoint that exists at the path stays until the new checkpoint is complete.
 
         Args:
-            path: A directory, which is made; or a URI that fsspec knows.
-
             path: A directory, which is created if needed; or a URI that fsspec supports.
 
         Returns:

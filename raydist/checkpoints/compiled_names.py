@@ -52,8 +52,8 @@ def compiled_names(state: Mapping[str, Any], here: Mapping[str, Any]) -> dict[st
     """Return a state with plain names, renamed for a module that is or contains a compiled module.
 
     Args:
-            state: The state, with plain names.
-            here: The `state_dict()` of the module that takes the state.
+        state: The state, with plain names.
+        here: The `state_dict()` of the module that takes the state.
 
     >>> compiled_names({"weight": 1}, {"_orig_mod.weight": 0})
     {'_orig_mod.weight': 1}

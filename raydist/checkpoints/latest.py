@@ -19,10 +19,10 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     """Return the newest checkpoint in a directory of a :class:`CheckpointManager`: the one saved last.
 
     Args:
-            checkpoint_dir: A path, or a URI that fsspec supports.
+        checkpoint_dir: A path, or a URI that fsspec supports.
 
-        Returns:
-            Path of the checkpoint; None if there is none. Checkpoints with a damaged manifest are skipped.
+    Returns:
+        Path of the checkpoint; None if there is none. Checkpoints with a damaged manifest are skipped.
 
     Source: tf.train.latest_checkpoint.
 

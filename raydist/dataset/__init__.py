@@ -1,4 +1,4 @@
-"""rd.Dataset: the fluent facade of the input engine, one method per operation, one file per kind of method."""
+"""`rd.Dataset`: the public interface of the input engine, with one method per operation and one file per kind."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ class Dataset(Sources, FileSources, Combining, Elementwise, Batching, Ordering, 
     """A pipeline of elements: an immutable, picklable graph that runs when it is iterated (tf.data.Dataset).
 
     Elements are nests (tuple, dict, namedtuple, dataclass) of numbers, arrays, torch tensors, bytes and str, in which
-    None may stand for a part that is absent. Iterating
-    gives torch tensors; every `iter()` is a new epoch of this object, counted from 0. An element's error is raised at
-    its place, and iteration goes on after it.
+    None may stand for an absent part. Iteration returns torch tensors; every `iter()` is a new epoch of this object,
+    counted from 0. The error of an element is raised in the element's place, and iteration continues after it.
 
-    Methods that give a dataset leave this one as it is and start nothing. Errors "at iteration" are raised by `next`,
-    not by the method.
+    Methods that return a dataset leave this one unchanged and start nothing. Errors "at iteration" are raised by
+    `next`, not by the method.
 
-    Make one by a class method: `range`, `from_tensor_slices`, `from_parquet`, ...
+    Create a dataset by a class method: `range`, `from_tensor_slices`, `from_parquet`, ...
 
     Args:
-        op: The last operation of the graph, for operations of your own (`rd.DatasetOp`).
+        op: The last operation of the graph, for custom operations (`rd.DatasetOp`).
 
     >>> [x.tolist() for x in rd.Dataset.range(5).map(lambda x: x * x).batch(2)]
     [[0, 1], [4, 9], [16]]

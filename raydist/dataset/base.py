@@ -1,4 +1,4 @@
-"""What every part of :class:`raydist.Dataset` shares: one graph of operations."""
+"""The base class of all parts of :class:`raydist.Dataset`: a graph of operations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raydist.pipelines.run.chain_length import require_short_chain
 __all__ = ["DatasetBase", "graphs", "named"]
 
 
-# What tf.data has or had, and its programs may ask for.
+# Names of tf.data, past or present, that ported programs may use.
 _INSTEAD = MappingProxyType(
     {
         "sparse_batch": "Make sparse tensors in the step: batch their indices and values by padded_batch.",
@@ -33,27 +33,27 @@ _INSTEAD = MappingProxyType(
 
 
 class DatasetBase:
-    """An immutable graph, and how often this object was iterated over.
+    """An immutable graph, and the number of iterations over this object.
 
-    The parts of the facade inherit from it; `Dataset` puts them together.
+    The parts of the interface inherit from this class; `Dataset` combines them.
     """
 
-    __dataset_leaf__: ClassVar[bool] = True  # what the engine knows datasets by that are elements
+    __dataset_leaf__: ClassVar[bool] = True  # by which the engine recognises datasets that are elements
 
     def __init__(self, op: DatasetOp) -> None:
         self._op = require_short_chain(op)
         self._epochs = itertools.count()
         self._drawn_seed: int | None = None
         self._element_seed: int | None = None  # of a dataset that is an element of another
-        self._meters: IterationMeters | None = None  # of the iteration that was begun last
+        self._meters: IterationMeters | None = None  # of the latest iteration
         self._executors = Executors()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # cloudpickle, because the functions of a pipeline are often lambdas. Epochs are counted anew.
+        # cloudpickle, because the functions of a pipeline are often lambdas. The copy counts epochs anew.
         return _unpickle, (type(self), cloudpickle.dumps(self._op), self._element_seed)
 
     def _with_element_seed(self, seed: int) -> Self:
-        """This dataset as an element of another one: its random choices follow from `seed` where none was given."""
+        """Return this dataset as an element of another: random choices without their own seed follow from `seed`."""
         element = type(self)(self._op)
         element._drawn_seed = element._element_seed = seed
         return element
@@ -61,11 +61,11 @@ class DatasetBase:
     def __bool__(self) -> bool:
         return True
 
-    if not TYPE_CHECKING:  # type checkers report a name that is none by themselves
+    if not TYPE_CHECKING:  # type checkers report unknown names themselves
 
         def __getattr__(self, name: str) -> Any:
             found = getattr(type(self), name, None)
-            if isinstance(found, property):  # it raised an AttributeError, for which Python asks here
+            if isinstance(found, property):  # it raised an AttributeError, so Python asks here
                 return found.__get__(self)
             hint = f" {_INSTEAD[name]}" if name in _INSTEAD else ""
             raise AttributeError(
@@ -77,11 +77,11 @@ class DatasetBase:
 
 
 def graphs(datasets: Sequence[DatasetBase], caller: str) -> tuple[DatasetOp, ...]:
-    """The operations of one or more datasets.
+    """Return the operations of one or more datasets.
 
     Raises:
-        TypeError: One of them is no dataset.
-        InvalidArgumentError: There is none.
+        TypeError: A value is not a dataset.
+        InvalidArgumentError: There is no dataset.
     """
     for dataset in datasets:
         if not isinstance(dataset, DatasetBase):
@@ -92,10 +92,10 @@ def graphs(datasets: Sequence[DatasetBase], caller: str) -> tuple[DatasetOp, ...
 
 
 def named(op: DatasetOp, name: str | None) -> DatasetOp:
-    """`op`, which the user calls `name`.
+    """Return `op` with the user's name.
 
     Raises:
-        TypeError: The name is no text.
+        TypeError: The name is not text.
     """
     if name is None:
         return op

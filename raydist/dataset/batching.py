@@ -1,4 +1,4 @@
-"""Elements in groups."""
+"""Batches, windows and buckets of elements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Batching"]
 
 
 class Batching(DatasetBase):
-    """Elements in groups."""
+    """The methods that group elements."""
 
     def batch(
         self,
@@ -35,28 +35,28 @@ class Batching(DatasetBase):
     ) -> Self:
         """Stack consecutive elements along a new first dimension: (...) -> (batch_size, ...).
 
-        The last batch is short unless `drop_remainder`. A batch with a bad element is lost whole: the error is raised
-        in its place.
+        The last batch is short unless `drop_remainder`. If an element fails, its whole batch is lost: the error is
+        raised in the batch's place.
 
         Args:
-            batch_size: Elements per batch, >= 1; of the global batch where a strategy distributes the dataset.
-            drop_remainder: Leave out a short last batch; the first dimension is then static.
-            num_parallel_calls: Changes nothing: what the stages before made at a time comes as blocks, of which batches
-                are slices. They work as much in parallel as they are told.
-            deterministic: Changes nothing: a batch waits for its own elements alone. Their order is that of the stages
-                before, see :meth:`map`.
-            name: What you call the operation, for `explain` and `stats`.
-            collate: A function of a list of elements with tensors in the place of arrays, like torch's `collate_fn`.
-                Its result is the batch: any nest of tensors, lists and other objects; other mappings than dicts become
-                dicts. Replicas share the elements, and the function is called for each replica's part when that is
-                handed out, so that a graph is never cut. A replica weighs as many rows as it has elements. No other
-                operation may look into such batches (`map`, `unbatch`, `rebatch`, `save`): do that before, or in the
-                function.
+            batch_size: Elements per batch, >= 1; of the global batch if a strategy distributes the dataset.
+            drop_remainder: Drop a short last batch; the first dimension is then static.
+            num_parallel_calls: No effect: earlier stages produce blocks, of which batches are slices, and have
+                parallelism settings of their own.
+            deterministic: No effect: a batch waits for its own elements only. Their order is that of the earlier
+                stages, see :meth:`map`.
+            name: Name of the operation in `explain` and `stats`.
+            collate: A function of a list of elements with tensors instead of arrays, like torch's `collate_fn`. Its
+                result is the batch: any nest of tensors, lists and other objects; mappings become dicts. Replicas share
+                the
+                elements: the function is called for each replica's part when the part is handed out, so that a graph is
+                never cut. A replica's weight is its number of elements. No other operation may read such batches
+                (`map`, `unbatch`, `rebatch`, `save`): do that before, or in the function.
 
         Raises:
-            InvalidArgumentError: `batch_size` < 1; `num_parallel_calls` is 0 or below AUTOTUNE; `collate` is no
+            InvalidArgumentError: `batch_size` < 1; `num_parallel_calls` is 0 or below AUTOTUNE; `collate` is not a
                 function.
-            TypeError: `deterministic` is no bool.
+            TypeError: `deterministic` is not a bool.
             SpecError: The elements of one batch differ in shape or dtype (at iteration).
 
         Source: tf.data.Dataset.batch.
@@ -73,16 +73,16 @@ class Batching(DatasetBase):
         return type(self)(named(BatchOp(self._op, whole_number("batch_size", batch_size), drop_remainder), name))
 
     def unbatch(self, name: str | None = None) -> Self:
-        """The entries of the first dimension of every element, one by one: (n, ...) -> n times (...).
+        """Split every element into the entries of its first dimension: (n, ...) -> n times (...).
 
-        Cardinality is unknown. Undoes `batch` and `ragged_batch`, and takes apart what a function returned as arrays.
+        Cardinality is unknown. Undoes `batch` and `ragged_batch`, and splits arrays that a function returned.
 
         Args:
-            name: What you call the operation, for `explain` and `stats`.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: A leaf has no first dimension, or the leaves of an element do not share it (at
-                iteration, in its place; also when `element_spec` is asked for).
+                iteration, in the element's place; also by `element_spec`).
 
         Source: tf.data.Dataset.unbatch.
 
@@ -99,17 +99,18 @@ class Batching(DatasetBase):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Self:
-        """Batches of elements whose leaves differ in shape (not in rank), filled up at their ends.
+        """Batch elements whose leaves differ in shape (not in rank), padded at their ends.
 
-        (d, ...) -> (batch_size, longest d, ...), each dimension by itself. A batch with a bad element is lost whole.
+        (d, ...) -> (batch_size, longest d, ...), each dimension separately. If an element fails, its batch is lost.
 
         Args:
             batch_size: Elements per batch, >= 1.
-            padded_shapes: Nest like the element with the shape of each padded leaf; None in a shape, for a leaf or for
-                all of them: as long as the longest of each batch.
+            padded_shapes: Nest like the element with the shape of each padded leaf. None, for a dimension, a leaf or
+                all
+                leaves: the longest of each batch.
             padding_values: Nest like the element with one scalar for each leaf; None: 0, or empty text.
-            drop_remainder: Leave out a short last batch.
-            name: What you call the operation, for `explain` and `stats`.
+            drop_remainder: Drop a short last batch.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `batch_size` < 1; shapes or values that do not fit the element (at iteration).
@@ -126,24 +127,24 @@ class Batching(DatasetBase):
         return self._grouped("padded_batch", batch_size, Padding(padded_shapes, padding_values), drop_remainder, name)
 
     def ragged_batch(self, batch_size: int, drop_remainder: bool = False, name: str | None = None) -> Self:
-        """Batches of elements whose leaves differ in shape, without padding: such a leaf becomes a list of tensors.
+        """Batch elements whose leaves differ in shape, without padding: such a leaf becomes a list of tensors.
 
-        (...) -> a list of `batch_size` tensors, each of its own shape; a leaf of fixed shape -> (batch_size, ...). What
-        is declared decides, not the values, so that a leaf is a list in every batch or in none: scalars are stacked,
-        and so is a leaf of fixed shape if sources or `output_spec=` declare it. What a function returns undeclared may
-        have another shape next time, and becomes a list. Replicas share a list by its entries.
+        (...) -> a list of `batch_size` tensors, each of its own shape; a leaf of fixed shape -> (batch_size, ...). The
+        declared shape decides, not the values, so that a leaf is a list in every batch or in none: scalars are stacked,
+        and leaves of a fixed shape that a source or `output_spec=` declares. An undeclared result of a function may
+        change its shape, and becomes a list. Replicas share a list by its entries.
 
-        Functions of later transformations get and may return such a list; `unbatch` gives the elements again. A batch
-        with a bad element is lost whole.
+        Functions of later operations receive and may return such a list; `unbatch` restores the elements. If an element
+        fails, its batch is lost.
 
         Args:
             batch_size: Elements per batch, >= 1.
-            drop_remainder: Leave out a short last batch.
-            name: What you call the operation, for `explain` and `stats`.
+            drop_remainder: Drop a short last batch.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `batch_size` < 1.
-            SpecError: The elements of one batch differ in structure or dtype, or hold datasets (at iteration).
+            SpecError: The elements of one batch differ in structure or dtype, or contain datasets (at iteration).
 
         Source: tf.data.Dataset.ragged_batch.
 
@@ -161,16 +162,16 @@ class Batching(DatasetBase):
         return type(self)(named(GroupedBatchOp(self._op, size, maker, drop_remainder, method), name))
 
     def rebatch(self, batch_size: int | Sequence[int], drop_remainder: bool = False, name: str | None = None) -> Self:
-        """The rows of batches in batches of other sizes, across the borders of the batches that come in.
+        """Regroup the rows of batches into batches of other sizes, across the borders of incoming batches.
 
         Args:
-            batch_size: Rows per batch, or a list of sizes to be used in turn, again and again; a 0 in the list gives
-                an empty batch.
-            drop_remainder: Leave out a short last batch.
-            name: What you call the operation, for `explain` and `stats`.
+            batch_size: Rows per batch, or a list of sizes to use in turn, cyclically; a 0 in the list produces an empty
+                batch.
+            drop_remainder: Drop a short last batch.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: A size < 0, or no size > 0. Rows that do not share a first dimension (at iteration).
+            InvalidArgumentError: A size < 0, or no size > 0. Rows without a common first dimension (at iteration).
 
         Source: tf.data.Dataset.rebatch.
 
@@ -197,20 +198,20 @@ class Batching(DatasetBase):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Self:
-        """Datasets of `size` elements that lie `stride` apart, one beginning every `shift` elements.
+        """Return datasets of `size` elements that are `stride` apart; a new window starts every `shift` elements.
 
         Every leaf of an element becomes a dataset of that leaf: windows of (x, y) are pairs of datasets. Use them in
         `flat_map` (`lambda w: w.batch(3)`), or iterate over them. Windows at the end are shorter unless
-        `drop_remainder`. A window with a bad element is lost whole: the error is raised in its place.
+        `drop_remainder`. If an element fails, its window is lost: the error is raised in the window's place.
 
-        The state of an iterator is that of the input near the window's beginning; restoring reads a window again.
+        The state of an iterator is that of the input near the window's start; restoring reads a window again.
 
         Args:
             size: Elements per window, >= 1.
-            shift: Elements from the beginning of one window to that of the next, >= 1; None for `size`.
-            stride: Distance of a window's elements, >= 1.
-            drop_remainder: Leave out windows with fewer than `size` elements.
-            name: What you call the operation, for `explain` and `stats`.
+            shift: Elements between the starts of consecutive windows, >= 1; None for `size`.
+            stride: Distance between the elements of a window, >= 1.
+            drop_remainder: Drop windows with fewer than `size` elements.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: A number is below 1.
@@ -234,22 +235,23 @@ class Batching(DatasetBase):
         window_size_func: Callable[[Any], Any] | None = None,
         name: str | None = None,
     ) -> Self:
-        """What `reduce_func` makes of windows: consecutive elements of one key, up to a number.
+        """Apply `reduce_func` to windows: groups of elements with one key, up to a number of elements.
 
-        A window is reduced when it is full; those left at the end follow by ascending key. The elements of all open
-        windows are held. The state of an iterator is a number of windows and the state in the open one; restoring it
-        reads the input again and groups it again.
+        A window is reduced when it is full; incomplete windows follow at the end, by ascending key. The elements of all
+        open windows are kept in memory. The state of an iterator is a number of windows and the state in the open one;
+        restoring reads and groups the input again.
 
         Args:
-            key_func: Gets what a map function gets and returns one int64.
-            reduce_func: Gets the key and a dataset of the window's elements; returns a Dataset.
+            key_func: Receives the arguments of a map function and returns one int64.
+            reduce_func: Receives the key and a dataset of the window's elements; returns a Dataset.
             window_size: Elements of a window, >= 1.
-            window_size_func: In its place: the size for a key, as one int64.
-            name: What you call the operation, for `explain` and `stats`.
+            window_size_func: Alternative: returns the size for a key, as one int64.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: Both or neither of the sizes; a size below 1 (of a function: in the element's place).
-            SpecError: A key is no int64 (in the element's place), `reduce_func` returns no dataset (in the window's).
+            SpecError: A key is not an int64 (in the element's place), `reduce_func` returns no dataset (in the
+                window's).
 
         Source: tf.data.Dataset.group_by_window.
 
@@ -273,29 +275,29 @@ class Batching(DatasetBase):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Self:
-        """Padded batches of elements of similar length.
+        """Batch elements of similar length, with padding.
 
-        Bucket i holds the lengths from boundary i - 1 up to, but not including, boundary i; the last one all others. A
-        batch is made when its bucket is full; what is left at the end follows, shortest lengths first. State and
-        restoring are those of :meth:`group_by_window`.
+        Bucket i contains the lengths from boundary i - 1 up to, but not including, boundary i; the last bucket all
+        other lengths. A batch is produced when its bucket is full; incomplete batches follow at the end, shortest
+        lengths first. State and restoring are those of :meth:`group_by_window`.
 
         Args:
-            element_length_func: Gets what a map function gets and returns the length as a whole number.
+            element_length_func: Receives the arguments of a map function and returns the length as a whole number.
             bucket_boundaries: Ascending lengths.
             bucket_batch_sizes: Elements per batch of each bucket: one more than boundaries.
             padded_shapes: As for :meth:`padded_batch`.
             padding_values: As for :meth:`padded_batch`.
             pad_to_bucket_boundary: Pad unknown dimensions to the bucket's boundary minus 1 instead of the longest of
-                each batch. What is unknown is read off `padded_shapes`, else off `element_spec` (declare it with the
+                each batch. Unknown dimensions are those of `padded_shapes`, or else of `element_spec` (declared by the
                 `output_spec=` of a map). An element as long as the last boundary is then an error in its place.
             no_padding: Batch without padding: elements of a bucket must have one shape.
-            drop_remainder: Leave out batches that are not full.
-            name: What you call the operation, for `explain` and `stats`.
+            drop_remainder: Drop batches that are not full.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: Not one batch size more than boundaries; boundaries that do not ascend; a size < 1;
-                no boundary to pad to; an element that is too long for it (at iteration, in its place).
-            SpecError: A length is no whole number (at iteration, in the element's place).
+            InvalidArgumentError: The number of batch sizes is not one more than that of boundaries; boundaries do not
+                ascend; a size < 1; no boundary to pad to; an element is too long (at iteration, in its place).
+            SpecError: A length is not a whole number (at iteration, in the element's place).
 
         Source: tf.data.Dataset.bucket_by_sequence_length.
 

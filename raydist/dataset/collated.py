@@ -1,4 +1,4 @@
-"""The batches that a collate function returns, as elements of a dataset."""
+"""Conversion of a collate function's batches to elements of a dataset."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["element_of"]
 
 
 def element_of(batch: Any, num_samples: int | None) -> Any:
-    """The element for a batch. A list of columns becomes a tuple; a list of text or numbers stays one leaf.
+    """Return the element for a batch. A list of columns becomes a tuple; a list of text or numbers stays one leaf.
 
     Args:
-        batch: From a collate function.
-        num_samples: Samples in it; None where that is not known.
+        batch: Result of a collate function.
+        num_samples: Number of samples in the batch; None if unknown.
 
     Raises:
-        SpecError: The batch has a list with a value for each sample, which is no column of rows.
+        SpecError: The batch has a list with one value for each sample, which is not a column of rows.
 
     >>> element_of([torch.zeros(2, 3), ["a", "b"]], 2)[1]
     ['a', 'b']
@@ -64,7 +64,7 @@ def _require_columns(values: Sequence[Any], num_samples: int | None) -> None:
 
 
 def _num_rows(value: Any) -> int | None:
-    """Rows of a tensor, 0 for a nest of a sample's values; None for what does not tell."""
+    """Return the rows of a tensor, 0 for a nest of one sample's values, and None if unknown."""
     if isinstance(value, Mapping):
         return next((_num_rows(part) for part in value.values()), 0)
     if isinstance(value, torch.Tensor | np.ndarray):

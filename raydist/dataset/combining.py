@@ -1,4 +1,4 @@
-"""Several datasets as one."""
+"""Combinations of several datasets."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["Combining"]
 
 
 class Combining(DatasetBase):
-    """Several datasets as one."""
+    """The methods that combine datasets."""
 
     @classmethod
     def zip(cls, *datasets: Any, name: str | None = None) -> Self:
-        """Element k of every dataset, in one nest. Ends with the shortest dataset.
+        """Combine element k of every dataset into one nest. Ends with the shortest dataset.
 
-        Cardinality is the smallest, unknown if one is. An error of one dataset takes the place of the whole element.
+        Cardinality is the smallest, unknown if one is unknown. An error of one dataset takes the place of the element.
 
         Args:
-            datasets: Datasets, whose elements come as tuples; or one nest of datasets, `zip((a, {"b": b}))`, whose
-                elements come as nests of that structure.
-            name: What you call the operation, for `explain` and `stats`.
+            datasets: Datasets, whose elements are combined into tuples; or one nest of datasets, `zip((a, {"b": b}))`,
+                whose elements are combined into nests of that structure.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            TypeError: An argument is not a dataset or a nest of them.
+            TypeError: An argument is not a dataset or a nest of datasets.
 
         Source: tf.data.Dataset.zip.
 
@@ -55,18 +55,18 @@ class Combining(DatasetBase):
         stop_on_empty_dataset: bool = False,
         rerandomize_each_iteration: bool = False,
     ) -> Self:
-        """Every element from one of `datasets`, drawn at random.
+        """Draw every element from one of `datasets`, chosen at random.
 
         Args:
-            datasets: At least one, of one structure and dtypes.
-            weights: One number per dataset, in any unit; 0 or less: never drawn. None: all alike.
-            seed: With a seed, the same choices in every process. None: that of the iteration (`Options.seed`).
-            stop_on_empty_dataset: End when an empty dataset is drawn; False goes on with the others.
-            rerandomize_each_iteration: Other choices in every epoch; False keeps those of the first.
+            datasets: At least one dataset; all of one structure and dtypes.
+            weights: One number per dataset, in any unit; 0 or less: never drawn. None: equal weights.
+            seed: With a seed, the same choices in every process. None: the seed of the iteration (`Options.seed`).
+            stop_on_empty_dataset: End when an empty dataset is drawn; False continues with the others.
+            rerandomize_each_iteration: New choices in every epoch; False repeats the choices of the first.
 
         Raises:
-            InvalidArgumentError: No dataset, another number of weights, one that is not finite, or no weight > 0.
-            TypeError: An argument is no dataset.
+            InvalidArgumentError: No dataset, a wrong number of weights, a weight that is not finite, or none > 0.
+            TypeError: An argument is not a dataset.
             SpecError: Structures or dtypes differ, as in `concatenate`.
 
         Source: tf.data.Dataset.sample_from_datasets (which is empty where no weight is > 0).
@@ -88,16 +88,16 @@ class Combining(DatasetBase):
     def choose_from_datasets(
         cls, datasets: Sequence[DatasetBase], choice_dataset: DatasetBase, stop_on_empty_dataset: bool = True
     ) -> Self:
-        """For each number in `choice_dataset` the next element of the dataset with that number.
+        """Return the next element of the dataset whose number `choice_dataset` gives, for each number.
 
         Args:
-            datasets: At least one, of one structure and dtypes.
-            choice_dataset: Single whole numbers below `len(datasets)`; ends the iteration when it ends.
-            stop_on_empty_dataset: End when an empty dataset is chosen; False passes over that choice.
+            datasets: At least one dataset; all of one structure and dtypes.
+            choice_dataset: Single whole numbers below `len(datasets)`; the iteration ends with this dataset.
+            stop_on_empty_dataset: End when an empty dataset is chosen; False skips that choice.
 
         Raises:
-            InvalidArgumentError: No dataset; a choice that is no number of one (at iteration, in its place).
-            TypeError: An argument is no dataset.
+            InvalidArgumentError: No dataset; a choice that is not the number of one (at iteration, in its place).
+            TypeError: An argument is not a dataset.
             SpecError: Structures or dtypes differ, as in `concatenate`.
 
         Source: tf.data.Dataset.choose_from_datasets.
@@ -112,15 +112,15 @@ class Combining(DatasetBase):
         return cls(ChooseOp(ops, choices, stop_on_empty_dataset, "choose_from_datasets"))
 
     def concatenate(self, dataset: DatasetBase, name: str | None = None) -> Self:
-        """These elements, then those of `dataset`. Shapes may differ: `element_spec` has None where they do.
+        """Append the elements of `dataset`. Shapes may differ: `element_spec` has None for dimensions that do.
 
         Args:
-            dataset: Its elements have the structure and dtypes of these.
-            name: What you call the operation, for `explain` and `stats`.
+            dataset: A dataset whose elements have the same structure and dtypes.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            TypeError: `dataset` is no dataset.
-            SpecError: Structures or dtypes differ: when `element_spec` is asked for, and in the place of each element.
+            TypeError: `dataset` is not a dataset.
+            SpecError: Structures or dtypes differ: raised by `element_spec`, and in the place of each element.
 
         Source: tf.data.Dataset.concatenate.
 

@@ -1,4 +1,4 @@
-"""Functions of elements."""
+"""Functions applied to elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Elementwise"]
 
 
 class Elementwise(Running):
-    """Functions of elements."""
+    """The methods that apply functions to elements."""
 
     def map(
         self,
@@ -37,30 +37,30 @@ class Elementwise(Running):
         output_spec: Any = None,
         name: str | None = None,
     ) -> Self:
-        """`map_func` of every element, in their order. An error of the function takes the place of its element.
+        """Apply `map_func` to every element, in order. An error of the function takes the place of the element.
 
         Args:
-            map_func: Gets numpy arrays, numpy scalars, bytes and str; a tuple is unpacked into arguments. A
-                `torch.nn.Module`, and a function wrapped in `rd.with_tensors`, gets torch tensors instead. May return
-                numpy, torch or Python values, and take, transform and return datasets, alone or in a nest: their random
-                choices depend on what those of `rng` do. A keyword-only parameter `rng` receives a
-                `numpy.random.Generator` that depends on (seed, operation, epoch, index of the element) alone.
-            num_parallel_calls: Calls at a time; 1 means in order in one thread; None or AUTOTUNE leaves it to raydist,
-                which begins in the thread that iterates and moves to others what is faster there, as it measures.
-                (Other threads do not see what is set for one alone, as `torch.no_grad` is.)
-            deterministic: False hands out results as they are finished, where several calls run at a time, so that a
-                slow one holds back no other (None: `Options.deterministic` decides). Nothing is lost or doubled, also
-                when resuming. Below operations that remember much (`shuffle`, `scan`, `window`, ...) the order is kept.
-            seed: Seed of `rng`; None for that of the iteration.
-            output_spec: Nest of `rd.TensorSpec` that every result must match. Without it `element_spec` is found by
-                calls on up to three first elements, and later ones may differ.
-            name: What you call the operation, for `explain` and `stats`.
+            map_func: Receives numpy arrays, numpy scalars, bytes and str; a tuple is unpacked into arguments. A
+                `torch.nn.Module`, or a function wrapped in `rd.with_tensors`, receives torch tensors instead. May
+                return numpy, torch or Python values, and may take, transform and return datasets, alone or in a nest:
+                their random choices depend on the same values as those of `rng`. A keyword-only parameter `rng`
+                receives a `numpy.random.Generator` that depends on (seed, operation, epoch, index of the element) only.
+            num_parallel_calls: Number of concurrent calls; 1: in order in one thread. None or AUTOTUNE: chosen by
+                raydist, which begins in the iterating thread and moves functions to other threads if measurements show
+                a gain. (Thread-local settings, such as `torch.no_grad`, do not apply in other threads.)
+            deterministic: False returns results as they complete if several calls run at a time, so that a slow call
+                does not delay others (None: `Options.deterministic` decides). No element is lost or repeated, also
+                after a resume. The order is kept before operations with large state (`shuffle`, `scan`, `window`, ...).
+            seed: Seed of `rng`; None for the seed of the iteration.
+            output_spec: Nest of `rd.TensorSpec` that every result must match. Without it `element_spec` calls the
+                function on up to three first elements, and later results may differ.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: `map_func` is no function, or `num_parallel_calls` is 0 or below AUTOTUNE.
-            TypeError: `deterministic` is no bool.
-            SpecError: `output_spec` holds something else than specs; a result that does not match it, or that no
-                element can hold (at iteration, in its place).
+            InvalidArgumentError: `map_func` is not a function, or `num_parallel_calls` is 0 or below AUTOTUNE.
+            TypeError: `deterministic` is not a bool.
+            SpecError: `output_spec` contains something else than specs; a result does not match it, or is no valid
+                element (at iteration, in its place).
 
         Source: tf.data.Dataset.map.
 
@@ -72,17 +72,17 @@ class Elementwise(Running):
         return type(self)(named(MapOp(self._op, map_func, num_parallel_calls, seed, declared, deterministic), name))
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Self:
-        """The elements for which `predicate` returns True, in their order. Cardinality is unknown.
+        """Keep the elements for which `predicate` returns True, in order. Cardinality is unknown.
 
-        An element for which the predicate fails is an error in its place.
+        If the predicate fails for an element, the error takes the element's place.
 
         Args:
-            predicate: Gets what a map function gets, and returns one bool.
-            name: What you call the operation, for `explain` and `stats`.
+            predicate: Receives the arguments of a map function, and returns one bool.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: `predicate` is no function.
-            SpecError: It returns something else (at iteration, in the element's place).
+            InvalidArgumentError: `predicate` is not a function.
+            SpecError: `predicate` returns something else (at iteration, in the element's place).
 
         Source: tf.data.Dataset.filter.
 
@@ -92,16 +92,16 @@ class Elementwise(Running):
         return type(self)(named(FilterOp(self._op, predicate), name))
 
     def map_batches(self, fn: Callable[..., Any], batch_size: int, num_parallel_calls: int | None = None) -> Self:
-        """The rows of `fn(batch)`, for batches of up to `batch_size` consecutive elements.
+        """Apply `fn` to batches of up to `batch_size` consecutive elements, and split the results into rows.
 
-        Much faster than `map` where `fn` works on arrays. Every leaf gains a first dimension: (...) -> (n, ...), with
-        n <= `batch_size`. What `fn` returns is taken apart along the first dimension again; it may have more or fewer
-        rows, or none. Cardinality is unknown. An error of `fn` takes the place of all elements of its batch.
+        Much faster than `map` if `fn` works on arrays. Every leaf gains a first dimension: (...) -> (n, ...), with
+        n <= `batch_size`. The results are split along the first dimension again; they may have more or fewer rows, or
+        none. Cardinality is unknown. An error of `fn` takes the place of all elements of its batch.
 
         Args:
-            fn: Gets arrays as a map function gets elements, and returns leaves that share their first dimension.
+            fn: Receives arrays as a map function receives elements; returns leaves that share their first dimension.
             batch_size: Elements per call, >= 1; the last call may have fewer.
-            num_parallel_calls: Calls at a time, as for :meth:`map`.
+            num_parallel_calls: Number of concurrent calls, as for :meth:`map`.
 
         Raises:
             InvalidArgumentError: `batch_size` or `num_parallel_calls` is out of range; results without a common first
@@ -116,17 +116,17 @@ class Elementwise(Running):
         return type(self)(UnbatchOp(MapOp(BatchOp(self._op, batch_size), fn, num_parallel_calls)))
 
     def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Self:
-        """The elements of the datasets that `map_func` makes of the elements, one dataset after the other.
+        """Map each element to a dataset by `map_func`, and return the elements of these datasets one after the other.
 
         Runs in the consumer's thread. The state of an iterator is that of the input and of the open dataset. An error
-        of `map_func` stands in the place of its dataset's elements.
+        of `map_func` takes the place of its dataset's elements.
 
         Args:
-            map_func: Gets what a map function gets and returns a Dataset.
-            name: What you call the operation, for `explain` and `stats`.
+            map_func: Receives the arguments of a map function and returns a Dataset.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: `map_func` is no function.
+            InvalidArgumentError: `map_func` is not a function.
             SpecError: `map_func` returns something else, or elements differ in structure or dtype (at iteration).
 
         Source: tf.data.Dataset.flat_map.
@@ -145,25 +145,25 @@ class Elementwise(Running):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Self:
-        """The elements of the datasets that `map_func` makes of the elements, several of these read in turn.
+        """Map each element to a dataset by `map_func`, and return the elements of several open datasets in turn.
 
-        Each of `cycle_length` slots hands out up to `block_length` elements at a visit. A slot whose dataset ends gives
-        its turn away and takes the next input when it is visited again. The order depends on nothing else.
+        Each of `cycle_length` slots returns up to `block_length` elements per turn. A slot whose dataset ends skips its
+        turn and takes the next input at its next turn. The order depends on nothing else.
 
         Args:
-            map_func: Gets what a map function gets and returns a Dataset.
-            cycle_length: Datasets open at a time; None or AUTOTUNE: 4, or `num_parallel_calls` if that is more. (The
+            map_func: Receives the arguments of a map function and returns a Dataset.
+            cycle_length: Number of open datasets; None or AUTOTUNE: 4, or `num_parallel_calls` if that is larger. (The
                 default of TensorFlow is the number of cores: the order would change with the machine.)
-            block_length: Elements a turn, 1 by default.
-            num_parallel_calls: How many of the open datasets are read ahead, in a thread each; AUTOTUNE: all, where
+            block_length: Elements per turn, 1 by default.
+            num_parallel_calls: Number of open datasets that are read ahead, in one thread each; AUTOTUNE: all, if
                 reading waits or a trial was faster. None: every dataset is read in the consumer's thread.
-            deterministic: False takes what is there of the datasets that are read ahead, so that a slow one holds back
-                no other (None: `Options.deterministic` decides). The rest is as for `map`.
-            name: What you call the operation, for `explain` and `stats`.
+            deterministic: False takes available elements of the datasets that are read ahead, so that a slow dataset
+                does not delay others (None: `Options.deterministic` decides). Otherwise as for `map`.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: A length below 1, `num_parallel_calls` above `cycle_length`, or no function.
-            TypeError: `deterministic` is no bool.
+            TypeError: `deterministic` is not a bool.
             SpecError: `map_func` returns no dataset, or elements differ in structure or dtype (at iteration).
 
         Source: tf.data.Dataset.interleave; the order is the same for equal lengths.
@@ -180,20 +180,20 @@ class Elementwise(Running):
         )
 
     def scan(self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None) -> Self:
-        """The outputs of `scan_func(state, element)`, which returns the next state and an output.
+        """Return the outputs of `scan_func(state, element)`, which returns the next state and an output.
 
-        Runs in order in the consumer's thread. An element on which the function fails is an error in its place and
-        leaves the state as it was. The state of an *iterator* is a count: resuming reads the input and calls the
-        function again from the beginning.
+        Runs in order in the consumer's thread. If the function fails for an element, the error takes the element's
+        place and the state does not change. The state of an *iterator* is a count: resuming reads the input and calls
+        the function again from the beginning.
 
         Args:
             initial_state: Nest of tensors; every next state must have its structure and dtypes.
-            scan_func: Gets the state and the element (a tuple as one argument), both as a map function gets them.
-            name: What you call the operation, for `explain` and `stats`.
+            scan_func: Receives state and element (a tuple as one argument), both as a map function receives them.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: `scan_func` is no function.
-            SpecError: The function returns no pair, or a state of another type (in the place of the element).
+            InvalidArgumentError: `scan_func` is not a function.
+            SpecError: The function returns no pair, or a state of another type (in the element's place).
 
         Source: tf.data.Dataset.scan.
 
@@ -203,12 +203,12 @@ class Elementwise(Running):
         return type(self)(named(ScanOp(self._op, initial_state, scan_func), name))
 
     def reduce(self, initial_state: Any, reduce_func: Callable[..., Any], name: str | None = None) -> Any:
-        """The last state: `reduce_func(state, element)` gives the next one. Reads an epoch, and blocks until its end.
+        """Return the last state: `reduce_func(state, element)` returns the next one. Blocks to the end of an epoch.
 
         Args:
             initial_state: Nest of tensors; every next state must have its structure and dtypes.
-            reduce_func: Gets the state and the element (a tuple as one argument), both as a map function gets them.
-            name: What you call the operation, for its errors.
+            reduce_func: Receives state and element (a tuple as one argument), both as a map function receives them.
+            name: Name of the operation in error messages.
 
         Returns:
             The nest with torch tensors (scalar bytes and str as Python objects), like an element.
@@ -228,16 +228,16 @@ class Elementwise(Running):
         return torch_rows(block_of_rows([last]), from_numpy)[0]
 
     def get_single_element(self, name: str | None = None) -> Any:
-        """The only element. Begins an epoch, and blocks until it is there and the end behind it.
+        """Return the only element. Begins an epoch; blocks until the element and the end have been read.
 
         Args:
-            name: What you call the operation, for its errors.
+            name: Name of the operation in error messages.
 
         Returns:
-            The nest with torch tensors (scalar bytes and str as Python objects), as iterating gives it.
+            The nest with torch tensors (scalar bytes and str as Python objects), as in iteration.
 
         Raises:
-            InvalidArgumentError: There is none, or more than one.
+            InvalidArgumentError: There is no element, or more than one.
             Exception: The error of the element.
 
         Source: tf.data.Dataset.get_single_element.
@@ -257,17 +257,17 @@ class Elementwise(Running):
         return first.get_value()
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Self:
-        """The elements before the first for which `predicate` returns False. Cardinality is unknown.
+        """Return the elements before the first for which `predicate` returns False. Cardinality is unknown.
 
-        An element for which the predicate fails is an error in its place, and what follows is still asked about.
+        If the predicate fails for an element, the error takes the element's place, and iteration continues.
 
         Args:
-            predicate: Gets what a map function gets, and returns one bool.
-            name: What you call the operation, for `explain` and `stats`.
+            predicate: Receives the arguments of a map function, and returns one bool.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: `predicate` is no function.
-            SpecError: It returns something else (at iteration, in the element's place).
+            InvalidArgumentError: `predicate` is not a function.
+            SpecError: `predicate` returns something else (at iteration, in the element's place).
 
         Source: tf.data.Dataset.take_while.
 
@@ -277,13 +277,13 @@ class Elementwise(Running):
         return type(self)(named(TakeWhileOp(self._op, predicate), name))
 
     def apply(self, transformation: Callable[[Self], Self]) -> Self:
-        """`transformation(self)`: a function of datasets in a chain of methods.
+        """Return `transformation(self)`, for a function of datasets in a chain of methods.
 
         Args:
-            transformation: Gets this dataset and returns one.
+            transformation: Receives this dataset and returns a dataset.
 
         Raises:
-            TypeError: It returns something else.
+            TypeError: `transformation` returns something else.
 
         Source: tf.data.Dataset.apply.
 

@@ -1,4 +1,4 @@
-"""Datasets as those of other libraries."""
+"""Conversion of datasets to those of other libraries."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Exporting"]
 
 
 class Exporting(Running):
-    """Datasets as those of other libraries."""
+    """The methods that convert datasets to those of other libraries."""
 
     def to_torch(self) -> Any:
-        """This dataset as a `torch.utils.data.IterableDataset`, for a plain `DataLoader`.
+        """Return this dataset as a `torch.utils.data.IterableDataset`, for a plain `DataLoader`.
 
-        With n workers each gives every n-th element, so that nothing comes twice. But each runs the whole pipeline to
-        find them: prefer `num_workers=0` and raydist's own parallelism. Every pass is a new epoch, the
-        same one with workers as without.
+        With n workers each returns every n-th element, so that no element comes twice. But each worker runs the whole
+        pipeline to find its elements: prefer `num_workers=0` and raydist's own parallelism. Every iteration is a new
+        epoch, the same one with workers as without.
 
         Source: torch.utils.data.IterableDataset.
 
@@ -25,17 +25,17 @@ class Exporting(Running):
         >>> [x.tolist() for x in DataLoader(rd.Dataset.range(5).to_torch(), batch_size=2)]
         [[0, 1], [2, 3], [4]]
         """
-        # The class inherits from one of torch's: building and pickling pipelines needs no torch.
+        # The class inherits from a torch class, but building and pickling pipelines must not import torch.
         from raydist.dataset.torch_dataset import TorchDataset
 
         return TorchDataset(self)
 
     def to_ray(self) -> Any:
-        """One new epoch of this dataset as a `ray.data.Dataset`, in order. Joins or starts Ray; reads nothing yet.
+        """Return one new epoch of this dataset as a `ray.data.Dataset`, in order. Connects to Ray; reads nothing yet.
 
-        Elements that are dicts are rows as they are, other elements have a column `item` (`item_0`, `item_1`, ... for
-        tuples). One task of Ray Data runs the pipeline, each time Ray executes the dataset: the same epoch again.
-        Repartition the result (`.repartition(n)`) for more parallelism behind it.
+        Dict elements become rows; other elements get a column `item` (`item_0`, `item_1`, ... for tuples). One Ray Data
+        task runs the pipeline each time Ray executes the dataset: the same epoch again. Repartition the result
+        (`.repartition(n)`) for more parallelism after it.
 
         Source: ray.data.from_torch, ray.data.Dataset.
 
@@ -43,6 +43,6 @@ class Exporting(Running):
         >>> rows.take_all()  # doctest: +SKIP
         [{'x': 0, 'y': 0}, {'x': 1, 'y': 1}, {'x': 2, 'y': 4}]
         """
-        from raydist.actors.ray_data_sink import ray_dataset  # loads Ray Data
+        from raydist.actors.ray_data_sink import ray_dataset  # imports Ray Data
 
         return ray_dataset(self._op, self.options(), self._root_seed(), next(self._epochs))

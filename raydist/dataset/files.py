@@ -1,4 +1,4 @@
-"""Elements that come from files, local or remote."""
+"""Sources that read local or remote files."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ _BYTES = TensorSpec((), bytes)
 
 
 class FileSources(DatasetBase):
-    """Elements that come from files, local or remote."""
+    """The class methods that read local or remote files."""
 
     @classmethod
     def list_files(cls, pattern: Any, shuffle: bool = True, seed: int | None = None, name: str | None = None) -> Self:
-        """The names (str) of the files that match a pattern when this is called.
+        """Return the names (str) of the files that match a pattern at the time of the call.
 
         Args:
-            pattern: A path or URI with `*`, `?` and `[...]`, none of which matches a slash, or a list of them.
-            shuffle: Another order every epoch; False gives sorted names.
+            pattern: A path or URI with `*`, `?` and `[...]`, none of which matches a slash, or a list of patterns.
+            shuffle: A new order every epoch; False returns sorted names.
             seed: Seed of the order, as for :meth:`shuffle`.
-            name: What you call the operation, for `explain` and `stats`.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
             NotFoundError: No file matches.
-            InvalidArgumentError: An empty list, or a URI scheme that fsspec does not know.
-            SpecError: A pattern that is no path.
+            InvalidArgumentError: An empty list, or a URI scheme that fsspec does not support.
+            SpecError: A pattern is not a path.
 
         Source: tf.data.Dataset.list_files (where no match is an InvalidArgumentError).
 
@@ -64,25 +64,25 @@ class FileSources(DatasetBase):
 
     @classmethod
     def from_numpy(cls, source: Any, verify: bool = True, *, max_array_bytes: int | None = None) -> Self:
-        """The rows of a .npy or .npz file, or of arrays in memory.
+        """Read the rows of a .npy or .npz file, or of arrays in memory.
 
-        A .npy file gives its rows, a .npz file a dict with one row of each of its arrays. Files are mapped into memory:
-        only what is read is loaded, and every process maps the file itself. The arrays of a compressed .npz (made by
-        `np.savez_compressed`) are loaded whole, once in every process that reads them.
+        A .npy file contains rows; from a .npz file, an element is a dict with one row of each array. Files are mapped
+        into memory, by each process separately: only rows that are read are loaded. The arrays of a compressed .npz
+        (`np.savez_compressed`) are loaded whole, once in every process that reads them.
 
         Args:
             source: A local path that ends in .npy or .npz, or a nest of arrays with equal first dimensions.
-            verify: Whether every process that reads a .npz compares its checksums before it hands out a row, for which
-                it reads the whole file (1 s per GB). Compressed arrays are always compared; a .npy has no checksum.
-            max_array_bytes: What a compressed array may take in memory, whatever the file says. None: 256 MiB, or 64
-                times what it takes in the file where that is more.
+            verify: Make every process that reads a .npz verify its checksums before the first row, for which it reads
+                the whole file (1 s per GB). Compressed arrays are always verified; a .npy has no checksum.
+            max_array_bytes: Maximum size of a compressed array in memory, whatever the file claims. None: 256 MiB, or
+                64 times its size in the file if that is larger.
 
         Raises:
-            NotFoundError: There is no such file.
+            NotFoundError: The file does not exist.
             DataLossError: The file is truncated or damaged; with the first row: a checksum does not match.
-            SpecError: The file holds Python objects (pickles are never loaded) or records with fields.
-            InvalidArgumentError: The first dimensions differ, an array has none, the path is no local .npy or .npz, or
-                a compressed array has more than `max_array_bytes`.
+            SpecError: The file contains Python objects (pickles are never loaded) or records with fields.
+            InvalidArgumentError: The first dimensions differ, an array has none, the path is not a local .npy or .npz,
+                or a compressed array is larger than `max_array_bytes`.
 
         Source: numpy.load(mmap_mode="r").
 
@@ -103,34 +103,34 @@ class FileSources(DatasetBase):
         null_masks: bool | Sequence[str] = False,
         decimals: str = "float64",
     ) -> Self:
-        """The rows of Parquet files: dicts of their columns, see :meth:`from_arrow` for types and nulls.
+        """Read the rows of Parquet files: dicts of columns, see :meth:`from_arrow` for types and nulls.
 
-        Row groups are pieces of work for the pipeline's threads or input workers, whose rows come in order; only the
-        columns that are needed are read. (Row groups of more than 64 MiB of these columns are read in batches, one
-        after the other.) The footers of all files are read at once: they tell the columns and the number of rows.
+        Row groups are units of work for the pipeline's threads or input workers; rows come in order, and only needed
+        columns are read. (Row groups of more than 64 MiB of these columns are read in batches, one after the other.)
+        The footers of all files are read at once, for the columns and the number of rows.
 
-        Pages are checked wherever the file has checksums (`write_page_checksum=True` of pyarrow's writer). One error
-        stands for the rows that damage takes, up to the end of the row group, and reading goes on behind it. The footer
-        has no checksum in this format, and a page has at most 2 GiB, however small it is in the file.
+        Pages are verified if the file has checksums (`write_page_checksum=True` of pyarrow's writer). One error takes
+        the place of damaged rows, up to the end of the row group, and reading continues after it. The footer has no
+        checksum in this format, and a page has at most 2 GiB, however small it is in the file.
 
-        The state of an iterator is the number of a row group and of its rows. Resuming reads that row group again. A
-        file that has gone or changed since is an error for each piece that would have been read.
+        The state of an iterator is the number of a row group and of its rows; resuming reads that row group again. A
+        file that was removed or changed since is an error for each unit of work.
 
         Args:
-            paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
+            paths: One or several paths, local or URIs that fsspec or pyarrow.fs can open.
             columns: Columns to read; None for all.
             filters: Rows to keep: conditions `[("label", ">=", 3), ...]` that must all hold, a list of such lists of
-                which one must hold, or a `pyarrow.compute.Expression`. Row groups whose statistics rule it out are not
-                read. The number of rows is unknown then.
+                which one must hold, or a `pyarrow.compute.Expression`. Row groups whose statistics exclude them are not
+                read. The number of rows is then unknown.
             fill_null: A value for nulls, or a dict `{column: value}`; see :meth:`from_arrow`.
-            null_masks: Whether a boolean leaf beside each column tells its nulls, or a list of names of columns.
+            null_masks: True adds a boolean leaf for the nulls of each column; or a list of column names.
             decimals: "float64", which may round, or "text": str, exact.
 
         Raises:
             NotFoundError: A file does not exist.
-            DataLossError: A footer is damaged; at iteration: a row group is, or a file has changed.
-            SpecError: Files with different columns, a column of a type that :meth:`from_arrow` does not take; at
-                iteration, in its place: a row with a null that has neither a fill value nor a mask.
+            DataLossError: A footer is damaged; at iteration: a row group is damaged, or a file has changed.
+            SpecError: Files differ in columns, or :meth:`from_arrow` does not support a column's type; at iteration, in
+                its place: a row has a null without a fill value or mask.
             InvalidArgumentError: A directory, an unknown column, filters or a fill value that do not fit.
 
         Source: pyarrow.parquet.read_table, whose `columns` and `filters` these are.
@@ -153,31 +153,31 @@ class FileSources(DatasetBase):
         *,
         max_sample_bytes: int | None = None,
     ) -> Self:
-        """The samples of tar files (WebDataset shards): dicts of bytes, with the key of the sample as "__key__".
+        """Read the samples of tar files (WebDataset shards): dicts of bytes, with the key of the sample as "__key__".
 
-        Neighbouring members whose names agree up to the first dot of the file name, folders included, are one sample:
-        `a/001.jpg` and `a/001.seg.png` are "jpg" and "seg.png" of "a/001". Names behind the dot become lower case.
-        Members that are no plain files, have no dot, or are named `__...__` are passed over. Files that end in .gz or
-        .tgz are decompressed. All samples must have the same members: one that has others is an error in its place,
-        unless `members` names those that all have.
+        Neighbouring members whose names agree up to the first dot of the file name, including folders, form one sample:
+        `a/001.jpg` and `a/001.seg.png` are "jpg" and "seg.png" of "a/001". Names after the dot become lower case.
+        Members that are not plain files, have no dot, or are named `__...__` are skipped. Files that end in .gz or .tgz
+        are decompressed. All samples must have the same members: a sample with other members is an error in its place,
+        unless `members` names the members that all samples have.
 
         Files are read in sequence. Damage ends a file, with an error in the place of the sample. The state of an
-        iterator is a file number and an offset for each file in turn; a compressed file is decompressed up to there.
+        iterator is a file number and an offset for each open file; a compressed file is decompressed up to the offset.
 
         Args:
             paths: A path, a list of paths, or a dataset of str. Local, or URIs that fsspec or pyarrow.fs can open.
             members: Names of the members to keep, such as `["jpg", "cls"]`; None for all.
             num_parallel_reads: As for :func:`rd.TFRecordDataset`: k > 1 takes samples in turn from k files at a time.
-            max_sample_bytes: A larger sample is taken for damage. None: 1 GiB; of a compressed file 32 MiB, or 4 times
-                the file where that is more.
+            max_sample_bytes: A larger sample counts as damage. None: 1 GiB; for a compressed file 32 MiB, or 4 times
+                the file's size if that is larger.
 
         Raises:
-            InvalidArgumentError: `num_parallel_reads` < 1, an empty list, members that are no list; at iteration: a
+            InvalidArgumentError: `num_parallel_reads` < 1, an empty list, `members` is not a list; at iteration: a
                 directory.
             NotFoundError: A file does not exist (at iteration, in its place).
-            DataLossError: Damage: a broken header, a file that ends early, two members of one name in a sample, members
-                of a sample that are no neighbours (at iteration; has `path` and `offset`).
-            SpecError: A sample without one of the members (at iteration, in its place).
+            DataLossError: Damage: a broken header, a truncated file, two members of one name in a sample, members of a
+                sample that are not neighbours (at iteration; has `path` and `offset`).
+            SpecError: A sample lacks one of the members (at iteration, in its place).
 
         Source: webdataset.WebDataset.
 
@@ -215,31 +215,31 @@ class FileSources(DatasetBase):
         select_columns: Sequence[str | int] | None = None,
         max_line_bytes: int | None = None,
     ) -> Self:
-        """The rows of CSV files: dicts of their columns; once, and in order (`shuffle` and `repeat` change that).
+        """Read the rows of CSV files: dicts of columns; once, and in order (`shuffle` and `repeat` change that).
 
-        One line is one row; blank lines are passed over. Fields may be quoted with `"`, but must end on their line.
-        Types that are not given are learned from the first 1000 lines of the first file that has rows: int64, float64,
-        bool or str. A line that does not fit is an error in its place. The state of an iterator is a file number and an
+        One line is one row; blank lines are skipped. Fields may be quoted with `"`, but must end on their line. Types
+        that are not given are inferred from the first 1000 lines of the first file that has rows: int64, float64, bool
+        or str. A line that does not fit is an error in its place. The state of an iterator is a file number and an
         offset.
 
         Args:
-            paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
+            paths: One or several paths, local or URIs that fsspec or pyarrow.fs can open.
             columns: Columns to keep, by name or number, None for all; the others are not converted.
-            column_types: dtypes of columns (numpy, torch or text; `bytes` and `str` too).
-            column_defaults: Values for empty fields. An empty field of another column of numbers is an error. A dict,
-                or a list with one for each of the columns, which then have their types. A dtype (of numpy or torch) in
-                the place of a value: a column of that type, without a default.
+            column_types: dtypes of columns (numpy, torch or text; also `bytes` and `str`).
+            column_defaults: Values for empty fields. An empty field of another numeric column is an error. A dict, or a
+                list with one value for each of the columns, which then have the values' types. A dtype (numpy or torch)
+                instead of a value: a column of that type, without a default.
             column_names: Names of all columns, for files without a header line.
-            delimiter: What stands between fields.
+            delimiter: Character between fields.
             compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
             batch_size: Rows of one element, as for :meth:`batch`; None: each row is one.
             label_name: A column: elements are (dict of the other columns, this column).
-            select_columns: Another word for `columns`.
+            select_columns: Alias of `columns`.
             max_line_bytes: See :meth:`from_json`.
 
         Raises:
-            InvalidArgumentError: A directory, an unknown column, a default that does not fit, no columns; both words
-                for `columns`.
+            InvalidArgumentError: A directory, an unknown column, a default that does not fit, no columns; both
+                `columns` and its alias.
             NotFoundError: A file does not exist (the first one at once, others at iteration).
             DataLossError: The first lines cannot be parsed; at iteration, in its place: a wrong line (has `path` and
                 `offset`).
@@ -279,29 +279,29 @@ class FileSources(DatasetBase):
         fill_null: Any = None,
         null_masks: bool | Sequence[str] = False,
     ) -> Self:
-        """The objects of files of JSON lines: dicts, with a dict inside for every object.
+        """Read the objects of files of JSON lines: dicts, with a nested dict for every nested object.
 
-        One line is one object; blank lines are passed over. Fields and types are learned from the first 1000 lines of
-        the first file that has any: int64, float64, bool, str, and lists of them with shape (None,). A line that does
-        not fit is an error in its place. The state of an iterator is a file number and an offset.
+        One line is one object; blank lines are skipped. Fields and types are inferred from the first 1000 lines of the
+        first file that has any: int64, float64, bool, str, and lists of these with shape (None,). A line that does not
+        fit is an error in its place. The state of an iterator is a file number and an offset.
 
         Args:
-            paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
-            columns: Fields to keep, further ones are allowed; None for all, a further one is an error.
+            paths: One or several paths, local or URIs that fsspec or pyarrow.fs can open.
+            columns: Fields to keep; other fields are allowed. None for all; then other fields are an error.
             compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
-            max_line_bytes: A longer line is taken for damage. None: 1 GiB; of a compressed file 32 MiB, or 4 times the
-                file where that is more. Lists and objects may be nested 100 deep.
-            fill_null: A value for null and for a field that an object has not, or a dict `{field: value}`; see
+            max_line_bytes: A longer line counts as damage. None: 1 GiB; for a compressed file 32 MiB, or 4 times the
+                file's size if that is larger. Lists and objects may be nested 100 deep.
+            fill_null: A value for null and for missing fields of an object, or a dict `{field: value}`; see
                 :meth:`from_arrow`.
-            null_masks: Whether a boolean leaf beside each field tells its nulls, or a list of names of fields.
+            null_masks: True adds a boolean leaf for the nulls of each field; or a list of field names.
 
         Raises:
             InvalidArgumentError: A directory, an unknown field, no line in any file, a fill value that does not fit.
             NotFoundError: A file does not exist (the first one at once, others at iteration).
             DataLossError: The first lines cannot be parsed; at iteration, in its place: a wrong line (has `path` and
                 `offset`).
-            SpecError: A field that no tensor can hold; at iteration, in its place: an object without one of the fields,
-                or with null, where that has neither a fill value nor a mask.
+            SpecError: A field that no tensor can hold; at iteration, in its place: an object with a missing or null
+                field that has neither a fill value nor a mask.
 
         Source: pyarrow.json.read_json.
 
@@ -324,23 +324,23 @@ class FileSources(DatasetBase):
         *,
         max_chunk_bytes: int | None = None,
     ) -> Self:
-        """The elements that :meth:`save` wrote, in their order; of several shards one after the other.
+        """Read the elements that :meth:`save` wrote, in order; of several shards one after the other.
 
-        Every chunk is compared with its checksum; one error stands for the elements of a damaged one. The state of an
-        iterator is the number of a chunk and a place in it.
+        The checksum of every chunk is verified; one error takes the place of a damaged chunk's elements. The state of
+        an iterator is the number of a chunk and a position in it.
 
         Args:
             path: The directory: a local path or a URI.
-            compression: What it was saved with; None: what its manifest says.
-            reader_func: Gets a dataset of datasets, one for each shard, and returns the dataset of elements, such as
-                `lambda shards: shards.interleave(lambda shard: shard)`.
-            max_chunk_bytes: What a compressed chunk (some elements, or a large one) may have in memory, whatever the
-                manifest says. None: 32 MiB, or 64 times what it has in its file.
+            compression: Compression of the saved dataset; None: as in its manifest.
+            reader_func: Receives a dataset of datasets, one for each shard, and returns the dataset of elements, such
+                as `lambda shards: shards.interleave(lambda shard: shard)`.
+            max_chunk_bytes: Maximum size of a compressed chunk (some elements, or a large one) in memory, whatever the
+                manifest claims. None: 32 MiB, or 64 times the chunk's size in its file.
 
         Raises:
             NotFoundError: There is no saved dataset.
-            DataLossError: Its manifest is damaged, or it has another compression; at iteration: its data is damaged.
-            InvalidArgumentError: A file of it is a link that leads out of the directory.
+            DataLossError: The manifest is damaged, or has another compression; at iteration: the data is damaged.
+            InvalidArgumentError: A file is a link that leads out of the directory.
             SpecError: `reader_func` returns no dataset.
 
         Source: tf.data.Dataset.load.

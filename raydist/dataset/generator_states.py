@@ -1,6 +1,6 @@
-"""States of random number generators as text, and copies of objects that hold generators.
+"""States of random number generators as text, and copies of objects that contain generators.
 
-A state of torch's generator (5 KB) takes about 4 KB of text, one of numpy or Python at most as much.
+The state of a torch generator (5 KB) takes about 4 KB of text, one of numpy or Python at most as much.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raydist.errors import InvalidArgumentError
 
 __all__ = ["GlobalStates", "Kept", "generator_at", "kept", "set_generators", "state_text"]
 
-_MAX_BYTES = 1 << 16  # what a state may unfold to
+_MAX_BYTES = 1 << 16  # maximum size of a decompressed state
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
 _GLOBAL: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
@@ -34,7 +34,7 @@ _GLOBAL: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 
 def state_text(generator: Any) -> str | None:
-    """The state of a generator of torch (on the CPU), numpy or Python; None for any other object.
+    """Return the state of a generator of torch (on the CPU), numpy or Python; None for any other object.
 
     >>> generator = random.Random(3)
     >>> copy = generator_at(state_text(generator))
@@ -52,15 +52,15 @@ def state_text(generator: Any) -> str | None:
 
 
 def generator_at(text: str) -> Any:
-    """A new generator with a state of `state_text`.
+    """Return a new generator with a state from `state_text`.
 
     Raises:
-        ValueError: `text` is no such state.
+        ValueError: `text` is not such a state.
     """
     kind = text.partition(":")[0]
     try:
         return _with_state(kind, _parse(text, kind))
-    except Exception as error:  # of a file that was changed: libraries raise what they like
+    except Exception as error:  # libraries raise various errors for a modified file
         raise ValueError(f"no state of a generator: {text:.20} ({error!s:.80})") from None
 
 
@@ -103,10 +103,10 @@ def _parse(text: str, kind: str) -> Any:
 
 @final
 class GlobalStates:
-    """States of the process's own generators (torch's, numpy's, Python's), to be put in their place for a while.
+    """States of the process's global generators (of torch, numpy, Python), which can be installed temporarily.
 
     Args:
-        texts: From :meth:`texts`; None for the states that the process's generators have now.
+        texts: States from :meth:`texts`; None for the current states of the process's generators.
     """
 
     def __init__(self, texts: Mapping[str, str] | None = None) -> None:
@@ -120,17 +120,17 @@ class GlobalStates:
             self._states = {name: _parse(text, name) for name, text in texts.items()}
 
     def texts(self) -> dict[str, str]:
-        """The states as text, by name."""
+        """Return the states as text, by name."""
         return {name: _text(name, state) for name, state in self._states.items()}
 
     def only_changed(self, now: GlobalStates) -> dict[str, str]:
-        """The states, as text, of the generators that have another state in `now`."""
+        """Return the states, as text, of the generators whose state differs in `now`."""
         mine, others = self.texts(), now.texts()
         return {name: text for name, text in mine.items() if others[name] != text}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the process's generators have these states; afterwards their own again, and these have moved on."""
+        """Install these states for the `with` block; then keep the advanced states and restore the process's own."""
         own = {name: _GLOBAL[name][0]() for name in self._states}
         _set(self._states)
         try:
@@ -147,11 +147,11 @@ def _set(states: Mapping[str, Any]) -> None:
 
 @final
 class Kept:
-    """An object as it was, generators apart, so that it can be made again with other states of these.
+    """A pickled object without the states of its generators, so that it can be recreated with other states.
 
     Args:
-        data: The object's pickle.
-        generators: The state of each generator in it.
+        data: Pickle of the object.
+        generators: States of the object's generators.
     """
 
     def __init__(self, data: bytes, generators: tuple[str, ...]) -> None:
@@ -159,7 +159,7 @@ class Kept:
         self.generators = generators
 
     def with_generators(self, states: Any) -> Kept:
-        """The object with other states of its generators, which may come from a file."""
+        """Return the object with other states of its generators, which may come from a file."""
         texts = tuple(map(str, states))
         for text in texts:
             generator_at(text)
@@ -171,12 +171,12 @@ class Kept:
         return Kept(self._data, texts)
 
     def make(self, shared: Any) -> Any:
-        """A copy of the object, which refers to `shared` itself."""
+        """Return a copy of the object that refers to `shared` itself."""
         return _Unpickler(io.BytesIO(self._data), [generator_at(text) for text in self.generators], shared).load()
 
 
 def set_generators(value: Any, shared: Any, texts: Sequence[str]) -> None:
-    """Give the generators in `value` the states of a `Kept` of a value like it. Nothing where `texts` do not fit."""
+    """Give the generators in `value` the states of a similar `Kept`. Do nothing if `texts` do not fit."""
     pickler = _Pickler(io.BytesIO(), shared)
     pickler.dump(value)
     if len(pickler.held) != len(texts):
@@ -187,15 +187,15 @@ def set_generators(value: Any, shared: Any, texts: Sequence[str]) -> None:
             generator.bit_generator.state = state
         elif isinstance(generator, random.Random):
             generator.setstate(state)
-        else:  # torch's and numpy's have the same method
+        else:  # same method in torch and numpy
             generator.set_state(state)
 
 
 def kept(value: Any, shared: Any) -> Kept:
-    """`value` as it is now; `shared`, an object that it may refer to, is left out.
+    """Return a copy of `value`; `shared`, an object that it may refer to, is not copied.
 
     Raises:
-        InvalidArgumentError: It cannot be pickled.
+        InvalidArgumentError: `value` cannot be pickled.
     """
     file = io.BytesIO()
     pickler = _Pickler(file, shared)
@@ -215,7 +215,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         super().__init__(file)
         self._shared = shared
         self._places: dict[int, int] = {}
-        self.held: list[Any] = []  # an id is an object's only while the object lives
+        self.held: list[Any] = []  # keeps the objects alive, so that their ids stay unique
         self.states: list[str] = []
 
     def persistent_id(self, value: Any) -> int | None:

@@ -35,10 +35,10 @@ class CompiledModel(ABC):
 
     Args:
         module: The module; its parameters are trained in place.
-            config: JSON-able keyword arguments of the module's constructor.
+        config: JSON-able keyword arguments of the module's constructor.
 
-        Attributes:
-            stop_training: Set to True in a callback to end `fit` after the current execution.
+    Attributes:
+        stop_training: Set to True in a callback to end `fit` after the current execution.
     """
 
     def __init__(self, module: nn.Module, *, config: Mapping[str, Any] | None = None) -> None:

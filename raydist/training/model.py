@@ -48,10 +48,10 @@ class Model(FittedModel, MeasuredModel):
     Source: keras.Model.
 
     Attributes:
-            stop_training: Set to True in a callback to end `fit` after the current execution.
+        stop_training: Set to True in a callback to end `fit` after the current execution.
 
-        Raises:
-            InvalidArgumentError: `module` is not a torch.nn.Module instance.
+    Raises:
+        InvalidArgumentError: `module` is not a torch.nn.Module instance.
     """
 
     def save(self, path: str | os.PathLike[str], optimizer: bool = True) -> None:

@@ -24,10 +24,10 @@ class LambdaCallback(Callback):
         on_train_end: Called with (logs).
         on_train_batch_begin: Called with (batch, logs).
         on_train_batch_end: Called with (batch, logs).
-            hooks: Further hooks by name: `on_test_end=...`.
+        hooks: Further hooks by name: `on_test_end=...`.
 
-        Raises:
-            InvalidArgumentError: A hook does not exist, or a value is not a function.
+    Raises:
+        InvalidArgumentError: A hook does not exist, or a value is not a function.
 
     >>> import torch
     >>> x = torch.zeros(4, 1)

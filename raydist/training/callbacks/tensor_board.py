@@ -276,6 +276,7 @@ class TensorBoard(Callback):
 
         Args:
             batch: Number of the last completed step, counted from 0.
+            logs: Log name -> value.
 
         Source: keras.callbacks.TensorBoard.on_train_batch_end.
         """

@@ -45,6 +45,7 @@ class TerminateOnNaN(Callback):
 
         Args:
             batch: Number of the execution's last batch in the epoch, counted from 0.
+            logs: "loss".
 
         Source: keras.callbacks.TerminateOnNaN.on_batch_end.
         """
