@@ -34,7 +34,7 @@ class Pending(ABC):
         """Return True if `result` does not block."""
         return True
 
-    def cancel(self) -> None:  # noqa: B027 - what is done at once cannot be given up
+    def cancel(self) -> None:  # noqa: B027 - finished work cannot be cancelled
         """Discard the result: a caller that waits for it gets a CancelledError."""
 
 

@@ -37,7 +37,7 @@ class VectorisedKernel(Kernel):
     _refused: bool = field(default=False, init=False)
 
     @property
-    def label(self) -> str:  # type: ignore[override]  # a plain attribute there, and nobody sets it
+    def label(self) -> str:  # type: ignore[override]  # a plain attribute in the base class, never set here
         return self.plain.label
 
     @property

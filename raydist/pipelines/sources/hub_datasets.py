@@ -268,7 +268,7 @@ class _HubAccess(RandomAccess):
     conversion: Conversion
 
     @property
-    def portable(self) -> bool:  # type: ignore[override]  # others know it by their class
+    def portable(self) -> bool:  # type: ignore[override]  # a class variable in the base class
         return self.stored.portable and (self.mapping is None or self.mapping.portable)
 
     def __len__(self) -> int:
