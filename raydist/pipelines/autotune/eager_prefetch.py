@@ -53,7 +53,7 @@ class EagerPrefetch(OptionalPrefetch):
         self._shown = False
         self._clock = clock
         self._cpu_clock = cpu_clock
-        self._left_at: float | None = None  # when the consumer got the last block that the judge knows
+        self._left_at: float | None = None  # when the consumer got the last block that the judge received
         self._cpu_s = 0.0
         self._busy_s = self._made_s = 0.0
         self._rows = self._blocks = 0

@@ -151,7 +151,7 @@ class ArrowField:
         name: Key in the surrounding dict.
         path: Place in the schema, for messages.
         value: Type of the values.
-        nullable: Whether the schema allows nulls.
+        nullable: True if the schema allows nulls.
         masked: True if the user wants masks for this column.
     """
 

@@ -115,7 +115,7 @@ _OURS = {
 
 @final
 class ReusedResults:
-    """A check of whether a function returns memory that it writes to later, made in its first block of several rows."""
+    """A check for functions that return memory which they write to later, made in the first block of several rows."""
 
     def __init__(self) -> None:
         self._found: bool | None = None

@@ -70,7 +70,7 @@ class TensorSpec:
     """Shape and dtype of one leaf (tf.TensorSpec).
 
     Args:
-        shape: One number a dimension, None for an unknown one; None for an unknown rank.
+        shape: One number per dimension, None for an unknown one; None for an unknown rank.
         dtype: A dtype of numpy or torch, or its name; `bytes` and `str` for leaves of any length.
 
     Attributes:

@@ -17,7 +17,7 @@ def join_threads(threads: Sequence[threading.Thread], work_of: Callable[[str], s
     """Wait until all `threads` have ended, up to `limit_s` seconds; warn about each that has not.
 
     Args:
-        threads: Daemon threads that were told to end.
+        threads: Daemon threads that must end.
         work_of: Returns the work of the thread with this name, for the warning.
         limit_s: Seconds for all threads together.
 

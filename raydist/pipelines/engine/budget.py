@@ -43,7 +43,7 @@ class Budget:
             self._taken += amount
 
     def give(self, amount: int = 1) -> None:
-        """Give back what was taken."""
+        """Give back an amount that was taken."""
         self.charge(-amount)
 
 

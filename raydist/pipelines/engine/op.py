@@ -156,7 +156,7 @@ class DatasetOp(ABC):
 
     @property
     def held(self) -> Block | None:
-        """All elements, if they lie in memory unchanged."""
+        """All elements, if they are in memory unchanged."""
         return None
 
     def of_groups(self, inputs: Sequence[Groups]) -> Groups | None:

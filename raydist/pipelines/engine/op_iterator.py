@@ -2,7 +2,7 @@
 
 Iterators pull *blocks* (see `elements/blocks.py`) and pass the wanted number of elements down: `next_block(limit)`
 returns between 1 and `limit` elements. No iterator receives more than it asked for. So most iterators keep nothing
-between two calls, and the state of a whole pipeline is a handful of integers.
+between two calls, and the state of a whole pipeline is a few integers.
 """
 
 from __future__ import annotations

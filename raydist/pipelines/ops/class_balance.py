@@ -28,7 +28,7 @@ class ClassBalance:
 
     Attributes:
         target: One weight per class; the sum need not be 1.
-        initial: The same for the input; None to estimate it while reading.
+        initial: One weight per class for the input; None to estimate the weights while reading.
     """
 
     target: tuple[float, ...]

@@ -19,7 +19,7 @@ __all__ = ["RepeatOp"]
 @final
 @dataclass(frozen=True, eq=False)
 class RepeatOp(UnaryOp):
-    """`count` passes over `input`; None or a negative count repeats for ever."""
+    """`count` passes over `input`; None or a negative count repeats without end."""
 
     content_blind: ClassVar[bool] = True
     state_is_recent: ClassVar[bool] = True
@@ -35,7 +35,7 @@ class RepeatOp(UnaryOp):
 
     @property
     def passes(self) -> float:
-        """Number of passes; infinity for ever."""
+        """Number of passes; infinity without a limit."""
         return math.inf if self.count is None or self.count < 0 else self.count
 
     def cardinality(self) -> int:

@@ -1,4 +1,4 @@
-"""Dataset.unique: every value once, at its first place."""
+"""Dataset.unique: every value once, at its first occurrence."""
 
 from __future__ import annotations
 

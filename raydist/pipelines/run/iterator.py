@@ -83,7 +83,7 @@ class PipelineStates:
         """Check that any object is a state of this pipeline with the same settings.
 
         Raises:
-            InvalidArgumentError: It is not.
+            InvalidArgumentError: The state is invalid, or belongs to another pipeline or other settings.
         """
         require_pipelines(require_state(state), 1)
         found = (state.get("version"), state.get("pipeline"))

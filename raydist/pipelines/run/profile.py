@@ -1,4 +1,4 @@
-"""`dataset.profile()`: run a pipeline for a while and report what it did."""
+"""`dataset.profile()`: run a pipeline for a while and report statistics."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class SparseTensorValue(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, init=False, eq=False)
 class FixedLenSequenceFeature:
-    """A feature with a multiple of the values of one item (tf.io.FixedLenSequenceFeature).
+    """A feature whose number of values is a multiple of one item's (tf.io.FixedLenSequenceFeature).
 
     Parsed into an array of shape (k, *shape) for k items; for a batch of n records into an array of shape (n, longest,
     *shape), padded with `default_value`.
