@@ -13,10 +13,7 @@ __all__ = ["parts_like", "require_choice", "whole_number"]
 
 
 def whole_number(name: str, value: Any) -> int:
-    """Return `value` as an int. Accepts whole numbers of Python, numpy and torch, but no bool.
-
-    Raises:
-        InvalidArgumentError: `value` is no whole number.
+    """Return a whole number of Python, numpy or torch as an int; InvalidArgumentError for all else, also for bools.
 
     >>> whole_number("batch_size", 2.0)
     Traceback (most recent call last):

@@ -204,7 +204,6 @@ def build(op: DatasetOp, ctx: IterContext) -> OpIterator:
 
 
 def _metered(iterator: OpIterator, meter: Meter, op: DatasetOp, ctx: IterContext) -> OpIterator:
-    """Return `iterator`, which makes the elements of `op`, wrapped with its meter."""
     if not ctx.meters.enabled:
         return iterator
     ctx.meters.tops[id(op)] = meter.name

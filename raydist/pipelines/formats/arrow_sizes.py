@@ -116,7 +116,6 @@ class _Table:
 
     @classmethod
     def root(cls, data: bytes) -> _Table:
-        """Return the outermost table."""
         if len(data) < 4:
             raise ValueError("it has no metadata")
         return cls(data, int.from_bytes(data[:4], "little"))
@@ -130,7 +129,6 @@ class _Table:
         return _Table(self._data, place + self._number("<I", place)) if place else None
 
     def structs(self, field: int, kind: struct.Struct) -> Iterator[tuple[int, ...]]:
-        """Yield the members of a vector."""
         place = self._place(field)
         if place:
             start = place + self._number("<I", place)

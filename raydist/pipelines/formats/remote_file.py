@@ -140,7 +140,6 @@ class RemoteFile:
             raise
 
     def _opened(self) -> _SeekableFile:
-        """Return the file, opened at the current position."""
         if self._file is None:
             self._file = self._open_file()
             size = getattr(self._file, "size", None)

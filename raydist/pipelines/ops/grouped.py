@@ -170,7 +170,6 @@ def _is_stacked(spec: TensorSpec, declared: bool) -> bool:
 
 
 def _entries(column: Column) -> list[Any]:
-    """Return the rows of a column: arrays, bytes or str."""
     return [column[row, ...] for row in range(len(column))] if column.ndim > 1 else list(column)
 
 

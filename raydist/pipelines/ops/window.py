@@ -113,7 +113,6 @@ class _Windows(ClosesInput, ResumableProducer):
             self._held = [concat_blocks(blocks)]
 
     def _move(self, count: int) -> None:
-        """Move the start of the next window by `count` elements."""
         missing = count - count_items(self._held)
         self._held = drop_items(self._held, count)
         if missing > 0:

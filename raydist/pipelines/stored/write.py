@@ -220,7 +220,6 @@ class _ShardWriter:
         return self._parts
 
     def close(self) -> None:
-        """Close without writing."""
         if self._file is not None:
             with contextlib.suppress(OSError):  # the caller removes it
                 self._file.close()
