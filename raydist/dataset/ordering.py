@@ -26,21 +26,21 @@ __all__ = ["Ordering"]
 
 
 class Ordering(DatasetBase):
-    """Order and number of elements."""
+    """The methods that change order and number of elements."""
 
     def shuffle(
         self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True, name: str | None = None
     ) -> Self:
-        """Random order: each output is drawn from a buffer of `buffer_size` elements, refilled from the input.
+        """Shuffle: each output is drawn from a buffer of `buffer_size` elements, refilled from the input.
 
-        The state of an iterator holds the position alone; restoring it reads the input again up to there.
+        The state of an iterator contains the position only; restoring reads the input again up to the position.
 
         Args:
             buffer_size: >= 1, or UNKNOWN_CARDINALITY for the whole input. As large as the dataset: a perfect shuffle.
-            seed: With a seed, every epoch's order is the same in every process. None: that of the iteration
+            seed: With a seed, every epoch's order is the same in every process. None: the seed of the iteration
                 (`Options.seed`, else one drawn for this object).
             reshuffle_each_iteration: A new order every epoch; False keeps one order, even without a seed.
-            name: What you call the operation, for `explain` and `stats`.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `buffer_size` is out of range.
@@ -56,18 +56,17 @@ class Ordering(DatasetBase):
         )
 
     def global_shuffle(self, seed: int | None = None, reshuffle_each_iteration: bool = True) -> Self:
-        """All elements in random order, without a buffer: every element is read by its index, where it lies.
+        """Shuffle all elements without a buffer: every element is read by its index.
 
-        A full permutation in constant memory, and a state that is one number. Use it right behind a source whose
-        elements can be read by their index: `range`, `from_tensor_slices`, `from_numpy`, `from_torch` of a map-style
-        dataset.
+        A full permutation in constant memory, with one number as state. Use it directly after a source whose elements
+        can be read by index: `range`, `from_tensor_slices`, `from_numpy`, `from_torch` of a map-style dataset.
 
         Args:
             seed: With a seed, every epoch's order is the same in every process. None: as for :meth:`shuffle`.
-            reshuffle_each_iteration: A new order every epoch; False keeps that of the first.
+            reshuffle_each_iteration: A new order every epoch; False keeps the order of the first.
 
         Raises:
-            FailedPreconditionError: The elements cannot be read by their index.
+            FailedPreconditionError: The elements cannot be read by index.
 
         Source: tf.data's internal `_global_shuffle` and tf.random.experimental.index_shuffle.
 
@@ -87,21 +86,21 @@ class Ordering(DatasetBase):
     def sample_by_weight(
         self, weights: Any, num_samples: int | None = None, replacement: bool = True, seed: int | None = None
     ) -> Self:
-        """Draw elements at random, each as likely as its share of the weights; a new draw every epoch.
+        """Draw elements at random, with probabilities in proportion to weights; a new draw every epoch.
 
-        Every element is read by its index, where it lies: call the method right behind a source, as
-        :meth:`global_shuffle`. The state of an iterator is one number. Memory: 16 bytes an element.
+        Every element is read by its index: call the method directly after a source, as :meth:`global_shuffle`. The
+        state of an iterator is one number. Memory: 16 bytes per element.
 
         Args:
             weights: One number >= 0 for each element: a list, an array or a tensor of shape (n,).
-            num_samples: Elements drawn in an epoch, >= 1; None: as many as there are.
-            replacement: An element may be drawn more than once; False: once at most in an epoch.
+            num_samples: Elements drawn in an epoch, >= 1; None: the number of elements.
+            replacement: An element may be drawn more than once; False: at most once in an epoch.
             seed: With a seed, every epoch's draw is the same in every process. None: as for :meth:`shuffle`.
 
         Raises:
-            FailedPreconditionError: The elements cannot be read by their index, or their number is not known.
-            InvalidArgumentError: The number of weights is not that of elements; a weight is negative, infinite or NaN;
-                all are 0; without replacement, fewer elements have a weight > 0 than are to be drawn.
+            FailedPreconditionError: The elements cannot be read by index, or their number is unknown.
+            InvalidArgumentError: The number of weights differs from that of elements; a weight is negative, infinite or
+                NaN; all are 0; without replacement, fewer weights are > 0 than elements are to be drawn.
 
         Source: torch.utils.data.WeightedRandomSampler.
 
@@ -123,17 +122,17 @@ class Ordering(DatasetBase):
         return type(self)(picked_op(indices, self._op) or indices)
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Self:
-        """`count` passes over the elements, each an epoch of what is before: a shuffle there draws a new order.
+        """Iterate `count` times over the elements; each pass is an epoch of the input, so a shuffle draws a new order.
 
-        Passes do not mix: an operation behind sees the end of one, then the next. A pass without any element ends an
-        endless repeat, which would hang.
+        Passes do not mix: a later operation sees the end of one pass before the next. A pass without elements ends an
+        endless repeat, which would otherwise hang.
 
         Args:
-            count: Number of passes; 0 for none; None or a negative count: without an end.
-            name: What you call the operation, for `explain` and `stats`.
+            count: Number of passes; 0 for none; None or a negative count: endless.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: `count` is no whole number.
+            InvalidArgumentError: `count` is not a whole number.
 
         Source: tf.data.Dataset.repeat.
 
@@ -143,14 +142,14 @@ class Ordering(DatasetBase):
         return type(self)(named(RepeatOp(self._op, None if count is None else whole_number("count", count)), name))
 
     def take(self, count: int, name: str | None = None) -> Self:
-        """The first `count` elements. Nothing is read behind them. Errors on the way are raised, and not counted.
+        """Return the first `count` elements; nothing is read after them. Errors before the end are raised, not counted.
 
         Args:
             count: Number of elements; negative: all.
-            name: What you call the operation, for `explain` and `stats`.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: `count` is no whole number.
+            InvalidArgumentError: `count` is not a whole number.
 
         Source: tf.data.Dataset.take.
 
@@ -160,16 +159,16 @@ class Ordering(DatasetBase):
         return type(self)(named(TakeOp(self._op, whole_number("count", count)), name))
 
     def skip(self, count: int, name: str | None = None) -> Self:
-        """All but the first `count` elements. Errors among these are raised, and not counted.
+        """Return all but the first `count` elements. Errors among the skipped elements are raised, not counted.
 
-        The elements left out are read and made, unless the source can be read by index.
+        Skipped elements are read and processed, unless the source can be read by index.
 
         Args:
-            count: Number of elements; negative: leaves out all.
-            name: What you call the operation, for `explain` and `stats`.
+            count: Number of elements; negative: skips all.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: `count` is no whole number.
+            InvalidArgumentError: `count` is not a whole number.
 
         Source: tf.data.Dataset.skip.
 
@@ -179,15 +178,15 @@ class Ordering(DatasetBase):
         return type(self)(named(SkipOp(self._op, whole_number("count", count)), name))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Self:
-        """Every element whose number leaves the remainder `index` when divided by `num_shards`.
+        """Return every element whose number has the remainder `index` when divided by `num_shards`.
 
-        The shards 0 .. num_shards - 1 of a dataset hold each of its elements once, errors included. A map before it is
+        The shards 0 .. num_shards - 1 of a dataset contain each element once, including errors. An earlier map is
         called for the elements of this shard only (`Options.optimization.shard_pushdown`).
 
         Args:
             num_shards: Number of shards, >= 1. With more shards than elements some are empty.
-            index: Which of them this is, from 0.
-            name: What you call the operation, for `explain` and `stats`.
+            index: Index of this shard, from 0.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `num_shards` < 1, or `index` is not in 0 .. num_shards - 1.
@@ -202,14 +201,14 @@ class Ordering(DatasetBase):
         )
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Self:
-        """(number, element) pairs, numbers being int64 scalars. An error takes a number too.
+        """Return (number, element) pairs; numbers are int64 scalars. An error takes a number, too.
 
         Args:
             start: The first number.
-            name: What you call the operation, for `explain` and `stats`.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: `start` is no whole number.
+            InvalidArgumentError: `start` is not a whole number.
 
         Source: tf.data.Dataset.enumerate.
 
@@ -219,15 +218,15 @@ class Ordering(DatasetBase):
         return type(self)(named(EnumerateOp(self._op, whole_number("start", start)), name))
 
     def unique(self, name: str | None = None) -> Self:
-        """Every value once, at its first place. Elements are single integers, bools, bytes or str.
+        """Return every value once, at its first occurrence. Elements are single integers, bools, bytes or str.
 
-        Remembers every value. The state of an iterator is a count: resuming reads the input again from the beginning.
+        All values are kept in memory. The state of an iterator is a count: resuming reads the input from the beginning.
 
         Args:
-            name: What you call the operation, for `explain` and `stats`.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            SpecError: Elements of another kind, in the place of each.
+            SpecError: An element of another kind (in the element's place).
 
         Source: tf.data.Dataset.unique.
 
@@ -237,14 +236,14 @@ class Ordering(DatasetBase):
         return type(self)(named(UniqueOp(self._op), name))
 
     def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Self:
-        """The elements without the errors among them. Cardinality is unknown.
+        """Skip errors of elements. Cardinality is unknown.
 
-        Put it before a `batch`: of a batch with a bad element nothing is left. Errors of what runs the pipeline (a dead
-        machine, a wait that reached its limit) are no errors of elements, and still raised.
+        Call it before a `batch`: a batch with a failed element is lost. Errors of the machinery (a dead machine, an
+        exceeded time limit) are no errors of elements, and are still raised.
 
         Args:
-            log_warning: Log each error that is left out, by Python's `logging`.
-            name: What you call the operation, for `explain` and `stats`.
+            log_warning: Log each skipped error, by Python's `logging`.
+            name: Name of the operation in `explain` and `stats`.
 
         Source: tf.data.Dataset.ignore_errors.
 
@@ -254,17 +253,17 @@ class Ordering(DatasetBase):
         return type(self)(named(IgnoreErrorsOp(self._op, log_warning), name))
 
     def assert_cardinality(self, expected_cardinality: int) -> Self:
-        """Say how many elements there are, where raydist cannot know; checked while they are read.
+        """Declare the number of elements if raydist cannot know it; checked during iteration.
 
-        An error of an element counts as an element. The wrong number is one error, where the first element is missing
-        or too many, and the end.
+        The error of an element counts as an element. A wrong number is one error, in the place of the first missing or
+        surplus element, followed by the end.
 
         Args:
             expected_cardinality: A number, INFINITE_CARDINALITY, or UNKNOWN_CARDINALITY (nothing is checked).
 
         Raises:
             InvalidArgumentError: The number is below UNKNOWN_CARDINALITY.
-            FailedPreconditionError: There are more or fewer (at iteration).
+            FailedPreconditionError: There are more or fewer elements (at iteration).
 
         Source: tf.data.experimental.assert_cardinality.
 
@@ -281,21 +280,21 @@ class Ordering(DatasetBase):
         seed: int | None = None,
         name: str | None = None,
     ) -> Self:
-        """Pairs (class, element), elements left out at random so that classes come as often as in `target_dist`.
+        """Return pairs (class, element), dropping elements at random so that class frequencies match `target_dist`.
 
-        Every element comes once at most; as many are kept as any choice element by element can keep. (TensorFlow mixes
-        two passes over the data, where an element may come twice.) The choice depends on seed, epoch and index of the
-        element alone. With more than 256 classes and no `initial_dist`, restoring an iterator reads the input again.
+        Every element comes at most once; as many are kept as an elementwise choice can keep. (TensorFlow mixes two
+        passes over the data, in which an element may come twice.) The choice depends on seed, epoch and index of the
+        element only. With more than 256 classes and no `initial_dist`, restoring an iterator reads the input again.
 
         Args:
-            class_func: Gets what a map function gets and returns the class as one whole number, from 0.
+            class_func: Receives the arguments of a map function and returns the class as one whole number, from 0.
             target_dist: One weight for each class.
-            initial_dist: The same for the input, > 0 where the target is; None to estimate it while reading.
+            initial_dist: The weights of the input, > 0 where the target is; None to estimate them while reading.
             seed: With a seed, every epoch's choice is the same in every process. None: as for :meth:`shuffle`.
-            name: What you call the operation, for `explain` and `stats`.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: A distribution is none, or their lengths differ; a class is out of range (at
+            InvalidArgumentError: A distribution is invalid, or the lengths differ; a class is out of range (at
                 iteration, in the element's place).
             SpecError: `class_func` returns no whole number (at iteration, in the element's place).
 

@@ -1,4 +1,4 @@
-"""Datasets over files of records, named as in tf.data."""
+"""Datasets of the records in files, named as in tf.data."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ def TFRecordDataset(
     max_record_bytes: int | None = None,
     name: str | None = None,
 ) -> Dataset:
-    """The records of TFRecord files, as bytes.
+    """Return the records of TFRecord files, as bytes.
 
-    Checksums are always compared. A damaged record is an error in its place: where only its data is damaged, reading
-    goes on with the next record, else (as after a file that cannot be opened) with the next file.
+    Checksums are always verified. A damaged record is an error in its place: if only its data is damaged, reading
+    continues with the next record, otherwise (as after a file that cannot be opened) with the next file.
 
-    A plain file that was cut off exactly between two records looks whole, and so does one whose whole records were
-    doubled or swapped: the format says nowhere how many there are. Where you know the number, `assert_cardinality`
-    notices; a "GZIP" or "ZLIB" file that was cut off is noticed unless nothing is left of it.
+    A plain file that was truncated exactly between two records looks complete, and so does a file in which whole
+    records were doubled or swapped: the format does not store the number of records. If you know the number,
+    `assert_cardinality` detects this; a truncated "GZIP" or "ZLIB" file is detected unless it is empty.
 
-    The state of an iterator is a file number and an offset for each file in turn. Resuming opens these files there; a
-    compressed one is decompressed up to there.
+    The state of an iterator is a file number and an offset for each open file. Resuming opens these files at the
+    offsets; a compressed file is decompressed up to the offset.
 
     Args:
         filenames: A path, a list of paths, or a dataset of str. Local, or URIs that fsspec or pyarrow.fs can open.
         compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
-        num_parallel_reads: None reads one file after the other, when records are asked for. k > 1 takes records in turn
-            from k files, as `interleave` with a block length of 1 does; a thread for each of them reads up to about
-            3 MiB ahead. AUTOTUNE reads ahead too, in the order of None.
-        max_record_bytes: A longer record is taken for damage. None: 1 GiB; of a compressed file 32 MiB, or 4 times the
-            file where that is more.
-        name: What you call the operation, for `explain` and `stats`.
+        num_parallel_reads: None reads one file after the other, on demand. k > 1 takes records in turn from k files, as
+            `interleave` with a block length of 1 does; one thread per file reads up to about 3 MiB ahead. AUTOTUNE
+            reads ahead, too, in the order of None.
+        max_record_bytes: A longer record counts as damage. None: 1 GiB; for a compressed file 32 MiB, or 4 times the
+            file's size if that is larger.
+        name: Name of the operation in `explain` and `stats`.
 
     Raises:
         InvalidArgumentError: An unknown compression, `num_parallel_reads` < 1, an empty list; at iteration: a
             directory, a FIFO or an unknown URI scheme.
-        SpecError: A file name that is no path.
+        SpecError: A file name is not a path.
         NotFoundError: A file does not exist (at iteration, in its place).
-        DataLossError: Damage: corrupt, truncated, or compressed otherwise (at iteration; has `path` and `offset`). For
-            compressed files the offset of a record counts decompressed bytes.
-        FailedPreconditionError: A file may not be read (at iteration).
+        DataLossError: Damage: corrupt, truncated, or of another compression (at iteration; has `path` and `offset`).
+            For compressed files the offset counts decompressed bytes.
+        FailedPreconditionError: A file is not readable (at iteration).
 
     Source: tf.data.TFRecordDataset.
 
@@ -77,7 +77,7 @@ def TextLineDataset(
     *,
     max_line_bytes: int | None = None,
 ) -> Dataset:
-    """The lines of text files, as bytes without their line ends (\\n or \\r\\n).
+    """Return the lines of text files, as bytes without their line ends (\\n or \\r\\n).
 
     Blank lines are kept, and so is a last line without a line end. The state of an iterator is a file number and an
     offset, as for :func:`TFRecordDataset`.
@@ -86,17 +86,17 @@ def TextLineDataset(
         filenames: A path, a list of paths, or a dataset of str. Local, or URIs that fsspec or pyarrow.fs can open.
         compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
         num_parallel_reads: As for :func:`TFRecordDataset`: k > 1 takes lines in turn from k files at a time.
-        name: What you call the operation, for `explain` and `stats`.
-        max_line_bytes: A longer line is taken for damage. None: 1 GiB; of a compressed file 32 MiB, or 4 times the file
-            where that is more.
+        name: Name of the operation in `explain` and `stats`.
+        max_line_bytes: A longer line counts as damage. None: 1 GiB; for a compressed file 32 MiB, or 4 times the file's
+            size if that is larger.
 
     Raises:
         InvalidArgumentError: As for :func:`TFRecordDataset`.
-        SpecError: A file name that is no path.
+        SpecError: A file name is not a path.
         NotFoundError: A file does not exist (at iteration, in its place).
-        DataLossError: Compressed data is damaged or cut off; the file is compressed otherwise; a line is longer than
-            `max_line_bytes` (at iteration; has `path` and `offset`).
-        FailedPreconditionError: A file may not be read (at iteration).
+        DataLossError: Compressed data is damaged or truncated, the file has another compression, or a line is longer
+            than `max_line_bytes` (at iteration; has `path` and `offset`).
+        FailedPreconditionError: A file is not readable (at iteration).
 
     Source: tf.data.TextLineDataset.
 
@@ -120,26 +120,26 @@ def FixedLengthRecordDataset(
     num_parallel_reads: int | None = None,
     name: str | None = None,
 ) -> Dataset:
-    """The records of `record_bytes` bytes each that follow one another in files, between a header and a footer.
+    """Return the consecutive records of `record_bytes` bytes each in files, between a header and a footer.
 
-    A file that does not end with a whole record and the footer is an error behind its last whole record. The state
+    A file that does not end with a whole record and the footer is an error after its last whole record. The state
     of an iterator is a file number and an offset, as for :func:`TFRecordDataset`.
 
     Args:
         filenames: A path, a list of paths, or a dataset of str. Local, or URIs that fsspec or pyarrow.fs can open.
         record_bytes: Bytes of one record, >= 1.
         header_bytes: Bytes before the first record; None for 0.
-        footer_bytes: Bytes behind the last record; None for 0.
+        footer_bytes: Bytes after the last record; None for 0.
         compression_type: None (or ""), "GZIP" or "ZLIB"; of all files. Sizes count decompressed bytes.
         num_parallel_reads: As for :func:`TFRecordDataset`: k > 1 takes records in turn from k files at a time.
-        name: What you call the operation, for `explain` and `stats`.
+        name: Name of the operation in `explain` and `stats`.
 
     Raises:
-        InvalidArgumentError: A size out of its range; else as for :func:`TFRecordDataset`.
-        SpecError: A file name that is no path.
+        InvalidArgumentError: A size is out of range; otherwise as for :func:`TFRecordDataset`.
+        SpecError: A file name is not a path.
         NotFoundError: A file does not exist (at iteration, in its place).
         DataLossError: A file has another size; compressed data is damaged (at iteration; has `path` and `offset`).
-        FailedPreconditionError: A file may not be read (at iteration).
+        FailedPreconditionError: A file is not readable (at iteration).
 
     Source: tf.data.FixedLengthRecordDataset.
 

@@ -1,4 +1,4 @@
-"""Properties of a dataset, and iterating over it."""
+"""Properties of a dataset, and iteration over it."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ __all__ = ["Running"]
 
 
 class Running(DatasetBase):
-    """Properties of a dataset, and iterating over it."""
+    """The methods that inspect a dataset and iterate over it."""
 
     def with_options(self, options: Options, name: str | None = None) -> Self:
-        """Set options for the whole pipeline; what is set explicitly wins over what was set before.
+        """Set options for the whole pipeline. Explicitly set values override values that were set before.
 
         Args:
-            options: Copied: later changes to the object do nothing.
-            name: What you call the operation, for `explain` and `stats`.
+            options: The options; copied, so that later changes to the object have no effect.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            TypeError: It is no `rd.Options`.
+            TypeError: `options` is not an `rd.Options`.
 
         Source: tf.data.Dataset.with_options.
 
@@ -52,7 +52,7 @@ class Running(DatasetBase):
         return type(self)(named(WithOptionsOp(self._op, options.frozen()), name))
 
     def options(self) -> Options:
-        """The options of the pipeline, merged over all inputs; they cannot be changed.
+        """Return the options of the pipeline, merged over all inputs and read-only.
 
         Source: tf.data.Dataset.options.
 
@@ -63,14 +63,14 @@ class Running(DatasetBase):
 
     @property
     def element_spec(self) -> Any:
-        """Nest of `rd.TensorSpec` of one element; None for a dimension that is not known.
+        """Nest of `rd.TensorSpec` of one element; None for an unknown dimension.
 
-        May call a map function on up to three first elements, while that is quick (a dimension in which they differ is
-        None): give the map `output_spec=` where that must not be.
+        May call a map function on up to three first elements if that is quick (a dimension in which the results differ
+        is None): give the map `output_spec=` to avoid the calls.
 
         Raises:
-            FailedPreconditionError: It is found on a first element, and there is none.
-            Exception: The function's error on that element.
+            FailedPreconditionError: A first element is needed, and there is none.
+            Exception: The function's error for that element.
 
         Source: tf.data.Dataset.element_spec.
 
@@ -80,7 +80,7 @@ class Running(DatasetBase):
         return self._op.element_spec()
 
     def cardinality(self) -> int:
-        """Number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY. Runs nothing, and never blocks.
+        """Return the number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY. Runs nothing and never blocks.
 
         Source: tf.data.Dataset.cardinality.
 
@@ -91,7 +91,7 @@ class Running(DatasetBase):
         return self._op.cardinality()
 
     def __len__(self) -> int:
-        """Number of elements, where it is known.
+        """Return the number of elements.
 
         Raises:
             TypeError: The dataset is infinite, or its length is unknown.
@@ -104,9 +104,10 @@ class Running(DatasetBase):
         return count
 
     def explain(self) -> str:
-        """The graph as written, as optimised, and where each stage runs, as text.
+        """Return, as text, the graph as written, the optimised graph, and the process or thread of each stage.
 
-        Once something ran: also where each stage ran last, the bottleneck, and what the autotuner did; see `stats`.
+        After an iteration: also the last placement of each stage, the bottleneck, and the autotuner's choices; see
+        `stats`.
 
         Source: EXPLAIN of databases; polars.LazyFrame.explain.
 
@@ -125,10 +126,10 @@ class Running(DatasetBase):
         return explain(make_plan(self._op, self.options()), self.stats())
 
     def stats(self) -> PipelineStats:
-        """What every stage did in the iteration over this object that was begun last, running or ended; `str()` of it
-        is a table: elements a second, busy share, queues, who waits for whom, and the bottleneck. Blocks never.
+        """Return statistics of every stage in the latest iteration over this object, running or ended. Never blocks.
 
-        Without an iteration it is empty. Every epoch begins anew; an iterator has a `stats()` of its own.
+        `str()` of them is a table: elements per second, busy share, queues, waits between stages, and the bottleneck.
+        Empty without an iteration. Every epoch starts new statistics; an iterator has its own `stats()`.
 
         Source: tf.data.experimental.StatsAggregator; the shape of the summary is grain's execution summary.
 
@@ -141,22 +142,23 @@ class Running(DatasetBase):
         return stats_of(self._meters)
 
     def profile(self, seconds: float = 5.0, path: str | Path | None = None) -> Profile:
-        """Iterate for a while, print where the time went, and write a page and a timeline of it.
+        """Iterate for some time, print where the time was spent, and write an HTML page and a timeline.
 
-        The table shows each stage: elements and bytes a second, how busy its workers were, how full its queue was, and
-        whom it waited for. The page has the graph with the bottleneck marked; it is one file that needs nothing else.
-        The timeline is a Chrome trace: one row a thread or input worker, with their last blocks. An epoch that ends
-        sooner is followed by the next. Later iterations get the epochs that they would have got.
+        The table shows for each stage elements and bytes per second, how busy its workers were, how full its queue was,
+        and which stages it waited for. The page shows the graph with the bottleneck marked; it is one self-contained
+        file. The timeline is a Chrome trace: one row per thread or input worker, with the last blocks. An epoch that
+        ends sooner is followed by the next. Later iterations get the epochs that they would have got.
 
         Args:
-            seconds: For how long from the first element on, > 0. Blocks that long, and until the element under way then
-                is made. What comes before (starting workers, filling a shuffle) is told, and left out of the numbers.
-            path: Where to write the page, "<name>.html" in a directory that exists; the trace goes beside it, to
-                "<name>.trace.json". None for a new directory for temporary files.
+            seconds: Time to profile from the first element on, > 0. Blocks for that time, and until the element under
+                way is complete. Earlier work (starting workers, filling a shuffle) is reported, but not in the numbers.
+            path: File for the page, "<name>.html" in an existing directory; the trace goes to "<name>.trace.json"
+                beside it. None for a new directory for temporary files.
 
         Raises:
-            InvalidArgumentError: `seconds` or `path` is not as above.
-            UnavailableError, DeadlineExceededError: What runs the pipeline failed. Errors of elements are counted.
+            InvalidArgumentError: `seconds` or `path` is invalid.
+            UnavailableError, DeadlineExceededError: The machinery of the pipeline failed. Errors of elements are
+                counted.
 
         Source: the pages of tf.data's profiler (input pipeline analyzer) and of torch.profiler; Chrome's Trace Event
         Format.
@@ -167,7 +169,7 @@ class Running(DatasetBase):
         >>> profile.html_path.name, profile.trace_path.name
         ('profile.html', 'profile.trace.json')
         """
-        # Rendering is not needed where nobody profiles.
+        # Imported here, because only profiling needs the rendering code.
         from raydist.pipelines.run.profile import run_profile
 
         open_epoch = functools.partial(self._open, _to_torch())
@@ -176,17 +178,17 @@ class Running(DatasetBase):
         return profile
 
     def __iter__(self) -> DatasetIterator[Any]:
-        """A new epoch; elements are nests of torch tensors (scalar bytes and str as Python objects).
+        """Begin a new epoch; elements are nests of torch tensors (scalar bytes and str as Python objects).
 
-        Nothing runs before the first element is asked for. Each `next` blocks until an element is there.
+        Nothing runs before the first `next`. Each `next` blocks until an element is ready.
         """
         return self._iterate(_to_torch())
 
     def as_numpy_iterator(self) -> DatasetIterator[Any]:
-        """A new epoch; elements are nests of numpy arrays and scalars, bytes and str. Needs no torch.
+        """Begin a new epoch; elements are nests of numpy arrays and scalars, bytes and str. Does not need torch.
 
         Returns:
-            What `iter(dataset)` gives, with the same methods and the same state.
+            An iterator with the methods and the state of `iter(dataset)`.
 
         Source: tf.data.Dataset.as_numpy_iterator.
 
@@ -196,12 +198,12 @@ class Running(DatasetBase):
         return self._iterate(numpy_rows)
 
     def arrow_batches(self) -> DatasetIterator[Any]:
-        """A new epoch; each element (a batch) as a `pyarrow.RecordBatch` with one row per entry of its first dimension.
+        """Begin a new epoch; each element (a batch) is a `pyarrow.RecordBatch` of the rows of its first dimension.
 
-        Leaves are columns, tensors of fixed shape Arrow's `fixed_shape_tensor`.
+        Leaves are columns, tensors of fixed shape become Arrow's `fixed_shape_tensor`.
 
         Returns:
-            What `iter(dataset)` gives, with the same methods and the same state.
+            An iterator with the methods and the state of `iter(dataset)`.
 
         Raises:
             InvalidArgumentError: The leaves of an element have no common first dimension (at iteration): use `batch`.
@@ -236,7 +238,7 @@ class Running(DatasetBase):
         )
 
     def _root_seed(self) -> int:
-        """That of the options, else one drawn for this object when it is iterated first."""
+        """Return the seed of the options, or one drawn for this object at its first iteration."""
         seed = self.options().seed
         if seed is not None:
             return seed
@@ -246,7 +248,7 @@ class Running(DatasetBase):
 
 
 def _to_torch() -> Callable[[Block], list[Any]]:
-    # Torch is imported by the first iteration that hands out tensors: building and pickling pipelines needs none.
+    # The first iteration that returns tensors imports torch: building and pickling pipelines must not.
     from torch import from_numpy
 
     return functools.partial(torch_rows, from_numpy=from_numpy)

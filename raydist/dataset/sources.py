@@ -1,4 +1,4 @@
-"""Elements that come from memory, functions and other libraries."""
+"""Sources that read memory, functions and other libraries."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ __all__ = ["Sources"]
 
 
 class Sources(DatasetBase):
-    """Elements that come from memory, functions and other libraries."""
+    """The class methods that create datasets from memory, functions and other libraries."""
 
     @classmethod
     def range(cls, *args: int, output_type: Any = np.int64, name: str | None = None) -> Self:
-        """The numbers of `range([start,] stop[, step])`, as scalars.
+        """Return the numbers of `range([start,] stop[, step])`, as scalars.
 
         Args:
             args: `stop`, or `start` and `stop`, or `start`, `stop` and `step`: whole numbers, as for Python's `range`.
             output_type: dtype of the numbers (numpy, torch or text).
-            name: What you call the operation, for `explain` and `stats`.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: No or more than three arguments, one that is no whole number, or a step of 0.
+            InvalidArgumentError: No or more than three arguments, one that is not a whole number, or a step of 0.
 
         Source: tf.data.Dataset.range.
 
@@ -50,16 +50,16 @@ class Sources(DatasetBase):
 
     @classmethod
     def counter(cls, start: int = 0, step: int = 1, dtype: Any = np.int64, name: str | None = None) -> Self:
-        """`start`, `start + step`, ... without an end, as scalars.
+        """Return the endless sequence `start`, `start + step`, ..., as scalars.
 
         Args:
             start: The first number.
-            step: What is added each time; may be negative.
+            step: The increment; may be negative.
             dtype: dtype of the numbers (numpy, torch or text).
-            name: What you call the operation, for `explain` and `stats`.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: `start` or `step` is no whole number.
+            InvalidArgumentError: `start` or `step` is not a whole number.
 
         Source: tf.data.Dataset.counter.
 
@@ -70,12 +70,12 @@ class Sources(DatasetBase):
 
     @classmethod
     def random(cls, seed: int | None = None, rerandomize_each_iteration: bool = False, name: str | None = None) -> Self:
-        """Random int64 numbers in [0, 2^32) without an end.
+        """Return endless random int64 numbers in [0, 2^32).
 
         Args:
-            seed: With a seed, the same numbers in every process. None: that of the iteration (`Options.seed`).
-            rerandomize_each_iteration: Other numbers in every epoch; False keeps those of the first.
-            name: What you call the operation, for `explain` and `stats`.
+            seed: With a seed, the same numbers in every process. None: the seed of the iteration (`Options.seed`).
+            rerandomize_each_iteration: New numbers in every epoch; False repeats the numbers of the first.
+            name: Name of the operation in `explain` and `stats`.
 
         Source: tf.data.Dataset.random.
 
@@ -86,15 +86,15 @@ class Sources(DatasetBase):
 
     @classmethod
     def from_tensor_slices(cls, tensors: Any, name: str | None = None) -> Self:
-        """One element per entry of the first dimension of every leaf: (n, ...) -> n times (...).
+        """Return one element per entry of the first dimension of every leaf: (n, ...) -> n times (...).
 
-        Arrays and tensors are not copied, so that large ones need no second memory: what is written into them, or into
-        the array that they are a slice of, shows in later elements. Give a copy (`x.copy()`) if they change and the
-        dataset must not. A pickled dataset holds their values.
+        Arrays and tensors are not copied, which saves memory for large ones: values written into an array, or into its
+        base array, show in later elements. Pass a copy (`x.copy()`) if the array changes and the dataset must not. A
+        pickled dataset contains the values.
 
         Args:
             tensors: Nest of arrays, torch tensors or lists, which share their first dimension. A list is one leaf.
-            name: What you call the operation, for `explain` and `stats`.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: There is no leaf, a leaf is a scalar, or first dimensions differ.
@@ -108,11 +108,11 @@ class Sources(DatasetBase):
 
     @classmethod
     def from_tensors(cls, tensors: Any, name: str | None = None) -> Self:
-        """One element: `tensors`, copied.
+        """Return a dataset of one element: a copy of `tensors`.
 
         Args:
             tensors: Nest of numbers, arrays, torch tensors, lists, bytes and str.
-            name: What you call the operation, for `explain` and `stats`.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
             SpecError: A leaf is something else.
@@ -134,27 +134,28 @@ class Sources(DatasetBase):
         output_shapes: Any = None,
         name: str | None = None,
     ) -> Self:
-        """The values that `generator(*args)` yields. Called afresh for every iteration and every pass of a repeat.
+        """Return the values that `generator(*args)` yields. Called anew for every iteration and every pass of a repeat.
 
-        An exception in the generator comes out with its type, after the values before it, and ends the iteration.
-        It runs in one thread, never on an input worker. Cardinality is unknown.
-        The state of an iterator is a count: resuming calls the generator again and drops that many values, so that it
-        costs the time of making them, and needs a generator that yields the same values again.
+        An exception in the generator is raised with its type, after the values before it, and ends the iteration. The
+        generator runs in one thread, never on an input worker. Cardinality is unknown.
+
+        The state of an iterator is a count: resuming calls the generator again and drops that many values. This takes
+        the time to produce them, and requires a generator that yields the same values again.
 
         Args:
             generator: Returns an iterator: a generator function, or any function or class that returns an iterable.
             output_signature: Nest of `rd.TensorSpec` of one element, None for dimensions that vary. Values are
-                converted to its dtypes where nothing is lost (integers that fit, any number to a float).
-            args: Arguments for `generator`, handed over as numpy arrays and scalars, bytes and str. Bind other objects
-                with `functools.partial`.
-            output_types: In the place of a signature: a nest of dtypes (numpy, torch or text).
-            output_shapes: With it: a nest of shapes like it; None in it, or for all of it: unknown.
-            name: What you call the operation, for `explain` and `stats`.
+                converted to its dtypes if the conversion is lossless (integers that fit, any number to a float).
+            args: Arguments for `generator`, passed as numpy arrays and scalars, bytes and str. Bind other objects with
+                `functools.partial`.
+            output_types: Instead of a signature: a nest of dtypes (numpy, torch or text).
+            output_shapes: With `output_types`: a nest of shapes like it; None in it, or for all of it: unknown.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            SpecError: No signature, or nothing that can be called; a value of another structure, dtype or shape (at
+            SpecError: No signature, or `generator` is not callable; a value of another structure, dtype or shape (at
                 iteration, in the place of that value).
-            InvalidArgumentError: A signature and types; shapes that are none, or not like the types.
+            InvalidArgumentError: Both a signature and types; shapes that are invalid, or not like the types.
 
         Source: tf.data.Dataset.from_generator.
 
@@ -174,42 +175,42 @@ class Sources(DatasetBase):
         decimals: str = "float64",
         max_batch_bytes: int | None = None,
     ) -> Self:
-        """The rows of an Arrow table: dicts of its columns, with a dict inside for every struct.
+        """Return the rows of an Arrow table: dicts of columns, with a nested dict for every struct.
 
-        Numbers and bools keep their types, strings are str and binary values bytes. Dates and timestamps are
+        Numbers and bools keep their types, strings become str and binary values bytes. Dates and timestamps become
         `datetime64`, times of day (since midnight) and durations `timedelta64`, in the unit of the column: days for
-        `date32`, milliseconds for `date64`; a timestamp with a time zone is the UTC instant. As a torch tensor they are
-        int64, numbers of that unit, which `element_spec` tells. `fixed_shape_tensor` and fixed-size lists are tensors
-        of that shape, other lists tensors of shape (None, ...). A list of structs is a dict of such lists, a map a dict
-        of the lists "keys" and "values". A list of lists is a dict of "values", all inner lists joined, and "lengths".
-        Dictionaries, run-end encoded columns and extension types are what their values are. Numbers are not copied
-        before they are handed out. A reader, which can be read only once, is read into memory whole.
+        `date32`, milliseconds for `date64`; a timestamp with a time zone is the UTC instant. In torch tensors these are
+        int64, in the unit that `element_spec` shows. `fixed_shape_tensor` and fixed-size lists become tensors of that
+        shape, other lists tensors of shape (None, ...). A list of structs becomes a dict of such lists, a map a dict of
+        the lists "keys" and "values". A list of lists becomes a dict of "values", all inner lists concatenated, and
+        "lengths". Dictionaries, run-end encoded columns and extension types become their values. Numbers are not copied
+        before they are returned. A reader, which can be read only once, is read into memory whole.
 
-        **Nulls.** `fill_null` gives them a value. `null_masks` puts a boolean leaf beside each value that may be null:
-        `x_is_null` beside `x`, and `x_item_is_null` for what the lists of `x` hold; the value itself is 0, False, empty
-        or NaT there, unless it is filled. A null with neither is an error.
+        **Nulls.** `fill_null` replaces them by a value. `null_masks` adds a boolean leaf for each value that may be
+        null: `x_is_null` beside `x`, and `x_item_is_null` for the items of lists in `x`; the value itself is then 0,
+        False, empty or NaT, unless `fill_null` gives one. A null with neither is an error.
 
-        Files are Arrow IPC files, which Feather (version 2) is another name of. Their record batches are pieces of work
-        for the pipeline's threads or input workers; one is in memory as a whole. The format has no checksums: of
-        damage, only what makes no sense is noticed, and never more is read than the file holds.
+        Files are Arrow IPC files, also known as Feather (version 2). Their record batches are units of work for the
+        pipeline's threads or input workers; each is in memory as a whole. The format has no checksums: only damage that
+        makes a file invalid is detected, and never more is read than the file contains.
 
         Args:
-            source: A `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, or a table of another library that has
-                Arrow's C stream interface; or a path or a list of paths, local or URIs.
-            fill_null: A value for the nulls of all columns (and fields of structs, items of lists) whose type it has,
-                or a dict `{column: value}`. A null list becomes empty, unless the value is a list; a dict within gives
+            source: A `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, or a table of another library with Arrow's
+                C stream interface; or a path or a list of paths, local or URIs.
+            fill_null: A value for the nulls of all columns (and fields of structs, items of lists) of the value's type,
+                or a dict `{column: value}`. A null list becomes empty, unless the value is a list; a nested dict gives
                 the values of a struct's fields.
-            null_masks: True for all columns, or a list of names of columns.
+            null_masks: True for all columns, or a list of column names.
             decimals: "float64", which may round, or "text": str, exact.
-            max_batch_bytes: What a compressed record batch of a file may have in memory, whatever the file says. None:
-                64 MiB, or 64 times what it has in the file.
+            max_batch_bytes: Maximum size of a compressed record batch of a file in memory, whatever the file claims.
+                None: 64 MiB, or 64 times its size in the file.
 
         Raises:
-            InvalidArgumentError: A path is that of a directory, a fill value fits no column, an unknown column.
+            InvalidArgumentError: A path is a directory, a fill value fits no column, an unknown column.
             SpecError: A null in a table; at iteration, in its place: a row of a file with a null. A column of another
-                type (unions, intervals), no table, files with different columns.
+                type (unions, intervals), `source` is no table, files with different columns.
             NotFoundError: A file does not exist.
-            DataLossError: A file is no Arrow IPC file, or its footer is damaged; at iteration: a record batch is.
+            DataLossError: A file is not an Arrow IPC file, or its footer is damaged; at iteration: a record batch is.
 
         Source: pyarrow.Table, pyarrow.ipc.open_file; the counterpart of tfio.arrow.
 
@@ -234,30 +235,30 @@ class Sources(DatasetBase):
         null_masks: bool | Sequence[str] = False,
         decimals: str = "float64",
     ) -> Self:
-        """The rows of a Hugging Face `datasets.Dataset`: dicts of its columns.
+        """Return the rows of a Hugging Face `datasets.Dataset`: dicts of columns.
 
-        Types and nulls are those of :meth:`from_arrow`. Its Arrow files are mapped into memory, by every process that
-        reads rows: only what is read is loaded. Rows are read by index, so that resuming, sharding and `global_shuffle`
-        cost nothing. The order of `select`, `shuffle` and `train_test_split` holds, and so do the columns of
-        `set_format`; with its types "torch" and "numpy" integers are int64 and floats float32, or what its `dtype`
-        says. A dataset that lies in memory travels to other processes with its rows.
+        Types and nulls are those of :meth:`from_arrow`. Every process that reads rows maps the Arrow files into memory:
+        only rows that are read are loaded. Rows are read by index, so that resuming, sharding and `global_shuffle` cost
+        nothing. The order of `select`, `shuffle` and `train_test_split` is kept, and so are the columns of
+        `set_format`; with its types "torch" and "numpy" integers become int64 and floats float32, or the format's
+        `dtype`. An in-memory dataset is pickled with its rows.
 
-        `ClassLabel` is int64, `Array2D` ... `Array5D` a tensor of their shape. `Image` and `Audio` are as they are
-        stored, dicts of "bytes" and "path" (empty where one is missing): decode them in a `map`, as with
+        `ClassLabel` becomes int64, `Array2D` ... `Array5D` a tensor of their shape. `Image` and `Audio` stay as stored,
+        dicts of "bytes" and "path" (empty if one is missing): decode them in a `map`, for example by
         `rd.image.decode_image`.
 
         Args:
-            source: The dataset, or the directory that its `save_to_disk` wrote. That needs no `datasets` package.
+            source: The dataset, or the directory written by its `save_to_disk`, which needs no `datasets` package.
             fill_null: A value for nulls, or a dict `{column: value}`; see :meth:`from_arrow`.
-            null_masks: Whether a boolean leaf beside each column tells its nulls, or a list of names of columns.
+            null_masks: True adds a boolean leaf for the nulls of each column; or a list of column names.
             decimals: "float64", which may round, or "text": str, exact.
 
         Raises:
-            SpecError: No such dataset (a DatasetDict, an IterableDataset), or a column that no tensor can hold; at
-                iteration, in its place: a row with a null that has neither a fill value nor a mask.
+            SpecError: `source` is no such dataset (a DatasetDict, an IterableDataset), or has a column that no tensor
+                can hold; at iteration, in its place: a row with a null that has neither a fill value nor a mask.
             InvalidArgumentError: A directory of several splits, a dataset with a `set_transform` function, a fill value
                 that does not fit, an unknown column.
-            NotFoundError: There is no such directory.
+            NotFoundError: The directory does not exist.
             DataLossError: A file is damaged or truncated; at iteration: a record batch is.
 
         Source: datasets.Dataset, load_from_disk.
@@ -271,35 +272,35 @@ class Sources(DatasetBase):
 
     @classmethod
     def from_torch(cls, dataset: Any, output_signature: Any = None, *, num_parallel_calls: int | None = 1) -> Self:
-        """The samples of a `torch.utils.data.Dataset`, or of anything with its methods; or a DataLoader's batches.
+        """Return the samples of a `torch.utils.data.Dataset`, or of an object with its methods; or a DataLoader's batches.
 
         A map-style dataset (`__getitem__` and `__len__`) is read by index: resuming, sharding and `global_shuffle` cost
-        nothing. An
-        iterable-style one (`__iter__`) is iterated afresh for every pass, its samples copied; resuming iterates it
-        again and drops what was handed out. An error of a sample stands in its place; that of an iterator ends the
-        iteration.
-        Random numbers that a dataset draws by itself are not raydist's: draw them in a `map` with `rng` instead.
+        nothing. An iterable-style dataset (`__iter__`) is iterated anew for every pass, and its samples are copied;
+        resuming iterates it again and drops the samples returned before. The error of a sample is raised in its place;
+        the error of an iterator ends the iteration.
 
-        Of a `DataLoader`, elements are its batches, in its order, every epoch: those of its sampler or batch sampler,
-        made by its `collate_fn`. A list of columns becomes a tuple. When an epoch begins, the sampler runs once in this
-        process, so that its generator (torch's own, where it has none) moves on as a whole iteration of the loader
-        would move it. A state holds the generators as they were when the epoch began (4 KB each); resuming runs the
-        sampler again, and reads no samples twice. A sampler of your own must do the same again from the same state.
+        Random numbers that a dataset draws itself are not raydist's: draw them in a `map` with `rng` instead.
+
+        The elements of a `DataLoader` are its batches, in its order, every epoch: the batches of its sampler or batch
+        sampler, made by its `collate_fn`. A list of columns becomes a tuple. When an epoch begins, the sampler runs
+        once in this process, so that its generator (torch's global one, without one of its own) advances as by a whole
+        iteration of the loader. A state contains the generators as they were when the epoch began (4 KB each); resuming
+        runs the sampler again, and reads no samples twice. A custom sampler must repeat itself from the same state.
         Samples are read in the process that makes the batches, or with `num_workers` in as many input workers; a
-        process other than your own seeds torch's, numpy's and Python's random numbers for every batch, and calls
+        process other than your own seeds the random numbers of torch, numpy and Python for every batch, and calls
         `worker_init_fn` once. In your own process samples draw from the process's generators while a thread reads
-        ahead: give `num_workers=0` if these numbers must be the same after a resume. A loader of an iterable-style
+        ahead: set `num_workers=0` if these numbers must be the same after a resume. A loader of an iterable-style
         dataset is iterated itself, on a copy of the dataset.
 
         Args:
-            dataset: The dataset. Its samples are nests of what an element may hold. Or a DataLoader.
+            dataset: The dataset, whose samples are valid elements; or a DataLoader.
             output_signature: Nest of `rd.TensorSpec` of one sample. Without it `element_spec` is that of the first
                 samples, and all samples of an iterable-style dataset must have their structure and dtypes.
-            num_parallel_calls: Samples of a map-style dataset read at a time, as for :meth:`map`; more than 1 only
-                where it may be read by several threads or processes.
+            num_parallel_calls: Samples of a map-style dataset read at a time, as for :meth:`map`; more than 1 only if
+                several threads or processes may read the dataset.
 
         Raises:
-            SpecError: It is no dataset; a sample that does not fit (at iteration, in its place).
+            SpecError: `dataset` is not a dataset; a sample does not fit (at iteration, in its place).
             InvalidArgumentError: `num_parallel_calls` is 0 or below AUTOTUNE; a DataLoader has a DistributedSampler, or
                 comes with an `output_signature`.
 
@@ -314,7 +315,7 @@ class Sources(DatasetBase):
                     f"output_signature belongs to a torch Dataset, and a DataLoader comes without, got "
                     f"{output_signature!r:.100}. Leave it out."
                 )
-            from raydist.dataset.torch_loader import loader_op  # loads torch, which a DataLoader has done already
+            from raydist.dataset.torch_loader import loader_op  # imports torch, which a DataLoader has done already
 
             return cls(loader_op(dataset))
         read = read_sample(dataset)
@@ -325,19 +326,19 @@ class Sources(DatasetBase):
 
     @classmethod
     def from_ray(cls, dataset: Any) -> Self:
-        """The rows of a `ray.data.Dataset`: dicts of its columns, see :meth:`from_arrow` for the types.
+        """Return the rows of a `ray.data.Dataset`: dicts of columns, see :meth:`from_arrow` for the types.
 
-        Ray executes the dataset once for every pass, block by block in their order, while a thread here reads ahead.
-        The state of an iterator is a count: resuming executes it again and drops that many rows, so that its own
-        operations must give the same rows again (a `random_shuffle` needs a seed, or `materialize()` before it).
+        Ray executes the dataset once for every pass, block by block in order, while a thread in this process reads
+        ahead. The state of an iterator is a count: resuming executes the dataset again and drops that many rows, so its
+        own operations must return the same rows again (a `random_shuffle` needs a seed, or `materialize()` before it).
 
         Args:
             dataset: The dataset; tensors of one shape are leaves of that shape.
 
         Raises:
-            SpecError: It is no Ray dataset, or a column has a type that no tensor can hold.
+            SpecError: `dataset` is not a Ray dataset, or a column has a type that no tensor can hold.
             InvalidArgumentError: A null (at iteration, in its place).
-            ray.exceptions.RayTaskError: A function of the Ray dataset failed (at iteration); it ends the pass.
+            ray.exceptions.RayTaskError: A function of the Ray dataset failed (at iteration); this ends the pass.
 
         Source: ray.data.Dataset.iter_batches.
 
@@ -345,6 +346,6 @@ class Sources(DatasetBase):
         >>> [int(row["id"]) for row in rd.Dataset.from_ray(ray.data.range(3))]  # doctest: +SKIP
         [0, 1, 2]
         """
-        from raydist.actors.ray_data_source import ray_data_op  # loads Ray Data
+        from raydist.actors.ray_data_source import ray_data_op  # imports Ray Data
 
         return cls(ray_data_op(dataset))

@@ -1,4 +1,4 @@
-"""Elements kept: in memory, in files, for a moment."""
+"""Storage of elements: caches, snapshots, prefetch buffers, saved datasets."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ __all__ = ["Storing"]
 
 
 class Storing(Running):
-    """Elements kept: in memory, in files, for a moment."""
+    """The methods that store elements."""
 
     def cache(self, filename: Any = None, name: str | None = None) -> Self:
-        """Keep the elements of a first whole pass; later passes and epochs read them there.
+        """Keep the elements of the first complete pass; later passes and epochs read them from the cache.
 
-        What is random before the cache is the same in every epoch. A pass that is left early, or has an error in it, is
-        not kept.
+        Random results before the cache are the same in every epoch. A pass that is left early, or has an error, is not
+        kept.
 
-        In memory, each process keeps its own; datasets derived from this one share it if they have one `Options.seed`.
-        In a file, the elements are there for every process and program after the one that read them, whatever the
-        pipeline before the cache is then: remove it when that changes (or use :meth:`snapshot`). They appear in one
-        step when the pass ends; chunks of some MB have checksums. One iterator at a time can fill it.
+        In memory, each process keeps its own copy; datasets derived from this one share it if they have one
+        `Options.seed`. In a file, later processes and programs read the same elements, even if the pipeline before the
+        cache has changed: remove the file then (or use :meth:`snapshot`). The file appears atomically when the pass
+        ends; chunks of some MB have checksums. One iterator at a time can fill it.
 
-        The state of an iterator is a count, and a place in the file once that is there; resuming before reads the input
-        again from the beginning.
+        The state of an iterator is a count, and a position in the file once it exists; resuming before that reads the
+        input again from the beginning.
 
         Args:
-            filename: A path for a directory that raydist makes, local or a URI that fsspec knows (there nothing
-                locks: of several writers the first to finish wins). None keeps the elements in memory.
-            name: What you call the operation, for `explain` and `stats`.
+            filename: Path of a directory that raydist creates, local or a URI that fsspec supports (without locks
+                there: of several writers the first to finish wins). None keeps the elements in memory.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            FailedPreconditionError: Another iterator is filling the file, or there is something else (at iteration).
+            FailedPreconditionError: Another iterator is filling the file, or the path has other content (at iteration).
             InvalidArgumentError: Elements of named tuples or dataclasses cannot be kept in a file (at iteration).
             DataLossError: The file is damaged (at iteration).
 
@@ -68,29 +68,30 @@ class Storing(Running):
         shard_func: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> Self:
-        """A cache in files that is made anew when what is before it changes.
+        """Cache elements in files that are written anew when the pipeline before the cache changes.
 
-        The elements of a first whole pass are kept in a directory below `path`, named by a fingerprint of the pipeline
-        before it: functions (their code, constants, defaults, what they close over, the globals that they name), data
-        in memory, file names, arguments, seeds; not the content of files. What is random is frozen. A pass that is
-        left early or has an error in it is not kept; while one iterator writes, others read their input. State and
-        resuming are those of :meth:`cache` with a file name.
+        The elements of a first complete pass are kept in a directory below `path`, named by a fingerprint of the
+        pipeline: functions (their code, constants, defaults, closures, the globals that they name), data in memory,
+        file names, arguments, seeds; not the content of files. Random results are frozen. A pass that is left early or
+        has an error is not kept; while one iterator writes, others read their input. State and resuming are those of
+        :meth:`cache` with a file name.
 
-        With `reader_func` or `shard_func` all elements are written before the first is handed out, so that their order
-        is the same in every epoch that the reader sees them in; an error in the input then ends the iteration, and a
-        second iterator that would write is an error. The state of an iterator is the reader's.
+        With `reader_func` or `shard_func` all elements are written before the first is returned, so that every epoch
+        reads the shards in the same order; an error in the input then ends the iteration, and a second iterator that
+        would write is an error. The state of an iterator is the reader's.
 
         Args:
-            path: Local or a URI that fsspec knows; made where it is missing. Directories of old pipelines stay there.
+            path: Local or a URI that fsspec supports; created if missing. Directories of old pipelines stay there.
             compression: "AUTO", None, "GZIP", "ZSTD", "LZ4" or "SNAPPY".
-            reader_func: Gets a dataset of datasets, one for each shard, and returns the dataset of all their elements.
-                Called in every epoch. None: one shard after the other.
-            shard_func: Gets what a map function gets and returns the shard of an element, a whole number >= 0. None:
-                one shard, in the order of the elements.
-            name: What you call the operation, for `explain` and `stats`.
+            reader_func: Receives a dataset of datasets, one for each shard, and returns the dataset of all their
+                elements. Called in every epoch. None: one shard after the other.
+            shard_func: Receives the arguments of a map function and returns the shard of an element, a whole number >=
+                0.
+                None: one shard, in the order of the elements.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: Another compression; shards of a dataset without an end. Elements of named tuples or
+            InvalidArgumentError: Another compression; shards of an endless dataset. Elements of named tuples or
                 dataclasses (at iteration).
             SpecError: `shard_func` returns no whole number, `reader_func` no dataset (at iteration).
             DataLossError: A file is damaged (at iteration).
@@ -114,20 +115,20 @@ class Storing(Running):
         )
 
     def prefetch(self, buffer_size: int | None = None, name: str | None = None) -> Self:
-        """Let a background thread make up to `buffer_size` elements ahead.
+        """Let a background thread produce up to `buffer_size` elements ahead.
 
-        The thread starts with the first element asked for, and ends with the iterator. One that adapts starts only
-        where it pays: when blocks of elements take 0.2 ms and more, their consumer works too, and either waits (for a
-        device, a disk) or a trial was faster; it ends when it pays no more. Its buffer doubles (up to 1,024) when the
+        The thread starts with the first `next`, and ends with the iterator. With an adaptive buffer the thread starts
+        only if it pays: when blocks of elements take 0.2 ms and more, the consumer works too, and either waits (for a
+        device, a disk) or a trial was faster; it ends when it no longer pays. The buffer doubles (up to 1,024) when the
         consumer finds it empty after it was full, and is halved while more than half of it is never needed.
-        `Options.autotune.ram_budget` bounds the bytes in all buffers of a pipeline. Pipelines with functions are read
-        ahead without a `prefetch` too, while that pays: `Options.optimization.inject_prefetch`. The state of an
-        iterator is that of the elements handed out.
+        `Options.autotune.ram_budget` limits the bytes in all buffers of a pipeline. Pipelines with functions are read
+        ahead without a `prefetch`, too, while that pays: `Options.optimization.inject_prefetch`. The state of an
+        iterator is that of the returned elements.
 
         Args:
-            buffer_size: Elements (batches, behind a `batch`); 0 does nothing; None or AUTOTUNE adapts. (With
+            buffer_size: Elements (batches, after a `batch`); 0 does nothing; None or AUTOTUNE adapts. (With
                 `Options.autotune.enabled` False there is always a thread, and a buffer of 2.)
-            name: What you call the operation, for `explain` and `stats`.
+            name: Name of the operation in `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `buffer_size` is below AUTOTUNE.
@@ -144,26 +145,26 @@ class Storing(Running):
         path: Any,
         compression: str | None = None,
         shard_func: Callable[..., Any] | None = None,
-        format: str = "arrow",  # noqa: A002 - the word of those who know Arrow and Parquet
+        format: str = "arrow",  # noqa: A002 - the term of Arrow and Parquet
     ) -> None:
         """Write the elements of one new epoch into a new directory, for :meth:`load`.
 
-        Returns when everything has reached the disk. The directory appears at the end, in one step: a crash leaves
-        no half of it under this name, and of two writers the first to finish wins. Every chunk of some MB has a
-        checksum. pandas, Polars, DuckDB, ... read the files too: they are Arrow IPC streams or Parquet.
+        Blocks until everything is on disk. The directory appears atomically at the end: a crash leaves no partial
+        directory under this name, and of two writers the first to finish wins. Every chunk of some MB has a checksum.
+        pandas, Polars, DuckDB, ... can read the files: they are Arrow IPC streams or Parquet.
 
         Args:
-            path: A path that does not exist yet: local, or a URI that fsspec knows.
+            path: A path that does not exist yet: local, or a URI that fsspec supports.
             compression: None, "GZIP", "ZSTD", "LZ4" or "SNAPPY".
-            shard_func: Gets what a map function gets and returns the shard of an element, a whole number >= 0: elements
-                of different shards go into different files. None: one shard, in the order of the elements.
+            shard_func: Receives the arguments of a map function and returns the shard of an element, a whole number >=
+                0: elements of different shards go into different files. None: one shard, in the order of the elements.
             format: "arrow" or "parquet".
 
         Raises:
             InvalidArgumentError: Another compression or format; elements of named tuples or dataclasses (map them to
                 dicts).
             FailedPreconditionError: The path exists.
-            NotFoundError: Its parent does not.
+            NotFoundError: The parent directory does not exist.
             SpecError: `shard_func` returns no whole number; elements that differ in structure, dtype or rank.
             Exception: The error of an element: nothing is saved.
 

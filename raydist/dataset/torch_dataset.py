@@ -1,4 +1,4 @@
-"""Datasets as `torch.utils.data.IterableDataset`, for loops around a DataLoader. Imports torch: see `to_torch`."""
+"""Datasets as `torch.utils.data.IterableDataset`, for a DataLoader. Imports torch: see `to_torch`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _NAP_S = 0.001
 
 @final
 class SharedEpochs:
-    """Numbers for passes, from 0. Processes that are started with a copy of it share them; any other copy begins anew.
+    """Consecutive numbers of passes, from 0, shared with child processes that inherit the object. Other copies restart.
 
-    They are kept in a file without a name, which ends with the last of these processes.
+    The numbers are in a file without a name, which ends with the last of these processes.
 
     >>> epochs = SharedEpochs()
     >>> epochs.begin(), epochs.of_pass(7), epochs.of_pass(9), epochs.of_pass(7)
@@ -46,7 +46,7 @@ class SharedEpochs:
     """
 
     def __init__(self, file: int | None = None) -> None:
-        if file is None:  # at once: a process that is forked later can only share what is there
+        if file is None:  # now, because a process that is forked later shares only open files
             file, path = tempfile.mkstemp(prefix="raydist-epochs-")
             os.unlink(path)
         self._file = file
@@ -59,12 +59,12 @@ class SharedEpochs:
         return _of_descriptor, (reduction.DupFd(self._file),)
 
     def begin(self) -> int:
-        """The number of a pass that begins."""
+        """Return the number of a pass that begins."""
         with self._locked():
             return self._begun()
 
     def of_pass(self, name: int) -> int:
-        """The number of the pass that all workers call `name`: it begins with the first of them."""
+        """Return the number of the pass that all workers call `name`, which begins with the first call."""
         with self._locked():
             known = {found: number for number, found in map(self._read, range(1, 1 + _REMEMBERED)) if number >= 0}
             if name in known:
@@ -89,7 +89,7 @@ class SharedEpochs:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         deadline = time.monotonic() + _LIMIT_S
-        with self._lock:  # the file's lock is that of a process
+        with self._lock:  # the file lock is per process
             while not self._try_lock():
                 if time.monotonic() > deadline:
                     raise DeadlineExceededError(
@@ -119,7 +119,7 @@ _NAMES = 1 << 62
 
 @final
 class TorchDataset(IterableDataset[Any]):
-    """The elements of a dataset; of n workers of a DataLoader each gives every n-th one."""
+    """The elements of a dataset; with n workers of a DataLoader each returns every n-th element."""
 
     def __init__(self, dataset: Running) -> None:
         self._dataset = dataset
@@ -136,7 +136,7 @@ class TorchDataset(IterableDataset[Any]):
         index, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
         if worker is None:
             epoch = self._epochs.begin()
-        else:  # Torch's base seed is equal in all workers, and another one whenever they are started.
+        else:  # Torch's base seed is the same in all workers, and differs whenever they are started.
             epoch = self._epochs.of_pass((worker.seed - worker.id + self._passes_here) % _NAMES)
         self._passes_here += 1
         elements = DatasetIterator(
@@ -152,7 +152,7 @@ class TorchDataset(IterableDataset[Any]):
 
 @final
 class _Share:
-    """Elements `index`, `index + count`, ... and their errors."""
+    """The elements `index`, `index + count`, ... with their errors."""
 
     def __init__(self, elements: Iterator[Any], index: int, count: int) -> None:
         self._elements = elements
@@ -169,7 +169,7 @@ class _Share:
                 next(self._elements)
             except (StopIteration, *MACHINERY_ERRORS):
                 raise
-            except Exception:  # noqa: S112 - the error of an element that another worker gives
+            except Exception:  # noqa: S112 - the error of an element that another worker returns
                 continue
         self._to_pass = self._count - 1
         return next(self._elements)

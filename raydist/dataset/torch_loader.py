@@ -1,8 +1,8 @@
-"""A torch DataLoader as a source: the order of its samples, and the batches that its `collate_fn` makes of them.
+"""A torch DataLoader as a source: the order of its samples, and the batches that its `collate_fn` makes.
 
-The program's own loader decides the order. When an epoch begins, the sampler is copied; then the sampler and the
-loader's generator move on as a whole iteration of the loader would move them. The process that makes the batches
-iterates over the copy. A state holds the generators as they were when the epoch began, and the number of batches.
+The program's own loader determines the order. When an epoch begins, the sampler is copied; then the sampler and the
+loader's generator advance as by a whole iteration of the loader. The process that makes the batches iterates over
+the copy. A state contains the generators as they were when the epoch began, and the number of batches.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from raydist.values import UNKNOWN_CARDINALITY
 __all__ = ["loader_op"]
 
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Samplers that draw from their `generator` alone, or from torch's own."""
+"""Samplers that draw only from their `generator`, or from torch's global one."""
 
 _MOST_LISTS = 1 << 20
 
@@ -53,10 +53,10 @@ _END = object()
 
 
 def loader_op(loader: DataLoader[Any]) -> DatasetOp:
-    """The batches of `loader`.
+    """Return the op for the batches of `loader`.
 
     Raises:
-        InvalidArgumentError: The loader has a sampler that leaves out the samples of other replicas.
+        InvalidArgumentError: The loader has a sampler that skips the samples of other replicas.
     """
     _require_whole(loader)
     label = f"{type(loader).__name__}({type(loader.dataset).__name__})"
@@ -69,7 +69,7 @@ def loader_op(loader: DataLoader[Any]) -> DatasetOp:
 
 
 def _is_iterated(loader: DataLoader[Any]) -> bool:
-    """Return True where the loader's own iterator is needed: an iterable-style dataset, or an iterator of its own."""
+    """Return True if the loader's own iterator is needed: an iterable-style dataset, or a custom iterator."""
     kinds = type(loader).__mro__
     own = any("iter" in name for kind in kinds[: kinds.index(DataLoader)] for name in vars(kind))
     return own or isinstance(loader.dataset, IterableDataset)
@@ -77,7 +77,7 @@ def _is_iterated(loader: DataLoader[Any]) -> bool:
 
 def _index_sampler(loader: DataLoader[Any]) -> Any:
     if isinstance(loader.dataset, IterableDataset):
-        return SequentialSampler(())  # torch has one that never ends
+        return SequentialSampler(())  # torch's sampler for these never ends
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
@@ -92,7 +92,7 @@ def _require_whole(loader: DataLoader[Any]) -> None:
 
 
 def _known_leaf(sampler: Any) -> Any:
-    """The sampler of single indices within `sampler`, where both are torch's own classes; else None."""
+    """Return the sampler of single indices within `sampler` if both are torch classes; otherwise None."""
     while type(sampler) is BatchSampler:
         sampler = sampler.sampler
     return sampler if type(sampler) in (SequentialSampler, *_RANDOM) else None
@@ -106,17 +106,17 @@ def _length(sampler: Any) -> int | None:
 
 
 def _draw(generator: torch.Generator | None) -> int:
-    """A seed, drawn as a DataLoader and a RandomSampler draw one."""
+    """Draw a seed in the way of a DataLoader and a RandomSampler."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def _begun_lists(sampler: Any, generator: torch.Generator | None, *, twice: bool) -> tuple[Iterator[Any], int]:
-    """The index lists of a sampler, and the loader's seed for the epoch, as a loader's iterator gets them.
+    """Return the index lists of a sampler, and the loader's seed for the epoch, as a loader's iterator gets them.
 
     Args:
-        sampler: A sampler of the program's own, which may draw when `iter` is called.
-        generator: The loader's.
-        twice: `iter` is called a second time, as by a loader with workers.
+        sampler: A custom sampler, which may draw when `iter` is called.
+        generator: Generator of the loader.
+        twice: Call `iter` a second time, as a loader with workers does.
     """
     lists, seed = iter(sampler), _draw(generator)
     return (iter(sampler) if twice else lists), seed
@@ -125,13 +125,13 @@ def _begun_lists(sampler: Any, generator: torch.Generator | None, *, twice: bool
 @final
 @dataclass(frozen=True, eq=False)
 class _Begin:
-    """A sampler and a loader's generator when an epoch begins.
+    """A sampler and a loader's generator at the beginning of an epoch.
 
     Attributes:
-        copy: Of the pair (sampler, generator), or of the whole loader where that is iterated.
-        globals: States of the process's own generators that the sampler draws from.
-        num_workers: Of the loader.
-        home: The program's process.
+        copy: Copy of the pair (sampler, generator), or of the whole loader if that is iterated.
+        globals: States of the process's global generators that the sampler draws from.
+        num_workers: Number of workers of the loader.
+        home: Process of the program.
     """
 
     copy: Kept
@@ -140,18 +140,18 @@ class _Begin:
     home: tuple[str, int]
 
     def state(self) -> dict[str, Any]:
-        """The part of an iterator's state that says where the epoch began."""
+        """Return the part of an iterator's state that describes the beginning of the epoch."""
         return {"generators": list(self.copy.generators), "globals": self.globals}
 
     def at(self, state: dict[str, Any]) -> _Begin:
-        """The same sampler with the generators of a state."""
+        """Return the same sampler with the generators of a state."""
         saved = GlobalStates(state["globals"]).texts()
         return replace(self, copy=self.copy.with_generators(state["generators"]), globals=saved)
 
 
 @final
 class ProgramsOrder(LoaderOrder):
-    """The order of the loader that the program holds.
+    """The order of the program's loader.
 
     Args:
         loader: The loader.
@@ -169,7 +169,7 @@ class ProgramsOrder(LoaderOrder):
         self._home = _this_process()
 
     def begin(self, epoch: int, saved: dict[str, Any] | None) -> LoaderOrder:
-        if epoch > self._next_epoch:  # the program goes on where another process stopped
+        if epoch > self._next_epoch:  # the program resumes where another process stopped
             with GlobalStates().in_place():
                 for _ in range(epoch - self._next_epoch):
                     self._finish()
@@ -204,11 +204,11 @@ class ProgramsOrder(LoaderOrder):
         return begin
 
     def _pass_over(self) -> dict[str, str] | None:
-        """Move the generators on as an iteration would.
+        """Advance the generators as an iteration would.
 
         Returns:
-            For a sampler that is not torch's own: states of the process's generators that the sampler drew from, as
-            they were before. None where that is known beforehand.
+            For a custom sampler: the previous states of the process's generators that the sampler drew from. None if
+            these generators are known in advance.
         """
         leaf = _known_leaf(self._sampler)
         if leaf is not None:
@@ -226,13 +226,13 @@ class ProgramsOrder(LoaderOrder):
         return None if length is None else before.only_changed(GlobalStates())
 
     def _finish(self) -> None:
-        """Pass over the rest of a sampler that does not say how many lists it has; one may have no end."""
+        """Skip the rest of a sampler without a length, which may be endless."""
         deque(itertools.islice(self._unfinished, _MOST_LISTS), maxlen=0)
 
 
 @final
 class CopiedOrder(LoaderOrder):
-    """The order of one epoch of a dataset, and of the passes of a `repeat` within that epoch."""
+    """The order of one epoch of a dataset, including the passes of a `repeat` within that epoch."""
 
     def __init__(self, dataset: Any, first: _Begin, epoch: int) -> None:
         self._dataset = dataset
@@ -264,9 +264,9 @@ class CopiedOrder(LoaderOrder):
 class _Pass:
     """One iteration over a copied sampler, or over a copied loader.
 
-    Torch's own samplers draw from a copy of the process's generator where they have none of their own. Other samplers
-    may draw from the process's generators wherever they like: these are put in place while such a sampler runs, which
-    is at the beginning of the epoch if the sampler has a length.
+    Torch's own samplers without a generator draw from a copy of the process's generator. Other samplers may draw from
+    the process's generators at any time: the saved states are installed while such a sampler runs, which is at the
+    beginning of the epoch if the sampler has a length.
     """
 
     def __init__(self, begin: _Begin, dataset: Any) -> None:
@@ -291,7 +291,7 @@ class _Pass:
             yield pickle.dumps(((self._seed + number) % (1 << 63), indices))
 
     def end(self) -> _Begin:
-        """The sampler and its generators after this iteration."""
+        """Return the sampler and its generators after this iteration."""
         deque(self._lists(), maxlen=0)
         if self._lent:
             self._leaf.generator = None
@@ -308,7 +308,7 @@ class _Pass:
         yield from self._sampler
 
     def _lend(self, leaf: Any, source: torch.Generator | None) -> None:
-        """Have a sampler without a generator draw from `source` what it would draw from the process's own."""
+        """Make a sampler without a generator draw from `source` what it would draw from the process's generator."""
         if type(leaf) in _RANDOM and leaf.generator is None:
             self._lent = True
             seeds = type(leaf) is RandomSampler
@@ -324,7 +324,7 @@ class _Pass:
 
     def _batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         ahead = generator_at(state_text(self._generator or self._stand_in or torch.default_generator) or "")
-        seed = _draw(ahead)  # as the loader itself is about to do
+        seed = _draw(ahead)  # as the loader itself is about to draw it
         if self._begin.home != _this_process():
             _seed_globals(seed)
         if self._stand_in is not None and self._generator is None:
@@ -337,7 +337,7 @@ class _Pass:
         return (element_of(batch, None) for batch in self._pulled(batches))
 
     def _pulled(self, values: Iterator[Any]) -> Iterator[Any]:
-        """The values, each made with the process's generators in place."""
+        """Yield values, each produced with the saved states of the process's generators installed."""
         while True:
             with self._globals.in_place():
                 value = next(values, _END)
@@ -350,9 +350,9 @@ class _Pass:
 class BatchReader:
     """Reads the samples of a list of indices and makes a batch of them.
 
-    One thread of a process reads at a time, since a dataset that torch's worker processes read need not bear more. In a
-    process other than the program's own, every batch has a random seed, so that what a dataset draws does not depend on
-    which process reads the batch.
+    One thread of a process reads at a time, because datasets for torch's worker processes need not be thread-safe. In a
+    process other than the program's own, every batch has a random seed, so that random numbers of a dataset do not
+    depend on the process that reads the batch.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:

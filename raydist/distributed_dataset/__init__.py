@@ -1,6 +1,6 @@
 """A strategy's view of a dataset: every batch is a nest with one part per replica.
 
-The driver handles references only; input pipelines on actors make the batches, and the replicas map them.
+The driver handles references only; input pipelines on actors make the batches, and replicas map them into memory.
 """
 
 from __future__ import annotations
