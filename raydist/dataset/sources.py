@@ -272,7 +272,7 @@ class Sources(DatasetBase):
 
     @classmethod
     def from_torch(cls, dataset: Any, output_signature: Any = None, *, num_parallel_calls: int | None = 1) -> Self:
-        """Return the samples of a `torch.utils.data.Dataset`, or of an object with its methods; or a DataLoader's batches.
+        """Return the samples of a `torch.utils.data.Dataset`, or an object like it; or a DataLoader's batches.
 
         A map-style dataset (`__getitem__` and `__len__`) is read by index: resuming, sharding and `global_shuffle` cost
         nothing. An iterable-style dataset (`__iter__`) is iterated anew for every pass, and its samples are copied;

@@ -1,4 +1,4 @@
-"""What every strategy gives for a dataset: batches with one part per replica. Has no transformations."""
+"""The interface of distributed datasets: batches with one part per replica. Has no transformations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["DistributedDataset", "ResumableIterator", "require_batches", "requir
 
 
 def require_shared(options: InputOptions) -> None:
-    """InvalidArgumentError for options that want a pipeline for each replica, where one dataset serves them all."""
+    """Raise InvalidArgumentError for options that need a pipeline per replica, if one dataset serves all replicas."""
     if options.per_replica:
         raise InvalidArgumentError(
             "per_replica (InputReplicationMode.PER_REPLICA) is for distribute_datasets_from_function, whose function "
@@ -31,9 +31,9 @@ def require_shared(options: InputOptions) -> None:
 
 
 def require_batches(dataset: Dataset) -> None:
-    """InvalidArgumentError for a dataset that was never batched: each replica would get a part of every row's features.
+    """Raise InvalidArgumentError for a dataset that was never batched: replicas would split the features of a row.
 
-    Where a function of the user's may have made batches, nobody can tell, and the dataset is taken as it is.
+    If a user's function may have made batches, this cannot be known, and the dataset is accepted.
     """
     if dataset._op.gives_rows:
         raise InvalidArgumentError(
@@ -44,7 +44,7 @@ def require_batches(dataset: Dataset) -> None:
 
 
 class ResumableIterator(Protocol):
-    """What `iter()` of a distributed dataset gives, whoever makes the batches."""
+    """The iterator of a distributed dataset, independent of the producer of the batches."""
 
     @property
     def element_spec(self) -> Any:
@@ -55,31 +55,31 @@ class ResumableIterator(Protocol):
     def __next__(self) -> Any: ...
 
     def get_next(self) -> Any:
-        """Like `next`, but raises OutOfRangeError at the end."""
+        """Return the next batch like `next`, but raise OutOfRangeError at the end."""
 
     def get_next_as_optional(self) -> Optional[Any]:
-        """The next batch, or an empty Optional at the end."""
+        """Return the next batch, or an empty Optional at the end."""
 
     def state_dict(self) -> IteratorState:
-        """JSON-able state after the last batch handed out."""
+        """Return the JSON-able state after the last batch returned."""
 
     def load_state_dict(self, state: IteratorState) -> None:
-        """Go on after the batch at which `state` was taken."""
+        """Continue after the batch at which `state` was taken."""
 
     def close(self) -> None:
-        """Stop what produces the batches."""
+        """Stop the producers of the batches."""
 
 
 class DistributedDataset(ABC):
-    """A dataset as a strategy hands it out. It has no transformations; every `iter()` is a new epoch of it.
+    """A dataset as distributed by a strategy. It has no transformations; every `iter()` is a new epoch.
 
-    Made by `Strategy.distribute_dataset` and `Strategy.distribute_datasets_from_function`. On several replicas each
-    leaf of a batch is a :class:`PerReplica` of their parts, on one device a plain tensor. `InputOptions.split` says how
-    a global batch of b rows is cut for N replicas: by default into parts of ceil(b / N) rows, later ones shorter.
+    Created by `Strategy.distribute_dataset` and `Strategy.distribute_datasets_from_function`. On several replicas each
+    leaf of a batch is a :class:`PerReplica` of parts, on one device a plain tensor. `InputOptions.split` determines how
+    a global batch of b rows is divided among N replicas: by default into parts of ceil(b / N) rows, later ones shorter.
 
     Args:
-        datasets: What it is made from: one dataset of global batches, or one of elements per input pipeline.
-        options: How it is distributed.
+        datasets: One dataset of global batches, or one dataset of elements per input pipeline.
+        options: Options of the distribution.
 
     >>> strategy = rd.OneDeviceStrategy("cpu")
     >>> view = strategy.distribute_dataset(rd.Dataset.range(4).batch(2))  # 2 rows over all replicas
@@ -96,7 +96,7 @@ class DistributedDataset(ABC):
 
     @property
     def options(self) -> InputOptions:
-        """How it is distributed.
+        """The options of the distribution.
 
         >>> view = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(4).batch(2))
         >>> view.options == rd.InputOptions()
@@ -109,9 +109,9 @@ class DistributedDataset(ABC):
     @property
     @abstractmethod
     def element_spec(self) -> Any:
-        """Nest of TensorSpec of one replica's part of a batch; None stands for a length that is not always the same.
+        """Nest of TensorSpec of one replica's part of a batch; None for a length that varies.
 
-        It may run a user's function on one element to learn what it returns, as `Dataset.element_spec` does.
+        May call a user's function on one element to learn its result's type, as `Dataset.element_spec` does.
 
         >>> view = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(4).batch(2, drop_remainder=True))
         >>> view.element_spec
@@ -121,7 +121,7 @@ class DistributedDataset(ABC):
         """
 
     def cardinality(self) -> int:
-        """Number of batches: that of the dataset it was made from (of the first one, where there are several).
+        """Return the number of batches: the cardinality of the underlying dataset (the first, if there are several).
 
         Returns:
             The number, or `rd.INFINITE_CARDINALITY` or `rd.UNKNOWN_CARDINALITY`, which are negative.
@@ -135,11 +135,11 @@ class DistributedDataset(ABC):
 
     @abstractmethod
     def _open_epoch(self, epoch: int, position: IteratorState | None = None) -> ResumableIterator:
-        """An iterator over an epoch, of the seed that all have; it gets `position` as its state afterwards."""
+        """Return an iterator over an epoch, with the common seed. The caller then sets `position` as its state."""
 
     @final
     def __iter__(self) -> ResumableIterator:
-        """A new epoch, or the rest of the restored one. Returns at once: nothing runs before the first batch.
+        """Begin a new epoch, or continue the restored one. Does not block: nothing runs before the first batch.
 
         Returns:
             A :class:`DistributedIterator`; on one device a :class:`DatasetIterator`, which has the same methods.
@@ -157,9 +157,9 @@ class DistributedDataset(ABC):
 
     @final
     def state_dict(self) -> dict[str, Any]:
-        """Which epochs have begun, of which seed, and where the last of them is: for `rd.Checkpoint`.
+        """Return the number of epochs begun, their seed, and the position of the last epoch, for `rd.Checkpoint`.
 
-        An iterator that was closed, dropped or read to its end has ended. Waits as `state_dict` of that iterator.
+        An iterator that was closed, dropped or read to its end has ended. Blocks as `state_dict` of that iterator does.
 
         Returns:
             A JSON-able dict. It fits any number of replicas.
@@ -176,16 +176,16 @@ class DistributedDataset(ABC):
 
     @final
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another distributed dataset was: the next `iter` gives the rest of its epoch.
+        """Continue at the position of another distributed dataset: the next `iter` returns the rest of its epoch.
 
-        Where the end of that epoch was not seen but nothing is left of it, the rest is empty. Iterators of this dataset
-        that live already stay as they are.
+        If the end of that epoch was not seen but nothing is left, the rest is empty. Existing iterators of this dataset
+        do not change.
 
         Args:
-            state: From `state_dict` of a distributed dataset of the same pipeline, on any number of replicas.
+            state: Result of `state_dict` of a distributed dataset of the same pipeline, on any number of replicas.
 
         Raises:
-            InvalidArgumentError: It is no such state, or one of another pipeline; nothing has changed then.
+            InvalidArgumentError: The state is invalid, or of another pipeline; nothing has changed.
 
         >>> view = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(4).batch(2))
         >>> iterator = iter(view)
@@ -200,12 +200,12 @@ class DistributedDataset(ABC):
 
     @final
     def stats(self) -> PipelineStats:
-        """What the input pipeline of the last iterator did, and which stage limits the others; see `Dataset.stats`.
+        """Return statistics of the last iterator's input pipeline, with the limiting stage; see `Dataset.stats`.
 
-        Waits up to `Timeouts.start_s` for an answer.
+        Blocks for up to `Timeouts.start_s`.
 
         Returns:
-            The numbers since that iterator began; `str()` of them is a table. Empty where it is gone.
+            Statistics since that iterator began; `str()` of them is a table. Empty if the iterator is gone.
 
         Raises:
             UnavailableError: The input pipeline is gone.
@@ -228,19 +228,19 @@ class DistributedDataset(ABC):
 
     @property
     def _has_rest(self) -> bool:
-        """Whether the next `iter` gives the rest of a restored epoch, which may be empty."""
+        """True if the next `iter` returns the rest of a restored epoch, which may be empty."""
         return self._epochs.has_rest
 
     def _is_read_by(self, iterator: Any) -> bool:
-        """Whether its last epoch is read by this iterator."""
+        """Return True if this iterator reads the last epoch."""
         return self._epochs.is_read_by(iterator)
 
     def _state_with(self, position: dict[str, Any] | None) -> dict[str, Any]:
-        """Its state where that iterator is there. Waits for nothing."""
+        """Return the state with this position of the last iterator. Does not block."""
         return self._epochs.state_with(position)
 
     def _note_run(self, boundary: int | None = None) -> None:
-        """A step begins at this boundary, with all that was drawn."""
+        """Record the position at this boundary: a step begins, with all batches drawn so far."""
         self._epochs.mark(boundary)
 
     @property
@@ -249,5 +249,5 @@ class DistributedDataset(ABC):
         return self._epochs.first_undoable
 
     def _before_draw(self, undone: int | None = None) -> AbstractContextManager[None]:
-        """Inside, what was drawn since the last step began (before this boundary) counts as not drawn."""
+        """Count batches drawn since the last step began (before this boundary) as not drawn during the `with` block."""
         return self._epochs.before_draw(undone)

@@ -1,4 +1,4 @@
-"""Which epochs of a distributed dataset have begun, and where the last one is: what resumes with the program."""
+"""The epochs that a distributed dataset has begun, and the position of the last one, for resuming."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ _VERSION = 1
 
 
 class EpochIterator(Protocol):
-    """What is asked of an iterator over an epoch."""
+    """The part of an iterator over an epoch that `Epochs` uses."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether its end was seen, or it was closed."""
+        """True once the iterator has reached its end or was closed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is."""
+        """Return the iterator's position."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go there."""
+        """Move to a position."""
 
     def stats(self) -> Any:
-        """What its pipeline did."""
+        """Return statistics of the iterator's pipeline."""
 
     def _place(self) -> Any:
-        """Where it is, at no cost; None where that is not known. Its `state`, if it has one, outlives the iterator."""
+        """Return the position without blocking; None if unknown. Its `state`, if any, outlives the iterator."""
 
     def _state_at(self, place: Any) -> dict[str, Any]:
-        """The state of a place."""
+        """Return the state of a position."""
 
 
 @final
 class Epochs:
-    """The epochs of one dataset: how many have begun, their seed, and where the last one is.
+    """The epochs of one dataset: the number of epochs begun, their seed, and the position of the last one.
 
-    What the program drew for a step that did not begin counts as not drawn, inside of :meth:`before_draw`.
+    Inside :meth:`before_draw`, batches drawn for a step that did not begin count as not drawn.
 
     Args:
-        given_seed: The seed that the program has set; None for one that is drawn when it is first needed.
+        given_seed: The program's seed; None to draw a seed when it is first needed.
     """
 
     def __init__(self, given_seed: int | None) -> None:
         self._seed = given_seed
         self._begun = 0
-        self._began_at: tuple[int, dict[str, Any] | None] = 0, None  # what was restored when the last one began
-        self._resumed: EpochIterator | None = None  # goes on where another process stopped
+        self._began_at: tuple[int, dict[str, Any] | None] = 0, None  # state that was restored when the last epoch began
+        self._resumed: EpochIterator | None = None  # continues where another process stopped
         self._last: weakref.ref[EpochIterator] | None = None
         self._marks = PlaceMarks()  # of the last iterator
-        self._boundary = 0  # the last one
+        self._boundary = 0  # the last boundary
         self._first_boundary = 1  # of the last iterator
         self._undone: int | None = None
 
     @property
     def seed(self) -> int:
-        """The seed of every epoch, so that what is not reshuffled stays as it is."""
+        """The seed of all epochs, so that unshuffled randomness stays the same."""
         if self._seed is None:
             self._seed = draw_seed()
         return self._seed
 
     def begin(self, open_epoch: Callable[[int], Any]) -> Any:
-        """The next epoch's iterator: the rest of the one that was restored, or one of a new epoch."""
+        """Return the iterator of the next epoch: the rest of the restored epoch, or a new epoch."""
         iterator, self._resumed = self._resumed, None
         if iterator is None:
             self._began_at = self._begun, None
@@ -85,7 +85,7 @@ class Epochs:
         self._first_boundary = self._boundary + 1
 
     def stats(self) -> Any:
-        """What the pipeline of the last iterator did; None if that is gone."""
+        """Return statistics of the last iterator's pipeline; None if the iterator is gone."""
         iterator = None if self._last is None else self._last()
         return None if iterator is None else iterator.stats()
 
@@ -94,7 +94,7 @@ class Epochs:
         return None if iterator is None or iterator.has_ended else iterator
 
     def mark(self, boundary: int | None = None) -> None:
-        """A step begins at this boundary (None: the next one), with all that was drawn."""
+        """Record the position at this boundary (None: the next one): a step begins, with all batches drawn so far."""
         self._boundary = self._boundary + 1 if boundary is None else boundary
         iterator = None if self._last is None else self._last()
         self._marks.note(self._boundary, None if iterator is None else iterator._place())
@@ -106,7 +106,7 @@ class Epochs:
 
     @contextlib.contextmanager
     def before_draw(self, undone: int | None = None) -> Iterator[None]:
-        """Inside, the state is that of the last :meth:`mark` (before this boundary)."""
+        """Make `state` return the position of the last :meth:`mark` (before this boundary) in the `with` block."""
         self._undone = self._boundary + 1 if undone is None else undone
         try:
             yield
@@ -115,20 +115,20 @@ class Epochs:
 
     @property
     def has_rest(self) -> bool:
-        """Whether the next :meth:`begin` gives the rest of a restored epoch."""
+        """True if the next :meth:`begin` returns the rest of a restored epoch."""
         return self._resumed is not None
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes: JSON-able."""
+        """Return the JSON-able state for `restore`."""
         begun, position = self._position()
         return {"version": _VERSION, "seed": self.seed, "epochs": begun, "position": position}
 
     def is_read_by(self, iterator: Any) -> bool:
-        """Whether it is the iterator of the last epoch."""
+        """Return True for the iterator of the last epoch."""
         return self._last is not None and self._last() is iterator
 
     def state_with(self, position: dict[str, Any] | None) -> dict[str, Any]:
-        """As `state`, where that iterator is there; None for one that has ended."""
+        """Return the state with this position of the last iterator; None for one that has ended."""
         return {"version": _VERSION, "seed": self.seed, "epochs": self._begun, "position": position}
 
     def _position(self) -> tuple[int, dict[str, Any] | None]:
@@ -140,7 +140,7 @@ class Epochs:
         return self._begun, None if iterator is None else iterator.state_dict()
 
     def _is_undone(self, boundary: int) -> bool:
-        """Whether a step with some of the last iterator's batches is undone where this boundary's is."""
+        """Return True if undoing this boundary undoes a step with batches of the last iterator."""
         return boundary <= self._marks.last_change
 
     def _position_before(self, boundary: int) -> tuple[int, dict[str, Any] | None]:
@@ -153,10 +153,10 @@ class Epochs:
         return self._begun, getattr(place, "state", None) if iterator is None else iterator._state_at(place)
 
     def restore(self, state: Mapping[str, Any], open_epoch: Callable[[int], Any]) -> None:
-        """Become what another dataset was; the next :meth:`begin` finishes its epoch.
+        """Restore the state of another dataset; the next :meth:`begin` continues its epoch.
 
         Raises:
-            InvalidArgumentError: It is no such state, or another dataset's. Nothing has changed then.
+            InvalidArgumentError: The state is invalid, or of another dataset. Nothing has changed.
         """
         seed, begun, position = _require_state(state)
         before = self._seed
@@ -173,12 +173,12 @@ class Epochs:
 
 
 def is_lent(iterator: EpochIterator) -> bool:
-    """Whether replicas draw from it themselves: what they drew they used."""
+    """Return True if replicas draw from the iterator themselves: all batches that they drew were used."""
     return getattr(iterator._place(), "num_loans", 0) > 0
 
 
 def _require_state(state: Any) -> tuple[int, int, dict[str, Any] | None]:
-    """The parts of a state."""
+    """Check a state and return its parts."""
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         version = state.get("version") if isinstance(state, Mapping) else state
         raise InvalidArgumentError(

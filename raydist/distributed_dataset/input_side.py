@@ -1,4 +1,4 @@
-"""What a strategy gives to the datasets it distributes."""
+"""The part of a strategy that its distributed datasets use."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["InputSide"]
 @final
 @dataclass(frozen=True, slots=True)
 class InputSide:
-    """What a strategy gives to the datasets it distributes.
+    """The part of a strategy that its distributed datasets use.
 
     Attributes:
         opener: Starts passes: the strategy's `InputHost`.
-        num_replicas: Number of replicas, as many of each worker; those of a worker follow each other.
-        timeouts: Limits.
-        drain: Waits until every dispatched step is done (the replicas may be reading an iterator).
-        num_workers: Workers (nodes) that the replicas belong to.
+        num_replicas: Number of replicas, equal for all workers; the replicas of a worker have consecutive ranks.
+        timeouts: Time limits.
+        drain: Blocks until every dispatched step is done (the replicas may be reading an iterator).
+        num_workers: Number of workers (nodes) of the replicas.
     """
 
     opener: PassOpener
@@ -36,10 +36,10 @@ class InputSide:
 
     @property
     def replicas_per_worker(self) -> int:
-        """Replicas of each worker.
+        """Number of replicas of each worker.
 
         Raises:
-            InvalidArgumentError: The workers have not equally many.
+            InvalidArgumentError: The workers have different numbers of replicas.
         """
         size, rest = divmod(self.num_replicas, self.num_workers)
         if rest:

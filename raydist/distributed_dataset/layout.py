@@ -1,4 +1,4 @@
-"""Which input pipelines a distributed dataset has: one for all replicas, or some for each worker. Starts nothing."""
+"""Input pipelines of a distributed dataset: one for all replicas, or some for each worker. Starts nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("raydist")
 
 
 def chosen_policy(op: DatasetOp, policy: AutoShardPolicy, num_workers: int) -> AutoShardPolicy:
-    """What is done under `policy`: AUTO becomes FILE or DATA, and with one worker all are the same.
+    """Return the effective policy: AUTO becomes FILE or DATA, and one worker always uses DATA.
 
     May call the function of an `interleave` on a first element, under AUTO with several workers.
     """
@@ -48,9 +48,9 @@ class InputLayout:
     """The input pipelines of a distributed dataset.
 
     Attributes:
-        of_workers: The operations that each worker's actor runs: one dataset of batches or of elements, or one of
-            elements per replica. A single entry serves the replicas of all workers.
-        dealt: Elements go to replicas whole; else they are batches to be cut.
+        of_workers: The operations that each worker's actor runs: one dataset of batches or of elements, or one dataset
+            of elements per replica. A single entry serves the replicas of all workers.
+        dealt: True if replicas get whole elements in turn; False for batches that are split.
     """
 
     of_workers: tuple[tuple[DatasetOp, ...], ...]
@@ -58,11 +58,11 @@ class InputLayout:
 
     @classmethod
     def of_batches(cls, op: DatasetOp, policy: AutoShardPolicy, num_workers: int) -> InputLayout:
-        """For one dataset of global batches.
+        """Return the layout for one dataset of global batches.
 
         Raises:
-            NotFoundError: Under FILE: it reads no files.
-            InvalidArgumentError: Under FILE and AUTO: there are fewer files than workers.
+            NotFoundError: Policy FILE, and the dataset reads no files.
+            InvalidArgumentError: Policy FILE or AUTO, and there are fewer files than workers.
         """
         policy = chosen_policy(op, policy, num_workers)
         if policy is AutoShardPolicy.DATA:
@@ -73,13 +73,13 @@ class InputLayout:
 
     @classmethod
     def of_elements(cls, ops: Sequence[DatasetOp], num_workers: int) -> InputLayout:
-        """For datasets from a function: one per worker, or one per replica."""
+        """Return the layout for datasets from a function: one per worker, or one per replica."""
         each = len(ops) // num_workers
         parts = (tuple(ops[worker * each : (worker + 1) * each]) for worker in range(num_workers))
         return cls(tuple(parts), dealt=True)
 
     def at_epoch(self, epoch: int, position: IteratorState | None = None) -> InputLayout:
-        """The input pipelines of an epoch that begins now: see `begin_epoch`."""
+        """Return the input pipelines of an epoch that begins now; see `begin_epoch`."""
         begun = {op: begin_epoch(op, epoch, position) for ops in self.of_workers for op in ops}
         same = {ops: tuple(begun[op] for op in ops) for ops in self.of_workers}
         return replace(self, of_workers=tuple(same[ops] for ops in self.of_workers))
@@ -87,10 +87,10 @@ class InputLayout:
     def job(
         self, side: InputSide, *, seed: int, epoch: int, options: Options, input_options: InputOptions
     ) -> InputJob | MergedJob:
-        """One pass.
+        """Return the job of one pass.
 
         Raises:
-            InvalidArgumentError: It cannot be pickled.
+            InvalidArgumentError: The pipeline cannot be pickled.
         """
         whole = InputJob(
             label=f"epoch {epoch} of the distributed dataset",
@@ -121,7 +121,7 @@ class InputLayout:
 
 
 def pickle_ops(ops: Any) -> bytes:
-    """The bytes of a pipeline; InvalidArgumentError that shows what cannot be pickled."""
+    """Pickle a pipeline. Raise InvalidArgumentError with the part that cannot be pickled."""
     try:
         data: bytes = cloudpickle.dumps(ops)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A distributed dataset for the one replica in this process."""
+"""The distributed dataset for a single replica in this process."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["LocalDistributedDataset"]
 
 @final
 class LocalDistributedDataset(DistributedDataset):
-    """The whole of every batch for the one replica in this process, as plain tensors. Needs no Ray.
+    """Whole batches as plain tensors, for a single replica in this process. Needs no Ray.
 
     Args:
         dataset: The dataset.
-        device: Where tensors go; None for the CPU.
-        options: How it is distributed; one replica gets everything, however it is split.
-        on_batch: Told about each batch, and how many rows it has, before it is handed out.
-        dealt: Elements are those of one replica, of any shape; else batches, whose leaves all have rows.
+        device: Device of the tensors; None for the CPU.
+        options: Options of the distribution; the single replica gets whole batches in any case.
+        on_batch: Called with each batch and its number of rows, before the batch is returned.
+        dealt: Elements of any shape for one replica; False for batches, whose leaves all have rows.
 
     >>> from raydist.dataset import Dataset
     >>> [batch.tolist() for batch in LocalDistributedDataset(Dataset.range(5).batch(3))]
@@ -73,7 +73,7 @@ class LocalDistributedDataset(DistributedDataset):
         )
 
     def _convert(self, block: Block) -> list[Any]:
-        from torch import from_numpy  # the layers above this one decide when torch is imported
+        from torch import from_numpy  # the layers above decide when torch is imported
 
         count_rows = dealt_rows if self._dealt else common_rows
         counts = [count_rows(leaves, structure.paths()) for leaves, structure in element_views(block)]
@@ -86,10 +86,10 @@ class LocalDistributedDataset(DistributedDataset):
         return rows
 
     def _move(self, value: Any) -> Any:
-        if isinstance(value, list | tuple | dict):  # a list of tensors, or what a collate function made
+        if isinstance(value, list | tuple | dict):  # a list of tensors, or the result of a collate function
             return map_parts(self._move, value)
         if self._device is None or not hasattr(value, "to"):
             return value
-        if self._device.type == "cuda":  # from pageable memory the copy would wait for what the device computes
+        if self._device.type == "cuda":  # a copy from pageable memory would wait for the device's computations
             value = value.pin_memory()
         return value.to(self._device, non_blocking=True)

@@ -58,9 +58,9 @@ class PerReplicaDataset(DistributedDataset):
 
 
 def distribute(dataset: Dataset, side: InputSide, options: InputOptions) -> DistributedDataset:
-    """A dataset of global batches, each cut into one piece per replica.
+    """Return the distribution of a dataset of global batches, each split into one piece per replica.
 
-    Under `AutoShardPolicy.FILE` and `OFF` each of several workers has batches of its own, of which it deals pieces.
+    Under `AutoShardPolicy.FILE` and `OFF` each of several workers has its own batches, and distributes their pieces.
 
     Raises:
         InvalidArgumentError: `per_replica` is set, which is for datasets from a function; the dataset is not batched.
@@ -75,10 +75,10 @@ def distribute(dataset: Dataset, side: InputSide, options: InputOptions) -> Dist
 def distribute_from_function(
     dataset_fn: Callable[[InputContext], Dataset], side: InputSide, options: InputOptions
 ) -> DistributedDataset:
-    """Datasets of per-replica elements: element k of a worker's dataset goes to its replica k % R.
+    """Return the distribution of datasets of per-replica elements: element k of a worker goes to its replica k % R.
 
-    The function is called once per worker; with `InputOptions(per_replica=True)` once per replica, and each reads its
-    own dataset.
+    The function is called once per worker; with `InputOptions(per_replica=True)` once per replica, and each replica
+    reads its own dataset.
     """
     count = side.num_replicas if options.per_replica else side.num_workers
     datasets = [dataset_fn(InputContext(count, number, side.num_replicas)) for number in range(count)]

@@ -1,4 +1,4 @@
-"""What a user hands in: settings of a pipeline, of distributed input, of one `run`, of communication; time limits."""
+"""Options for users: of pipelines, distributed input, one `run`, and communication; time limits."""
 
 from raydist.options.communication import CommunicationOptions
 from raydist.options.input import InputOptions, InputReplicationMode

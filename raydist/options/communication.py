@@ -1,4 +1,4 @@
-"""How replicas exchange gradients and values."""
+"""Options of the communication between replicas."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _IMPLEMENTATIONS = ("auto", "shm", "gloo", "nccl", "hierarchical")
 @final
 @dataclass(frozen=True, slots=True)
 class CommunicationOptions:
-    """How the replicas of a strategy exchange gradients and values.
+    """Options of the exchange of gradients and values between the replicas of a strategy.
 
     Attributes:
-        bytes_per_pack: Size of one bucket of gradients, each an all-reduce of its own that runs beside the rest of
-            backward; 0 for 25 MiB.
-        timeout_seconds: How long a collective waits for the slowest replica; None for `Timeouts.collective_s`.
-        implementation: What carries the data. "auto": NCCL between GPUs; between CPUs shared memory on one host,
-            across hosts shared memory inside each and connections between them. "shm", "gloo", "nccl" and
-            "hierarchical" ask for one, and are an error where it cannot serve.
-        compression: Gradients of float32 parameters, sparse ones included, travel as "fp16" or "bf16": half the bytes.
-            Each replica's share is rounded once, and the sum: once by shared memory, which adds up in float32, across
-            hosts once on each and once between them, after each addition by gloo and NCCL. What is beyond 65504 becomes
-            infinite as "fp16". Parameters, gradients of other dtypes and values of `ctx.all_reduce` stay as they are.
-            None sends all as they are.
+        bytes_per_pack: Size of a gradient bucket; each bucket has its own all-reduce, which overlaps with backward; 0
+            for 25 MiB.
+        timeout_seconds: Time that a collective waits for the slowest replica; None for `Timeouts.collective_s`.
+        implementation: Transport. "auto": NCCL between GPUs; between CPUs shared memory on one host, and across hosts
+            shared memory inside each host and connections between hosts. "shm", "gloo", "nccl" and "hierarchical"
+            select one, and are an error if it is not available.
+        compression: Send gradients of float32 parameters, including sparse ones, as "fp16" or "bf16": half the bytes.
+            Each replica's part is rounded once, and the sum: once by shared memory, which adds in float32, across
+            hosts once on each and once between them, after each addition by gloo and NCCL. Values beyond 65504 become
+            infinite in "fp16". Parameters, gradients of other dtypes and values of `ctx.all_reduce` are not
+            compressed. None: no compression.
 
     Raises:
-        InvalidArgumentError: A value is none of these.
+        InvalidArgumentError: A value is invalid.
 
     Source: tf.distribute.experimental.CommunicationOptions, with settings of its own.
 
@@ -56,10 +56,10 @@ class CommunicationOptions:
         )
 
     def merged(self, other: CommunicationOptions) -> CommunicationOptions:
-        """These options, but for what others set.
+        """Return these options, overridden by the options that `other` sets.
 
         Args:
-            other: Whose values count where they are not the default.
+            other: Options whose values count if they differ from the default.
 
         >>> CommunicationOptions(bytes_per_pack=4).merged(CommunicationOptions(implementation="gloo"))
         CommunicationOptions(bytes_per_pack=4, timeout_seconds=None, implementation='gloo', compression=None)

@@ -1,4 +1,4 @@
-"""How a distributed dataset is produced and split."""
+"""Options for producing and splitting distributed datasets."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["InputOptions", "InputReplicationMode"]
 
 @final
 class InputReplicationMode(enum.Enum):
-    """For whom a dataset function is called (tf.distribute.InputReplicationMode).
+    """The unit for which a dataset function is called (tf.distribute.InputReplicationMode).
 
     Attributes:
-        PER_WORKER: Once for each worker, whose replicas take turns with its elements.
+        PER_WORKER: Once for each worker, whose replicas receive its elements in turn.
         PER_REPLICA: Once for each replica.
     """
 
@@ -29,28 +29,28 @@ class InputReplicationMode(enum.Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class InputOptions:
-    """How a distributed dataset is produced and split (tf.distribute.InputOptions).
+    """Options for producing and splitting a distributed dataset (tf.distribute.InputOptions).
 
     Attributes:
-        split: "per_batch" cuts each global batch of b rows into N pieces of ceil(b / N), later ones shorter or
-            empty; "balanced" gives every replica b // N or one more, and takes turns with the extra rows.
+        split: "per_batch" splits each global batch of b rows into N pieces of ceil(b / N), later ones shorter or
+            empty; "balanced" gives every replica b // N or one more, and rotates the extra rows.
         num_input_workers: Actors that run the map and filter functions; 0 runs them in the process that hosts the
-            pipeline; AUTOTUNE (default) lets raydist choose, and add some where they would be faster.
-        resources_per_input_worker: Ray resources of one input worker, e.g. {"CPU": 1}; "memory" (bytes) is also what
-            it may take at most.
-        prefetch_batches: Global batches kept ready at most; None for the number of replicas, and for more of small ones
-            that are taken quickly: for a tenth of a second, in some megabytes a replica.
+            pipeline; AUTOTUNE (default) lets raydist choose, and add workers if they would be faster.
+        resources_per_input_worker: Ray resources of one input worker, e.g. {"CPU": 1}; "memory" (bytes) also limits
+            the worker's memory.
+        prefetch_batches: Maximum number of global batches kept ready; None for the number of replicas, and for more if
+            batches are small and read quickly: for a tenth of a second, in some megabytes per replica.
         per_replica: For `distribute_datasets_from_function`: call the function once per replica, not once per worker.
-        zero_copy: Hand out read-only mappings of the object store on the CPU. A step must not work in place on them.
-        experimental_fetch_to_device: Batches come to replicas on their device, copied while the step before computes;
-            False leaves them in the host's memory.
-        experimental_replication_mode: `InputReplicationMode.PER_REPLICA` is TensorFlow's word for `per_replica=True`.
-        experimental_place_dataset_on_device: Another word for batches on the device, which TensorFlow wants without
-            `experimental_fetch_to_device` and with PER_REPLICA.
-        experimental_per_replica_buffer_size: TensorFlow's word for `prefetch_batches`; 0 keeps one ready as well.
+        zero_copy: Return read-only mappings of the object store on the CPU. A step must not modify them in place.
+        experimental_fetch_to_device: Deliver batches on the replicas' devices, copied while the previous step computes;
+            False leaves batches in host memory.
+        experimental_replication_mode: `InputReplicationMode.PER_REPLICA` is TensorFlow's form of `per_replica=True`.
+        experimental_place_dataset_on_device: TensorFlow's option for batches on the device; TensorFlow requires
+            PER_REPLICA and no `experimental_fetch_to_device` with it.
+        experimental_per_replica_buffer_size: TensorFlow's name of `prefetch_batches`; 0 keeps one ready as well.
 
     Raises:
-        InvalidArgumentError: A value is none of these, or two of them contradict each other.
+        InvalidArgumentError: A value is invalid, or two values contradict each other.
 
     Source: tf.distribute.InputOptions, with settings of its own.
 
@@ -80,7 +80,7 @@ class InputOptions:
 
     @property
     def on_host(self) -> bool:
-        """Whether replicas get their batches in the host's memory, whatever their device.
+        """True if replicas get their batches in host memory, whatever their device.
 
         >>> InputOptions(experimental_fetch_to_device=False).on_host
         True

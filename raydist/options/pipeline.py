@@ -1,4 +1,4 @@
-"""Settings of a pipeline: :class:`Options` and its groups."""
+"""Options of a pipeline: :class:`Options` and its groups."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = [
 
 @final
 class AutoShardPolicy(enum.Enum):
-    """How a dataset is divided between workers (tf.data.experimental.AutoShardPolicy).
+    """Policies for dividing a dataset between workers (tf.data.experimental.AutoShardPolicy).
 
-    A worker is one node's share of a strategy's replicas; with one worker all policies do the same. Under FILE and OFF
-    each worker has an input pipeline of its own on its node, cuts its batches into a piece for each of the N replicas
-    of all workers, and deals them to its own replicas, one each a step. There global batches are not those of one
-    device. A worker whose data has ended hands out no rows until all have ended; a step without any rows is left out.
+    A worker is one node with its replicas; with one worker all policies are equivalent. Under FILE and OFF each worker
+    has an input pipeline on its node, splits its batches into one piece for each of the N replicas of all workers, and
+    gives each of its own replicas one piece per step. Global batches then differ from those on one device. A worker
+    whose data has ended contributes no rows until all have ended; a step without any rows is skipped.
 
     Attributes:
-        AUTO: FILE if the source is files that can be shared out, else DATA; which one is logged once, as INFO.
+        AUTO: FILE if the source consists of files that can be divided, else DATA; the choice is logged once, as INFO.
         FILE: Whole files for each worker: worker w of W reads files w, w + W, ..., of each input of `zip` and
             `concatenate`; a `shuffle` of file names shuffles each worker's own. Needs as many files as workers.
         DATA: One pipeline serves all workers: every element once, global batches as on one device.
@@ -42,19 +42,19 @@ class AutoShardPolicy(enum.Enum):
 
 @final
 class AutotuneOptions(SettingsGroup):
-    """What raydist may use where it is left to choose.
+    """Limits for automatic choices of raydist.
 
     Attributes:
-        enabled: Measure while a pipeline runs, and choose for everything whose parallelism or size was left open: where
-            maps and filters run (the thread that iterates, or so many threads), whether the pipeline is read ahead, and
-            how many elements a `prefetch` keeps ready. `ds.stats()` tells what was decided and why. False: the thread
-            that iterates does all work, and such a `prefetch` keeps 2 elements.
-        cpu_budget: At most this many threads for all functions of a pipeline together, `num_parallel_calls` included,
-            and for reading ahead without being asked. None: what was asked for, and for all else as many as this
-            process has cores.
-        ram_budget: At most this many bytes in the buffers of a pipeline: what prefetches hold, and the blocks on their
-            way to threads that the autotuner chose. One element may always be ready. None: half of the memory that is
-            free.
+        enabled: Measure while a pipeline runs, and choose all parallelism and sizes that are not given: the placement
+            of maps and filters (the iterating thread, or a number of threads), read-ahead of the pipeline, and the
+            number of elements that a `prefetch` keeps ready. `ds.stats()` shows the choices and their reasons. False:
+            the iterating thread does all work, and such a `prefetch` keeps 2 elements.
+        cpu_budget: Maximum number of threads for all functions of a pipeline together, including `num_parallel_calls`,
+            and for automatic read-ahead. None: the requested threads, and for all else the number of this process's
+            cores.
+        ram_budget: Maximum number of bytes in the buffers of a pipeline: elements in prefetch buffers, and blocks on
+            their way to threads that the autotuner chose. One element may always be ready. None: half of the free
+            memory.
 
     Source: tf.data.experimental.AutotuneOptions.
 
@@ -73,20 +73,20 @@ class OptimizationOptions(SettingsGroup):
     """Rewrites of a pipeline; none of them changes an element.
 
     Attributes:
-        noop_elimination: Leave out operations that change nothing: `take(-1)`, `skip(0)`, `repeat(1)`, `shuffle(1)`.
+        noop_elimination: Remove operations without effect: `take(-1)`, `skip(0)`, `repeat(1)`, `shuffle(1)`.
         map_fusion: Run neighbouring maps in one loop.
         filter_fusion: Run a filter in one loop with its neighbours.
         late_gather: Let `shuffle`, `take`, `skip` and `repeat` over data in memory or in mapped files move indices.
-        map_and_batch_fusion: Let a map in front of a `batch` work on whole batches, which are then no copies.
-        map_parallelization: Leave the parallelism of maps without `num_parallel_calls` to raydist; False: 1.
+        map_and_batch_fusion: Let a map before a `batch` produce whole batches, which then need no copy.
+        map_parallelization: Let raydist choose the parallelism of maps without `num_parallel_calls`; False: 1.
         map_vectorization: Run map functions that are written in torch over whole blocks (`torch.func.vmap`). The first
-            and the last element of each block are checked; a function that cannot be run so is called for every
+            and the last element of each block are checked; a function that cannot be vectorised is called for every
             element, with a warning. False by default: other elements may differ in the last bit.
-        shuffle_and_repeat_fusion: Draw one permutation a pass where a repeated `shuffle` holds the whole source.
-        common_subgraph_elimination: Compute once what a `zip` reads twice.
+        shuffle_and_repeat_fusion: Draw one permutation per pass if a repeated `shuffle` holds the whole source.
+        common_subgraph_elimination: Compute the common inputs of a `zip` once.
         shard_pushdown: Call a map's function for the elements of one shard only.
-        inject_prefetch: Read a pipeline with functions ahead in a thread while that makes the whole faster, as the
-            autotuner measures.
+        inject_prefetch: Read a pipeline with functions ahead in a thread while the autotuner measures that this is
+            faster.
 
     Source: tf.data.experimental.OptimizationOptions.
 
@@ -115,8 +115,8 @@ class ThreadingOptions(SettingsGroup):
     """Threads of one iterator.
 
     Attributes:
-        private_threadpool_size: Threads for the maps and filters whose parallelism was left to raydist; None or 0 for
-            none: the thread that iterates does the work.
+        private_threadpool_size: Threads for the maps and filters whose parallelism raydist chooses; None or 0: the
+            iterating thread does the work.
 
     Source: tf.data.ThreadingOptions.
 
@@ -132,28 +132,28 @@ class ThreadingOptions(SettingsGroup):
 class Options(SettingsGroup):
     """Settings of a whole pipeline (tf.data.Options), applied by `dataset.with_options(options)`.
 
-    What is set explicitly wins over what was set earlier in the pipeline; the options of all inputs are merged.
-    Settings can be given by name, or set afterwards.
+    Explicitly set values override values set earlier in the pipeline; the options of all inputs are merged. Settings
+    can be given by name, or set afterwards.
 
     Attributes:
-        seed: Root of every random choice that has no seed of its own; None draws one when iteration starts.
-        deterministic: False lets maps and filters that run on threads or input workers hand out results as they are
-            finished: a slow element holds back no other, and the order differs from run to run. See `Dataset.map`.
-        autotune: What raydist may use where it is left to choose: :class:`AutotuneOptions`.
-        optimization: Which rewrites are on: :class:`OptimizationOptions`.
+        seed: Root of every random choice without its own seed; None draws one when iteration starts.
+        deterministic: False lets maps and filters on threads or input workers return results as they complete: a slow
+            element does not delay others, and the order differs from run to run. See `Dataset.map`.
+        autotune: Limits for automatic choices: :class:`AutotuneOptions`.
+        optimization: Enabled rewrites: :class:`OptimizationOptions`.
         threading: Threads of an iterator: :class:`ThreadingOptions`.
-        auto_shard_policy: How a strategy divides the dataset between workers.
-        on_error: "raise": an element's error is raised at its place, and iteration goes on after it.
-        num_input_workers: Actors that run the map and filter functions when a strategy iterates; 0 for none. Only such
-            workers survive a function that crashes, leaves its process or takes too much memory: the worker is
-            replaced, and the element that did it is an error at its place.
-        input_worker_memory: Bytes that each of them may take beyond what it starts with: more is a MemoryError; None
-            for what is free on its machine when it starts.
+        auto_shard_policy: Policy for dividing the dataset between workers.
+        on_error: "raise": an element's error is raised in its place, and iteration continues after it.
+        num_input_workers: Actors that run the map and filter functions when a strategy iterates; 0 for none. Only input
+            workers survive a function that crashes, exits its process or takes too much memory: the worker is
+            replaced, and the responsible element is an error in its place.
+        input_worker_memory: Bytes that each input worker may take beyond its initial memory: more is a MemoryError;
+            None for the free memory of its machine when it starts.
 
     Raises:
-        AttributeError: There is no setting of that name.
+        AttributeError: The setting does not exist.
         TypeError: The value has the wrong type.
-        InvalidArgumentError: The options are those of a dataset, which cannot be changed.
+        InvalidArgumentError: The options belong to a dataset and are read-only.
 
     Source: tf.data.Options.
 
@@ -176,7 +176,7 @@ class Options(SettingsGroup):
 
     @property
     def experimental_distribute(self) -> DistributeOptions:
-        """TensorFlow's place for `auto_shard_policy`: what is set there is set here.
+        """TensorFlow's access to `auto_shard_policy`: values set on the result are set on these options.
 
         >>> options = Options()
         >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.FILE
@@ -188,10 +188,10 @@ class Options(SettingsGroup):
 
 @final
 class DistributeOptions:
-    """What a strategy may do with a dataset, in TensorFlow's place: :attr:`Options.experimental_distribute`.
+    """The distribution options in TensorFlow's place: :attr:`Options.experimental_distribute`.
 
     Args:
-        options: Hold the settings.
+        options: Options that hold the settings.
 
     Source: tf.data.experimental.DistributeOptions.
 
@@ -206,7 +206,7 @@ class DistributeOptions:
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
-        """`auto_shard_policy` of the options.
+        """The `auto_shard_policy` of the options.
 
         >>> Options().experimental_distribute.auto_shard_policy
         <AutoShardPolicy.DATA: 'DATA'>

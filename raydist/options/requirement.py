@@ -1,4 +1,4 @@
-"""What settings must hold, checked where they are made."""
+"""Validation of option values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["require"]
 
 
 def require(ok: bool, what: str, got: object) -> None:
-    """Raise InvalidArgumentError with what must hold and what was got, unless it holds.
+    """Raise InvalidArgumentError with the requirement and the value, unless `ok`.
 
     >>> require(False, "n must be > 0", -1)
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""How one `strategy.run` treats gradients and replicas without rows."""
+"""Options of one `strategy.run`: gradients, and replicas without rows."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ __all__ = ["RunOptions"]
 @final
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How one `strategy.run` treats gradients and replicas without rows.
+    """Options of one `strategy.run`: gradients, and replicas without rows.
 
     Attributes:
         gradient_reduce_op: MEAN weighs each replica by its share of the global batch's rows; SUM adds, for losses
-            with a global denominator. None takes the scope's choice (MEAN unless given). Gradients that a step puts
-            into `.grad` itself are reduced likewise, before `optimizer.step()`: under SUM, put there each replica's own
-            part, not a sum that `ctx.all_reduce` has made.
-        empty_batch: "stand_in" runs a replica without rows on two rows of the same global batch and drops everything
-            it produces; "zero_rows" hands it the zero rows and keeps its results, as TensorFlow does. Of several
-            batches among the arguments the first one decides: who has rows of it gets what it has of the others, which
-            may be zero rows. A global batch without any rows is run as on one device.
-        on_nonfinite: What a NaN or an infinity in a gradient does, the same on all replicas: "pass" nothing; "raise"
-            makes `backward()` a FailedPreconditionError that names replica and parameter; with "skip" every
-            `optimizer.step()` changes nothing (parameters, moments, counters) as long as `.grad` holds one,
-            `strategy.stats()` counts. Looked at are the reduced gradients, once a backward pass: a read of them, and
-            on a GPU a wait. A `GradScaler` looks by itself: "pass" and "skip" go with it.
-        check_in_sync: After every so many batches the replicas compare parameters and the state of optimizers; 0 for
-            never. Costs a checksum of both, 6 GB/s.
+            with a global denominator. None uses the scope's choice (MEAN by default). Gradients that a step assigns to
+            `.grad` are reduced likewise, before `optimizer.step()`: under SUM, assign each replica's own part, not a
+            sum by `ctx.all_reduce`.
+        empty_batch: "stand_in" runs a replica without rows on two rows of the same global batch and drops all its
+            results; "zero_rows" passes the zero rows and keeps the results, as TensorFlow does. Of several batches
+            among the arguments the first one decides: a replica with rows of it gets its parts of the others, which may
+            have zero rows. A global batch without any rows is run as on one device.
+        on_nonfinite: Reaction to a NaN or an infinity in a gradient, the same on all replicas: "pass" none; "raise"
+            makes `backward()` raise a FailedPreconditionError that names replica and parameter; with "skip" every
+            `optimizer.step()` changes nothing (parameters, moments, counters) while `.grad` contains such a value, and
+            `strategy.stats()` counts. The reduced gradients are checked once per backward pass, which reads them all,
+            and on a GPU waits. A `GradScaler` checks by itself: use "pass" or "skip" with it.
+        check_in_sync: Number of batches after which the replicas compare parameters and optimizer states; 0 for never.
+            Costs a checksum of both, 6 GB/s.
 
     Raises:
-        InvalidArgumentError: A value is none of these.
+        InvalidArgumentError: A value is invalid.
 
     Source: tf.distribute.RunOptions, with settings of its own.
 

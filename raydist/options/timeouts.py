@@ -1,4 +1,4 @@
-"""Every time limit."""
+"""All time limits."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Timeouts:
 
     Attributes:
         start_s: Until Ray is up and every actor is placed and answers.
-        collective_s: One collective: how long ranks wait for the slowest of them (its compute included).
-        step_s: One dispatched step, from its dispatch to its result, queueing included.
+        collective_s: One collective: the time that ranks wait for the slowest one, including its computation.
+        step_s: One dispatched step, from its dispatch to its result, including queueing.
         input_s: The next element from an input pipeline.
-        element_s: A user's function on one block, on a pool of input workers; a worker that is stuck is killed then.
-        close_s: Until everything has stopped when closing; what still lives then is killed.
-        idle_s: A pool of input workers that no pass uses, before its workers stop and give back what they hold.
+        element_s: A user's function on one block, in a pool of input workers; a stuck worker is then killed.
+        close_s: Until everything has stopped on close; processes that still live are then killed.
+        idle_s: An unused pool of input workers, before its workers stop and release their resources.
         poll_s: One long poll between actors; only a longer limit above ends a wait.
 
     Raises:
-        InvalidArgumentError: A limit is no finite number > 0.
+        InvalidArgumentError: A limit is not a finite number > 0.
 
     >>> Timeouts(step_s=60).step_s
     60
