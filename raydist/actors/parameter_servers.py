@@ -30,7 +30,7 @@ __all__ = ["RayDoor", "ServerActors", "ServerSeat"]
 @final
 @dataclass(frozen=True, slots=True)
 class RayDoor:
-    """Opens a connection to a server through Ray actor calls.
+    """A connector to a server through Ray actor calls.
 
     Attributes:
         handle: Handle of the server's actor.

@@ -188,7 +188,7 @@ def _title(kind: str, rank: int, name: str, seat: Seat) -> str:
 
 @final
 class ReplicaHost:
-    """Hosts one runner. Ray runs `steps` and `call` in submission order, and `control` concurrently with them.
+    """The actor that hosts one runner. `steps` and `call` run in submission order, `control` concurrently.
 
     Args:
         env: Environment variables to set in this process.
@@ -247,7 +247,7 @@ class ReplicaHost:
 
 @final
 class CrowdedHost:
-    """Hosts several runners, one thread each. Methods are those of :class:`ReplicaHost` with the runner's index first.
+    """The actor that hosts several runners, one thread each: :class:`ReplicaHost`, with the runner's index first.
 
     Args:
         num_runners: Number of runners.

@@ -61,7 +61,7 @@ def guard_reservation(group: PlacementGroup) -> Any:
 
 @final
 class ReservationGuard:
-    """Runs inside a detached actor, which ends itself once the owner is gone and the reservation is removed.
+    """A guard in a detached actor, which ends itself once the owner is gone and the reservation is removed.
 
     Args:
         owner: Ray's id of the process that made the reservation.

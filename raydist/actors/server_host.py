@@ -130,7 +130,7 @@ class PackedTensor:
 
 @final
 class ServerHost:
-    """Hosts one server. Each `ask` waits in a thread; one thread runs all other methods."""
+    """The actor that hosts one server. Each `ask` waits in a thread; one thread runs all other methods."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)

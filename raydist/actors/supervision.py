@@ -41,7 +41,7 @@ _SLICE_S = 0.2  # longest time that a wait for one result continues after it was
 
 @final
 class RemoteFailure(Exception):
-    """Carries any exception out of an actor; the caller's side raises the exception itself.
+    """A carrier of any exception out of an actor; the caller's side raises the exception itself.
 
     Args:
         portable: The exception.

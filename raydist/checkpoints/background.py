@@ -99,7 +99,7 @@ class SaveHandle:
 
 @final
 class BackgroundWriter:
-    """Writes checkpoints one after the other, each in a thread. The interpreter waits for the last write at exit."""
+    """A writer of one checkpoint at a time, each in a thread. The interpreter waits for the last write at exit."""
 
     def __init__(self) -> None:
         self._last: SaveHandle | None = None

@@ -256,7 +256,7 @@ def _held(files: DirectoryFiles, holder: Holder) -> FailedPreconditionError:
 
 @final
 class _Keeper:
-    """Increments the count of a lease in a thread. Keeps no reference to the `Lease`, which may be dropped."""
+    """A thread that increments the count of a lease. It keeps no reference to the `Lease`, which may be dropped."""
 
     def __init__(self, files: DirectoryFiles, holder: Holder, beat_s: float) -> None:
         self.holder = holder

@@ -117,7 +117,7 @@ def require_arguments(checkpoint: Any, checkpoint_name: Any, init_fn: Any, exit_
 
 @final
 class CheckpointManager(KeptCheckpoints):
-    """Saves a checkpoint at intervals, keeps the newest ones and the best one, and restores the newest.
+    """A manager that saves checkpoints at intervals, keeps the newest and the best, and restores the newest.
 
     From `restore_or_initialize` or the first `save` until `close`, the manager is the only writer of the directory and
     watches for preemption: on SIGTERM, or when the node of the driver or of a replica is drained, the manager saves at

@@ -59,7 +59,7 @@ def stem_of(name: str) -> str | None:
 @final
 @dataclass(frozen=True, slots=True)
 class NewFiles:
-    """Names and commits the files of one checkpoint. Small, so that it can be sent to every process that writes files.
+    """The names and the commit of one checkpoint's files. Small enough to send to every process that writes files.
 
     Attributes:
         files: Files of the checkpoint's directory.

@@ -1,4 +1,4 @@
-"""Get and set the state of each kind of object: modules, optimizers, metrics, and other objects."""
+"""Reading and loading the state of each kind of object: modules, optimizers, metrics, and others."""
 
 from __future__ import annotations
 

@@ -348,7 +348,7 @@ class _Pass:
 
 @final
 class BatchReader:
-    """Reads the samples of a list of indices and makes a batch of them.
+    """A function that reads the samples of a list of indices and makes a batch of them.
 
     One thread of a process reads at a time, because datasets for torch's worker processes need not be thread-safe. In a
     process other than the program's own, every batch has a random seed, so that random numbers of a dataset do not

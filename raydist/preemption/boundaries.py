@@ -36,7 +36,7 @@ __all__ = [
 
 
 class StepWatcher(Protocol):
-    """Saves the process's progress before the process ends."""
+    """An observer of steps that saves the process's progress before the process ends."""
 
     def before_step(self, boundary: int) -> None:
         """Record the state at a boundary: a step is about to begin, and all batches for it were drawn."""

@@ -16,7 +16,7 @@ __all__ = ["Notice", "SigtermNote"]
 
 @final
 class SigtermNote:
-    """Catches SIGTERM between `install` and `restore`. Python runs signal handlers in the main thread only.
+    """A SIGTERM handler, active from `install` to `restore`. Python runs signal handlers in the main thread only.
 
     Args:
         on_signal: Called in the handler, so it must be trivial.
@@ -89,7 +89,7 @@ _log = logging.getLogger("raydist")
 
 @final
 class Notice:
-    """Watches for preemption between `start` and `stop`.
+    """A watch for preemption, active from `start` to `stop`.
 
     Args:
         nodes: Returns the ids of the nodes that this process needs now.

@@ -1,1 +1,1 @@
-"""What steps and programs show to TensorBoard: recording, merging what replicas recorded, writing event files."""
+"""TensorBoard summaries of steps and programs: recording, merging over replicas, writing event files."""

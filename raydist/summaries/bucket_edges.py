@@ -1,4 +1,4 @@
-"""TensorBoard's fixed edges of histograms: where a value is counted depends on nothing but the value."""
+"""TensorBoard's fixed histogram edges: the bucket of a value depends on the value only."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["bucket_edges"]
 
 @functools.cache
 def bucket_edges() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """The right ends of all buckets, rising; bucket i holds what is >= edge i - 1 and < edge i.
+    """Return the right ends of all buckets, ascending; bucket i contains values >= edge i - 1 and < edge i.
 
-    From 1e-12 to 1e20 each is a tenth larger than the one before; the same below 0; 0 itself; the largest numbers.
+    From 1e-12 to 1e20 each edge is 1.1 times the previous one; likewise below 0; plus 0 and the largest floats.
 
     Source: TensorFlow, `tensorflow/core/lib/histogram/histogram.cc`.
     """

@@ -1,4 +1,4 @@
-"""Where calls of `rd.summary` go to: which writer is the default here, and what takes their records."""
+"""The destination of `rd.summary` calls: the default writer, and the object that takes its records."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ RecordCondition = bool | Callable[[], Any]
 
 
 class RecordTaker(Protocol):
-    """What records are given to: on the driver a writer, on a replica the recorder of the step."""
+    """A receiver of records: a writer on the driver, the recorder of the step on a replica."""
 
     @property
     def share(self) -> float | None:
-        """What this replica's values weigh; None where they do not count."""
+        """The weight of this replica's values; None if they do not count."""
 
     def take(self, record: Record) -> None:
         """Add a record."""
@@ -45,9 +45,9 @@ class Destination:
     """The default writer.
 
     Attributes:
-        writer: Its key.
-        taker: What takes its records.
-        step: The step of calls that name none; None for the global step.
+        writer: Key of the writer.
+        taker: Object that takes the records.
+        step: Step of calls without a step; None for the global step.
         here: The writer itself; None on a replica.
     """
 
@@ -57,7 +57,7 @@ class Destination:
     here: Any = None
 
 
-# Per thread and per task, as the context of a strategy.
+# Per thread and per task, like the context of a strategy.
 _destination: ContextVar[Destination | None] = ContextVar("raydist_summary_destination", default=None)
 _condition: ContextVar[RecordCondition] = ContextVar("raydist_summary_condition", default=True)
 _taker: ContextVar[RecordTaker | None] = ContextVar("raydist_summary_taker", default=None)
@@ -65,45 +65,45 @@ _noting: ContextVar[Callable[[Any], None] | None] = ContextVar("raydist_summary_
 
 
 def destination() -> Destination | None:
-    """The default writer; None without one."""
+    """Return the default writer, or None."""
     return _destination.get()
 
 
 def condition() -> bool:
-    """Whether anything is to be recorded."""
+    """Return True if summaries are to be recorded."""
     wanted = _condition.get()
     return bool(wanted() if callable(wanted) else wanted)
 
 
 def taker() -> RecordTaker | None:
-    """What takes the records of the step that runs here; None outside of a replica's step."""
+    """Return the object that takes records of the current step; None outside of a replica's step."""
     return _taker.get()
 
 
 def as_destination(place: Destination | None) -> AbstractContextManager[None]:
-    """Make it the default inside."""
+    """Make `place` the default for the `with` block."""
     return SetInside(_destination, place)
 
 
 @contextmanager
 def only_if(wanted: RecordCondition) -> Iterator[None]:
-    """Inside nothing is recorded but where this holds. Programs may decorate functions with it."""
+    """Record only while `wanted` is or returns True, for the `with` block. Also a decorator."""
     with SetInside(_condition, wanted):
         yield
 
 
 def as_taker(found: RecordTaker) -> SetInside:
-    """A replica's step runs inside."""
+    """Install the taker of a replica's step for the `with` block."""
     return SetInside(_taker, found)
 
 
 def noting(take: Callable[[Any], None]) -> AbstractContextManager[None]:
-    """A step is pickled inside: the writers that it uses are given to `take`."""
+    """Call `take` with each writer that is pickled with a step inside the `with` block."""
     return SetInside(_noting, take)
 
 
 def note(writer: Any) -> bool:
-    """A writer is pickled here; whether that is for a step."""
+    """Report a writer that is being pickled; return True if the pickle is for a step."""
     take = _noting.get()
     if take is not None:
         take(writer)

@@ -1,4 +1,4 @@
-"""Records as the events of TensorBoard's files."""
+"""Conversion of records to TensorBoard events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["event_of", "first_events"]
 
 
 def first_events(wall_time: float, purge_step: int | None = None) -> Iterator[bytes]:
-    """What a file begins with: its version, and from which step on it counts in the place of earlier ones."""
+    """Yield the first events of a file: the version, and the step from which the file replaces earlier files."""
     yield Event(wall_time=wall_time, file_version="brain.Event:2").SerializeToString()
     if purge_step is not None:
         start = SessionLog(status=SessionLog.SessionStatus.Value("START"))
@@ -33,7 +33,7 @@ def first_events(wall_time: float, purge_step: int | None = None) -> Iterator[by
 
 
 def event_of(record: Record) -> bytes:
-    """The event of a record."""
+    """Return the event of a record."""
     event = Event(wall_time=record.wall_time, step=record.step)
     if isinstance(record.shown, GraphShown):
         event.graph_def = record.shown.graph
@@ -117,4 +117,4 @@ def _(shown: Hyperparameters, name: str) -> list[Any]:
 
 
 def _finite(value: float) -> float:
-    return value if math.isfinite(value) else 0.0  # of no values
+    return value if math.isfinite(value) else 0.0  # the minimum of no values is infinite

@@ -1,7 +1,7 @@
-"""An event file, which TensorBoard reads, and the thread that writes it.
+"""A TensorBoard event file, and the thread that writes it.
 
-A program must never wait for its summaries: what comes faster than it can be written waits in memory, up to a limit.
-The thread wakes a few times in `flush_s`, not for each record: it takes the GIL from what dispatches steps.
+A program never waits for its summaries: records that come faster than the disk queue up in memory, up to a limit. The
+thread wakes a few times in `flush_s`, not for each record, because it takes the GIL from the dispatch of steps.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from raydist.summaries.record import Record
 
 __all__ = ["EventFile", "open_event_file"]
 
-_MOST_BYTES = 256 << 20  # of records that wait
+_MOST_BYTES = 256 << 20  # of queued records
 _CLOSE_S = 60.0
 
-_numbers = itertools.count()  # of files of this process: two of the same second must differ
+_numbers = itertools.count()  # of files of this process, because names of the same second must differ
 
 
 def open_event_file(logdir: str, suffix: str = "") -> tuple[str, BinaryIO]:
-    """A new event file in a directory, which is made where it is missing: its path, and itself.
+    """Create an event file in a directory, which is created if missing; return its path and the open file.
 
     Raises:
-        InvalidArgumentError: The directory is none, or may not be written.
+        InvalidArgumentError: The path is not a directory, or must not be written to.
     """
     host, second = socket.gethostname(), int(time.time())
     name = f"events.out.tfevents.{second}.{host}.{os.getpid()}.{next(_numbers)}{suffix}"
@@ -49,13 +49,13 @@ def open_event_file(logdir: str, suffix: str = "") -> tuple[str, BinaryIO]:
 
 @final
 class EventFile:
-    """Encodes records and appends them to a file, in a thread that starts with the first one.
+    """A writer that encodes and appends records to a file, in a thread that starts with the first record.
 
     Args:
-        path: Of the file, for messages.
-        file: It, open and empty.
-        flush_s: After at most how many seconds a record is in the file.
-        purge_step: From this step on, TensorBoard forgets what earlier files of the directory say; None: nothing.
+        path: Path of the file, for messages.
+        file: The file, open and empty.
+        flush_s: Maximum seconds until a record is in the file.
+        purge_step: Step from which TensorBoard drops the data of earlier files of the directory; None: nothing.
     """
 
     def __init__(self, path: str, file: BinaryIO, *, flush_s: float, purge_step: int | None = None) -> None:
@@ -79,14 +79,14 @@ class EventFile:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more."""
+        """True once the file takes no more records."""
         return self._closed
 
     def add(self, record: Record) -> None:
-        """Have a record written. Does not wait.
+        """Queue a record for writing. Does not block.
 
         Raises:
-            FailedPreconditionError: It is closed.
+            FailedPreconditionError: The file is closed.
         """
         self._process.require("used")
         with self._changed:
@@ -119,21 +119,21 @@ class EventFile:
         self._changed.notify_all()
 
     def take_remarks(self) -> list[str]:
-        """What the program is to be warned of, each thing once: it goes on without the summaries."""
+        """Return new warnings for the program, each once; the program continues without the lost summaries."""
         with self._changed:
             remarks, self._remarks = self._remarks, []
         return remarks
 
     def flush(self, within_s: float = _CLOSE_S, *, to_disk: bool = False) -> None:
-        """Return once all that was added is in the file.
+        """Block until all records added so far are in the file.
 
         Args:
-            within_s: The limit of the wait.
-            to_disk: Also wait until the operating system has written the file to the disk.
+            within_s: Limit in seconds.
+            to_disk: Also wait until the operating system has written the file to disk.
 
         Raises:
-            FailedPreconditionError: It cannot be written.
-            DeadlineExceededError: That took too long.
+            FailedPreconditionError: The file cannot be written.
+            DeadlineExceededError: The limit has passed.
         """
         self._process.require("flushed")
         with self._changed:
@@ -155,7 +155,7 @@ class EventFile:
                 os.fsync(self._file.fileno())
 
     def close(self, within_s: float = _CLOSE_S) -> None:
-        """Write what waits, and end the thread. May be called twice; never raises."""
+        """Write queued records and end the thread. May be called twice; never raises."""
         if not self._process.is_this:
             return
         with self._changed:
@@ -166,7 +166,7 @@ class EventFile:
         elif self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(within_s)
 
-    # What follows is done by the thread.
+    # The thread runs the methods below.
 
     def _serve(self) -> None:
         try:
@@ -174,7 +174,7 @@ class EventFile:
                 self._begin()
                 while self._write_some():
                     pass
-        except Exception as error:  # whatever it is, the program goes on without summaries
+        except Exception as error:  # the program continues without summaries after any error
             with self._changed:
                 self._error = error
                 self._remarks.append(f"Summaries are lost from now on: {self._path!r} failed with {error}.")
@@ -182,7 +182,7 @@ class EventFile:
                 self._changed.notify_all()
 
     def _begin(self) -> None:
-        # Here, for replicas record summaries but encode none.
+        # Imported here, because replicas record summaries but encode none.
         from raydist.summaries.encoding import first_events
 
         for event in first_events(time.time(), self._purge_step):
@@ -196,7 +196,7 @@ class EventFile:
         for record in records:
             try:
                 event = event_of(record)
-            except Exception as error:  # text that is no Unicode, say: all others are still wanted
+            except Exception as error:  # for example invalid Unicode; the other records are still written
                 self._leave_out(record, error)
             else:
                 self._file.write(frame(event))

@@ -1,4 +1,4 @@
-"""Histograms: how many values lie in each of TensorBoard's buckets."""
+"""Histograms: counts of values in TensorBoard's buckets."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["HistogramCounts"]
 @final
 @dataclass(frozen=True, slots=True)
 class HistogramCounts(Shown):
-    """How many values lie in each bucket.
+    """The counts of values in buckets.
 
     Attributes:
-        first: Number of the first bucket that holds something.
-        counts: From there to the last that does; empty where there are no values.
-        least: The least value.
-        most: The largest one.
-        total: Their sum.
-        squares: The sum of their squares.
-        left_out: Values that are not finite, and are counted nowhere.
+        first: Number of the first nonempty bucket.
+        counts: Counts from `first` to the last nonempty bucket; empty without values.
+        least: The smallest value.
+        most: The largest value.
+        total: Sum of the values.
+        squares: Sum of the squares of the values.
+        left_out: Number of skipped values that are not finite.
     """
 
     first: int = 0
@@ -44,7 +44,7 @@ class HistogramCounts(Shown):
 
     @property
     def num_values(self) -> int:
-        """How many values were counted."""
+        """Number of counted values."""
         return int(np.sum(self.counts, dtype=np.int64)) if len(self.counts) else 0
 
     def joined(self, others: Sequence[Self]) -> Shown:
@@ -65,9 +65,9 @@ class HistogramCounts(Shown):
         )
 
     def buckets(self) -> list[tuple[float, float]]:
-        """Right ends of buckets and how many values are in them, from one bucket before the first that is filled.
+        """Return right ends and counts of buckets, starting one bucket before the first nonempty one.
 
-        Empty buckets beside each other are one, as TensorFlow writes them.
+        Adjacent empty buckets are joined, as TensorFlow writes them.
         """
         if not len(self.counts):
             return [(1e-12, 0.0)]

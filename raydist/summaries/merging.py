@@ -1,4 +1,4 @@
-"""What several replicas recorded in one step becomes what the step shows. Pure."""
+"""Merging of the records of several replicas in one step. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["merge"]
 
 
 def merge(replicas: Sequence[Sequence[Record]]) -> list[Record]:
-    """The records of a step: of each name one for all replicas, in the order in which the first of them called.
+    """Return the merged records of a step: one per name for all replicas, in the order of the first call.
 
-    The k-th record of a name at a step belongs to the k-th of all others. A replica may leave some out.
+    The k-th record of a name at a step is merged with the k-th of all other replicas. A replica may skip some.
 
     Args:
-        replicas: What each replica recorded, in rank order; settled.
+        replicas: Settled records of each replica, in rank order.
     """
     if len(replicas) == 1:
         return list(replicas[0])

@@ -1,4 +1,4 @@
-"""A module's submodules as a graph for TensorBoard: what stands for its operations where nobody can trace them."""
+"""A module's tree of submodules as a TensorBoard graph, for modules that cannot be traced."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ __all__ = ["module_tree"]
 
 
 def module_tree(module: Any) -> bytes:
-    """A GraphDef with a node for each submodule that has none itself, in bytes; TensorBoard folds it at the names.
+    """Return a serialised GraphDef with a node for each submodule without children; TensorBoard folds it by names.
 
     Args:
         module: A `torch.nn.Module`.
     """
-    from tensorboardX.proto.graph_pb2 import GraphDef  # not where replicas load it: it takes a tenth of a second
+    from tensorboardX.proto.graph_pb2 import (
+        GraphDef,
+    )  # takes 0.1 s, which replicas need not spend
 
     root = type(module).__name__
     found = GraphDef()

@@ -1,4 +1,4 @@
-"""What a dispatched step must know of the writer that is the driver's default: it travels with the step."""
+"""The default writer of the driver, as sent along with a dispatched step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["SummaryOrder"]
 @final
 @dataclass(frozen=True, slots=True)
 class SummaryOrder:
-    """The state of `rd.summary` where `strategy.run` was called.
+    """The state of `rd.summary` at a call of `strategy.run`.
 
     Attributes:
         writer: Key of the default writer; empty without one.
-        step: The step of calls that name none; None for the global step.
-        wanted: Whether anything is to be recorded.
+        step: Step of calls without a step; None for the global step.
+        wanted: True if summaries are to be recorded.
     """
 
     writer: str = ""

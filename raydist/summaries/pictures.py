@@ -1,4 +1,4 @@
-"""Pictures, and the PNGs that they become."""
+"""Pictures and their PNG encoding."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Pictures(Shown):
     """The first pictures of a batch.
 
     Attributes:
-        pictures: Each of shape (height, width, channels), uint8.
-        most: So many are shown.
+        pictures: Arrays of shape (height, width, channels), uint8.
+        most: Maximum number of pictures to show.
     """
 
     pictures: tuple[_Array, ...]
@@ -44,10 +44,10 @@ class Pictures(Shown):
 
 
 def pictures_of(name: str, data: _Array, most: int, dataformats: str) -> Pictures:
-    """The first pictures of `data`, checked.
+    """Return the first pictures of `data` after checking them.
 
     Raises:
-        InvalidArgumentError: The shape is not that of `dataformats`, or values are out of range.
+        InvalidArgumentError: The shape does not match `dataformats`, or values are out of range.
     """
     if sorted(dataformats) not in (sorted("NCHW"), sorted("CHW"), sorted("NHW"), sorted("HW")):
         raise InvalidArgumentError(
@@ -79,7 +79,7 @@ def _bytes(name: str, picture: _Array) -> _Array:
         raise InvalidArgumentError(
             f"image {name!r} must be uint8, or float in [0, 1], got {picture.dtype}. Convert it."
         )
-    if not (picture.min() >= 0.0 and picture.max() <= 1.0):  # also where one is NaN
+    if not (picture.min() >= 0.0 and picture.max() <= 1.0):  # also rejects NaN
         raise InvalidArgumentError(
             f"image {name!r} must be uint8, or float in [0, 1], got float from {picture.min():g} to "
             f"{picture.max():g}. Scale it, e.g. (x - x.min()) / (x.max() - x.min()), or pass uint8."
@@ -88,7 +88,7 @@ def _bytes(name: str, picture: _Array) -> _Array:
 
 
 def encode_png(picture: _Array) -> bytes:
-    """A picture of shape (height, width, channels), uint8, as the bytes of a PNG file.
+    """Encode a picture of shape (height, width, channels), uint8, as a PNG file.
 
     >>> import numpy as np
     >>> encode_png(np.zeros((2, 3, 1), np.uint8))[:8]
@@ -96,7 +96,7 @@ def encode_png(picture: _Array) -> bytes:
     """
     height, width, channels = picture.shape
     header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
-    rows = np.zeros((height, 1 + width * channels), np.uint8)  # each row begins with its filter: none
+    rows = np.zeros((height, 1 + width * channels), np.uint8)  # each row begins with the number of its filter: none
     rows[:, 1:] = picture.reshape(height, -1)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 6)), (b"IEND", b""))
     return _SIGNATURE + b"".join(_chunk(kind, content) for kind, content in chunks)

@@ -1,4 +1,4 @@
-"""Points for TensorBoard's projector: files beside the event files, and the list of them."""
+"""Points for TensorBoard's projector: files next to the event files, and their list."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raydist.summaries.pictures import encode_png, pictures_of
 __all__ = ["Embedding", "embedding_of", "write_embedding"]
 
 _LIST = "projector_config.pbtxt"
-_MOST_PIXELS = 8192  # a side of what TensorBoard shows
+_MOST_PIXELS = 8192  # side of the largest picture that TensorBoard shows
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -26,14 +26,14 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 @final
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """Points, checked.
+    """Checked points.
 
     Attributes:
-        name: Under which they are shown.
-        step: Where.
-        points: Their places, (points, dimensions).
-        labels: Lines of the table of labels, the names of columns included where there are several; None without.
-        sprite: All pictures in one, (height, width, channels); None without.
+        name: Name of the points.
+        step: Step of the points.
+        points: Coordinates, (points, dimensions).
+        labels: Lines of the label table, with a header if there are several columns; None without labels.
+        sprite: All pictures in one, (height, width, channels); None without pictures.
         picture_size: Width and height of a picture.
     """
 
@@ -46,20 +46,20 @@ class Embedding:
 
     @property
     def title(self) -> str:
-        """Under which the projector lists them."""
+        """Title in the projector's list."""
         return f"{self.name}:{self.step:05}"
 
     @property
     def folder(self) -> str:
-        """Where the files are: no name leads elsewhere."""
+        """Folder of the files; a name cannot lead outside."""
         return f"projector/{quote(self.name, safe='').replace('.', '%2E')}-{self.step:05}"
 
 
 def embedding_of(name: str, points: _Array, metadata: Any, pictures: _Array | None, step: int) -> Embedding:
-    """Check what was given.
+    """Return the points after checking them.
 
     Raises:
-        InvalidArgumentError: Shapes or lengths do not fit together.
+        InvalidArgumentError: Shapes or lengths do not match.
     """
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(f"The name of a summary must be a str, got {name!r:.80}. Pass e.g. 'words'.")
@@ -81,17 +81,17 @@ def _labels(name: str, metadata: Any, count: int) -> tuple[str, ...]:
             f"metadata of embedding {name!r} must have an entry for each of the {count} points, got {lengths}."
         )
     rows = ["\t".join(map(_cell, row)) for row in zip(*columns, strict=True)]
-    if len(columns) == 1:  # a single column has no name in these files
+    if len(columns) == 1:  # these files have no header for a single column
         return tuple(rows)
     return ("\t".join(map(_cell, metadata)), *rows)
 
 
 def _cell(value: Any) -> str:
-    return " ".join(str(value).split())  # tabs and ends of lines divide cells
+    return " ".join(str(value).split())  # tabs and line ends separate cells
 
 
 def _sprite(name: str, pictures: _Array, count: int) -> tuple[_Array, tuple[int, int]]:
-    """All pictures in one, row by row in a square."""
+    """Return all pictures in one, row by row in a square."""
     if len(pictures) != count:
         raise InvalidArgumentError(
             f"images of embedding {name!r} must be one for each of the {count} points, got {len(pictures)}."
@@ -111,10 +111,10 @@ def _sprite(name: str, pictures: _Array, count: int) -> tuple[_Array, tuple[int,
 
 
 def write_embedding(logdir: str, embedding: Embedding) -> None:
-    """Write its files, and list them last.
+    """Write the files of an embedding, and list them last.
 
     Raises:
-        InvalidArgumentError: The directory can't be written.
+        InvalidArgumentError: The directory cannot be written to.
     """
     folder = Path(logdir) / embedding.folder
     try:
@@ -154,6 +154,6 @@ def _entry(embedding: Embedding) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As protobuf's text format has it: every byte that could mean something as its number."""
+    """Quote for protobuf's text format: special bytes as octal numbers."""
     plain = text.encode()
     return '"' + "".join(chr(b) if 32 <= b < 127 and b not in b'"\\' else f"\\{b:03o}" for b in plain) + '"'

@@ -1,4 +1,4 @@
-"""One call of a function of `rd.summary`: what it shows, under which name, at which step."""
+"""A call of a function of `rd.summary`: content, name and step."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ __all__ = ["Record", "Shown"]
 
 
 class Shown(ABC):
-    """What one call shows, on one replica or on all. Small, and fit to travel once it is settled."""
+    """The content of one call, on one replica or on all. Small, and picklable once settled."""
 
     @abstractmethod
     def joined(self, others: Sequence[Self]) -> Shown:
-        """What this replica and the others show together. All are settled, of this class, and in rank order."""
+        """Merge with the content of the other replicas. All are settled, of this class, and in rank order."""
 
     def settled(self) -> Shown:
-        """The same without tensors, for which a device may have to be waited for."""
+        """Return the content without tensors. May block for a device."""
         return self
 
     @property
     def num_bytes(self) -> int:
-        """About its size."""
+        """Approximate size."""
         return 64
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One call.
+    """One call of a function of `rd.summary`.
 
     Attributes:
-        writer: Key of the writer that it is for.
-        name: Under which it is shown.
-        step: Where it is shown.
-        shown: What.
-        wall_time: When it was called, in seconds since 1970.
+        writer: Key of the writer.
+        name: Name of the summary.
+        step: Step of the summary.
+        shown: Content of the summary.
+        wall_time: Time of the call, in seconds since 1970.
     """
 
     writer: str
@@ -48,10 +48,10 @@ class Record:
 
     @property
     def place(self) -> Hashable:
-        """Records of several replicas with the same one belong together."""
+        """Key by which records of several replicas are merged."""
         return self.writer, self.name, self.step, type(self.shown)
 
     def settled(self) -> Record:
-        """The same, fit to travel."""
+        """Return a picklable copy of the record, see `Shown.settled`."""
         shown = self.shown.settled()
         return self if shown is self.shown else replace(self, shown=shown)

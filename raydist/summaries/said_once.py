@@ -1,4 +1,4 @@
-"""What is the same on all replicas and shown once: texts, hyperparameters, graphs."""
+"""Summaries that are the same on all replicas: texts, hyperparameters, graphs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Text(Shown):
     """Lines of Markdown.
 
     Attributes:
-        texts: One, or several in a nest of lists, flat.
-        shape: Of that nest.
+        texts: One text, or the flattened texts of a nest of lists.
+        shape: Shape of the nest.
     """
 
     texts: tuple[str, ...]
@@ -35,11 +35,11 @@ class Text(Shown):
 @final
 @dataclass(frozen=True, slots=True)
 class Hyperparameters(Shown):
-    """What a run was started with.
+    """The hyperparameters of a run.
 
     Attributes:
-        values: By name.
-        metrics: Names of scalars to be shown beside them.
+        values: Values by name.
+        metrics: Names of scalars to show next to them.
     """
 
     values: Mapping[str, bool | float | str]
@@ -55,7 +55,7 @@ class GraphShown(Shown):
     """A graph of operations or modules.
 
     Attributes:
-        graph: A GraphDef, in bytes.
+        graph: A serialised GraphDef.
     """
 
     graph: bytes

@@ -1,4 +1,4 @@
-"""Single numbers."""
+"""Summaries of single numbers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ScalarValue(Shown):
     """A number.
 
     Attributes:
-        value: It; a tensor of one number until it is settled.
-        weight: What it weighs among those of other replicas.
-        is_sum: They are added up, whatever they weigh.
+        value: The number; before `settled` possibly a tensor of one element.
+        weight: Weight of the number among those of other replicas.
+        is_sum: Add the numbers, regardless of weights.
     """
 
     value: Any
@@ -35,9 +35,9 @@ class ScalarValue(Shown):
         if self.is_sum:
             return replace(self, value=_sum([each.value for each in every]))
         weight = _sum([each.weight for each in every])
-        if not weight:  # nobody had rows
+        if not weight:  # no replica had rows
             return replace(self, value=_sum([each.value for each in every]) / len(every))
-        # What weighs nothing is left out: a mean of no rows is NaN.
+        # Values without weight are skipped: a mean of no rows is NaN.
         total = _sum([each.value * each.weight for each in every if each.weight])
         return replace(self, value=total / weight, weight=weight)
 

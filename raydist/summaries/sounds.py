@@ -1,4 +1,4 @@
-"""Sounds, and the WAV files that they become."""
+"""Sounds and their WAV encoding."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Sounds(Shown):
     """The first sounds of a batch.
 
     Attributes:
-        sounds: Each of shape (frames, channels), int16.
-        sample_rate: Frames a second.
-        most: So many are shown.
+        sounds: Arrays of shape (frames, channels), int16.
+        sample_rate: Frames per second.
+        most: Maximum number of sounds to show.
     """
 
     sounds: tuple[_Array, ...]
@@ -44,10 +44,10 @@ class Sounds(Shown):
 
 
 def sounds_of(name: str, data: _Array, sample_rate: int, most: int) -> Sounds:
-    """The first sounds of `data`, (k, frames, channels), checked.
+    """Return the first sounds of `data`, (k, frames, channels), after checking them.
 
     Raises:
-        InvalidArgumentError: It has another shape, or values are out of range.
+        InvalidArgumentError: The shape is different, or values are out of range.
     """
     if data.ndim != 3 or not data.shape[2] or data.dtype.kind not in "fiu":
         raise InvalidArgumentError(
@@ -57,7 +57,7 @@ def sounds_of(name: str, data: _Array, sample_rate: int, most: int) -> Sounds:
     if not isinstance(sample_rate, int) or isinstance(sample_rate, bool) or sample_rate < 1:
         raise InvalidArgumentError(f"sample_rate must be frames a second, >= 1, got {sample_rate!r}. Pass e.g. 16000.")
     first = data[:most].astype(np.float64)
-    if first.size and not (first.min() >= -1.0 and first.max() <= 1.0):  # also where one is NaN
+    if first.size and not (first.min() >= -1.0 and first.max() <= 1.0):  # also rejects NaN
         raise InvalidArgumentError(
             f"audio {name!r} must be in [-1, 1], got {first.min():g} to {first.max():g}. Divide it by its maximum."
         )
@@ -65,7 +65,7 @@ def sounds_of(name: str, data: _Array, sample_rate: int, most: int) -> Sounds:
 
 
 def encode_wav(sound: _Array, sample_rate: int) -> bytes:
-    """A sound of shape (frames, channels), int16, as the bytes of a WAV file.
+    """Encode a sound of shape (frames, channels), int16, as a WAV file.
 
     >>> import numpy as np
     >>> encode_wav(np.zeros((8, 2), np.int16), 8000)[:4]

@@ -1,4 +1,4 @@
-"""What may be given as a step."""
+"""Conversion of step arguments."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ _FIRST_TOO_LARGE = 1 << 63  # event files hold 64 bits
 
 
 def step_number(step: Any) -> int | None:
-    """`step` as a plain int; None stays None.
-
-    A tensor is read as it is now.
+    """Return `step` as a plain int, or None. Reads a tensor at once.
 
     Raises:
-        InvalidArgumentError: It is no whole number.
+        InvalidArgumentError: The step is not a whole number.
 
     >>> step_number(3), step_number(None)
     (3, None)

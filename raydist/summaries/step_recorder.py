@@ -1,4 +1,4 @@
-"""What a step shows on one replica, until it travels with the step's result."""
+"""The recorder of a step's summaries on a replica."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["StepRecorder"]
 
 @final
 class StepRecorder:
-    """Takes the records of a step function on a replica, one run after another.
+    """The records of step functions on a replica, one run after another.
 
     Args:
-        share: Tells what the replica's values weigh now: rows of the batch at hand, 1.0 without one, None where its
-            rows are others'.
+        share: Returns the current weight of the replica's values: rows of the current batch, 1.0 without a batch, None
+            on padding rows.
     """
 
     def __init__(self, share: Callable[[], float | None]) -> None:
@@ -35,23 +35,23 @@ class StepRecorder:
         self._records.append(record)
 
     def recording(self) -> SetInside:
-        """Around each run."""
+        """Install the recorder for one run."""
         return as_taker(self)
 
     @contextmanager
     def following(self, order: SummaryOrder) -> Iterator[None]:
-        """In there, around a run for which the driver has said something."""
+        """Apply the driver's settings inside `recording`, for one run."""
         place = Destination(order.writer, self, order.step) if order.writer else None
         with as_destination(place), only_if(order.wanted):
             yield
 
     def take_records(self) -> tuple[Record, ...]:
-        """What was recorded since this was asked last, fit to travel."""
+        """Return the settled records since the last call."""
         if not self._records:
             return ()
         records, self._records = self._records, []
         return tuple(record.settled() for record in records)
 
     def drop_records(self) -> None:
-        """The run has failed: nobody is to see them."""
+        """Drop the records of a failed run."""
         self._records = []

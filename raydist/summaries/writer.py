@@ -1,4 +1,4 @@
-"""`rd.summary.SummaryWriter`: what a program records to; and what stands for it on replicas."""
+"""`rd.summary.SummaryWriter`, and its counterpart in steps on replicas."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ __all__ = ["StepsUnderWay", "SummaryWriter", "create_file_writer", "pending_summ
 
 _OPEN: weakref.WeakSet[SummaryWriter] = weakref.WeakSet()  # of this process
 
-_MOST_AT_ONE_STEP = 10  # records of a name, one after the other: then its step does not advance
+_MOST_AT_ONE_STEP = 10  # consecutive records of a name at one step, after which the step seems stuck
 
 
 class StepsUnderWay(Protocol):
-    """Dispatched steps of a strategy, some of which may record for a writer."""
+    """Dispatched steps of a strategy, which may record for a writer."""
 
     def finish(self) -> None:
-        """Wait for them, and give writers what they recorded."""
+        """Block until the steps have ended, and pass their records to writers."""
 
     def until_now(self) -> Callable[[], None]:
-        """Return what waits, in any thread, for the steps dispatched so far; it raises none of their errors."""
+        """Return a function that waits, in any thread, for the steps dispatched so far, without their errors."""
 
 
 @final
 class SummaryWriter:
-    """Writes an event file, which TensorBoard shows. Made by :func:`create_file_writer`.
+    """A writer of a TensorBoard event file. Created by :func:`create_file_writer`.
 
-    Steps may use it on replicas too: what they record travels to the driver with their results, and is in the file
-    after `flush` or `close`, or a while after results have come. A thread writes; no step waits for it.
+    Steps on replicas may use the writer, too: their records are sent to the driver with the results, and are in the
+    file after `flush` or `close`, or some time after the results have arrived. A thread writes; no step waits for it.
 
     Args:
         logdir: The directory of the event file.
-        file: That.
+        file: The event file.
 
     Attributes:
         logdir: The directory of the event file.
-        key: Tells it from other writers, in all processes.
+        key: Unique id of the writer, in all processes.
 
     Source: tf.summary.SummaryWriter.
 
@@ -72,7 +72,7 @@ class SummaryWriter:
 
     @property
     def share(self) -> float | None:
-        """What values of the driver weigh.
+        """The weight of values from the driver.
 
         >>> import tempfile
         >>> with rd.summary.create_file_writer(tempfile.mkdtemp()) as writer:
@@ -83,15 +83,15 @@ class SummaryWriter:
 
     @contextlib.contextmanager
     def as_default(self, step: Any = None) -> Iterator[SummaryWriter]:
-        """Functions of `rd.summary` inside write to this writer, those in steps that are dispatched inside too.
+        """Make this the default writer for the `with` block, including steps that are dispatched inside.
 
-        Leaving does not wait, and does not flush.
+        Leaving the block does not wait, and does not flush.
 
         Args:
-            step: The step of calls that name none, as it is now; None: the global step when they are made.
+            step: Step of calls without a step, read now; None: the global step at the time of the call.
 
         Raises:
-            FailedPreconditionError: The writer was closed.
+            FailedPreconditionError: The writer is closed.
 
         Source: tf.summary.SummaryWriter.as_default.
 
@@ -106,13 +106,13 @@ class SummaryWriter:
             yield self
 
     def flush(self) -> None:
-        """Have everything in the file that was recorded up to now.
+        """Block until everything recorded so far is in the file.
 
-        Blocks until steps have ended that were dispatched with this writer (limit: `Timeouts.step_s`), and until the
-        thread has written (limit: 60 s).
+        Waits for steps that were dispatched with this writer (limit: `Timeouts.step_s`), and for the writing thread
+        (limit: 60 s).
 
         Raises:
-            Exception: What a dispatched step raised and nobody was told so far.
+            Exception: An unreported error of a dispatched step.
             FailedPreconditionError: The file cannot be written.
 
         Source: tf.summary.SummaryWriter.flush.
@@ -127,10 +127,10 @@ class SummaryWriter:
         self.warn()
 
     def close(self) -> None:
-        """Have everything in the file, and close it. Blocks as `flush`. A second call does nothing.
+        """Flush and close the file. Blocks as `flush` does. A second call does nothing.
 
         Raises:
-            Exception: What a dispatched step raised and nobody was told so far; the file is closed all the same.
+            Exception: An unreported error of a dispatched step; the file is closed all the same.
             FailedPreconditionError: The file could not be written.
 
         Source: tf.summary.SummaryWriter.close.
@@ -158,13 +158,13 @@ class SummaryWriter:
             self._file.close()
 
     def take(self, record: Record) -> None:
-        """Have a record written. Does not wait, and may be called by any thread.
+        """Queue a record for writing. Does not block. Thread-safe.
 
         Args:
-            record: Of the driver, or what replicas recorded together; settled.
+            record: A settled record of the driver, or the merged record of replicas.
 
         Raises:
-            FailedPreconditionError: The writer was closed.
+            FailedPreconditionError: The writer is closed.
 
         Source: raydist's own.
         """
@@ -194,7 +194,7 @@ class SummaryWriter:
             self._remarks.append(text)
 
     def warn(self) -> None:
-        """Warn of what the program should know, once. Called where the program calls, not where records come.
+        """Emit pending warnings, once. Called by functions that the program calls, not when records arrive.
 
         Source: raydist's own.
         """
@@ -203,19 +203,19 @@ class SummaryWriter:
             warnings.warn(remark, stacklevel=3)
 
     def follow(self, steps: StepsUnderWay) -> None:
-        """Steps of a strategy may record for this writer: they are waited for before the file is closed.
+        """Wait for the steps of a strategy before the file is closed, because they may record for this writer.
 
         Args:
-            steps: They; held weakly.
+            steps: Dispatched steps of the strategy; weakly referenced.
 
         Source: raydist's own.
         """
         self._steps.add(steps)
 
     def until_now(self) -> Callable[[], None]:
-        """Return a function that puts on disk what has been recorded so far, by dispatched steps as well.
+        """Return a function that writes to disk what has been recorded so far, also by dispatched steps.
 
-        The function may be called in any thread. It blocks until those steps have ended (limit: `Timeouts.step_s`) and
+        The function may be called in any thread. It blocks until these steps have ended (limit: `Timeouts.step_s`) and
         the file is written (limit: 60 s). It raises nothing: the writer warns of a file that cannot be written.
 
         Source: raydist's own.
@@ -251,7 +251,7 @@ class SummaryWriter:
 
 @final
 class _WriterOfDriver:
-    """A writer as a step sees it that runs on a replica: what is recorded goes to the driver."""
+    """A writer inside a step on a replica: records go to the driver."""
 
     def __init__(self, key: str, logdir: str) -> None:
         self.key, self.logdir = key, logdir
@@ -279,9 +279,9 @@ class _WriterOfDriver:
 
 
 def pending_summaries() -> Callable[[], None]:
-    """Return a function that puts on disk what all open writers of this process have been given so far.
+    """Return a function that writes to disk everything that open writers of this process have received so far.
 
-    Whoever commits a checkpoint calls it before: a program that goes on from the checkpoint never records these points
+    Called before a checkpoint is committed: a program that resumes from the checkpoint never records these points
     again. See `SummaryWriter.until_now`.
 
     >>> pending_summaries()()
@@ -302,20 +302,20 @@ def create_file_writer(
     *,
     purge_step: int | None = None,
 ) -> SummaryWriter:
-    """A new event file in a directory, for TensorBoard.
+    """Create an event file in a directory, for TensorBoard.
 
     Args:
-        logdir: The directory, on a disk of the driver's machine; it is made where it is missing.
-        flush_millis: What was recorded is in the file after at most so many milliseconds.
-        filename_suffix: Appended to the file's name.
-        purge_step: TensorBoard is to forget what earlier files of the directory say about this step and later ones:
-            for a program that goes on from a checkpoint.
+        logdir: The directory, on a disk of the driver's machine; created if missing.
+        flush_millis: Maximum milliseconds until a record is in the file.
+        filename_suffix: Suffix of the file's name.
+        purge_step: Step from which TensorBoard drops the data of earlier files of the directory, for a program that
+            resumes from a checkpoint.
 
     Returns:
-        The writer. Close it, or use it in a `with`; one that is dropped is closed, too.
+        The writer. Close it, or use it in a `with`; a writer that is dropped is closed, too.
 
     Raises:
-        InvalidArgumentError: The directory can't be made or written, or is a URI of another file system.
+        InvalidArgumentError: The directory cannot be created or written to, or is a URI of another file system.
 
     Source: tf.summary.create_file_writer; `purge_step` is that of torch's SummaryWriter.
 

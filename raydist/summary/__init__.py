@@ -1,6 +1,6 @@
 """`rd.summary`: numbers, histograms, pictures, sounds and texts for TensorBoard, from the driver and from steps.
 
-Names and arguments are those of tf.summary where it has them::
+Names and arguments are those of tf.summary, where tf.summary has them::
 
     writer = rd.summary.create_file_writer("logs")
     with writer.as_default():
@@ -8,8 +8,8 @@ Names and arguments are those of tf.summary where it has them::
             strategy.run(train_step, args=(batch,))  # calls rd.summary.scalar("loss", loss)
     writer.close()
 
-Without a writer calls do nothing. What a step records on its replicas travels with its results and becomes one value:
-no collective, no wait, one event file. What a loop in the replicas records is written when its `run` ends.
+Without a writer calls do nothing. The records of a step on several replicas are sent with its results and merged into
+one value: no collective, no wait, one event file. Records of a loop in the replicas are written when its `run` ends.
 """
 
 from __future__ import annotations

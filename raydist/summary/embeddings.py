@@ -20,25 +20,25 @@ def embedding(
     images: Any = None,
     step: Any = None,
 ) -> bool:
-    """Show points in TensorBoard's projector, for the driver only.
+    """Show points in TensorBoard's projector. For the driver only.
 
     The files are written at once, into the directory of the writer.
 
     Shapes: (points, dimensions); images (points, channels, height, width).
 
     Args:
-        name: Of the points.
-        data: Their places.
-        metadata: A label for each point; or several columns of them, by name.
+        name: Name of the points.
+        data: Coordinates of the points.
+        metadata: A label for each point; or several columns of labels, by name.
         images: A picture for each point: uint8, or float in [0, 1]; together at most 8192 x 8192 pixels.
-        step: Where; None: that of the writer's `as_default`, else the global step. Each is listed by itself.
+        step: The step; None: the step of the writer's `as_default`, else the global step. Steps are listed separately.
 
     Returns:
-        Whether there is a writer; without one the call does nothing.
+        True if there is a writer; without one the call does nothing.
 
     Raises:
-        FailedPreconditionError: This is a step.
-        InvalidArgumentError: Shapes or lengths do not fit together, or the directory can't be written.
+        FailedPreconditionError: Called inside a step.
+        InvalidArgumentError: Shapes or lengths do not match, or the directory cannot be written to.
 
     Source: torch.utils.tensorboard.SummaryWriter.add_embedding.
 

@@ -18,24 +18,24 @@ __all__ = ["audio", "image", "text"]
 def image(name: str, data: Any, step: Any = None, max_outputs: int = 3, dataformats: str = "NCHW") -> bool:
     """Show the first pictures of a batch at a step.
 
-    In a step on several replicas they are the first rows of the global batch. With `max_outputs=1` the picture is
+    In a step on several replicas these are the first rows of the global batch. With `max_outputs=1` the picture is
     shown as `name`, else as `name/0`, `name/1` and so on.
 
-    Shapes: (pictures, channels, height, width), or as `dataformats` says; 1 to 4 channels: grey, grey and alpha, RGB,
+    Shapes: (pictures, channels, height, width), or as in `dataformats`; 1 to 4 channels: grey, grey and alpha, RGB,
     RGBA.
 
     Args:
-        name: Of the pictures.
+        name: Name of the pictures.
         data: uint8, or float in [0, 1].
-        step: Where; None: that of the writer's `as_default`, else the global step.
-        max_outputs: How many are shown, >= 1.
-        dataformats: Where the dimensions are: "NCHW", "NHWC", "CHW", "HWC", "HW", ...
+        step: The step; None: the step of the writer's `as_default`, else the global step.
+        max_outputs: Maximum number of pictures, >= 1.
+        dataformats: Order of the dimensions: "NCHW", "NHWC", "CHW", "HWC", "HW", ...
 
     Returns:
-        Whether there is a writer that takes it; without one the call does nothing.
+        True if there is a writer that takes the record; without one the call does nothing.
 
     Raises:
-        InvalidArgumentError: The shape is another one, values are out of range, or `max_outputs` is < 1.
+        InvalidArgumentError: The shape is different, values are out of range, or `max_outputs` is < 1.
 
     Source: tf.summary.image; `dataformats` is that of torch's SummaryWriter.
 
@@ -48,25 +48,25 @@ def image(name: str, data: Any, step: Any = None, max_outputs: int = 3, dataform
 
 
 def audio(name: str, data: Any, sample_rate: int, step: Any = None, max_outputs: int = 3) -> bool:
-    """Let the first sounds of a batch be heard at a step, as WAV files of 16 bits.
+    """Play the first sounds of a batch at a step, as WAV files of 16 bits.
 
-    In a step on several replicas they are the first rows of the global batch. With `max_outputs=1` the sound is
+    In a step on several replicas these are the first rows of the global batch. With `max_outputs=1` the sound is
     shown as `name`, else as `name/0`, `name/1` and so on.
 
     Shapes: (sounds, frames, channels).
 
     Args:
-        name: Of the sounds.
+        name: Name of the sounds.
         data: Numbers in [-1, 1].
-        sample_rate: Frames a second.
-        step: Where; None: that of the writer's `as_default`, else the global step.
-        max_outputs: How many are shown, >= 1.
+        sample_rate: Frames per second.
+        step: The step; None: the step of the writer's `as_default`, else the global step.
+        max_outputs: Maximum number of sounds, >= 1.
 
     Returns:
-        Whether there is a writer that takes it; without one the call does nothing.
+        True if there is a writer that takes the record; without one the call does nothing.
 
     Raises:
-        InvalidArgumentError: The shape is another one, values are out of range, or a number is < 1.
+        InvalidArgumentError: The shape is different, values are out of range, or a number is < 1.
 
     Source: tf.summary.audio.
 
@@ -87,18 +87,18 @@ def _at_least_one(max_outputs: int) -> int:
 def text(name: str, data: str | Sequence[Any], step: Any = None) -> bool:
     """Show a text, in Markdown, at a step.
 
-    In a step on several replicas it is the text of the first of them.
+    In a step on several replicas this is the text of the first replica.
 
     Args:
-        name: Of the text.
-        data: A str; a list of them, shown one below the other; or a list of lists of the same length, a table.
-        step: Where; None: that of the writer's `as_default`, else the global step.
+        name: Name of the text.
+        data: A str; a list of str, shown one below the other; or a list of lists of the same length, a table.
+        step: The step; None: the step of the writer's `as_default`, else the global step.
 
     Returns:
-        Whether there is a writer that takes it; without one the call does nothing.
+        True if there is a writer that takes the record; without one the call does nothing.
 
     Raises:
-        InvalidArgumentError: `data` is something else.
+        InvalidArgumentError: `data` has another type.
 
     Source: tf.summary.text.
 

@@ -1,4 +1,4 @@
-"""What functions of `rd.summary` are given, as numpy arrays of this process."""
+"""Conversion of arguments of `rd.summary` to numpy arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["as_array"]
 
 
 def as_array(data: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    """A tensor, an array or nested numbers; it may share memory with what was given. Waits for a device.
+    """Return a tensor, an array or nested numbers as an array, which may share memory with it. Blocks for a device.
 
     >>> import torch
     >>> as_array(torch.ones(2, dtype=torch.bfloat16)).dtype

@@ -1,4 +1,4 @@
-"""What all functions of `rd.summary` have in common: whether something is recorded, where, and at which step."""
+"""The common part of all functions of `rd.summary`: condition, writer and step of a record."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["record", "require_driver", "step_at"]
 
 
 def record(name: Any, step: Any, make: Callable[[float], Shown]) -> bool:
-    """Record what `make` makes, given what this replica's values weigh. It is called only if it is wanted.
+    """Record the result of `make`, called with the weight of this replica's values, and only if it is wanted.
 
     Returns:
-        Whether there is a writer that takes it.
+        True if there is a writer that takes the record.
     """
     place = destination()
     if place is None or not condition():
@@ -29,7 +29,7 @@ def record(name: Any, step: Any, make: Callable[[float], Shown]) -> bool:
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(f"The name of a summary must be a str, got {name!r:.80}. Pass e.g. 'loss'.")
     share = place.taker.share
-    if share is None:  # this replica works on others' rows
+    if share is None:  # this replica works on padding rows
         return True
     shown = make(share)
     place.taker.take(Record(place.writer, name, step_at(step, place), shown, time.time()))
@@ -37,13 +37,13 @@ def record(name: Any, step: Any, make: Callable[[float], Shown]) -> bool:
 
 
 def step_at(step: Any, place: Destination) -> int:
-    """The step of a call that names `step`, or none."""
+    """Return the step of a call with the argument `step`, which may be None."""
     found = place.step if step is None else step_number(step)
     return global_step_here() if found is None else found
 
 
 def require_driver(what: str) -> None:
-    """FailedPreconditionError inside of a step."""
+    """Raise FailedPreconditionError inside a step."""
     if isinstance(current(), ReplicaContext):
         raise FailedPreconditionError(
             f"{what} is for the driver: this code runs inside of strategy.run. Call it around the step."

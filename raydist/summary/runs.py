@@ -1,4 +1,4 @@
-"""`rd.summary.hparams`, `rd.summary.graph`: what belongs to a run as a whole."""
+"""`rd.summary.hparams`, `rd.summary.graph`: summaries of a whole run."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = ["graph", "hparams"]
 
 
 def hparams(hparams: Mapping[str, Any], metrics: Sequence[str] = ()) -> bool:
-    """Say what this run was started with: TensorBoard's tab HPARAMS compares runs by it.
+    """Record the hyperparameters of this run: TensorBoard's tab HPARAMS compares runs by them.
 
-    Call it once a run, with a writer of the run's own directory.
+    Call it once per run, with a writer in the run's own directory.
 
     Args:
         hparams: Numbers, bools and str by name.
-        metrics: Names of scalars that are to be shown beside them.
+        metrics: Names of scalars to show next to them.
 
     Returns:
-        Whether there is a writer that takes it; without one the call does nothing.
+        True if there is a writer that takes the record; without one the call does nothing.
 
     Raises:
-        InvalidArgumentError: A value is something else; names it.
+        InvalidArgumentError: A value has another type; the message names it.
 
     Source: tensorboard.plugins.hparams.api.hparams.
 
@@ -61,20 +61,20 @@ def _plain(name: str, value: Any) -> bool | float | str:
 
 
 def graph(module: nn.Module, inputs: Any = None) -> bool:
-    """Show how a module computes: the operations that torch traces for some inputs.
+    """Show the graph of a module: the operations that torch traces for some inputs.
 
-    Where tracing fails (a warning says why), or without inputs, it is the tree of its submodules. Tracing needs the
-    package `tensorboard`. In a step the first replica does it.
+    If tracing fails (a warning says why), or without inputs, the tree of submodules is shown. Tracing needs the
+    package `tensorboard`. In a step the first replica traces.
 
     Args:
-        module: The module. It is called once; its parameters and buffers stay as they are.
-        inputs: What it is called with: a tensor, or a tuple of arguments.
+        module: The module. It is called once; its parameters and buffers do not change.
+        inputs: Arguments of the call: a tensor, or a tuple of arguments.
 
     Returns:
-        Whether there is a writer that takes it; without one the call does nothing.
+        True if there is a writer that takes the record; without one the call does nothing.
 
     Raises:
-        InvalidArgumentError: `module` is no module.
+        InvalidArgumentError: `module` is not a module.
 
     Source: torch.utils.tensorboard.SummaryWriter.add_graph.
 
@@ -95,7 +95,7 @@ def _graph_of(module: nn.Module, inputs: Any) -> bytes:
         return module_tree(module)
     try:
         return _traced(module, inputs)
-    except Exception as error:  # whatever a module or the tracer does not like
+    except Exception as error:  # any error of a module or of the tracer
         warnings.warn(
             f"graph shows the tree of submodules of {type(module).__name__}, because torch can't trace it: "
             f"{type(error).__name__}: {error!s:.200}",
@@ -108,10 +108,10 @@ def _traced(module: nn.Module, inputs: Any) -> bytes:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from torch.utils.tensorboard import SummaryWriter
 
-    plain = copy.deepcopy(module)  # what tracing does to buffers stays there
+    plain = copy.deepcopy(module)  # tracing may change the copy's buffers only
     given = inputs if isinstance(inputs, torch.Tensor) else tuple(inputs)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
-        warnings.simplefilter("ignore")  # of the tracer, about itself
+        warnings.simplefilter("ignore")  # warnings of the tracer about itself
         with tempfile.TemporaryDirectory() as folder:
             with SummaryWriter(folder) as writer:
                 writer.add_graph(plain, given, use_strict_trace=False)

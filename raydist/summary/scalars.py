@@ -20,20 +20,20 @@ __all__ = ["histogram", "scalar"]
 def scalar(name: str, data: Any, step: Any = None, reduce_op: ReduceOp | str = ReduceOp.MEAN) -> bool:
     """Show a number at a step: a point of a curve.
 
-    In a step on several replicas it is the mean of theirs, weighted by the rows of their batch, or their sum. It
-    travels with the step's result: nothing is waited for.
+    In a step on several replicas this is the mean of their numbers, weighted by the rows of their batches, or their
+    sum. The number is sent with the step's result: the call does not block.
 
     Args:
-        name: Of the curve.
-        data: The number: a tensor of one element, of numpy, or Python's.
-        step: Where; None: that of the writer's `as_default`, else the global step.
+        name: Name of the curve.
+        data: The number: a tensor of one element, a numpy or a Python number.
+        step: The step; None: the step of the writer's `as_default`, else the global step.
         reduce_op: `ReduceOp.MEAN` or `SUM`, or its name.
 
     Returns:
-        Whether there is a writer that takes it; without one the call does nothing.
+        True if there is a writer that takes the record; without one the call does nothing.
 
     Raises:
-        InvalidArgumentError: `data` is not one number, `step` is no whole number, or `reduce_op` is another one.
+        InvalidArgumentError: `data` is not one number, `step` is not a whole number, or `reduce_op` is another one.
 
     Source: tf.summary.scalar.
 
@@ -48,7 +48,7 @@ def scalar(name: str, data: Any, step: Any = None, reduce_op: ReduceOp | str = R
 
 def _number(name: str, data: Any) -> Any:
     if isinstance(data, torch.Tensor) and data.device.type != "cpu" and data.numel() == 1:
-        return data.detach().clone()  # read when the step's result is: that waits for the device once
+        return data.detach().clone()  # read together with the step's result, which waits for the device once
     try:
         return float(data.item() if hasattr(data, "item") else data)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -60,23 +60,23 @@ def _number(name: str, data: Any) -> Any:
 
 
 def histogram(name: str, data: Any, step: Any = None) -> bool:
-    """Show how numbers are distributed at a step.
+    """Show the distribution of numbers at a step.
 
-    They are counted where they are, into buckets whose edges are always the same; in a step on several replicas the
-    counts of all are added. NaN and infinite numbers are left out, with one warning.
+    Numbers are counted in their process, into buckets with fixed edges; in a step on several replicas the counts of
+    all are added. NaN and infinite numbers are skipped, with one warning.
 
     Shapes: any.
 
     Args:
-        name: Of the histogram.
+        name: Name of the histogram.
         data: The numbers.
-        step: Where; None: that of the writer's `as_default`, else the global step.
+        step: The step; None: the step of the writer's `as_default`, else the global step.
 
     Returns:
-        Whether there is a writer that takes it; without one the call does nothing.
+        True if there is a writer that takes the record; without one the call does nothing.
 
     Raises:
-        InvalidArgumentError: `data` are no numbers, or `step` is no whole number.
+        InvalidArgumentError: `data` is not numeric, or `step` is not a whole number.
 
     Source: tf.summary.histogram; its edges are those of TensorFlow 1 and TensorBoard, so that counts can be added.
 

@@ -13,12 +13,13 @@ __all__ = ["flush", "record_if"]
 
 
 def record_if(condition: bool | Callable[[], Any]) -> contextlib.AbstractContextManager[None]:
-    """Inside, functions of `rd.summary` do something only where a condition holds.
+    """Make functions of `rd.summary` record only if a condition holds, for the `with` block.
 
-    Around `strategy.run` it is asked once for the step; in a step each replica asks for itself. The innermost counts.
+    Around `strategy.run` the condition is evaluated once for the step; in a step each replica evaluates its own. The
+    innermost condition applies.
 
     Args:
-        condition: A bool, or a function without arguments that is asked at each call.
+        condition: A bool, or a function without arguments that is called at each call of `rd.summary`.
 
     Returns:
         A context manager.
@@ -33,13 +34,13 @@ def record_if(condition: bool | Callable[[], Any]) -> contextlib.AbstractContext
 
 
 def flush() -> None:
-    """Have everything in the file that was recorded for the default writer; does nothing without one.
+    """Flush the default writer: block until everything recorded so far is in its file. Do nothing without a writer.
 
     Blocks as `SummaryWriter.flush` does.
 
     Raises:
-        Exception: What a dispatched step raised and nobody was told so far.
-        FailedPreconditionError: The file cannot be written, or this is a step.
+        Exception: An unreported error of a dispatched step.
+        FailedPreconditionError: The file cannot be written, or the call is inside a step.
 
     Source: tf.summary.flush.
 

@@ -155,7 +155,7 @@ class CompiledModel(ABC):
             **kwargs: Passed on to the module.
 
         Returns:
-            What the module returns.
+            The module's result.
 
         >>> import torch
         >>> rd.Model(torch.nn.Flatten())(torch.zeros(3, 2, 2)).shape

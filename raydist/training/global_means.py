@@ -51,7 +51,7 @@ def labels_that_count(
 
 @final
 class GlobalMeans(TorchFunctionMode):
-    """Replaces local means of torch's loss functions by global ones, and tracks tensors computed from these alone.
+    """A mode that replaces local means of torch's losses by global ones, and tracks tensors computed from these.
 
     All replicas must call the same loss functions in the same order: each call is one small all-reduce.
 

@@ -44,7 +44,7 @@ class LoopHost(RemoteObjects, Protocol):
 
 @final
 class DriverLoop:
-    """Runs the saves of one run. Call `order` and `start` in the program's thread, before and after the dispatch.
+    """The saves of one run. Call `order` and `start` in the program's thread, before and after the dispatch.
 
     Args:
         host: The strategy that runs the function.

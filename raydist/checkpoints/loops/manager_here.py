@@ -32,7 +32,7 @@ def may_be_lent() -> bool:
 
 @final
 class ManagerHere:
-    """Represents a manager of the driver in a replica.
+    """A replica's view of a manager of the driver.
 
     Args:
         key: Key of the manager.

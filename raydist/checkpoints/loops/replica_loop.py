@@ -30,7 +30,7 @@ __all__ = ["DrawGate", "LoopSave", "ReplicaLoop", "ReplicaSide"]
 
 @final
 class DrawGate:
-    """Counts the draws of one replica's run.
+    """A counter of the draws in one replica's run, which can stop all replicas at the same draw.
 
     To stop all replicas at the same draw, the driver calls `hold` on each replica, takes the largest number returned,
     and passes it to `stop_after` on all. Replicas that have drawn fewer batches first draw up to that number, so that

@@ -20,7 +20,7 @@ _KEPT = 4  # runs that the driver may still ask for
 
 @final
 class ReplicaLoops:
-    """Tracks the current and the latest runs. Methods that take a run's number are called by the control thread.
+    """The current and the latest runs. Methods that take a run's number are called by the control thread.
 
     Args:
         writer: Writer of the replica's shares.

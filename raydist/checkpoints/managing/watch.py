@@ -67,7 +67,7 @@ class _MarkedIterator:
 
 @final
 class ManagerWatch:
-    """Watches steps for a manager. Holds weak references only, so that a dropped manager is no longer notified.
+    """A manager's `StepWatcher`. Holds weak references only, so that a dropped manager is no longer notified.
 
     Args:
         saves: Saves of the manager.

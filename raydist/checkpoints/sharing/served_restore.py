@@ -52,7 +52,7 @@ class BegunRestore:
 
 @final
 class ServedRestores:
-    """Starts restores. Used by a worker's single thread.
+    """The restores that a worker starts. Used by the worker's single thread.
 
     Args:
         held: The worker's view of the servers.

@@ -52,7 +52,7 @@ class SliceDirectory(Protocol):
 
 @final
 class ServedShares:
-    """Starts saves. Used by a worker's single thread.
+    """The saves that a worker starts. Used by the worker's single thread.
 
     Args:
         held: The worker's view of the servers.

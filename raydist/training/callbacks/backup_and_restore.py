@@ -16,7 +16,7 @@ __all__ = ["BackupAndRestore"]
 
 @final
 class BackupAndRestore(Callback):
-    """Resumes an interrupted `fit` from its last save. A callback.
+    """A callback that resumes an interrupted `fit` from its last save.
 
     Run the program again: `fit` restores weights, optimizer, metrics, callbacks, history and the position in the data,
     and continues with the batch after the last save. Saves run after all callbacks, independent of this callback's

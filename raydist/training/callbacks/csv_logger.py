@@ -19,7 +19,7 @@ __all__ = ["CSVLogger"]
 
 @final
 class CSVLogger(Callback):
-    """Writes a line to a CSV file at the end of every epoch. A callback.
+    """A callback that writes a line to a CSV file at the end of every epoch.
 
     The file is open only while a line is written. A `fit` that resumes from a checkpoint removes lines written after
     the checkpoint, so that each epoch has one line.

@@ -16,7 +16,7 @@ __all__ = ["EarlyStopping"]
 
 @final
 class EarlyStopping(Callback):
-    """Ends `fit` after `patience` epochs without improvement. A callback.
+    """A callback that ends `fit` after `patience` epochs without improvement.
 
     Args:
         monitor: Name of the logged value: "val_loss", "loss", "val_multiclass_accuracy", ...

@@ -15,7 +15,7 @@ Hook = Callable[..., Any]
 
 @final
 class LambdaCallback(Callback):
-    """Calls functions as the hooks of a callback.
+    """A callback whose hooks are functions.
 
     Args:
         on_epoch_begin: Called with (epoch, logs).

@@ -14,7 +14,7 @@ __all__ = ["LearningRateScheduler"]
 
 @final
 class LearningRateScheduler(Callback):
-    """Sets the learning rate at the start of every epoch. A callback.
+    """A callback that sets the learning rate at the start of every epoch.
 
     torch's schedulers step with the optimizer: pass them to `Model.compile(scheduler=...)`.
 

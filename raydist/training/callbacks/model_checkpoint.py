@@ -17,7 +17,7 @@ __all__ = ["ModelCheckpoint"]
 
 @final
 class ModelCheckpoint(Callback):
-    """Saves the model at intervals, or when it is the best so far. A callback.
+    """A callback that saves the model at intervals, or when it is the best so far.
 
     A path that ends in ".safetensors" becomes a file of `Model.save`, for `rd.Model.load`; any other path becomes a
     directory of `rd.Checkpoint(**model.checkpoint_objects())`. To resume an interrupted training, use

@@ -17,7 +17,7 @@ Metrics = Callable[[], Mapping[str, Any]]
 
 @final
 class Monitor:
-    """Follows one logged value and remembers the best.
+    """A monitor of one logged value and its best.
 
     Args:
         name: Name of the value in the logs.

@@ -1,4 +1,4 @@
-"""Keepers: save checkpoints of a running `fit`, and resume from them."""
+"""The keepers of a `fit`, which save checkpoints while it runs and resume from them."""
 
 from __future__ import annotations
 
