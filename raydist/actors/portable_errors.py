@@ -136,7 +136,6 @@ def _dumped(what: Callable[[], Any]) -> tuple[bytes, BaseException | None]:
 
 
 def _that_travels(value: Any) -> Any:
-    """Return `value`, or its text if `value` cannot be pickled."""
     try:
         pickle.loads(cloudpickle.dumps(value))
     except Exception:

@@ -138,7 +138,6 @@ def _null(row: int, column: str) -> InvalidArgumentError:
 
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return `schema` with Ray's tensor types replaced by Arrow's."""
     return pa.schema([pa.field(field.name, _plain_type(field.type)) for field in schema])
 
 

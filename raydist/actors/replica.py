@@ -178,7 +178,6 @@ class ReplicaActors:
 
 
 def _thread_of(place: int) -> str:
-    """Return the name of the concurrency group of one of several runners."""
     return f"place-{place}"
 
 

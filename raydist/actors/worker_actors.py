@@ -78,7 +78,6 @@ class WorkerActors:
         return self._follow(Asked(worker, method), self._actors.call(worker, method, *args))
 
     def _follow(self, asked: Asked, ref: Any) -> Asked:
-        """Record the answer when `ref` is ready."""
         # Ray runs the callback in a thread of its own: the callback must not call Ray, and must return soon.
         ref.future().add_done_callback(lambda future: self._told(asked, future))
         return asked

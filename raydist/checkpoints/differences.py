@@ -119,7 +119,6 @@ def _entries(
     saved: Mapping[str, Any],
     places: Mapping[str, FilePlace],
 ) -> list[Difference]:
-    """Return the differences of a module's entries: presence, kind, shape and type."""
     found = []
     common = []
     for key in here:

@@ -35,7 +35,6 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
 
 
 def _newest(directory: str) -> tuple[str, int] | None:
-    """Return the path and generation of the newest checkpoint."""
     intact = [each.kept for each in find_checkpoints(directory_files(directory)) if each.damage is None]
     return (checkpoint_path(directory, intact[-1].name), intact[-1].generation) if intact else None
 

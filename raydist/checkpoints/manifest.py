@@ -189,7 +189,6 @@ class CheckpointManifest:
 
 
 def _checked(data: bytes) -> bytes:
-    """Verify the checksum; return the JSON that it covers."""
     head = _HEAD.match(data)
     if head is None or not data.endswith(b"}"):
         raise ValueError("what must be there is not: it may be cut off")

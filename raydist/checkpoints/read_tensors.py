@@ -202,7 +202,6 @@ class _FileReader:
             self._at = begin
 
     def _read_into(self, target: torch.Tensor, what: str, crc: int) -> int:
-        """Fill `target` with the next bytes; return the checksum continued from `crc`."""
         flat: Any = flat_bytes(target).numpy()
         done = 0
         while done < len(flat):

@@ -238,7 +238,6 @@ class Running(DatasetBase):
         )
 
     def _root_seed(self) -> int:
-        """Return the seed of the options, or one drawn for this object at its first iteration."""
         seed = self.options().seed
         if seed is not None:
             return seed

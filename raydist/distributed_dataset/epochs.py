@@ -178,7 +178,6 @@ def is_lent(iterator: EpochIterator) -> bool:
 
 
 def _require_state(state: Any) -> tuple[int, int, dict[str, Any] | None]:
-    """Check a state and return its parts."""
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         version = state.get("version") if isinstance(state, Mapping) else state
         raise InvalidArgumentError(

@@ -91,7 +91,6 @@ def _cell(value: Any) -> str:
 
 
 def _sprite(name: str, pictures: _Array, count: int) -> tuple[_Array, tuple[int, int]]:
-    """Return all pictures in one, row by row in a square."""
     if len(pictures) != count:
         raise InvalidArgumentError(
             f"images of embedding {name!r} must be one for each of the {count} points, got {len(pictures)}."

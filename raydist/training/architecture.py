@@ -120,7 +120,6 @@ def _parameters_of(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
 
 @cache
 def _leaves() -> dict[str, type[nn.Module]]:
-    """Return the modules that `torch.nn` exports, except containers."""
     return {
         name: kind
         for name, kind in vars(nn).items()

@@ -276,7 +276,6 @@ class CompiledModel(ABC):
 
 
 def _losses(given: Any) -> tuple[Any, Any]:
-    """Return the loss, and its form for single rows."""
     if isinstance(given, str):
         return loss_by_name(given)
     if given is not None and not callable(given):

@@ -181,7 +181,6 @@ class Fit:
         )
 
     def _epoch(self, shared: Executions | None) -> None:
-        """Run one epoch, or the rest of it."""
         logs = self._logs(shared)
         own = dict(logs)
         self._callbacks.call("on_epoch_end", self._state.epoch, logs)

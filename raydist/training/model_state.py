@@ -47,7 +47,6 @@ def pack(
 
 
 def _pack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Add the optimizer's tensors to `tensors`; return the other values."""
     state = optimizer.state_dict()
     values: dict[str, dict[str, Any]] = {}
     for index, entries in state["state"].items():

@@ -95,7 +95,6 @@ def write_model_file(path: str | os.PathLike[str], tensors: dict[str, torch.Tens
 
 
 def _place(path: str) -> tuple[DirectoryFiles, str]:
-    """Return the directory of a file, and the file's name in it."""
     local = local_path(path)
     plain, mark, query = (path if local is None else os.path.abspath(local)).partition("?" if local is None else "\0")
     parent, _, name = plain.rpartition("/")

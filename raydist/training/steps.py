@@ -334,7 +334,6 @@ def _length(nest: Any) -> int:
 
 
 def _num_rows(batch: Any) -> int:
-    """Return the number of rows on this replica, including padding rows."""
     return get_replica_context().num_rows or _length(batch)
 
 

@@ -97,7 +97,6 @@ class DriverLoop:
             return
 
     def _look(self) -> bool:
-        """Poll once; return True if the run has ended."""
         if end_reason() is not None and not self._is_stopping:
             self._is_stopping = self._stop()
         (news,) = self._host.ask(0, ReplicaLoops.news, self._step)

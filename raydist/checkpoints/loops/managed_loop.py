@@ -109,7 +109,6 @@ class ManagedLoop:
         )
 
     def _handles(self, remote: RemoteObjects) -> dict[str, int]:
-        """Return the handles of objects that replicas have, each object once."""
         again = other_names(self._objects)
         return {
             name: handle
@@ -118,7 +117,6 @@ class ManagedLoop:
         }
 
     def _gradients(self, remote: RemoteObjects) -> dict[str, int]:
-        """Return the handles of the replicas' modules whose gradients are saved."""
         return {
             name: handle
             for name, obj in self._objects.items()
@@ -178,7 +176,6 @@ class ManagedLoop:
         saves.write(StartedSave(directory, tuple(self._objects), capture, new, shares), kept)
 
     def _read_states(self, places: Sequence[IteratorPlace]) -> dict[str, CapturedObject]:
-        """Return the states of objects that follow the run's iterators."""
         found: dict[str, CapturedObject] = {}
         for name, (number, own) in self._read.items():
             obj, place = self._objects[name], places[number]

@@ -23,7 +23,7 @@ __all__ = ["ManagedSaves"]
 
 @final
 class ManagedSaves:
-    """The sequence of one manager's saves. Used by the training thread, or by one other thread at a time.
+    """The sequence of one manager's saves. Used by the training thread, or by the thread that follows a run instead.
 
     Args:
         contents: Contents of the checkpoint.

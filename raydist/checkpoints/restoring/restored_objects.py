@@ -138,7 +138,6 @@ class _Restored:
         )
 
     def _prepare(self, saved: Mapping[str, str]) -> None:
-        """Make replicas compare and read the objects that they hold."""
         remote = {} if self._shared is None else {name: saved[name] for name in self._shared.objects if name in saved}
         if self._shared is None or not remote:
             return

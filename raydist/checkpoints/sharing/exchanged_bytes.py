@@ -61,7 +61,6 @@ class ByteExchange:
 
 
 def _windows(flats: Sequence[torch.Tensor], window_bytes: int) -> Iterator[list[torch.Tensor]]:
-    """Yield groups of slices with at most `window_bytes` together."""
     window: list[torch.Tensor] = []
     room = window_bytes
     for flat in flats:

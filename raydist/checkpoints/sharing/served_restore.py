@@ -171,7 +171,6 @@ class _Begun:
     def _groups(
         self, entries: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
     ) -> OptionGroups:
-        """Return the saved options for each parameter group of the optimizer."""
         found: OptionGroups = entries[GROUPS]
         if self._request.strict:
             return found

@@ -186,13 +186,11 @@ class ShareReader:
 
 
 def _memory(read: PlannedRead) -> dict[str, torch.Tensor]:
-    """Allocate memory for the values that another replica has read."""
     places = {key: place for key, place in read.file.tensors.items() if key in read.keys}
     return {key: torch.empty(place.slice_shape, dtype=stored_dtype(place.dtype)) for key, place in places.items()}
 
 
 def _put(tensors: dict[str, torch.Tensor], key: str, place: FilePlace, found: torch.Tensor) -> None:
-    """Add a tensor, or rows of a tensor, to the tensors of an object."""
     if place.rows is None:
         tensors[key] = found
         return

@@ -84,7 +84,6 @@ class CSVLogger(Callback):
         self._write([epoch, *(_text(logs.get(name, "NA")) for name in self._columns)])
 
     def _begin(self, columns: Sequence[str]) -> None:
-        """Create the file, and write the header unless the file has one."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if not self._append:
             self._path.write_bytes(b"")

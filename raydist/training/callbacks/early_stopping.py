@@ -20,12 +20,12 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: Name of the logged value: "val_loss", "loss", "val_multiclass_accuracy", ...
-        min_delta: Minimum change that counts as an improvement, >= 0; the change must be larger.
+        min_delta: A change counts as an improvement if it is larger than this, >= 0.
         patience: Epochs to wait; 0 stops at the first epoch without improvement.
         verbose: 1 prints a line when the callback stops training and when it restores the state.
         mode: "min" or "max": the better direction. "auto": the direction of the metric of that name; for the loss, and
             for names that are no metric's, smaller is better.
-        baseline: Value that must be exceeded to reset the wait; None: exceeding the best so far is enough.
+        baseline: Value that must be improved on to reset the wait; None: improving on the best so far is enough.
         restore_best_weights: At the end, restore the module's parameters and buffers of the best epoch.
         start_from_epoch: Number of the first epoch, counted from 0, that is considered.
 

@@ -22,7 +22,7 @@ class Monitor:
     Args:
         name: Name of the value in the logs.
         mode: "min" or "max": the better direction; "auto": the direction of the metric of that name.
-        min_delta: Minimum change that counts as an improvement, >= 0; the change must be larger.
+        min_delta: A change counts as an improvement if it is larger than this, >= 0.
         threshold: Value that the first value must improve on; None: any value does.
         owner: Name of the callback, for messages.
 

@@ -22,7 +22,7 @@ class ReduceLROnPlateau(Callback):
         patience: Epochs to wait.
         verbose: 1 prints a line at each reduction.
         mode: "min" or "max": the better direction; "auto" as for :class:`EarlyStopping`.
-        min_delta: Minimum change that counts as an improvement, >= 0; the change must be larger.
+        min_delta: A change counts as an improvement if it is larger than this, >= 0.
         cooldown: Epochs after a reduction that are not counted.
         min_lr: Lower limit for reduced rates.
 

@@ -381,5 +381,4 @@ def _show_scalars(prefix: str, logs: Mapping[str, Any]) -> None:
 
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Return the logs that are single numbers."""
     return {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}

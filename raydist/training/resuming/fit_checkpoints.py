@@ -171,12 +171,10 @@ class FitCheckpoints:
         )
 
     def _whole(self) -> Checkpoint:
-        """Return a checkpoint of the whole state of the `fit`."""
         gradients = self.trainee.compiled.update.accumulation is not None
         return Checkpoint(gradients=gradients, **self.objects, **{_GROUP: self._group()})
 
     def _group(self) -> dict[str, Any]:
-        """Return the objects that only a `fit` has."""
         compiled = self.trainee.compiled
         trackers, accumulation = compiled.trackers, compiled.update.accumulation
         return {
