@@ -41,6 +41,7 @@ _KINDS: dict[str, type[RaydistError]] = {
 }
 _FAILURE = "failure"
 _POLL_S = 0.005
+_LAST_S = 0.05  # for the last rank to report after a failure: living ranks notice one within some milliseconds
 _READ_BY_ALL = 2  # all members have read exchange k - 2 before exchange k, since they took part in k - 1
 
 
@@ -99,11 +100,15 @@ class Bulletin:
     def roll_call(self, limit_s: float) -> tuple[int, ...]:
         """Report this rank after a failure, and return the ranks that do not report within `limit_s` seconds.
 
-        Returns early once a single rank is missing, on the assumption that this rank has failed.
+        A single missing rank is given a moment only, on the assumption that this rank has failed.
         """
+        size = self._membership.world_size
         try:
             self._store.set(f"seen/{self._membership.rank}", "")
-            return self._await_all("seen", limit_s, check=_no_check, enough=self._membership.world_size - 1)
+            missing = self._await_all("seen", limit_s, check=_no_check, enough=size - 1)
+            if len(missing) == 1:
+                missing = self._await_all("seen", min(limit_s, _LAST_S), check=_no_check, enough=size)
+            return missing
         except RuntimeError:
             return ()
 

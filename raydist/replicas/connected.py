@@ -395,8 +395,10 @@ def _without_effect(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         identity = 1
     elif tensor.dtype is torch.bool:
         identity = op is ReduceOp.MIN
+    elif tensor.is_floating_point():
+        identity = torch.inf if op is ReduceOp.MIN else -torch.inf
     else:
-        limits = torch.finfo(tensor.dtype) if tensor.is_floating_point() else torch.iinfo(tensor.dtype)
+        limits = torch.iinfo(tensor.dtype)
         identity = limits.max if op is ReduceOp.MIN else limits.min
     never = torch.zeros_like(tensor, dtype=torch.bool)
     return torch.where(never, tensor, torch.full_like(tensor, identity))

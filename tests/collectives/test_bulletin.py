@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
@@ -48,3 +50,11 @@ def test_roll_call_ends_with_one_missing() -> None:
     assert first.roll_call(0.0) == (1, 2)
     assert third.roll_call(60.0) == (1,)
     assert second.roll_call(60.0) == ()
+
+
+def test_the_last_living_rank_to_report_is_not_missing() -> None:
+    first, second = bulletins(2)
+    later = threading.Timer(0.01, second.roll_call, [0.0])
+    later.start()
+    assert first.roll_call(5.0) == ()
+    later.join()

@@ -77,6 +77,16 @@ def test_a_replica_without_rows_stands_in_and_takes_anothers_buffers() -> None:
     ]
 
 
+@pytest.mark.parametrize(("op", "value"), [("MIN", torch.inf), ("MAX", -torch.inf)])
+def test_padding_rows_do_not_change_a_minimum_or_maximum(op: str, value: float) -> None:
+    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
+        with peers.run((0, 2), ReduceOp.MEAN, stand_in=True):
+            own = 0.0 if peers.stands_in else value
+            return peers.all_reduce(ReduceOp(op), torch.tensor(own)).item()
+
+    assert on_replicas(2, body) == [value, value]
+
+
 def test_after_an_error_others_rows_have_left_no_trace() -> None:
     def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
         def step() -> None:

@@ -14,6 +14,7 @@ from raydist.collectives.point_to_point import PointToPoint
 from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.process_group_backend import Flight, ProcessGroupBackend, RawGroup, RawWork
 from raydist.collectives.tensors import (
+    check_parts,
     check_rank,
     check_rows,
     check_swapped,
@@ -130,6 +131,7 @@ class XlaCommunicator(JoiningCommunicator):
         return self._reduce(f"reduce({op.value}, root={root})", tensor, tensor, op, lambda: None)
 
     def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
+        check_parts("reduce_scatter", inputs, output, self.world_size)
         parts = torch.stack([value.detach() for value in inputs])
         return self._reduce(f"reduce_scatter({op.value})", output, parts, op, lambda: _assign(output, parts[self.rank]))
 
@@ -165,6 +167,7 @@ class XlaCommunicator(JoiningCommunicator):
         )
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        check_parts("all_gather", outputs, tensor, self.world_size)
         target = tensor.detach().contiguous()
         return self._spread("all_gather", outputs, tensor, lambda: self._chip.all_gather(target))
 

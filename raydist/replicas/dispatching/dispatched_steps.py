@@ -239,7 +239,8 @@ class DispatchedSteps:
         finally:
             self._dispatcher.finished(group)
         self._failure = group.failure
-        self._untold = self._untold if consequence else group.error or group.surprise
+        if not consequence:
+            self._untold = self._untold or group.error or group.surprise
         return True
 
     def _finish(self, group: SentGroup, *, present: bool = True) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,18 @@ def test_a_failure_that_nobody_read_is_told_once(steps: DispatchedSteps, actors:
     outcomes = [steps.dispatch(planned(step)) for step in range(1, 12)]
     assert values(outcomes[3]) == [4, 4]  # of the same group as the one that fails
     with pytest.raises(ValueError, match="step 5"):
+        steps.wait()
+    steps.wait()
+
+
+def test_a_value_where_run_returned_none_is_told_though_later_steps_ended_well(
+    steps: DispatchedSteps, actors: Actors
+) -> None:
+    learn(steps)
+    steps.dispatch(replace(planned(1), returns_none=True))
+    steps.dispatch(planned(2))
+    steps.until_now()()
+    with pytest.raises(InvalidArgumentError, match="step 1 returned a value"):
         steps.wait()
     steps.wait()
 
