@@ -275,9 +275,7 @@ class CrowdedHost:
 
 @contextlib.contextmanager
 def _errors_travel() -> Iterator[None]:
-    """Wrap any exception in RemoteFailure: Ray loses exceptions that pickle badly, and takes KeyboardInterrupt for a
-    cancelled task.
-    """
+    """Wrap errors in RemoteFailure: Ray loses unpicklable ones, and takes KeyboardInterrupt for a cancelled task."""
     try:
         yield
     except BaseException as error:

@@ -206,8 +206,9 @@ def _rank_of(error: Exception) -> int:
 
 
 _killed: deque[Any] = deque(maxlen=256)
-"""The actors that were killed last. Ray also asks an actor to exit once no reference to it is left. Both at once abort
-the actor's process (`~CoreWorker`), so references to killed actors are kept until their processes are long gone.
+"""The actors that were killed last, kept referenced until their processes are long gone.
+
+Ray also asks an actor to exit once no reference to it is left. Both at once abort the actor's process (`~CoreWorker`).
 """
 
 

@@ -62,7 +62,7 @@ class Epochs:
 
     @property
     def seed(self) -> int:
-        """The seed of all epochs, so that unshuffled randomness stays the same."""
+        """The seed of all epochs, so that an order without reshuffling stays the same."""
         if self._seed is None:
             self._seed = draw_seed()
         return self._seed
