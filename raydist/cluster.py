@@ -165,10 +165,12 @@ def _initialize() -> None:
 def _keeping_breakpoints() -> Iterator[None]:
     """Keep `breakpoint()` as pdb in this process: Ray redirects it to debugpy, which may not be installed."""
     before = os.environ.get("PYTHONBREAKPOINT")
-    yield
-    if os.environ.get("RAY_DEBUG") != "legacy" and importlib.util.find_spec("debugpy") is None:
-        os.environ.pop("PYTHONBREAKPOINT", None)
-        os.environ.update({} if before is None else {"PYTHONBREAKPOINT": before})
+    try:
+        yield
+    finally:
+        if os.environ.get("RAY_DEBUG") != "legacy" and importlib.util.find_spec("debugpy") is None:
+            os.environ.pop("PYTHONBREAKPOINT", None)
+            os.environ.update({} if before is None else {"PYTHONBREAKPOINT": before})
 
 
 def _start() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, final
 
 import torch
@@ -34,11 +35,11 @@ class ClassWeights:
         if not isinstance(class_weight, Mapping) or not class_weight:
             raise InvalidArgumentError(f"class_weight must be a dict of class and weight, got {class_weight!r:.80}.")
         for number, weight in class_weight.items():
-            if not (isinstance(number, int) and number >= 0 and math.isfinite(weight) and weight >= 0):
+            if not (isinstance(number, Integral) and number >= 0 and _is_weight(weight)):
                 raise InvalidArgumentError(
                     f"class_weight must give numbers >= 0 for classes 0, 1, ..., got {number!r}: {weight!r}."
                 )
-        return cls(tuple((number, float(weight)) for number, weight in class_weight.items()))
+        return cls(tuple((int(number), float(weight)) for number, weight in class_weight.items()))
 
     def __bool__(self) -> bool:
         return bool(self.pairs)
@@ -64,3 +65,10 @@ class ClassWeights:
         for number, weight in self.pairs:
             weights.masked_fill_(classes == number, weight)
         return weights
+
+
+def _is_weight(value: Any) -> bool:
+    try:
+        return math.isfinite(value) and value >= 0
+    except TypeError:
+        return False

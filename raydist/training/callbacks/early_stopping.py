@@ -143,7 +143,7 @@ class EarlyStopping(Callback):
             if self._baseline is None or self._monitor.improves(value, self._metrics, self._baseline):
                 self.wait = 0
             return
-        if self.wait >= self._patience:
+        if self.wait >= self._patience and epoch > 0:  # as Keras does
             self.stopped_epoch = epoch
             self.model.stop_training = True
 

@@ -63,6 +63,7 @@ def test_restores_the_best_weights() -> None:
 
 def test_nan_is_never_an_improvement() -> None:
     assert epochs_run([float("nan"), float("nan"), 1.0], patience=2)[0] == 2
+    assert epochs_run([float("nan"), float("nan"), 1.0], patience=0)[0] == 2  # not after the first, as Keras
 
 
 def test_a_missing_value_is_a_warning() -> None:
