@@ -139,12 +139,14 @@ class _Group(BaseGroup):
         terms = _TERMS.get() or _Terms()
         self._store: RendezvousStore | None = None
         membership = terms.membership or self._rendezvous(terms.timeout_s)
-        self.communicator: Communicator = open_communicator(
-            membership, device=terms.device, timeout_s=terms.timeout_s, backend=self._carrier or terms.backend
-        )
+        try:
+            self.communicator: Communicator = open_communicator(
+                membership, device=terms.device, timeout_s=terms.timeout_s, backend=self._carrier or terms.backend
+            )
+        finally:  # a later group of this name must not find the address, whether or not this one could be formed
+            if self._store is not None:
+                gcs_client().internal_kv_del(self._key(), False, None)
         self._checked = CheckedCommunicator(self.communicator, terms.device)
-        if self._store is not None:
-            gcs_client().internal_kv_del(self._key(), False, None)
 
     @classmethod
     def check_backend_availability(cls) -> bool:

@@ -120,10 +120,10 @@ class Member:
         return tensor.tolist()
 
     def alone(self, name: str) -> str:
-        """Wait for a rank 0 that does not come."""
+        """Wait for a peer that does not come."""
         register()
         with group_limits(device=CPU, timeout_s=0.2), pytest.raises(DeadlineExceededError) as caught:
-            collective.init_collective_group(2, 1, backend=Backend(BACKEND), group_name=name)
+            collective.init_collective_group(2, self.rank, backend=Backend(BACKEND), group_name=name)
         return str(caught.value)
 
 
@@ -183,6 +183,13 @@ def test_a_group_by_membership(members: list[Any]) -> None:
 def test_a_rank_that_stays_away(members: list[Any]) -> None:
     message = ray.get(members[1].alone.remote(f"test-{uuid.uuid4().hex}"), timeout=LIMIT_S)
     assert "0.2 s for rank 0" in message
+
+
+def test_a_group_that_was_not_formed_leaves_its_name_free(members: list[Any]) -> None:
+    name = f"test-{uuid.uuid4().hex}"
+    assert "rank 1 did not arrive" in ray.get(members[0].alone.remote(name), timeout=LIMIT_S)
+    assert "0.2 s for rank 0" in ray.get(members[1].alone.remote(name), timeout=LIMIT_S)  # no old address is there
+    check_everything(ray.get([member.with_rays_functions.remote(name, BACKEND) for member in members], timeout=LIMIT_S))
 
 
 def test_register_twice() -> None:
