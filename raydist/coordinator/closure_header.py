@@ -1,4 +1,4 @@
-"""What a closure tells the worker that runs it."""
+"""The header that a closure carries to the worker that runs it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def closure_header(
     *,
     looks_only: bool = False,
 ) -> bytes:
-    """The pickle of a `StepHeader`.
+    """Return the pickle of a closure's `StepHeader`.
 
     Args:
-        shipment: What the closure needs.
-        options: What gradients that are not finite do.
-        gradient_reduce_op: How gradients meet.
-        summaries: Where what it shows is written; None: nowhere.
-        number: The closure's.
-        looks_only: It changes nothing.
+        shipment: The driver's changes and the arguments that the closure needs.
+        options: Run options; `on_nonfinite` is used.
+        gradient_reduce_op: How gradients of replicas are combined.
+        summaries: Where the closure's summaries are written; None: nowhere.
+        number: Number of the closure.
+        looks_only: The closure changes no variable.
     """
     header = StepHeader(
         step=number,

@@ -1,4 +1,4 @@
-"""Where the program's threads wait for the coordinator's: with its lock, and with a limit."""
+"""Waits of the program's threads for the coordinator's thread, under its lock and with a time limit."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _SLICE_S = 0.5  # between two looks at the clock
 
 @final
 class ClosureWaits:
-    """See the module.
+    """The condition on which the program's threads wait for the coordinator's thread.
 
     Args:
-        force: Who works.
-        queue: What there is to do.
+        force: The scheduler of the workers.
+        queue: The queue of closures.
         timeouts: The limit of every wait.
 
     Attributes:
-        changed: The lock around all that the threads share, told of each change.
-        is_closed: Nobody shall wait any more.
+        changed: The lock around all state that the threads share; notified of each change.
+        is_closed: The strategy was closed: no thread may wait any more.
     """
 
     def __init__(self, force: Workforce, queue: ClosureQueue, timeouts: Timeouts) -> None:
@@ -39,15 +39,15 @@ class ClosureWaits:
         self._timeouts = timeouts
 
     def wait_until(self, holds: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
-        """Wait for the other thread, with the lock.
+        """Block until `holds()` is true; the caller holds the lock.
 
         Args:
-            holds: Whether there is nothing to wait for any more.
-            what: Is waited for, for the error.
-            timeout_s: How long; None: until no closure has ended for `Timeouts.step_s`.
+            holds: Returns True once the wait is over.
+            what: Describes in the error what the caller waits for.
+            timeout_s: Time limit; None: until no closure has ended for `Timeouts.step_s`.
 
         Raises:
-            DeadlineExceededError: It has not come in time.
+            DeadlineExceededError: `holds()` stayed false for the time limit.
         """
         limit_s, named = (self._timeouts.step_s, "Timeouts.step_s") if timeout_s is None else (timeout_s, "timeout")
         end, progress = time.monotonic() + limit_s, self._force.num_ended
@@ -68,10 +68,10 @@ class ClosureWaits:
         )
 
     def require_open(self) -> None:
-        """Raise where it is closed.
+        """Raise if the strategy was closed.
 
         Raises:
-            FailedPreconditionError: It is.
+            FailedPreconditionError: The strategy was closed.
         """
         if self.is_closed:
             raise FailedPreconditionError(

@@ -1,4 +1,4 @@
-"""The queue of closures: which of them wait, run and have ended. Pure: nothing here waits or sends."""
+"""The queue of closures: which closures wait, run and have ended. Nothing here waits or sends."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from raydist.replicas.served.work_message import PlannedWork
 
 __all__ = ["Closure", "ClosureQueue"]
 
-_MOST_DEATHS = 5  # of workers, in the same closure: then it is what kills them
+_MOST_DEATHS = 5  # workers that died in the same closure: then the closure is taken to kill them
 
 
 @final
 class Closure:
-    """A function call that is to happen once, on whichever worker is free. Results hold it, so it lets go of its work.
+    """A function call that runs once, on whichever worker is free. Results hold it, so it drops its work when it ends.
 
     Attributes:
         number: Unique in the strategy, and rising.
-        key: Of the function, by which closures of about the same length are known.
-        work: What a worker is sent; None once it has ended.
-        deaths: How many workers have died in it.
-        ended: Whether it is known how it ended.
-        result: What it returned.
-        value: That, once it was unpacked.
-        error: Why it has no result.
-        alone: Nothing runs anywhere beside it: all before it have ended, none behind it has begun.
-        boundary: Of the program, at which it was scheduled.
+        key: Identifies the function; closures of one function take about the same time.
+        work: The message to the worker; None once the closure has ended.
+        deaths: Number of workers that died while they ran the closure.
+        ended: True once the outcome is known.
+        result: The packed return value.
+        value: The unpacked return value.
+        error: The exception with which the closure ended, if any.
+        alone: No other closure runs at the same time: all earlier ones have ended, no later one has begun.
+        boundary: The step boundary of the program at which the closure was scheduled.
     """
 
     __slots__ = ("alone", "boundary", "deaths", "ended", "error", "key", "number", "result", "value", "work")
@@ -51,7 +51,7 @@ class Closure:
 
 @final
 class ClosureQueue:
-    """All closures of a strategy that have not ended. Its owner sees to it that one thread is in here at a time.
+    """All closures of a strategy that have not ended. The owner lets only one thread at a time call this object.
 
     Under `rd.BoundedStaleness` it also keeps the workers' clocks (Ho et al. 2013). A worker's clock counts the closures
     that the worker has finished since the queue was last empty. Closures that run alone (saves) are not counted.
@@ -76,46 +76,46 @@ class ClosureQueue:
         self._running: dict[int, deque[Closure]] = {}
 
     def next_number(self) -> int:
-        """A number that nothing else gets."""
+        """Return a number that no other closure gets."""
         self._next_number += 1
         return self._next_number - 1
 
     @property
     def finished_below(self) -> int:
-        """All closures with a lower number have ended, and what has such a number and is none of them, too."""
+        """A bound: all closures with a lower number have ended, and so has all else that drew a lower number."""
         return next(iter(self._open), self._next_number)
 
     @property
     def num_waiting(self) -> int:
-        """Closures that no worker has."""
+        """Number of closures that no worker has."""
         return len(self._waiting)
 
     @property
     def num_open(self) -> int:
-        """Closures that have not ended."""
+        """Number of closures that have not ended."""
         return len(self._open)
 
     @property
     def num_running(self) -> int:
-        """Closures that workers have."""
+        """Number of closures that workers have."""
         return len(self._open) - len(self._waiting)
 
     def running_on(self, worker: int) -> tuple[Closure, ...]:
-        """Those that a worker has, in the order in which it does them."""
+        """Return the closures that a worker has, in the order in which it runs them."""
         return tuple(self._running.get(worker, ()))
 
     def add(self, closure: Closure) -> None:
-        """It waits, behind all others."""
+        """Append a closure to the queue."""
         self._open[closure.number] = closure
         self._waiting.append(closure)
 
     def peek(self) -> Closure | None:
-        """The one that is next."""
+        """Return the closure that is next, or None."""
         return self._waiting[0] if self._waiting else None
 
     @property
     def may_begin(self) -> bool:
-        """Whether the next one may run beside those that do."""
+        """True if the next closure may run beside the running ones."""
         if not self.num_running:
             return True
         coming = self.peek()
@@ -142,36 +142,36 @@ class ClosureQueue:
         return max(0, slowest + self._max_clocks + 1 - begun)
 
     def take(self, worker: int) -> Closure:
-        """Give the next one to a worker."""
+        """Give the next closure to a worker."""
         closure = self._waiting.popleft()
         self._last_begun = max(self._last_begun, closure.number)
         self._running.setdefault(worker, deque()).append(closure)
         return closure
 
     def put_back(self, worker: int, closures: Sequence[Closure]) -> None:
-        """A worker does not get them after all: they are next."""
+        """Return closures that a worker was not sent to the head of the queue."""
         for closure in reversed(closures):
             self._running[worker].remove(closure)
             self._waiting.appendleft(closure)
 
     def succeed(self, worker: int, closure: Closure, result: StepResult) -> None:
-        """A worker has done it."""
+        """Record the result of a closure."""
         self._end(worker, closure)
         closure.result = result
 
     def fail(self, worker: int, closure: Closure, error: Exception) -> None:
-        """It raised: nothing that waits will be begun."""
+        """Record that a closure raised, and cancel all closures that wait."""
         self._end(worker, closure)
         closure.error = error
         self.fail_all(error)
 
     def cancel(self, worker: int, closure: Closure) -> None:
-        """A worker gave it up, because one before it raised."""
+        """Record that a worker skipped a closure because an earlier one raised."""
         self._end(worker, closure)
         closure.error = self._cancelled(closure)
 
     def fail_all(self, error: Exception) -> None:
-        """The program is to be told of `error`, unless it is to be told of another; all that waits is cancelled."""
+        """Cancel all waiting closures. The program gets `error`, unless an earlier error is pending."""
         self.error = self.error or error
         waiting, self._waiting = self._waiting, deque()
         for closure in waiting:
@@ -188,12 +188,12 @@ class ClosureQueue:
         return cancelled
 
     def lost(self, worker: int, error: Exception) -> None:
-        """A worker has died: what it had is next, in the same order. One that has killed many fails."""
+        """Requeue a dead worker's closures at the head, in order. A closure in which many workers died fails."""
         orphans = self._running.pop(worker, deque())
         self._clocks.pop(worker, None)
         if orphans:
             orphans[0].deaths += 1
-        if self.error is not None:  # the program is to be told: nothing is begun any more
+        if self.error is not None:  # the program is about to get the error: nothing begins until then
             self._drop(orphans)
             return
         self._waiting.extendleft(reversed(orphans))
@@ -209,7 +209,7 @@ class ClosureQueue:
             closure.error = self._cancelled(closure)
 
     def give_up_from(self, boundary: int, error: Exception) -> list[Closure]:
-        """Take back what was scheduled at this boundary or later, and behind all that was begun or is alone."""
+        """Withdraw closures scheduled at this boundary or later, behind all that have begun or run alone."""
         last = max([self._last_begun, *(each.number for each in self._waiting if each.alone)])
         given_up = [each for each in self._waiting if each.number > last and each.boundary >= boundary]
         for closure in given_up:
@@ -219,7 +219,7 @@ class ClosureQueue:
         return given_up
 
     def abandon(self, error: Exception) -> None:
-        """Nobody will do anything any more."""
+        """End all closures with `error`."""
         self.error = self.error or error
         for closure in list(self._open.values()):
             self._forget(closure)
@@ -229,7 +229,7 @@ class ClosureQueue:
         self._clocks.clear()
 
     def take_error(self) -> Exception | None:
-        """The error that the program is told of now; what it schedules from now on is begun again."""
+        """Return the error to raise in the program now; closures scheduled after this call run again."""
         error, self.error = self.error, None
         self.epoch += error is not None
         return error

@@ -1,7 +1,7 @@
-"""Gives closures to workers, and waits for them: the driver's end of a `ParameterServerStrategy`.
+"""Schedule closures on workers and wait for them: the driver's side of a `ParameterServerStrategy`.
 
-One thread waits for what workers answer and sends them the next closures; the program's threads wait only for what
-they ask for. It knows nothing of datasets, and of variables only that they live somewhere else.
+One thread waits for the answers of workers and sends them the next closures; the program's threads wait only for what
+they ask for. The coordinator knows nothing of datasets, and of variables only that they live on servers.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ __all__ = ["Coordinator"]
 _T = TypeVar("_T")
 
 _MOST_WAITING = 256 * 1024  # closures, as TensorFlow's
-_MOST_WITH_BATCHES = 32  # of closures that hold batches, which stay in the object store until they are done
-_MOST_BYTES = 256 << 20  # of arguments that wait
+_MOST_WITH_BATCHES = 32  # closures that hold batches, which stay in the object store until the closures end
+_MOST_BYTES = 256 << 20  # of arguments of closures that wait
 _SLICE_S = 0.5  # between two looks at the clock
 
 
 @final
 class Coordinator:
-    """See the module. Constructing starts nothing.
+    """The scheduler of closures. The constructor starts nothing.
 
     Args:
-        port: The way to the workers.
-        servers: Where the variables live.
-        num_workers: How many workers there are.
+        port: The connection to the workers.
+        servers: The parameter servers, where the variables live.
+        num_workers: Number of workers.
         timeouts: The limit of every wait.
         max_clocks: Of `rd.BoundedStaleness`; None: workers do not wait for each other. See `ClosureQueue`.
     """
@@ -69,26 +69,26 @@ class Coordinator:
         self._waits = ClosureWaits(self._force, self._queue, timeouts)
         self._changed = self._waits.changed
         self._questions = WorkerQuestions(port, self._roster, self._force, self._queue, self._waits)
-        self._dropped: list[int] = []  # handles, which servers may yet have
+        self._dropped: list[int] = []  # handles that servers may still have
         self._thread: threading.Thread | None = None
         self._process = OwningProcess("A strategy with its variables and results")
 
-    # What follows is for the program's threads.
+    # Methods for the program's threads.
 
     def start(self) -> None:
-        """Let the workers start, without waiting for them."""
+        """Start the workers without waiting for them."""
         with self._changed:
             self._roster.start()
             self._thread = threading.Thread(target=self._serve, name="raydist-coordinator", daemon=True)
             self._thread.start()
 
     def when_lost(self, told: Callable[[int, int, Mapping[str, int]], None]) -> None:
-        """Have something told of each death of a worker; see `Roster.on_lost`."""
+        """Call `told` at each death of a worker; see `Roster.on_lost`."""
         with self._changed:
             self._roster.on_lost.append(told)
 
     def when_done(self, told: Callable[[Sequence[StepResult]], None]) -> None:
-        """Have something told of each closure that has ended well; see `Workforce.on_result`."""
+        """Call `told` for each closure that succeeds; see `Workforce.on_result`."""
         with self._changed:
             self._force.on_result.append(told)
 
@@ -101,17 +101,17 @@ class Coordinator:
         alone: bool = False,
         boundary: int = 0,
     ) -> Closure:
-        """Have a closure run on the next free worker. Blocks while too many wait.
+        """Run a closure on the next free worker. Blocks while too many closures wait.
 
         Args:
-            shipment: What the program needs for it.
-            make_header: Gives the pickle of its `StepHeader`, whose step is this number.
-            key: Of its function.
+            shipment: The driver's changes and the arguments that the closure needs.
+            make_header: Returns the pickle of the closure's `StepHeader`, given the closure's number.
+            key: Identifies the function.
             alone: See `Closure.alone`.
             boundary: See `Closure.boundary`.
 
         Raises:
-            Exception: Of a closure before, which the program has not been told of.
+            Exception: The error of an earlier closure that the program has not been told of.
         """
         self._process.require("used")
         self.raise_error()
@@ -136,7 +136,7 @@ class Coordinator:
         return waiting < most and waiting * len(shipment.arguments) < _MOST_BYTES
 
     def _enter(self, shipment: Shipment) -> None:
-        """What a shipment brings for all workers goes into the log."""
+        """Append the part of a shipment that all workers need to the log."""
         kept = shipment.without_step()
         if kept is None:
             return
@@ -148,12 +148,12 @@ class Coordinator:
             self._dropped += kept.released
 
     def record(self, entry: LogEntry, what: frozenset[Any] = frozenset()) -> None:
-        """What is scheduled from now on comes after this."""
+        """Append an entry to the log: closures scheduled from now on run after it."""
         with self._changed:
             self._log.append(entry.packed(), what)
 
     def _settle(self, entry: LogEntry) -> None:
-        """One worker does it first, alone, and brings what is new to the servers."""
+        """Apply an entry on one worker first, alone; this worker gives new variables to the servers."""
         self.join()
 
         def settle(worker: int) -> Any:
@@ -167,25 +167,25 @@ class Coordinator:
         with self._changed:
             self._force.note_seen(told)
             self._log.append(LogEntry(entry.shipment, plan).packed())
-            self._force.due(worker)  # it has that
+            self._force.due(worker)  # that worker already has this entry
 
     def note_seen(self, versions: Sequence[int]) -> None:
-        """What is scheduled from now on sees these versions of the servers' values, or newer ones."""
+        """Make closures scheduled from now on see these versions of the servers' values, or newer ones."""
         with self._changed:
             self._force.note_seen(versions)
 
     def read(self, method: str, *args: Any) -> Any:
-        """What one worker's runner answers once all closures have ended and all that waits was applied."""
+        """Join, then return what a method of one worker's runner returns."""
         self.join()
         return self._questions.read(method, *args)
 
     def read_all(self, method: str, *args: Any) -> list[Any]:
-        """As `read`, from every worker that lives."""
+        """Join, then return what a method of every living worker's runner returns."""
         self.join()
         return self._questions.read_all(method, *args)
 
     def give_up_from(self, boundary: int) -> GivenUp | None:
-        """Begin nothing more that was scheduled at this boundary or later: the process is to end. See `StepQueue`."""
+        """Withdraw closures scheduled at this boundary or later, because the process is to end. See `StepQueue`."""
         error = CancelledError(
             "This function had not begun when the process was to end. Schedule it again after the restart."
         )
@@ -195,16 +195,16 @@ class Coordinator:
         return GivenUp(min(each.boundary for each in given_up), len(given_up)) if given_up else None
 
     def wait_or_leave(self, timeout_s: float | None = None) -> None:
-        """Return once all closures have ended, or the process is to end: that is no time to wait for them."""
+        """Return once all closures have ended, or the process is to end."""
         with self._changed:
             done = "the closures that were scheduled"
             self._waits.wait_until(lambda: not self._queue.num_open or is_to_leave(), done, timeout_s)
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Return once all closures have ended, and apply what waits for others; raises their first error.
+        """Block until all closures have ended, and apply incomplete synchronous steps. Raises the first closure error.
 
         Raises:
-            DeadlineExceededError: They have not ended in time; None: none has ended for `Timeouts.step_s`.
+            DeadlineExceededError: Closures have not ended in time; None: none has ended for `Timeouts.step_s`.
         """
         self._process.require("used")
         with self._changed:
@@ -215,18 +215,18 @@ class Coordinator:
             dropped, self._dropped = self._dropped, []
         if started:
             self._servers.finish()
-        if dropped:  # whatever is begun from now on comes after that in the log: no worker asks for it
+        if dropped:  # closures that begin later come after the drop in the log: no worker asks for these objects
             self._servers.drop(dropped)
 
     def done(self) -> bool:
-        """Whether all closures have ended; raises their first error."""
+        """Return True if all closures have ended; raise their first error."""
         self._process.require("used")
         with self._changed:
             self._raise_error()
             return not self._queue.num_open
 
     def raise_error(self) -> None:
-        """Raise the first error that the program has not been told of, when no worker does anything any more."""
+        """Raise the first error that the program has not been told of, once no worker runs a closure any more."""
         with self._changed:
             self._waits.require_open()
             self._warn()
@@ -247,14 +247,14 @@ class Coordinator:
             warnings.warn(remark, stacklevel=4)
 
     def value_of(self, closure: Closure) -> Any:
-        """What a closure has returned; waits for it, and raises what it has raised."""
+        """Wait for a closure and return its value, or raise its error."""
         self._process.require("used")
         if not closure.ended:
             with self._changed:
                 self._waits.wait_until(lambda: closure.ended, f"closure {closure.number}")
         if closure.error is not None:
             with self._changed:
-                if self._queue.error is closure.error:  # told here, and not again
+                if self._queue.error is closure.error:  # raised here, and not again
                     self._queue.take_error()
             raise what_was_raised(closure.error)
         if closure.result is not None:
@@ -262,7 +262,7 @@ class Coordinator:
         return closure.value
 
     def close(self) -> None:
-        """Give up what has not ended, and end the thread. May be called twice."""
+        """Cancel closures that have not ended, and end the thread. May be called twice."""
         with self._changed:
             if not self._waits.is_closed:
                 self._waits.is_closed = True
@@ -274,7 +274,7 @@ class Coordinator:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(self._timeouts.close_s)
 
-    # What follows is done by the coordinator's own thread.
+    # Methods of the coordinator's own thread.
 
     def _serve(self) -> None:
         try:

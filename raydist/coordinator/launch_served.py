@@ -1,4 +1,4 @@
-"""Starting workers and parameter servers where the cluster has room for them."""
+"""Start workers and parameter servers on the nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 @final
 class Launched:
-    """Workers and servers in their places, which start and stop together. Constructing waits for nothing.
+    """Workers and servers that start and stop together. The constructor does not block.
 
     Attributes:
         worker_hosts: The node id of each worker.
@@ -59,14 +59,14 @@ class Launched:
         prefetch_pulls: bool,
         server_memory: int | None,
     ) -> None:
-        """Wait for the servers (limit: `Timeouts.start_s`), and let the workers start.
+        """Wait for the servers (limit: `Timeouts.start_s`), and start the workers without waiting for them.
 
         Args:
             timeouts: The limit of every wait.
             consistency: See `ServedSide`.
             partitioner: See `ServedSide`.
             prefetch_pulls: See `ServedSide`.
-            server_memory: How many bytes a server may hold; None: as many as there are.
+            server_memory: Bytes that a server may hold; None: no limit.
         """
         limit_s = timeouts.collective_s
         terms = (len(self._servers.names), consistency, server_memory, limit_s)
@@ -87,12 +87,12 @@ class Launched:
 
     @property
     def side(self) -> ServedSide:
-        """The servers."""
+        """The driver's connection to the servers."""
         return _started(self._side)
 
     @property
     def coordinator(self) -> Coordinator:
-        """What gives the workers closures."""
+        """The scheduler of closures."""
         return _started(self._coordinator)
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ def _started(part: _T | None) -> _T:
 def make_server(
     number: int, num_servers: int, consistency: Consistency, memory: int | None, timeout_s: float
 ) -> ParameterServer:
-    """A parameter server, in its own process."""
+    """Create a parameter server in the calling process."""
     return ParameterServer(
         number,
         num_servers,
@@ -129,7 +129,7 @@ def make_server(
 
 
 def launch_served(plan: ServedPlan, timeouts: Timeouts, holder: str) -> Launched:
-    """Reserve, and start the processes; returns before they answer.
+    """Reserve resources and start the processes; returns before they answer.
 
     Blocks until the reservation is made (limit: `Timeouts.start_s`). Servers and workers are spread over the nodes, so
     that servers have nodes of their own where there are enough. `holder` names the strategy in messages.

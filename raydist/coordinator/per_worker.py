@@ -24,11 +24,11 @@ _ONLY_SCHEDULED = (
 
 
 class PerWorkerValue:
-    """What each worker has its own of: an argument of `schedule`, and nothing else.
+    """A value of which each worker has its own. It is an argument of `schedule`, and nothing else.
 
     Args:
-        name: By which workers know it.
-        keep: Held as long as this is.
+        name: The name by which workers know the value.
+        keep: An object that lives as long as this one.
     """
 
     __nest_leaf__ = True
@@ -48,8 +48,8 @@ class PerWorkerValue:
 class PerWorkerIterator(PerWorkerValue):
     """An iterator on each worker over its dataset: an argument of `schedule`, in which the function calls `next`.
 
-    When the data of a worker ends, `next` there raises what ends a `for` loop; out of a function it is an
-    OutOfRangeError, which `join` raises. When a worker dies, the one that takes its place goes on with the batch after
+    When the data of a worker ends, `next` there raises StopIteration; if the function lets it escape, it becomes an
+    OutOfRangeError, which `join` raises. When a worker dies, its replacement goes on with the batch after
     the last one of the closures that it had finished.
 
     Source: the iterators of tf.distribute.coordinator.ClusterCoordinator.create_per_worker_dataset.
@@ -64,7 +64,7 @@ class PerWorkerIterator(PerWorkerValue):
 
 @final
 class PerWorkerDataset:
-    """A dataset on each worker. `iter()` of it gives the argument for `schedule`; each begins anew.
+    """A dataset on each worker. Each `iter()` of it begins a new epoch and returns the argument for `schedule`.
 
     Made by :meth:`ClusterCoordinator.create_per_worker_dataset`.
 
@@ -83,12 +83,12 @@ class PerWorkerDataset:
 @final
 @dataclass(frozen=True, slots=True)
 class IteratorMaker:
-    """Makes a worker's iterator there, which opens its pass itself: so a worker that starts again has one of its own.
+    """Create a worker's iterator on the worker. The worker opens its pass itself, so a restarted worker has a new one.
 
     Attributes:
-        link: The way to the actor that will have the pass.
-        jobs: What each worker's pass does, from the beginning.
-        skipping: Gives a job of a worker without so many batches at its beginning.
+        link: The connection to the actor that runs the pass.
+        jobs: The job of each worker's pass, from the beginning.
+        skipping: Returns a worker's job without its first batches, given their number.
     """
 
     link: PipelineLink
@@ -96,12 +96,12 @@ class IteratorMaker:
     skipping: Callable[[InputJob, int, int], InputJob]
 
     def __call__(self, context: InputContext, drawn: int, generation: int) -> ReplicaIterator:
-        """The iterator of one worker.
+        """Return the iterator of one worker.
 
         Args:
-            context: Which worker.
-            drawn: Batches that closures of it have used which have ended.
-            generation: How often it was started before.
+            context: Identifies the worker.
+            drawn: Number of batches that its ended closures have used.
+            generation: Number of earlier starts of the worker.
         """
         worker = context.input_pipeline_id
         if generation:
@@ -115,16 +115,16 @@ class IteratorMaker:
 @final
 @dataclass(frozen=True, slots=True)
 class DealtIteratorMaker:
-    """Makes a worker's iterator over a pass whose splits are dealt to whoever asks first.
+    """Create a worker's iterator over a pass whose splits go to whichever worker asks first.
 
     Attributes:
-        link: The pass.
+        link: The connection to the pass.
     """
 
     link: PipelineLink
 
     def __call__(self, context: InputContext, drawn: int, generation: int) -> ReplicaIterator:
-        """The iterator of one worker; see `IteratorMaker`."""
+        """Return the iterator of one worker; see `IteratorMaker`."""
         return ReplicaIterator(DealtLink(self.link, (context.input_pipeline_id, generation)), held=True)
 
 

@@ -1,4 +1,4 @@
-"""Makes what each worker has its own of: the log tells the workers how to make it."""
+"""Create per-worker values and datasets: log entries tell the workers how to make them."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class PerWorkerInput:
     """Per-worker values and datasets of one strategy.
 
     Args:
-        num_workers: How many workers there are.
-        coordinator: Gives the coordinator; starts workers where there are none.
-        host: Gives what hosts input pipelines.
+        num_workers: Returns the number of workers.
+        coordinator: Returns the coordinator; starts the workers if there are none.
+        host: Returns the host of input pipelines.
         timeouts: The limit of every wait.
     """
 
@@ -68,14 +68,14 @@ class PerWorkerInput:
         self._listens = False
 
     def externals(self) -> dict[str, Any]:
-        """What functions may reach on every worker, by name. Tells the workers what nothing reaches any more."""
+        """Return the values that functions may use on every worker, by name. Workers drop collected values."""
         if self._dropped:
             names = tuple(self._dropped.popleft() for _ in range(len(self._dropped)))
             self._coordinator().record(LogEntry(dropped=names))
         return dict(self._living)
 
     def value(self, fn: Callable[..., Any]) -> PerWorkerValue:
-        """See `ClusterCoordinator.create_per_worker_values`."""
+        """Implement `ClusterCoordinator.create_per_worker_values`."""
         if not callable(fn):
             raise InvalidArgumentError(f"create_per_worker_values needs a function, got {fn!r:.80}.")
         value = PerWorkerValue(f"value-{next(self._numbers)}")
@@ -85,7 +85,7 @@ class PerWorkerInput:
     def dataset(
         self, dataset: Dataset | Callable[..., Dataset], sharding: str | None, options: InputOptions
     ) -> PerWorkerDataset:
-        """See `ClusterCoordinator.create_per_worker_dataset`."""
+        """Implement `ClusterCoordinator.create_per_worker_dataset`."""
         if sharding not in _SHARDINGS:
             raise InvalidArgumentError(f'sharding must be None, "static" or "dynamic", got {sharding!r}.')
         if sharding == "dynamic":
@@ -108,7 +108,7 @@ class PerWorkerInput:
         return iterator
 
     def _deal(self, dataset: Dataset, options: InputOptions, seed: int, epoch: int) -> PerWorkerIterator:
-        """An iterator over one pass, of which each worker is given splits as it asks for them."""
+        """Return an iterator over one pass that gives splits to workers as they ask for them."""
         name = f"iterator-{next(self._numbers)}"
         link = self._host().way_to_passes(on_host=options.on_host)
         label = f"epoch {epoch} of the dataset dealt to workers"
@@ -120,7 +120,7 @@ class PerWorkerInput:
         return iterator
 
     def _give_back(self, worker: int, generation: int, used: Mapping[str, int]) -> None:
-        """A worker has died: what it was dealt and has not used is for others."""
+        """Give the unused splits of a dead worker to the others."""
         for name, link in list(self._links.items()):
             link.give_back_splits((worker, generation), used.get(name, 0))
 
@@ -153,7 +153,7 @@ def _tell_living(method: weakref.WeakMethod[Callable[..., None]], *told: Any) ->
 
 
 def _seeds_of(datasets: Sequence[Dataset], *, same: bool) -> list[int]:
-    """The seed of each worker's dataset: the same where they are parts of one, which must agree on its order."""
+    """Return the seed of each worker's dataset: the same for shards of one dataset, which must agree on its order."""
     drawn = [draw_seed() for _ in datasets]
     given = [each.options().seed for each in datasets]
     return [drawn[0 if same else place] if seed is None else seed for place, seed in enumerate(given)]
@@ -203,12 +203,12 @@ def _part_of(dataset: Dataset, context: InputContext) -> Dataset:
 
 
 def _called(fn: Callable[..., Any], context: InputContext) -> Any:
-    """What the function gives: with the context, if it takes an argument."""
+    """Call the function, with the context if it takes an argument."""
     try:
         inspect.signature(fn).bind(context)
     except TypeError:
         return fn()
-    except ValueError:  # of something without a signature
+    except ValueError:  # of a callable without a signature
         return fn(context)
     return fn(context)
 
@@ -216,7 +216,7 @@ def _called(fn: Callable[..., Any], context: InputContext) -> Any:
 @final
 @dataclass(frozen=True, slots=True)
 class _ValueMaker:
-    """Makes a worker's value there."""
+    """Create a worker's value on the worker."""
 
     fn: Callable[..., Any]
 
@@ -227,7 +227,7 @@ class _ValueMaker:
 @final
 @dataclass(frozen=True, slots=True)
 class _Skipping:
-    """Leaves out the first batches of a pass, which is the same in all else."""
+    """Leave out the first batches of a pass."""
 
     ops: tuple[Any, ...]
 

@@ -1,4 +1,4 @@
-"""What a coordinator works with, by what it needs of that: workers in actors in life, in threads in tests."""
+"""Interfaces between the coordinator and its workers and servers. Production uses Ray actors; tests use threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Question", "ServerSide", "WorkerPort"]
 
 
 class Question(Protocol):
-    """What one worker was asked: see `actors.worker_actors.Asked`."""
+    """A call of one worker, whose answer may be pending: see `actors.worker_actors.Asked`."""
 
     done: bool
     value: Any
@@ -19,52 +19,52 @@ class Question(Protocol):
 
 
 class WorkerPort(Protocol):
-    """The way to the workers: see `actors.worker_actors.WorkerActors`."""
+    """The connection to the workers: see `actors.worker_actors.WorkerActors`."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the workers, for messages; UnavailableError has that of a dead one as its `actor`."""
+        """Names of the workers, for messages; the `actor` of an UnavailableError is the name of the dead worker."""
 
     def begin(self, worker: int, make_runner: Callable[..., Any], *args: Any) -> tuple[Question, Question]:
-        """Let a worker's process make its runner: what it will say of its software, and that it has started."""
+        """Create a runner in a worker's process. The first result answers with versions, the second when it has started."""
 
     def replace(self, worker: int) -> None:
-        """Have another process for a worker; `begin` comes next."""
+        """Start another process for a worker; the caller then calls `begin`."""
 
     def send(self, worker: int, message: Any, objects: Sequence[Any]) -> Question:
         """Send closures."""
 
     def call(self, worker: int, method: str, *args: Any) -> Question:
-        """Call a method of a worker's runner, after all that it was sent."""
+        """Call a method of a worker's runner, after all messages sent before."""
 
     def announce(self) -> None:
         """End an `await_news`. Any thread may call this."""
 
     def await_news(self, within_s: float) -> None:
-        """Return once an answer has come, `announce` was called, or after so many seconds."""
+        """Block until an answer has come, `announce` was called, or `within_s` has passed."""
 
 
 class ServerSide(Protocol):
-    """Where the variables live, as the driver sees it."""
+    """The driver's view of the parameter servers, where the variables live."""
 
     def setup_of(self, worker: int, generation: int) -> ReplicaSetup:
-        """What a worker's process is started with, for the so manieth time."""
+        """Return the setup of a worker's process in this generation."""
 
     def plan(self, settled: Any) -> Any:
-        """Where new variables are to lie.
+        """Choose servers for new variables.
 
         Args:
-            settled: What `WorkerRules.settle` gave.
+            settled: The result of `WorkerRules.settle`.
         """
 
     def accept(self, plan: Any) -> None:
-        """The plan was carried out."""
+        """Record that a plan was carried out."""
 
     def drop(self, handles: Sequence[int]) -> None:
-        """The program has dropped these objects, and no worker will ask for them any more."""
+        """Drop objects that the program has dropped; no worker asks for them any more."""
 
     def fence(self, worker: int, generation: int) -> None:
-        """A worker's process is dead: nothing that it has asked for happens from now on."""
+        """Refuse all further requests of a dead worker's process."""
 
     def finish(self) -> None:
-        """Apply what waits for gradients that will not come."""
+        """Apply incomplete synchronous steps, whose missing gradients will not come."""

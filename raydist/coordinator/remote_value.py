@@ -20,18 +20,18 @@ _NO_NUMBER = "Use strategy.reduce(rd.ReduceOp.MEAN, value), coordinator.fetch(va
 
 
 class RemoteValue(NoNumber):
-    """What a closure will have returned: of `schedule`, and of `run` under a `ParameterServerStrategy`.
+    """The future result of a closure, returned by `schedule`, and by `run` under a `ParameterServerStrategy`.
 
-    It stays readable when the worker is gone that computed it. It is no number, and no argument of another closure:
+    It stays readable when the worker that computed it is gone. It is no number, and no argument of another closure:
     read it first, by `get`, `coordinator.fetch`, `strategy.reduce`, `gather` or `local_results`. Parts of a nest are
     taken by their key (`value["loss"]`), or all at once (`loss, accuracy = value`), which waits.
 
     Made by :meth:`ClusterCoordinator.schedule`.
 
     Args:
-        coordinator: What waits for the closure.
+        coordinator: The coordinator that waits for the closure.
         closure: The function call.
-        path: The keys of the part that this is.
+        path: The keys of the part of the result that this object stands for.
 
     Source: tf.distribute.experimental.coordinator.RemoteValue.
     """
@@ -46,7 +46,7 @@ class RemoteValue(NoNumber):
     @final
     @property
     def done(self) -> bool:
-        """Whether it is known how the closure ended; never waits.
+        """True once the closure has ended; never blocks.
 
         Source: raydist's own; tf.distribute.experimental.coordinator.RemoteValue has none.
         """
@@ -55,17 +55,17 @@ class RemoteValue(NoNumber):
     @final
     @folded
     def get(self) -> Any:
-        """The nest that the function returned, tensors on the CPU.
+        """Return the nest that the function returned, with tensors on the CPU.
 
         Blocking: until the closure has ended (limit: `Timeouts.step_s` without any closure ending).
 
         Returns:
-            What the function returned; the same tensors each time.
+            The function's return value; the same tensors each time.
 
         Raises:
             Exception: What the closure raised, of its own type.
-            CancelledError: It was cancelled, because one before it failed: schedule it again.
-            UnavailableError: No worker is left, or the strategy was closed before it was done.
+            CancelledError: The closure was cancelled, because an earlier one failed: schedule it again.
+            UnavailableError: No worker is left, or the strategy was closed before the closure was done.
 
         Source: tf.distribute.experimental.coordinator.RemoteValue.get.
         """
@@ -76,7 +76,7 @@ class RemoteValue(NoNumber):
 
     @final
     def fetch(self) -> Any:
-        """As `get`.
+        """Return the same as `get`.
 
         Source: tf.distribute.experimental.coordinator.RemoteValue.fetch.
         """
@@ -112,12 +112,12 @@ class RemoteValue(NoNumber):
 
     @classmethod
     def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> NoReturn:
-        """What a function of torch does that is given one in the place of a tensor."""
+        """Reject torch functions, which need a tensor."""
         raise InvalidArgumentError(f"{getattr(function, '__name__', function)} of torch takes tensors. {_NO_NUMBER}")
 
 
 def fetched(values: Any) -> Any:
-    """A nest, in which lists may stand too, with the value of each RemoteValue."""
+    """Return a nest (lists included) with the value of each RemoteValue."""
     if isinstance(values, RemoteValue):
         return values.get()
     if type(values) is list:
@@ -126,7 +126,7 @@ def fetched(values: Any) -> Any:
 
 
 def holds_remote(values: Any) -> bool:
-    """Whether a RemoteValue is in a nest, in which lists may stand too."""
+    """Return True if a nest (lists included) contains a RemoteValue."""
     if type(values) is list:
         return any(map(holds_remote, values))
     leaves = leaves_in(values)

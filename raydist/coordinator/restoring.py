@@ -1,4 +1,4 @@
-"""How restores reach what lies on parameter servers: the driver's end."""
+"""Restore checkpoints onto parameter servers: the driver's side."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SHORTEST_S, _LONGEST_S = 0.002, 0.1  # between two questions
 
 @final
 class _Restores:
-    """Stands for the `ServedRestores` that each worker has."""
+    """Placeholder for the `ServedRestores` of each worker."""
 
 
 SERVED_RESTORES: Any = _Restores()
@@ -43,29 +43,29 @@ class RestoringServers(Protocol):
     """The servers of a strategy: `ServedSide`."""
 
     def restored(self, token: str) -> Sequence[PreparedShare | PortableError | None]:
-        """What has become of a restore on each."""
+        """Return the state of a restore on each server; None: not known yet."""
 
     def commit_restore(self, token: str) -> Sequence[int]:
-        """Let every one have what it has read; the versions of their values since then."""
+        """Make every server use the values that it has read; returns the versions of its values afterwards."""
 
     def discard_restore(self) -> None:
-        """Let every one forget what it has read."""
+        """Make every server drop what it has read."""
 
 
 @final
 class ServedRestorer:
-    """A `ShareRestorer` of a strategy whose variables and embedding tables lie on servers: each reads what it has.
+    """A `ShareRestorer` of a strategy with parameter servers: each server reads its own part.
 
-    Options of optimizers (learning rates) are the driver's, and reach the workers as whatever it changes does.
+    Options of optimizers (learning rates) are the driver's; they reach the workers like its other changes.
 
     Args:
         mirror: The driver's objects.
-        run_alone: Has a worker run a function of its `ServedRestores` once all that was scheduled has ended; given that
-            function and its other arguments. Waits, and returns what that returns.
-        join: Waits until all that was scheduled has ended.
-        servers: Those that were started.
-        note_seen: Has what is scheduled later see these versions of the servers' values.
-        limit_s: Until all have read.
+        run_alone: Runs a function of `ServedRestores` on a worker once all scheduled closures have ended; takes that
+            function and its other arguments. Blocks, and returns the function's result.
+        join: Waits until all scheduled closures have ended.
+        servers: Returns the started servers.
+        note_seen: Makes closures scheduled later see these versions of the servers' values.
+        limit_s: Time limit for all servers to read.
     """
 
     def __init__(
@@ -83,16 +83,16 @@ class ServedRestorer:
         self._servers = servers
         self._note_seen = note_seen
         self._limit_s = limit_s
-        self._options: Mapping[str, OptionGroups] = {}  # that optimizers are to have
+        self._options: Mapping[str, OptionGroups] = {}  # that optimizers get at commit
 
     def holds(self, obj: Any) -> bool:
-        """See `ShareRestorer`."""
+        """Implement `ShareRestorer.holds`."""
         if isinstance(obj, SavedRows):
             return all(map(self._mirror.holds, obj.tables().values()))
         return self._mirror.holds(obj)
 
     def can_restore(self, obj: Any) -> bool:
-        """See `ShareRestorer`. What workers count apart, and states of the program's own making, stay here."""
+        """Implement `ShareRestorer.can_restore`. Metrics and states of a user's own kind are restored on the driver."""
         if isinstance(obj, SavedRows):
             return self.holds(obj)
         return self.holds(obj) and not self._mirror.has_metrics(obj) and has_plain_state(obj)
@@ -100,7 +100,7 @@ class ServedRestorer:
     def prepare(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
     ) -> Sequence[PreparedShare] | None:
-        """See `ShareRestorer`."""
+        """Implement `ShareRestorer.prepare`."""
         self._options = {}
         try:
             begun = self._begin(request, objects, modules)
@@ -121,11 +121,11 @@ class ServedRestorer:
         tables = [table for obj in everything if isinstance(obj, SavedRows) for table in obj.tables().values()]
         others = [obj for obj in everything if not isinstance(obj, SavedRows)]
         are_new = not all(map(self._mirror.is_mirrored, (*tables, *others)))
-        self._join()  # raises what was scheduled before has raised
+        self._join()  # raises the error of a closure scheduled before
         try:
             told = pickle.loads(self._run_alone(begin_served_restore, request, dict(objects), dict(modules)))
         except (FailedPreconditionError, InvalidArgumentError):
-            if are_new:  # a step will say why they cannot be sent
+            if are_new:  # the next step raises the reason why they cannot be sent
                 return None
             raise
         if isinstance(told, PortableError):
@@ -152,12 +152,12 @@ class ServedRestorer:
             pause_s = min(2 * pause_s, _LONGEST_S)
 
     def commit(self, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-        """See `ShareRestorer`. What the driver holds of it is stale then: it is fetched when it is read."""
+        """Implement `ShareRestorer.commit`. The driver's copies are stale afterwards and are fetched when read."""
         before = {name: _options_of(objects[name]) for name in self._options}
         try:
             for name, options in self._options.items():
                 _give_options(objects[name], options)
-            self._run_alone(follow_driver)  # what the driver has changed comes first, also in its own eyes
+            self._run_alone(follow_driver)  # the driver's own changes come first
             self._join()
             versions = self._servers().commit_restore(token)
         except BaseException:
@@ -168,16 +168,16 @@ class ServedRestorer:
         self._note_seen(versions)
 
     def _forget(self) -> None:
-        with contextlib.suppress(Exception):  # its own error is what must be seen
+        with contextlib.suppress(Exception):  # the caller raises the original error
             self.discard()
 
     def discard(self) -> None:
-        """See `ShareRestorer`."""
+        """Implement `ShareRestorer.discard`."""
         self._servers().discard_restore()
 
 
 def _joined(told: PreparedShare, shares: Sequence[PreparedShare]) -> list[PreparedShare]:
-    """Differences that a worker and servers have found, all in the first one; those of one variable's slices once."""
+    """Merge the differences that worker and servers found into the first share; one variable's slices count once."""
     found: dict[str, dict[Difference, None]] = {name: dict.fromkeys(each) for name, each in told.differences.items()}
     for share in shares:
         for name, several in share.differences.items():
@@ -190,7 +190,7 @@ def _options_of(optimizer: Any) -> OptionGroups:
 
 
 def _give_options(optimizer: Any, options: OptionGroups) -> None:
-    """Have the groups of an optimizer have these options, as `load_state_dict` leaves them."""
+    """Set the options of an optimizer's groups, as `load_state_dict` does."""
     for group, new in zip(optimizer.param_groups, options, strict=True):
         for name in [each for each in group if each not in new and each not in ("params", "param_names")]:
             del group[name]

@@ -1,7 +1,7 @@
-"""The workers of a coordinator: who is starting, ready or gone, and what happens when one dies.
+"""The workers of a coordinator: which are starting, ready or gone, and the restart of dead ones.
 
-Nothing here waits, but for the servers when a worker has died. A program is sent nowhere before it is known that all
-workers run the same versions, unless one of them takes long to say.
+Nothing here blocks, except on the servers when a worker has died. No closure is sent before all workers are known to
+run the same versions, unless a worker takes more than 10 s to report its versions.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from raydist.replicas.step_message import SentObjects
 
 __all__ = ["Roster"]
 
-_MOST_STARTS = 5  # of a worker's process, with no closure done in between
-_TOGETHER_S = 10.0  # that workers which have started wait for others to say what they run
+_MOST_STARTS = 5  # starts of a worker's process with no closure done in between
+_TOGETHER_S = 10.0  # time that started workers wait for the versions of others
 
 _log = logging.getLogger("raydist")
 
 
 @final
 class Roster:
-    """See the module.
+    """The table of workers and their states.
 
     Args:
-        port: The way to the workers.
-        servers: Where the variables live.
-        num_workers: How many there are.
-        queue: What they are to do.
-        log: What they must know.
+        port: The connection to the workers.
+        servers: The parameter servers, where the variables live.
+        num_workers: Number of workers.
+        queue: The queue of closures.
+        log: The log that every worker follows.
         timeouts: The limit of every wait.
 
     Attributes:
         members: The workers, by number.
-        on_lost: Told of each death: the worker, its generation, and how many batches it had used for good by name of
-            the iterator. Must not raise, or wait.
+        on_lost: Called at each death with the worker, its generation, and the number of batches that its ended closures
+            used in this generation, by iterator name. Must not raise or block.
     """
 
     def __init__(
@@ -65,46 +65,46 @@ class Roster:
         self._timeouts = timeouts
         self._asked: list[tuple[Question, Callable[[Any], None]]] = []
         self._cause: Exception | None = None
-        self._started_at: float | None = None  # the first of them
+        self._started_at: float | None = None  # when the first worker had started
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is to come."""
+        """True while an answer is pending."""
         return bool(self._asked)
 
     def start(self) -> None:
-        """Let every worker start, without waiting for it."""
+        """Start every worker without waiting for it."""
         for worker in self.members:
             self._begin(worker)
 
     def finish(self) -> None:
-        """Have the servers apply what waits for gradients that will not come."""
+        """Make the servers apply incomplete synchronous steps."""
         self._servers.finish()
 
     def ready(self) -> list[int]:
-        """The workers that can be sent something."""
+        """Return the numbers of the workers that can be sent closures."""
         return [member.number for member in self.members if member.is_ready]
 
     @property
     def all_gone(self) -> bool:
-        """Whether nobody will ever be ready."""
+        """True if no worker will ever be ready."""
         return all(worker.state is WorkerState.GONE for worker in self.members)
 
     @property
     def error_of_all(self) -> Exception:
-        """Why nobody is ready."""
+        """The error of a coordinator without workers."""
         return self._cause or _nobody_left(UnavailableError("It was stopped."))
 
     def generation_of(self, number: int) -> int:
-        """How often a worker was started before."""
+        """Return the number of earlier starts of a worker."""
         return self.members[number].generation
 
     def title_of(self, member: WorkerRecord) -> str:
-        """For messages."""
+        """Return a worker's name, for messages."""
         return self._port.names[member.number]
 
     def take_in(self) -> bool:
-        """Deal with the answers that have come, and with time that has gone by; whether anything is new."""
+        """Handle answers that have come and deadlines that have passed; return True if anything has changed."""
         before = self.ready()
         come = [pair for pair in self._asked if pair[0].done]
         if come:
@@ -115,12 +115,12 @@ class Roster:
         return bool(come) or self.ready() != before
 
     def expect(self, worker: WorkerRecord, asked: Question, deal_with: Callable[[Any], None]) -> None:
-        """Have something done with an answer when it has come, unless the worker's process has died before."""
+        """Call `deal_with` with an answer once it has come, unless the worker's process has died before."""
         generation = worker.generation
 
         def come(asked: Question) -> None:
             if worker.generation != generation or worker.state is WorkerState.GONE:
-                return  # the last words of a process whose end is known already
+                return  # an answer of a process whose death was handled already
             if isinstance(asked.error, UnavailableError) and asked.error.actor == self.title_of(worker):
                 self._lost(worker, asked.error)
             else:
@@ -158,7 +158,7 @@ class Roster:
         self._let_begin()
 
     def _refuse(self, worker: WorkerRecord, error: FailedPreconditionError) -> None:
-        """A worker's node is not fit for the program: nothing is to run. Of one that came later, others go on."""
+        """Remove a worker whose node does not fit the program; at the first start, remove all workers."""
         if not worker.compared:
             for member in self.members:
                 member.state = WorkerState.GONE
@@ -187,7 +187,7 @@ class Roster:
         return now - self._started_at > _TOGETHER_S
 
     def _give_up(self, worker: WorkerRecord, error: Exception) -> None:
-        """A worker will not come back: what it cannot do others cannot, or it has no place any more."""
+        """Remove a worker for good. Without any worker left, all closures end with an error."""
         worker.state = WorkerState.GONE
         if self.all_gone:
             self._cause = _nobody_left(error)
@@ -205,10 +205,10 @@ class Roster:
                 self._give_up(worker, DeadlineExceededError(f"{name} must start within {limit}, and did not."))
 
     def _lost(self, worker: WorkerRecord, error: UnavailableError) -> None:
-        """A worker's process has died: nothing that it asked for may happen after others have its closures."""
+        """Handle the death of a worker's process: fence it before other workers get its closures, then restart it."""
         try:
             self._servers.fence(worker.number, worker.generation)
-        except Exception as failure:  # of the servers: nobody can go on
+        except Exception as failure:  # the servers have failed: no worker can go on
             self._queue.fail_all(failure)
         for told in self.on_lost:
             told(worker.number, worker.generation, _since(worker.drawn, worker.drawn_before))
@@ -235,7 +235,7 @@ def _since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
 
 
 def _nobody_left(cause: Exception) -> Exception:
-    """The error of everything when all workers are gone; of processes that do not fit to the driver's, theirs."""
+    """Return the error to raise when all workers are gone; a version or device mismatch is raised as it is."""
     if isinstance(cause, FailedPreconditionError):
         return cause
     error = UnavailableError(

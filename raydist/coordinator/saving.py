@@ -1,4 +1,4 @@
-"""How checkpoints reach what lies on parameter servers: the driver's end."""
+"""Save checkpoints from parameter servers: the driver's side."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["SERVED_SHARES", "ServedSaver", "ask_served"]
 
 @final
 class _Shares:
-    """Stands for the `ServedShares` that each worker has."""
+    """Placeholder for the `ServedShares` of each worker."""
 
 
 SERVED_SHARES: Any = _Shares()
@@ -36,9 +36,9 @@ class ServedSaver:
 
     Args:
         mirror: The driver's objects.
-        schedule: Has a worker run a function of its `ServedShares` while nothing else runs; given that function, the
+        schedule: Runs a function of `ServedShares` on a worker while nothing else runs; takes that function, the
             save's token and the function's other arguments.
-        nodes: Ids of the nodes that servers and workers are on.
+        nodes: Returns the ids of the nodes of servers and workers.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ServedSaver:
         self._nodes = nodes
 
     def how(self, obj: Any) -> Literal["divided", "whole"] | None:
-        """See `ShareSaver`. What is neither on servers nor the same on all workers (schedulers) stays here."""
+        """Implement `ShareSaver.how`. Objects with metrics, and other kinds of state, are saved by the driver."""
         if isinstance(obj, SavedRows):
             return "divided"
         if kind_of_state(obj) not in ("module", "optimizer") or self._mirror.has_metrics(obj):
@@ -59,28 +59,28 @@ class ServedSaver:
     def begin(
         self, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
     ) -> DispatchedSave:
-        """See `ShareSaver`."""
+        """Implement `ShareSaver.begin`."""
         return self._schedule(begin_served_share, request.token, request, dict(objects), dict(modules))
 
     def nodes(self) -> Collection[str]:
-        """See `ShareSaver`."""
+        """Implement `ShareSaver.nodes`."""
         return self._nodes()
 
 
 def ask_served(
     closure: Closure, saved: Callable[[], Sequence[Share | PortableError | None]]
 ) -> Sequence[Share | PortableError | None]:
-    """What has become of a save so far, for `DispatchedSave`.
+    """Return the state of a save so far, for `DispatchedSave`.
 
     Args:
-        closure: Has the servers begin.
-        saved: What has become of it on each.
+        closure: The closure that makes the servers begin.
+        saved: Returns the state of the save on each server.
     """
     if not closure.ended:
         return [None]
     error, result = closure.error, closure.result
     if error is not None:
-        cause = error.__cause__ if isinstance(error, CancelledError) else None  # the step's that it stood behind
+        cause = error.__cause__ if isinstance(error, CancelledError) else None  # the error of the earlier closure
         return [pack_error(error if cause is None else cause)]
     if result is None:
         return [None]

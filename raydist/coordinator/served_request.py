@@ -1,4 +1,4 @@
-"""What a user asks for in workers and parameter servers, and what follows for the cluster. Pure."""
+"""The workers and servers that a user asks for, and the plan of processes that follows for the cluster."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _WORKERS_A_SERVER = 4
 @final
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """What was said; None and empty: left open.
+    """The user's request; None and empty fields are left to `plan_served`.
 
     Attributes:
-        num_workers: How many workers.
-        num_ps: How many servers.
+        num_workers: Number of workers.
+        num_ps: Number of servers.
         worker_resources: Ray resources of one worker.
         server_resources: Ray resources of one server.
         worker_hosts: The host of each worker.
@@ -50,10 +50,10 @@ class ServedRequest:
                 )
 
     def with_resolver(self, resolver: ClusterResolver) -> ServedRequest:
-        """This, and what a cluster resolver says (or TF_CONFIG, by a resolver that reads it).
+        """Return this request completed by a cluster resolver (or TF_CONFIG, by a resolver that reads it).
 
         Raises:
-            InvalidArgumentError: It says something else than this, names other jobs, or no worker or server.
+            InvalidArgumentError: The resolver contradicts this request, names other jobs, or names no worker or server.
         """
         spec = resolver.cluster_spec()
         if not spec:
@@ -84,7 +84,7 @@ def _agreed(name: str, count: int | None, hosts: tuple[str, ...]) -> int:
 
 
 def _require_driver(resolver: ClusterResolver) -> None:
-    """One program drives everything: the chief's, or where there is none that of a process which is no task."""
+    """Require that this process is the driver: the chief or, without a chief, worker 0 or a process that is no task."""
     kind = resolver.task_type
     first = "chief" if resolver.cluster_spec().as_dict().get("chief") else "worker"
     if kind not in (None, first) or (resolver.task_id or 0) != 0:
@@ -95,7 +95,7 @@ def _require_driver(resolver: ClusterResolver) -> None:
 
 
 def host_of(address: str) -> str:
-    """The host of "host", "host:port", "[v6]:port" or a bare v6 address.
+    """Return the host of "host", "host:port", "[v6]:port" or a bare v6 address.
 
     >>> host_of("10.0.0.1:2222"), host_of("[::1]:5"), host_of("::1")
     ('10.0.0.1', '::1', '::1')
@@ -108,14 +108,14 @@ def host_of(address: str) -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class ServedPlan:
-    """What to start.
+    """The processes to start.
 
     Attributes:
-        setups: One for each worker, each of a group of its own.
-        worker_resources: Of each worker.
-        server_resources: Of each server.
-        num_ps: How many servers.
-        bundles: To reserve: the servers', then the workers'.
+        setups: One for each worker; each worker is a process group of its own.
+        worker_resources: Ray resources of each worker.
+        server_resources: Ray resources of each server.
+        num_ps: Number of servers.
+        bundles: Bundles to reserve: those of the servers, then those of the workers.
     """
 
     setups: tuple[ReplicaSetup, ...]
@@ -134,12 +134,12 @@ def plan_served(
     worker_addresses: tuple[str, ...] = (),
     server_addresses: tuple[str, ...] = (),
 ) -> ServedPlan:
-    """What to start for a request, on a cluster as it is now.
+    """Plan the processes for a request, on the cluster as it is now.
 
     Args:
         name: The strategy's unique name.
-        request: What was asked for.
-        cluster: What there is.
+        request: The user's request.
+        cluster: The nodes and their resources.
         timeouts: The limit of every wait.
         worker_addresses: The node of each worker; empty: any.
         server_addresses: The node of each server; empty: any.
@@ -159,7 +159,7 @@ def plan_served(
 
 
 def _default_workers(nodes: tuple[Node, ...], kind: str) -> int:
-    """One for each GPU; without GPUs one a node, or on a single node one for each core but the servers'."""
+    """Return one worker a GPU; without GPUs one a node, or on a single node one a core except one core."""
     if kind == "GPU":
         return sum(node.num_gpus for node in nodes)
     return len(nodes) if len(nodes) > 1 else max(1, nodes[0].num_cpus - 1)
@@ -175,7 +175,7 @@ def _setups(name: str, num_workers: int, kind: str, timeouts: Timeouts) -> tuple
         tuple(f"/job:worker/replica:0/task:{worker}/device:{kind}:0" for worker in range(num_workers)),
         kind=kind,
         per_worker=1,
-        num_threads=1,  # until it is known which nodes they are on
+        num_threads=1,  # until their nodes are known
         timeouts=timeouts,
         communication=CommunicationOptions(),
     )

@@ -1,4 +1,4 @@
-"""The parameter servers of a strategy, as its coordinator sees them."""
+"""The coordinator's view of a strategy's parameter servers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _DRIVER = Sender(-1, 0)
 
 @final
 class ServedSide:
-    """A `ServerSide` of servers in actors, which have started. Threads may share it.
+    """A `ServerSide` of started server actors. Threads may share it.
 
     Args:
-        setups: Of the workers, in order.
-        hosts: The node id of each.
-        servers: The actors.
-        node_id: Of this process.
-        consistency: What a worker may read while others push.
-        partitioner: Splits variables; None: all stay whole.
+        setups: Setups of the workers, in order.
+        hosts: The node id of each worker.
+        servers: The server actors.
+        node_id: Node id of this process.
+        consistency: How far workers may be apart.
+        partitioner: Splits variables; None: every variable stays whole.
         prefetch_pulls: See `ServedVariables`.
-        timeout_s: How long an answer of a server may take.
+        timeout_s: Time limit for an answer of a server.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ServedSide:
     def fence(self, worker: int, generation: int) -> None:
         with self._asking:
             told = self._client.ask_all(FenceWorker(Sender(worker, generation)))
-            if told[0].completes:  # it was part of a step: nobody may wait for what it did not push
+            if told[0].completes:  # the worker was part of a step: nobody may wait for what it did not push
                 self._client.ask_all(DropArrival(Sender(worker, generation), told[0].step, told[0].completes))
 
     def finish(self) -> None:
@@ -108,30 +108,30 @@ class ServedSide:
                 self._client.ask_all(Finish(answer.step, answer.completes))
 
     def saved(self, token: str) -> list[Any]:
-        """What has become of a save on each server; see `SliceSaver.report`."""
+        """Return the state of a save on each server; see `SliceSaver.report`."""
         with self._asking:
             return [answer.value for answer in self._client.ask_all(SaveReport(token))]
 
     def restored(self, token: str) -> list[Any]:
-        """What has become of a restore on each server; see `PartRestorer.report`."""
+        """Return the state of a restore on each server; see `PartRestorer.report`."""
         with self._asking:
             return [answer.value for answer in self._client.ask_all(ReadReport(token))]
 
     def commit_restore(self, token: str) -> tuple[int, ...]:
-        """Let every server have what it has read; the versions of their values since then."""
+        """Make every server use the values that it has read; returns the versions of its values afterwards."""
         with self._asking:
             return tuple(answer.version for answer in self._client.ask_all(CommitRestore(token)))
 
     def discard_restore(self) -> None:
-        """Let every server forget what it has read."""
+        """Make every server drop what it has read."""
         with self._asking:
             self._client.ask_all(DiscardRestore())
 
     def statistics(self) -> list[ServerStats]:
-        """What each server has done so far."""
+        """Return the statistics of each server."""
         with self._asking:
             return [answer.value for answer in self._client.ask_all(Statistics())]
 
     def close(self) -> None:
-        """Let go of the ways to the servers. May be called twice."""
+        """Close the connections to the servers. May be called twice."""
         self._client.close()

@@ -1,4 +1,4 @@
-"""What the driver's program has done, in order, and how much of it each worker has had. Pure."""
+"""The log of the driver's changes, in order, and how much of it each worker has received."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["ShipmentLog"]
 
 @final
 class ShipmentLog:
-    """Entries that every worker must have had before what was scheduled after them.
+    """Entries that every worker must receive before closures scheduled after them.
 
-    A worker that starts again is given all of them. An entry that does nothing but what a later one does again (a
-    learning rate, set for every step) is dropped once all workers that live have had it: so the log stays short.
+    A restarted worker receives all entries. An entry whose effect a later entry replaces (a learning rate, set every
+    step) is dropped once all living workers have received it: so the log stays short.
 
     Args:
-        num_workers: All of them.
+        num_workers: Number of workers.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -27,20 +27,20 @@ class ShipmentLog:
 
     @property
     def end(self) -> int:
-        """How many entries there were."""
+        """Number of entries appended so far."""
         return self._end
 
     @property
     def num_held(self) -> int:
-        """How many of them a new worker is given."""
+        """Number of entries that a new worker receives."""
         return len(self._entries)
 
     def append(self, entry: bytes, what: frozenset[Hashable] = frozenset()) -> None:
-        """The program has done something.
+        """Append an entry.
 
         Args:
-            entry: That.
-            what: Everything that it changes, where all of this is replaced by an entry of the same.
+            entry: The packed entry.
+            what: All settings that the entry changes, if a later entry with the same settings replaces it entirely.
         """
         self._entries[self._end] = entry
         if what:
@@ -49,20 +49,20 @@ class ShipmentLog:
         self._compact()
 
     def due(self, worker: int, before: int) -> list[bytes]:
-        """The entries up to place `before` that a worker has not been sent. It is taken to have them now."""
+        """Return the entries before position `before` that a worker has not received, and mark them as received."""
         if not self._had[worker]:
-            before = self._end  # an entry that a later one replaces may be gone: so it gets that as well
+            before = self._end  # an entry that a later one replaces may be gone: the worker gets the later one, too
         begin, self._had[worker] = self._had[worker], max(before, self._had[worker])
         if begin >= before:
             return []
         return [entry for place, entry in self._entries.items() if begin <= place < before]
 
     def restarted(self, worker: int) -> None:
-        """A worker begins from nothing."""
+        """Mark a worker as having received nothing."""
         self._had[worker] = 0
 
     def _compact(self) -> None:
-        # Workers that start again hold nothing: those that are on their way need what is left in order, no more.
+        # Restarted workers (0) are left out: `due` sends them what is left, in order.
         common = min((had for had in self._had if had), default=0)
         newer: set[Hashable] = set()
         for place in sorted(self._repeats, reverse=True):

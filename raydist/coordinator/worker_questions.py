@@ -1,4 +1,4 @@
-"""Questions to single workers, beside the closures: whom to ask, and what if that one dies meanwhile."""
+"""Calls of single workers, beside the closures, and their repetition on another worker if one dies."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _T = TypeVar("_T")
 
 @final
 class WorkerQuestions:
-    """See the module. For the program's threads.
+    """Calls of workers' runners, for the program's threads.
 
     Args:
-        port: The way to the workers.
+        port: The connection to the workers.
         roster: The workers.
-        force: What they have to do.
-        queue: What there is to do.
-        waits: Where threads wait.
+        force: The scheduler of the workers.
+        queue: The queue of closures.
+        waits: The condition on which threads wait.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class WorkerQuestions:
         self._reader: tuple[int, int] | None = None
 
     def ask(self, worker: int, method: str, *args: Any) -> Any:
-        """What a method of one worker's runner returns, after all that it was sent; raises what that raises."""
+        """Call a method of one worker's runner after all messages sent before; return its result or raise its error."""
         with self._waits.changed:
             asked = self._force.call(worker, method, *args)
             self._waits.changed.notify_all()
@@ -55,18 +55,18 @@ class WorkerQuestions:
         return asked.value
 
     def ask_after_log(self, worker: int, method: str, *args: Any) -> Any:
-        """As `ask`, once the worker has all of the log."""
+        """Send the worker the rest of the log, then `ask`."""
         entries = self._force.due(worker)
         if entries:
             self.ask(worker, "follow", entries)
         return self.ask(worker, method, *args)
 
     def read(self, method: str, *args: Any) -> Any:
-        """As `ask_after_log`, of any one of them."""
+        """Call `ask_after_log` on any one worker."""
         return self.with_reader(lambda worker: self._read_from(worker, method, *args))[1]
 
     def read_all(self, method: str, *args: Any) -> list[Any]:
-        """As `ask_after_log`, of every worker that lives."""
+        """Call `ask_after_log` on every living worker."""
         with self._waits.changed:
             self._await_ready()
             workers = self._roster.ready()
@@ -74,13 +74,13 @@ class WorkerQuestions:
 
     def _read_from(self, worker: int, method: str, *args: Any) -> Any:
         reader = worker, self._roster.generation_of(worker)
-        if self._reader not in (None, reader):  # what the driver knows it has heard from another one
+        if self._reader not in (None, reader):  # the driver's knowledge comes from another worker
             self.ask(worker, "tell_everything")
         self._reader = reader
         return self.ask_after_log(worker, method, *args)
 
     def with_reader(self, do: Callable[[int], _T]) -> tuple[int, _T]:
-        """Do something with one worker: with another one, where that dies meanwhile."""
+        """Call `do` with one worker; if this worker dies meanwhile, repeat with another."""
         while True:
             with self._waits.changed:
                 self._await_ready()
@@ -92,7 +92,7 @@ class WorkerQuestions:
                     raise
 
     def _choose_reader(self) -> int:
-        """The same one as ever, or one that has done something: it has what a step leaves behind on its worker."""
+        """Prefer the last reader, then the worker that last ran closures: it has what a step leaves behind."""
         ready = self._roster.ready()
         wanted = (None if self._reader is None else self._reader[0], self._force.last_to_answer)
         return next((worker for worker in wanted if worker is not None and worker in ready), ready[0])
@@ -103,13 +103,13 @@ class WorkerQuestions:
         self.require_workers()
 
     def require_workers(self) -> None:
-        """Raise why there are none, where all are gone. With the lock."""
+        """Raise the cause if all workers are gone. The caller holds the lock."""
         if self._roster.all_gone:
             self._queue.take_error()
             raise self._roster.error_of_all
 
     def _is_over(self, asked: Question, worker: int, generation: int) -> bool:
-        # Not before the death of a worker is dealt with: the next question would go to the same one.
+        # Not before the death of a worker was handled: the next call would go to the same one.
         gone = self._roster.generation_of(worker) != generation or worker not in self._roster.ready()
         return gone or (asked.done and not self._is_dead(asked.error, worker)) or self._waits.is_closed
 

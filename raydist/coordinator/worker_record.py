@@ -1,4 +1,4 @@
-"""What a coordinator notes of one worker."""
+"""The coordinator's record of one worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["WorkerRecord", "WorkerState"]
 
 @final
 class WorkerState(enum.Enum):
-    """What a worker's process is up to. One that has STARTED is READY once it is known that all fit together."""
+    """State of a worker's process. A STARTED worker becomes READY once all workers' versions are known to agree."""
 
     STARTING = enum.auto()
     STARTED = enum.auto()
@@ -24,19 +24,19 @@ class WorkerState(enum.Enum):
 @final
 @dataclass
 class WorkerRecord:
-    """One worker.
+    """The state of one worker.
 
     Attributes:
-        number: Its own.
-        generation: How often it was started before.
-        state: Whether it can be sent something.
-        compared: Whether it has said, now or in an earlier generation, which versions it runs.
-        deadline: Until when it must have started.
-        starts: Since a closure was done there.
-        under_way: Messages that it has not answered.
-        objects: Of the store, that it has.
+        number: Number of the worker.
+        generation: Number of earlier starts.
+        state: State of the process; only a READY worker gets closures.
+        compared: True once the worker has reported its versions, now or in an earlier generation.
+        deadline: Time (monotonic) by which the worker must have started.
+        starts: Number of starts since the worker last completed a message.
+        under_way: Number of messages that the worker has not answered.
+        objects: Objects of the object store that the worker has.
         drawn: See `WorkResult`.
-        drawn_before: The same when it was started.
+        drawn_before: `drawn` at the worker's last start.
     """
 
     number: int
@@ -52,5 +52,5 @@ class WorkerRecord:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can be sent something."""
+        """True if the worker can be sent closures."""
         return self.state is WorkerState.READY

@@ -1,4 +1,4 @@
-"""How the driver's half of the mirrored variables reaches them where each worker pulls what it needs."""
+"""The `ReplicaLink` of mirrored variables under parameter servers, where each worker pulls the values that it needs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NO_CHANGES = pickle.dumps(({}, {}))  # of attributes, and of `requires_grad`
 class WorkersLink:
     """A `ReplicaLink`: any worker has all variables, after a pull.
 
-    Of several workers none can say what settings are: those are the driver's, and who steps a scheduler between two
-    runs waits for nobody.
+    No single one of several workers can report the settings: settings belong to the driver, and stepping a scheduler
+    between two runs does not block.
 
     Args:
-        num_workers: How many there are.
-        coordinator: Reaches them. Asked only when somebody calls.
-        note_steps_elsewhere: Told where an optimizer may have stepped and nobody asks.
+        num_workers: Returns the number of workers.
+        coordinator: Returns the coordinator. Called only by the methods below.
+        note_steps_elsewhere: Called when an optimizer may have stepped and no worker is asked.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class WorkersLink:
         self._note_steps_elsewhere = note_steps_elsewhere
 
     def call(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
-        """See `ReplicaLink`."""
+        """Implement `ReplicaLink.call`."""
         if method.__name__ == MirrorCalls.collect_control.__name__ and self._num_workers() > 1:
             self._note_steps_elsewhere()
             return cast("_T", _NO_CHANGES)
@@ -50,7 +50,7 @@ class WorkersLink:
         return found
 
     def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
-        """See `ReplicaLink`."""
-        if method is MirrorCalls.collect_metrics:  # each worker has counted what it has seen
+        """Implement `ReplicaLink.call_all`."""
+        if method is MirrorCalls.collect_metrics:  # each worker has counted its own batches
             return self._coordinator().read_all(ReplicaRunner.mirror.__name__, method, *args)
         return [self.call(0, method, *args)]

@@ -1,7 +1,7 @@
-"""What the workers of a coordinator have to do: who is sent which closures, and what their answers mean.
+"""The scheduler of a coordinator: sends closures to workers, and handles their answers.
 
-Nothing here waits, but for the servers when a worker has died. The owner sees to it that one thread is in here at a
-time.
+Nothing here blocks, except on the servers when a worker has died. The owner lets only one thread at a time call this
+object.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from raydist.replicas.served.work_message import PlannedWork, WorkResult, addres
 
 __all__ = ["ClosurePace", "Workforce"]
 
-_MESSAGE_S = 0.004  # of work in a message: a worker has two, so what is sent ahead is done soon
+_MESSAGE_S = 0.004  # of work in a message: a worker has two messages, so closures sent ahead run soon
 _MOST = 16
 
 
 @final
 class ClosurePace:
-    """Learns how long closures take, by their function."""
+    """Estimates how long closures take, by their function."""
 
     def __init__(self) -> None:
         self._seconds: dict[bytes, float] = {}
 
     def learn(self, key: bytes, seconds: float) -> None:
-        """A closure of this function took so long."""
+        """Record the duration of a closure of this function."""
         before = self._seconds.pop(key, seconds)
         self._seconds[key] = 0.8 * before + 0.2 * seconds
         if len(self._seconds) > 256:
             del self._seconds[next(iter(self._seconds))]
 
     def most(self, key: bytes) -> int:
-        """How many closures of this function a message may have.
+        """Return how many closures of this function a message may have.
 
         >>> pace = ClosurePace()
         >>> pace.learn(b"f", 0.001)
@@ -49,27 +49,27 @@ class ClosurePace:
         return 1 if seconds is None else max(1, min(_MOST, int(_MESSAGE_S / max(seconds, 1e-9))))
 
 
-_AHEAD = 2  # messages that a worker may have: one that it works on, one that it finds when it is done with that
-_MESSAGE_BYTES = 24 << 10  # a call takes up to 100 KB along, with room for the rest of a message
+_AHEAD = 2  # messages that a worker may have: one that it works on, and the next one
+_MESSAGE_BYTES = 24 << 10  # Ray sends up to 100 KB with a call; the rest of a message needs room, too
 
 
 @final
 class Workforce:
-    """See the module.
+    """The scheduler of closures on workers.
 
     Args:
         roster: The workers.
-        port: The way to them.
-        queue: What they are to do.
-        log: What they must know.
+        port: The connection to the workers.
+        queue: The queue of closures.
+        log: The log that every worker follows.
 
     Attributes:
         roster: The workers.
-        seen: By server, the highest version that a worker has told of.
-        remarks: What the program is to be warned of.
-        num_ended: How many messages were answered.
-        last_to_answer: The worker that has done something last; None before the first.
-        on_result: Told of each closure that has ended well: its only result. Must not raise, or wait.
+        seen: By server, the highest version that a worker has reported.
+        remarks: Warnings for the program.
+        num_ended: Number of answered messages.
+        last_to_answer: The worker that answered last; None before the first.
+        on_result: Called with the only result of each closure that succeeds. Must not raise or block.
     """
 
     def __init__(self, roster: Roster, port: WorkerPort, queue: ClosureQueue, log: ShipmentLog) -> None:
@@ -86,23 +86,23 @@ class Workforce:
         self._next = 0
 
     def call(self, number: int, method: str, *args: Any) -> Question:
-        """Call a method of a worker's runner, after all that it was sent."""
+        """Call a method of a worker's runner, after all messages sent before."""
         asked = self._port.call(number, method, *args)
         self.roster.expect(self.roster.members[number], asked, lambda asked: None)
         return asked
 
     def advance(self) -> bool:
-        """Take in what has come, and send what can be sent; whether anything has come."""
+        """Handle answers and send closures; return True if an answer has come."""
         come = self.roster.take_in()
         self.send()
         return come
 
     def due(self, number: int) -> list[bytes]:
-        """What a worker must be sent of the log before it is asked for something."""
+        """Return the log entries that a worker must receive before it is called."""
         return self._log.due(number, self._log.end)
 
     def titles_of_busy(self) -> list[str]:
-        """Who does what, for messages."""
+        """Return the names of busy workers and their closures, for messages."""
         found = []
         for worker in self.roster.members:
             running = self._queue.running_on(worker.number)
@@ -111,7 +111,7 @@ class Workforce:
         return found
 
     def send(self) -> None:
-        """Send what waits to who can take it."""
+        """Send waiting closures to free workers."""
         while self._queue.num_waiting and self._queue.error is None:
             free = self._freest()
             if free is None or not self._queue.may_begin:
@@ -119,7 +119,7 @@ class Workforce:
             self._send_to(free)
 
     def _freest(self) -> WorkerRecord | None:
-        """The ready worker that has least to do; of equal ones, in turn."""
+        """Return the ready worker with the fewest closures; equal ones take turns."""
         order = self.roster.members[self._next :] + self.roster.members[: self._next]
         living = self.roster.ready()
         free = [worker for worker in order if worker.is_ready and worker.under_way < _AHEAD]
@@ -130,7 +130,7 @@ class Workforce:
         self._next = (worker.number + 1) % len(self.roster.members)
         closures, works = self._take_for(worker)
         try:
-            if closures[0].alone:  # what waits for gradients that will not come is applied first, as `join` does it
+            if closures[0].alone:  # as `join` does: apply incomplete synchronous steps first
                 self.roster.finish()
             message, refs = address_work(
                 works, worker.objects, finished_below=self._queue.finished_below, used=worker.drawn
@@ -139,7 +139,7 @@ class Workforce:
         except Exception as error:
             self._fail(worker, closures, error)
             return
-        except BaseException:  # KeyboardInterrupt: it may have been sent or not, and is applied once all the same
+        except BaseException:  # KeyboardInterrupt: it may have been sent or not; servers apply its changes once
             self._queue.put_back(worker.number, closures)
             raise
         worker.under_way += 1
@@ -168,7 +168,7 @@ class Workforce:
     def _answered(self, worker: WorkerRecord, closures: Sequence[Closure], asked: Question) -> None:
         worker.under_way -= 1
         self.num_ended += 1
-        if asked.error is not None:  # of the message as a whole: who knows what has arrived
+        if asked.error is not None:  # of the whole message: nobody knows what has arrived
             self._fail(worker, closures, asked.error)
             return
         answer: WorkResult = asked.value
@@ -198,7 +198,7 @@ class Workforce:
         self.remarks += answer.remarks
 
     def note_seen(self, told: Sequence[int]) -> None:
-        """A worker has seen these versions."""
+        """Raise the versions that closures sent from now on must see."""
         missing = len(told) - len(self.seen)
         before = (*self.seen, *(0,) * missing)
         self.seen = tuple(map(max, before, (*told, *(0,) * (len(before) - len(told)))))
