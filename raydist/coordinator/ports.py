@@ -26,7 +26,7 @@ class WorkerPort(Protocol):
         """Names of the workers, for messages; the `actor` of an UnavailableError is the name of the dead worker."""
 
     def begin(self, worker: int, make_runner: Callable[..., Any], *args: Any) -> tuple[Question, Question]:
-        """Create a runner in a worker's process. The first result answers with versions, the second when it has started."""
+        """Create a worker's runner. The first result answers with versions, the second once the runner has started."""
 
     def replace(self, worker: int) -> None:
         """Start another process for a worker; the caller then calls `begin`."""
