@@ -1,4 +1,4 @@
-"""Which objects a worker has, and by which handles driver and servers know them."""
+"""The objects of a worker, and the handles by which the driver and the servers know them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["KnownObjects"]
 
 @final
 class KnownObjects:
-    """All of one worker's, as they were when it was looked last."""
+    """A snapshot of one worker's objects, refreshed by `look`."""
 
     def __init__(self) -> None:
         self._objects: dict[int, Any] = {}
@@ -22,7 +22,7 @@ class KnownObjects:
         self._looked_at = -1
 
     def look(self, variables: VariablesView) -> bool:
-        """Follow what came and went; whether anything did."""
+        """Refresh the snapshot; return True if objects were added or removed."""
         if variables.changes == self._looked_at:
             return False
         self._looked_at = variables.changes
@@ -34,23 +34,23 @@ class KnownObjects:
         return handle in self._objects
 
     def get(self, handle: int) -> Any:
-        """The object with a handle; None where it is gone."""
+        """Return the object with a handle, or None if it is gone."""
         return self._objects.get(handle)
 
     def objects(self) -> Iterable[Any]:
-        """All of them."""
+        """Return all objects."""
         return self._objects.values()
 
     def tensors(self) -> list[tuple[int, torch.Tensor]]:
-        """Handles and tensors: parameters, buffers, weights of embedding tables."""
+        """Return handles and tensors: parameters, buffers, weights of embedding tables."""
         return [(handle, obj) for handle, obj in self._objects.items() if isinstance(obj, torch.Tensor)]
 
     def handle_of(self, obj: Any) -> int | None:
-        """The handle of an object; None where it has none."""
+        """Return the handle of an object, or None if it has none."""
         return self._handles.get(id(obj))
 
     def membership(self, optimizer: torch.optim.Optimizer) -> tuple[tuple[int, ...], ...]:
-        """Handles of the parameters of each of an optimizer's groups; 0 for one that is not known."""
+        """Return the handles of the parameters of each of an optimizer's groups; 0 for an unknown parameter."""
         return tuple(self._handles_of(group["params"]) for group in optimizer.param_groups)
 
     def _handles_of(self, parameters: Sequence[torch.Tensor]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""A worker's objects whose variables live on servers: what comes and goes, and who gives the servers its values."""
+"""A worker's objects whose variables live on servers: placing new ones, and following other workers' placements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["ServedModel", "Settled"]
 @final
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What the driver needs to know to place what is new.
+    """The description of new variables from which the driver plans their placement.
 
     Attributes:
         specs: The new variables.
@@ -39,17 +39,17 @@ class Settled:
 
 @final
 class ServedModel:
-    """All of one worker's.
+    """All variables, optimizers and tables of one worker.
 
     Args:
-        client: Its way to the servers.
+        client: The connection to the servers.
 
     Attributes:
-        slices: Of its variables, and the values that it has read.
-        optimizers: Its optimizers.
-        states: What these remember, for closures.
-        rows: Rows of its embedding tables.
-        held: Where all that is, for whoever saves it there.
+        slices: Slices of the variables, and the values that the worker has read.
+        optimizers: The worker's optimizers.
+        states: States of the optimizers, for closures.
+        rows: Rows of the embedding tables.
+        held: Placement of all of these, for saving and restoring.
     """
 
     def __init__(self, client: ServerClient) -> None:
@@ -64,17 +64,17 @@ class ServedModel:
         )
 
     def look(self, variables: VariablesView) -> None:
-        """Follow what came and went."""
+        """Follow objects that were added or removed."""
         if self._known.look(variables):
             self.optimizers.forget_members()
             for handle in [known for known in self.slices.table.handles() if known not in self._known]:
                 self.slices.forget(handle)
 
     def settle(self, variables: VariablesView) -> Settled:
-        """What has no slices yet.
+        """Describe the variables that have no slices yet.
 
         Raises:
-            InvalidArgumentError: It cannot be served.
+            InvalidArgumentError: Servers cannot hold a new variable or apply a new optimizer.
         """
         self.look(variables)
         for optimizer in variables.optimizers():
@@ -101,7 +101,7 @@ class ServedModel:
         )
 
     def place(self, variables: VariablesView, slices: Sequence[ServedSlice]) -> None:
-        """Give the servers what is new or was written by the driver, with this worker's values."""
+        """Give the servers new variables, and variables that the driver wrote, with this worker's values."""
         self.look(variables)
         written = set(self.slices.written())
         new = self._adopt(slices)
@@ -116,7 +116,7 @@ class ServedModel:
                 self.optimizers.write_state(optimizer)
 
     def follow(self, variables: VariablesView, slices: Sequence[ServedSlice]) -> None:
-        """Another worker has placed what is new: the servers have the values, not this worker."""
+        """Adopt a placement by another worker: the servers have the values from there."""
         self.look(variables)
         self._adopt(slices)
         self.slices.discard_written()
@@ -128,7 +128,7 @@ class ServedModel:
             self.optimizers.follow(optimizer)
 
     def _adopt(self, slices: Sequence[ServedSlice]) -> list[int]:
-        """Take over variables that have slices now; their handles."""
+        """Adopt variables that have slices now; return their handles."""
         new = self.slices.adopt(slices, dict(self._known.tensors()))
         if new:
             self.optimizers.forget_plans()

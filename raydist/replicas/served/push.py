@@ -1,4 +1,4 @@
-"""What one `optimizer.step()` sends to the servers, and what comes back."""
+"""The push of one `optimizer.step()` to the servers, and the values that come back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_CUT = GradientCut((), (), ())
 
 
 def group_options(optimizer: torch.optim.Optimizer) -> tuple[Mapping[str, Any], ...]:
-    """Of each group, everything but its parameters.
+    """Return the options of each group: everything but its parameters.
 
     >>> group_options(torch.optim.SGD([torch.zeros(1)], lr=0.5))[0]["lr"]
     0.5
@@ -36,7 +36,7 @@ def group_options(optimizer: torch.optim.Optimizer) -> tuple[Mapping[str, Any], 
 
 
 def note_answer(read: ReadVersions, numbers: Sequence[int], answer: ServerAnswer) -> None:
-    """A change of these slices was answered, and they are held as they are since."""
+    """Record that the worker holds these slices in the version of the answer to a change."""
     if answer.verdict == "applied":
         read.note_change(numbers, answer.version)
     else:
@@ -46,14 +46,14 @@ def note_answer(read: ReadVersions, numbers: Sequence[int], answer: ServerAnswer
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class PushPlan:
-    """How gradients are sent, as long as the same parameters have some, in the same forms.
+    """The layout of a push; valid as long as the same parameters have gradients, in the same forms.
 
     Attributes:
         optimizer: Handle of the optimizer.
-        handles: Of the variables that have gradients.
-        tables: Handles of the embedding tables whose rows have some.
-        cuts: By server.
-        targets: By server, where the values that come back go.
+        handles: Handles of the variables that have gradients.
+        tables: Handles of the embedding tables whose rows have gradients.
+        cuts: By server, its part of the gradients.
+        targets: By server, where the returned values are written.
     """
 
     optimizer: int
@@ -69,8 +69,8 @@ class Pushed:
     """A plan and the gradients of one step.
 
     Attributes:
-        plan: How they are sent.
-        gradients: Of `plan.handles`, on the host.
+        plan: The layout.
+        gradients: Gradients of `plan.handles`, on the host.
         rows: By server, rows and their gradients, two tensors for each of `plan.tables`.
         options: See `Push.options`.
     """
@@ -83,7 +83,7 @@ class Pushed:
 
 @final
 class PushPlans:
-    """Plans that were made before.
+    """A cache of push plans.
 
     Args:
         staging: Brings gradients to the host.
@@ -94,7 +94,7 @@ class PushPlans:
         self._plans: dict[tuple[Any, ...], PushPlan] = {}
 
     def forget(self) -> None:
-        """Slices or groups have changed."""
+        """Drop all plans, because slices or groups have changed."""
         self._plans.clear()
 
     def plan_of(
@@ -105,14 +105,14 @@ class PushPlans:
         table: SliceTable,
         targets: Sequence[Mapping[int, torch.Tensor]],
     ) -> Pushed | None:
-        """What to push for an optimizer now; None where no parameter has a gradient.
+        """Return the push for an optimizer's present gradients; None if no parameter has one.
 
         Args:
-            handle: The optimizer's.
-            optimizer: It.
-            membership: Handles of its parameters, by group.
+            handle: Handle of the optimizer.
+            optimizer: The optimizer.
+            membership: Handles of the optimizer's parameters, by group.
             table: All slices.
-            targets: By server, where values of its slices go.
+            targets: By server, where values of its slices are written.
         """
         found = [
             (parameter, member)
@@ -135,7 +135,7 @@ class PushPlans:
         return Pushed(plan, self._on_host(gradients), rows, group_options(optimizer))
 
     def _rows(self, weights: Sequence[torch.Tensor], num_servers: int) -> list[list[torch.Tensor]]:
-        """By server, the gradients of its rows of each table."""
+        """Return, by server, the gradients of its rows of each table."""
         found: list[list[torch.Tensor]] = [[] for _ in range(num_servers)]
         for weight in weights:
             spec, pending = spec_of(weight), pending_rows(weight)
@@ -167,7 +167,7 @@ def _planned(
     targets: Sequence[Mapping[int, torch.Tensor]],
 ) -> PushPlan:
     cuts = cut_gradients([table.of(variable) for variable in variables], forms)
-    if tables:  # all servers have some of each, and count the steps of those that they have none of
+    if tables:  # all servers have rows of a table, and count steps without gradients for their rows, too
         cuts = {server: cuts.get(server, NO_CUT) for server in range(len(targets))}
     back = {server: {number: targets[server][number] for number in cut.slices} for server, cut in cuts.items()}
     return PushPlan(optimizer, variables, tables, cuts, back)
@@ -178,10 +178,10 @@ class ReadyPush:
     """One push, to be sent once.
 
     Args:
-        client: The way to the servers.
-        pushed: What to push.
-        read: By server, which versions are held.
-        copies: Of the variables.
+        client: The connection to the servers.
+        pushed: The layout and the gradients.
+        read: By server, the versions that the worker holds.
+        copies: The worker's copies of the variables.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class ReadyPush:
         self._copies = copies
 
     def send_and_read(self, key: PushKey) -> None:
-        """Push, and read what became of the variables."""
+        """Push, and read the new values of the variables. Blocks until all servers have answered."""
         self._copies.ready()
         plan = self._pushed.plan
         asks = {
@@ -205,7 +205,7 @@ class ReadyPush:
         self._copies.show(plan.handles)
 
     def send(self, key: PushKey, *, step: int, completes: int) -> None:
-        """Push for a synchronous step: to all servers, which wait for each other's word of it."""
+        """Push to all servers for a synchronous step, also to those without gradients: each counts the arrivals."""
         asks = {}
         for server in range(self._client.num_servers):
             cut = self._pushed.plan.cuts.get(server, NO_CUT)

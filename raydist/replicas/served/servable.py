@@ -1,4 +1,4 @@
-"""Which variables parameter servers can have, and how messages call them."""
+"""Checks that parameter servers can hold variables, and the names of variables in messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["names_of_variables", "require_servable"]
 
 
 def names_of_variables(objects: Iterable[Any]) -> dict[int, str]:
-    """Names of variables by identity, those of the largest module that has them.
+    """Return the names of variables by identity, as in the outermost module that has them.
 
     >>> layer = torch.nn.Linear(1, 1)
     >>> names_of_variables([layer, torch.nn.Sequential(layer)])[id(layer.bias)]
@@ -29,14 +29,14 @@ def names_of_variables(objects: Iterable[Any]) -> dict[int, str]:
 
 
 def require_servable(tensors: Mapping[int, torch.Tensor], names: Mapping[int, str]) -> None:
-    """Variables on servers are dense, with values, in memory of their own.
+    """Check that variables are dense, have values, and share no memory.
 
     Args:
-        tensors: By handle.
-        names: By identity.
+        tensors: Tensors by handle.
+        names: Names by identity.
 
     Raises:
-        InvalidArgumentError: One of them cannot be served.
+        InvalidArgumentError: Servers cannot hold one of the variables.
     """
     for handle, tensor in tensors.items():
         _require_dense(names.get(id(tensor), f"variable {handle}"), tensor)
@@ -52,7 +52,7 @@ def _require_dense(name: str, tensor: torch.Tensor) -> None:
 
 
 def _require_apart(tensors: Mapping[int, torch.Tensor], names: Mapping[int, str]) -> None:
-    """Each variable has values of its own on the servers, so none may show another's."""
+    """Reject variables that share memory: on the servers each variable has values of its own."""
     held = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), id(tensor))
         for tensor in tensors.values()
@@ -68,6 +68,6 @@ def _require_apart(tensors: Mapping[int, torch.Tensor], names: Mapping[int, str]
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to behind its last."""
+    """Return the bytes from a tensor's first element to the end of its last."""
     spanned = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (spanned + 1) * tensor.dtype.itemsize

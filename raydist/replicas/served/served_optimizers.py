@@ -1,4 +1,4 @@
-"""What servers know of a worker's optimizers: their groups, what they remember, what one step of theirs sends."""
+"""A worker's optimizers on the servers: their groups, their states, and the pushes of their steps."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ["ServedOptimizers"]
 
 @final
 class ServedOptimizers:
-    """All of one worker's.
+    """All optimizers of one worker.
 
     Args:
-        client: Its way to the servers.
-        known: Its objects.
-        slices: Of its variables.
+        client: The connection to the servers.
+        known: The worker's objects.
+        slices: Slices of the worker's variables.
         tables: Handles of the embedding tables that servers have.
     """
 
@@ -51,19 +51,19 @@ class ServedOptimizers:
         self._seen_members: dict[int, list[list[int]]] = {}
 
     def forget_plans(self) -> None:
-        """Slices have changed."""
+        """Drop the push plans, because slices have changed."""
         self._plans.forget()
 
     def forget_members(self) -> None:
-        """Objects came or went: members of groups may be others, or known now."""
+        """Recheck the groups of all optimizers, because objects were added or removed."""
         self._seen_members.clear()
 
     def is_told(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the servers have an optimizer."""
+        """Return True if the servers have the optimizer."""
         return self._handle_of(optimizer) in self._told
 
     def tell(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the servers have an optimizer with the groups that it has now."""
+        """Give the servers an optimizer with its present groups, unless they have these already."""
         handle = self._handle_of(optimizer)
         members = [list(map(id, group["params"])) for group in optimizer.param_groups]
         if self._seen_members.get(handle) == members:
@@ -89,20 +89,20 @@ class ServedOptimizers:
         self._client.exchange(asks)
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Another worker has told the servers of it."""
+        """Record that another worker has given the servers the optimizer."""
         if not self.is_told(optimizer):
             self._told[self._handle_of(optimizer)] = self._known.membership(optimizer)
-        optimizer.state.clear()  # it remembers nothing here: some begin with zeros as large as the parameters
+        optimizer.state.clear()  # the servers have the state; some optimizers begin with large zeros
 
     def push_of(self, optimizer: torch.optim.Optimizer) -> ReadyPush | None:
-        """What an optimizer's parameters have for gradients now; None where none has any."""
+        """Return the push of an optimizer's present gradients; None if no parameter has one."""
         self.tell(optimizer)
         handle = self._handle_of(optimizer)
         plan = self._plans.plan_of(handle, optimizer, self._told[handle], self._slices.table, self._slices.targets)
         return None if plan is None else self._slices.ready_push(plan)
 
     def write_state(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the servers remember what this worker's optimizer does."""
+        """Replace the optimizer's state on the servers by this worker's."""
         states = self._by_server(optimizer.state)
         handle = self._handle_of(optimizer)
         self._client.exchange({server: Ask(SetOptimizerState(handle, state)) for server, state in enumerate(states)})
@@ -110,7 +110,7 @@ class ServedOptimizers:
     def write_states(
         self, changed: Mapping[torch.optim.Optimizer, Mapping[torch.Tensor, Mapping[str, Any]]], key: PushKey
     ) -> None:
-        """Let the servers remember this of some optimizers and parameters; of others what they do."""
+        """Write states of some optimizers' parameters to the servers; all other states stay."""
         states: list[dict[int, Mapping[int, Any]]] = [{} for _ in range(self._client.num_servers)]
         for optimizer, mine in changed.items():
             self.tell(optimizer)
@@ -137,18 +137,18 @@ class ServedOptimizers:
             )
 
     def read_states(self, optimizers: Iterable[torch.optim.Optimizer] | None = None) -> None:
-        """Let this worker's optimizers remember what the servers' do: these, or all."""
+        """Replace the state of this worker's optimizers by the servers': of these optimizers, or of all."""
         for optimizer in self.everyone() if optimizers is None else filter(self.is_told, optimizers):
             found = self.states_of(optimizer)
             optimizer.state.clear()
             optimizer.state.update(found)
 
     def everyone(self) -> list[torch.optim.Optimizer]:
-        """All that the servers have, and the program has still."""
+        """Return all optimizers that the servers and the program have."""
         return [each for handle in self._told if (each := self._known.get(handle)) is not None]
 
     def states_of(self, optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[str, Any]]:
-        """What the servers remember of each parameter; of those too that are in no group any more."""
+        """Return the servers' state of each parameter, including parameters that are in no group any more."""
         states: dict[int, Mapping[str, Any]] = {}
         for answer in self._client.ask_all(OptimizerState(self._handle_of(optimizer))):
             states |= answer.value

@@ -1,4 +1,4 @@
-"""The `state` of an optimizer on a worker: what servers remember, asked for where a closure first looks."""
+"""The `state` of an optimizer on a worker, read from the servers when a closure first accesses it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LOOKS = (
 
 @final
 class ServedState(defaultdict[Any, Any]):
-    """As torch has it, but that `ask` is called before the first access of any kind, where there is one.
+    """A dict like torch's optimizer state that calls `ask`, if there is one, before the first access of any kind.
 
     Attributes:
-        ask: Lets it hold what it is to show.
+        ask: Fills the dict with the servers' state.
 
     >>> state = ServedState()
     >>> state.ask = lambda: state.update(a={"step": 1})
@@ -32,22 +32,22 @@ class ServedState(defaultdict[Any, Any]):
     ask: Callable[[], None] | None = None
 
     def __init__(self, default_factory: Callable[[], Any] | None = dict, content: Any = ()) -> None:
-        super().__init__(default_factory, content)  # as torch's own, which copies itself so
+        super().__init__(default_factory, content)  # torch's own defaultdict copies itself with these arguments
 
     def open(self) -> None:
-        """Have it hold what it is to show."""
+        """Fill the dict, if it is not filled yet."""
         ask, self.ask = self.ask, None
         if ask is not None:
             ask()
 
     def shut(self, ask: Callable[[], None] | None) -> None:
-        """Hold nothing, and ask for it again when somebody looks."""
+        """Empty the dict, and call `ask` at the next access."""
         self.ask = None
         self.clear()
         self.ask = ask
 
     def copy(self) -> ServedState:
-        """Another one, which asks nobody."""
+        """Return a copy without `ask`."""
         return ServedState(self.default_factory, self.items())
 
     __copy__ = copy

@@ -1,4 +1,4 @@
-"""What optimizers remember, for a closure that looks: servers are asked then, and told what it has changed."""
+"""Optimizer states within a closure: read from the servers at the first access, and written back if changed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _States = dict[torch.Tensor, dict[str, Any]]
 
 @final
 class StatesInSteps:
-    """Those of one worker's optimizers. A closure that does not look at them pays nothing.
+    """States of one worker's optimizers. A closure that does not access them causes no requests.
 
     Args:
-        optimizers: The servers'.
+        optimizers: The worker's optimizers on the servers.
     """
 
     def __init__(self, optimizers: ServedOptimizers) -> None:
@@ -33,7 +33,7 @@ class StatesInSteps:
         self._seen: dict[int, _Seen] = {}
 
     def begin(self) -> None:
-        """A closure begins."""
+        """Prepare for a closure: its first access to a state reads this state from the servers."""
         for optimizer in self._optimizers.everyone():
             state = _state_of(optimizer)
             if not isinstance(state, ServedState):
@@ -41,7 +41,7 @@ class StatesInSteps:
             state.shut(functools.partial(self._read, optimizer, state))
 
     def end(self) -> None:
-        """It has ended."""
+        """Drop the states of the ended closure."""
         for optimizer in self._optimizers.everyone():
             state = _state_of(optimizer)
             if isinstance(state, ServedState):
@@ -52,7 +52,7 @@ class StatesInSteps:
 
     def _read(self, optimizer: torch.optim.Optimizer, state: ServedState) -> None:
         if state is not _state_of(optimizer):
-            return  # the closure has put another in its place
+            return  # the closure has replaced the state
         state.update(self._asked(optimizer))
         self._seen[id(optimizer)] = _Seen(state)
 
@@ -61,7 +61,7 @@ class StatesInSteps:
         return {parameter: _beside(parameter, state) for parameter, state in found.items()}
 
     def write(self, key: PushKey) -> None:
-        """Tell the servers what the closure has written, if anything."""
+        """Write the states that the closure has changed to the servers."""
         changed = {}
         for optimizer in self._optimizers.everyone():
             states = self._written(optimizer)
@@ -84,7 +84,7 @@ class StatesInSteps:
         return known.changes(own)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """The servers have stepped: what the closure holds of the states is as they are now."""
+        """Refresh the states that the closure holds, after the servers have stepped."""
         if id(optimizer) not in self._seen:
             return
         state = _state_of(optimizer)
@@ -98,13 +98,13 @@ class StatesInSteps:
 
 @final
 class _Seen:
-    """What a closure had before it: copies."""
+    """Copies of the states that a closure had read, to find changes."""
 
     def __init__(self, states: Mapping[torch.Tensor, Mapping[str, Any]]) -> None:
         self._states = {parameter: dict(_images(state)) for parameter, state in states.items()}
 
     def changes(self, states: Mapping[torch.Tensor, Mapping[str, Any]]) -> dict[torch.Tensor, Mapping[str, Any]]:
-        """What is remembered of each parameter of which that is something else now."""
+        """Return the present state of each parameter whose state has changed."""
         return {
             parameter: now
             for parameter in dict.fromkeys([*self._states, *states])
@@ -128,7 +128,7 @@ def _shows(before: Any, now: Any) -> bool:
 
 
 def _take_over(held: dict[str, Any], fresh: Mapping[str, Any]) -> None:
-    """Have the same dictionary, and its tensors, show what is fresh: the closure may hold them."""
+    """Update a dictionary and its tensors in place: the closure may hold references to them."""
     for name in [known for known in held if known not in fresh]:
         del held[name]
     for name, value in fresh.items():
@@ -146,7 +146,7 @@ def _fits(mine: torch.Tensor, value: Any) -> bool:
 
 
 def _beside(parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-    """As torch has it: what has the parameter's shape lies where the parameter does."""
+    """Move state tensors of the parameter's shape to the parameter's device, as torch does."""
     return {
         name: value.to(parameter.device)
         if isinstance(value, torch.Tensor) and name != "step" and value.shape == parameter.shape

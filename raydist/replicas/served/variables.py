@@ -1,8 +1,8 @@
-"""The worker's half of variables that live on parameter servers.
+"""The worker's side of variables that live on parameter servers.
 
-Before a closure runs its parameters are pulled, where the worker does not hold them new enough. `optimizer.step()`
-pushes what `.grad` holds then; the step itself is done by the servers, and what it made of the parameters comes back
-with the answer. What a step writes by hand is assigned when an optimizer steps and when the closure ends.
+Before a closure runs, the worker pulls the parameters whose held versions are too old. `optimizer.step()` pushes the
+present `.grad`; the servers do the step itself, and their answer contains the new parameters. Values that the function
+writes by hand are assigned when an optimizer steps and when the closure ends.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _CHANGES: tuple[_Change, ...] = get_args(_Change)
 class ServedVariables(WorkerRules):
     """Rules of a worker whose variables live on servers.
 
-    Args:
-        worker: Its number.
-        doors: To all servers.
-        generation: How often the worker was started before.
+    worker: Number of the worker.
+        doors: Openers of the links to all servers.
+        generation: Number of earlier starts of the worker.
+        consistency: How far workers may be apart.
         consistency: What a worker may read while others push.
-        prefetch_pulls: Values that came with the last push do for the next closure, where the program has seen no newer
-            ones when it scheduled that; else every closure pulls.
-        timeout_s: How long an answer of a server may take.
+        prefetch_pulls: Use the values that came with the last push for the next closure, unless the program had seen
+            newer ones when it scheduled the closure; without it, every closure pulls.
+        timeout_s: Time limit for an answer of a server.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class ServedVariables(WorkerRules):
         self._step = 0
         self._counts = False
         self._run = contextlib.ExitStack()
-        # As torch would call an optimizer's own step: hooks around it are the program's, and ours.
+        # torch wraps an optimizer's own step in this way: global hooks, the program's and raydist's, run around it.
         self._hooked_push = torch.optim.Optimizer.profile_hook_step(self._push_of)
         self.num_late = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, self._made_of  # it is sent before it has done anything
+        return _made, self._made_of  # the object is pickled only before its first use
 
     # --- around closures ----------------------------------------------------------------------------------------------
 
@@ -96,8 +96,8 @@ class ServedVariables(WorkerRules):
         self._tell_written(parameters_only=False)
 
     def after_failure(self, variables: VariablesView) -> None:
-        if self._closure is not _NO_CLOSURE:  # else nobody's program has run
-            # What it wrote counts, as what it pushed does. The program is to hear of its own error, not of this.
+        if self._closure is not _NO_CLOSURE:  # else no closure of the program has run
+            # Values written by hand count, like pushed gradients. The program gets its own error.
             with contextlib.suppress(Exception):
                 self._model.states.write(self._key("states"))
             with contextlib.suppress(Exception):
@@ -155,7 +155,7 @@ class ServedVariables(WorkerRules):
         if answer.verdict == "late":
             self.num_late += 1
         else:
-            step = answer.step  # a later one where a worker before this one died with the same gradient
+            step = answer.step  # a later step if a worker before this one died with the same gradient
             push.send(key, step=step, completes=answer.completes)
         self._step = self._model.slices.read_step(step + 1)
 
@@ -164,17 +164,17 @@ class ServedVariables(WorkerRules):
         self._tell_values(self._model.slices.written(parameters_only=parameters_only), parameters_only=parameters_only)
 
     def _written_that_fit(self) -> list[int]:
-        """What the closure wrote, less the data that a variable cannot keep."""
+        """Return the variables that the closure wrote, without data that a variable cannot keep."""
         with contextlib.suppress(InvalidArgumentError):
             return self._model.slices.written()
-        return self._model.slices.written()  # what was refused is undone now
+        return self._model.slices.written()  # the first call has undone what it refused
 
     def _tell_values(self, written: Sequence[int], *, parameters_only: bool = False) -> None:
         if written:
             self._model.slices.assign(written, self._key("values"), parameters_only=parameters_only)
 
     def _key(self, change: _Change) -> PushKey:
-        """Counted by steps alone: where the closure runs again, it may find that there is nothing to write by hand."""
+        """Index changes by steps alone: when the closure runs again, it may have nothing to write by hand."""
         index = self._num_steps * len(_CHANGES) + _CHANGES.index(change)
         return PushKey(self._closure.number, index, self._closure.finished_below)
 

@@ -1,4 +1,4 @@
-"""What a worker is sent, and what it answers: closures, each with what the driver has done before it. Pure."""
+"""Messages between driver and worker: closures, each with the log entries that come before it, and their results."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["ClosureResult", "LogEntry", "PlannedWork", "WorkItem", "WorkMessage"
 @final
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """Something that every worker must have done before what was scheduled after it.
+    """A change by the driver that every worker makes before closures scheduled after it.
 
     Attributes:
-        shipment: What the driver's program did to mirrored objects, without a step.
-        plan: Where new variables lie; None where there are none.
-        values: By name, what functions may reach on a worker: pickles of functions that make it.
-        dropped: Names that nothing will reach any more.
+        shipment: The program's changes of mirrored objects, without a step.
+        plan: Placement of new variables; None if there are none.
+        values: By name, pickled functions that make the worker's per-worker values.
+        dropped: Names of per-worker values that nothing uses any more.
     """
 
     shipment: Shipment | None = None
@@ -36,12 +36,12 @@ class LogEntry:
     dropped: tuple[str, ...] = ()
 
     def packed(self) -> bytes:
-        """Its bytes."""
+        """Return the entry as bytes."""
         return pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
 
     @staticmethod
     def unpacked(data: bytes) -> LogEntry:
-        """The entry of which these are the bytes."""
+        """Return the entry that `packed` made into these bytes."""
         entry: LogEntry = pickle.loads(data)
         return entry
 
@@ -49,15 +49,15 @@ class LogEntry:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedWork:
-    """A closure as the driver holds it until it has ended.
+    """A closure as the driver holds it until it ends.
 
     Attributes:
         number: See `ClosureLabel`.
-        header: Pickle of its `StepHeader`: the arguments are what they were when it was scheduled.
-        parts: Its PerReplica arguments.
+        header: Pickle of the `StepHeader`: it has the arguments as they were when the closure was scheduled.
+        parts: The PerReplica arguments.
         seen: See `ClosureLabel`.
-        after: How many entries of the log come before it.
-        epoch: How many errors had been told when it was scheduled.
+        after: Number of log entries that come before the closure.
+        epoch: Number of errors that the program had been told when it scheduled the closure.
     """
 
     number: int
@@ -69,7 +69,7 @@ class PlannedWork:
 
     @property
     def num_bytes(self) -> int:
-        """About how much it adds to a message."""
+        """Return the approximate size of the closure in a message."""
         return len(self.header) + 200 * len(self.parts)
 
 
@@ -79,11 +79,11 @@ class WorkItem:
     """One closure for one worker.
 
     Attributes:
-        label: Which it is.
+        label: Identifies the closure.
         epoch: See `PlannedWork`.
         header: See `PlannedWork`.
-        sources: Where the worker finds its PerReplica arguments.
-        entries: Of the log, packed: those that come before the closure and that the worker has not had.
+        sources: Where the worker finds the PerReplica arguments.
+        entries: Packed log entries that come before the closure and that the worker has not received.
     """
 
     label: ClosureLabel
@@ -93,7 +93,7 @@ class WorkItem:
     entries: tuple[bytes, ...] = ()
 
     def step(self, generation: int) -> StepHeader:
-        """The step to run, for a worker that is in this generation."""
+        """Return the step to run, for a worker in this generation."""
         header: StepHeader = pickle.loads(self.header)
         return header.in_group(generation, self.sources)
 
@@ -101,12 +101,12 @@ class WorkItem:
 @final
 @dataclass(frozen=True, slots=True)
 class WorkMessage:
-    """Some closures for one worker, in order. Objects of the store travel beside it, those that it does not keep.
+    """Some closures for one worker, in order. New objects of the object store travel beside the message.
 
     Attributes:
         items: The closures.
-        objects: Numbers of the objects that their sources count, see `KeptObjects`.
-        used: By name of a per-worker iterator, how many batches the driver knows to be used for good.
+        objects: Numbers of the objects to which the sources refer, see `KeptObjects`.
+        used: By name of a per-worker iterator, the number of batches that ended closures are known to have used.
     """
 
     items: tuple[WorkItem, ...]
@@ -117,12 +117,12 @@ class WorkMessage:
 @final
 @dataclass(frozen=True, slots=True)
 class ClosureResult:
-    """How one closure ended.
+    """The outcome of one closure.
 
     Attributes:
-        result: What it returned; None where it raised.
-        error: What it raised.
-        cancelled: It was not begun, because one before it raised.
+        result: The packed return value; None after an error.
+        error: The error that the closure raised.
+        cancelled: The closure did not begin, because an earlier one raised.
     """
 
     result: StepResult | None = None
@@ -133,15 +133,15 @@ class ClosureResult:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkResult:
-    """What a worker answers to a message (implements `values.Leaves` no more than a group's result needs to).
+    """A worker's answer to a message (implements only what a group's result needs of `values.Leaves`).
 
     Attributes:
-        results: In the order of the closures.
+        results: Outcomes in the order of the closures.
         told: See `WorkerRules.told`.
-        remarks: What the program should be warned of.
-        seconds: What the closures took together.
+        remarks: Warnings for the program.
+        seconds: Duration of all closures together.
         error: None: a worker's answer is never an error as a whole.
-        drawn: By name of a per-worker iterator, how many batches the closures have drawn that have ended.
+        drawn: By name of a per-worker iterator, the number of batches that ended closures have drawn.
     """
 
     results: tuple[ClosureResult, ...]
@@ -159,11 +159,11 @@ def address_work(
     finished_below: int,
     used: Mapping[str, int] | None = None,
 ) -> tuple[WorkMessage, list[Any]]:
-    """A worker's message, and the object refs to send along.
+    """Return the message for a worker, and the object refs to send along.
 
     Args:
-        works: The closures, and the entries of the log that come before each.
-        sent: What the worker was sent before.
+        works: The closures, and the log entries that come before each.
+        sent: The objects that the worker was sent before.
         finished_below: See `ClosureLabel`.
         used: See `WorkMessage`.
     """

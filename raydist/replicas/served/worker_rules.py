@@ -1,4 +1,4 @@
-"""What a worker does around a closure: the hooks through which its variables can live somewhere else."""
+"""The hooks of a worker around a closure, by which its variables can live elsewhere."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["ClosureLabel", "WorkerRules"]
 @final
 @dataclass(frozen=True, slots=True)
 class ClosureLabel:
-    """Which closure it is: the same when it runs again.
+    """The identity of a closure: the same when the closure runs again.
 
     Attributes:
         number: Unique in the strategy, and rising.
-        finished_below: Closures with a lower number have ended for good.
-        seen: By server, the version of its values that the driver knew of when the closure was scheduled. What the
-            program had seen by then the closure must see as well.
+        finished_below: All closures with a lower number have ended.
+        seen: By server, the version of its values that the driver knew when it scheduled the closure. The closure must
+            see these versions or newer ones.
     """
 
     number: int
@@ -32,75 +32,75 @@ class ClosureLabel:
 
 
 class WorkerRules(ReplicaRules):
-    """Rules of a worker, a replica without peers. All of it happens in the worker's one thread.
+    """Rules of a worker, a replica without peers. All hooks run in the worker's one thread.
 
-    Around each closure: `before_run`, the function (with `step_optimizer`), `after_run` where it has succeeded,
-    `after_failure` where it has not, and `end_closure`.
+    Around each closure: `before_run`, the function (with `step_optimizer`), `after_run` if it succeeded,
+    `after_failure` if it raised, and `end_closure`.
     """
 
     exchanges_gradients = False
 
     @abstractmethod
     def before_run(self, variables: VariablesView, closure: ClosureLabel) -> None:
-        """A closure is about to run."""
+        """Prepare for a closure that is about to run."""
 
     @abstractmethod
     def after_failure(self, variables: VariablesView) -> None:
-        """The closure, or what looked at variables between closures, raised an error."""
+        """Recover after an error of the closure, or of a read between closures."""
 
     @abstractmethod
     def end_closure(self, variables: VariablesView, *, last: bool) -> None:
-        """The closure has ended, in whatever way.
+        """Clean up after a closure, whether it succeeded or not.
 
         Args:
-            variables: This worker's.
-            last: The worker knows of no other that it is to run.
+            variables: The worker's objects.
+            last: The worker has no further closure.
         """
 
     @abstractmethod
     def told(self) -> tuple[int, ...]:
-        """By server, the version of its values that this worker knows of: it goes to the driver with each answer."""
+        """Return, by server, the newest version that this worker knows of; each answer reports it to the driver."""
 
     @abstractmethod
     def settle(self, variables: VariablesView) -> Any:
-        """This worker, alone, was given objects or values by the driver; nothing runs anywhere.
+        """Describe new variables, after the driver gave objects or values to this worker alone; no closure runs.
 
         Returns:
-            What the driver needs to know to make a plan for what is new, with `specs`: the new variables.
+            The facts from which the driver plans the placement, with `specs`: the new variables.
         """
 
     @abstractmethod
     def place(self, variables: VariablesView, plan: Any, closure: ClosureLabel) -> None:
-        """Carry out the driver's plan: the values are this worker's. `follow` comes next.
+        """Carry out the driver's plan with this worker's values. `follow` comes next.
 
         Args:
-            variables: This worker's.
-            plan: What the driver made of `settle`.
-            closure: No closure has this label: it is for what is changed here.
+            variables: The worker's objects.
+            plan: The driver's plan.
+            closure: A label of no closure, for the changes made here.
         """
 
     @abstractmethod
     def follow(self, variables: VariablesView, plan: Any) -> None:
-        """What the driver has done was done to this worker's objects.
+        """Adjust to a change by the driver that was made to this worker's objects.
 
         Args:
-            variables: This worker's.
-            plan: The plan that was made for it; None where it needed none.
+            variables: The worker's objects.
+            plan: The placement of new variables; None if there are none.
         """
 
     @abstractmethod
     def before_read(self, variables: VariablesView, *, states: bool) -> None:
-        """The driver is about to read this worker's objects.
+        """Bring this worker's objects up to date before the driver reads them.
 
         Args:
-            variables: This worker's.
-            states: What optimizers remember as well.
+            variables: The worker's objects.
+            states: Bring optimizer states up to date, too.
         """
 
     def externals(self) -> Mapping[str, Any]:
-        """By name, what functions may reach on this worker beside what every replica has."""
+        """Return, by name, the values that functions may use on this worker, beside those of every replica."""
         return {}
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Around what the driver reads or writes of this worker's objects, after `before_read`."""
+        """Return a context in which the driver reads or writes this worker's objects, after `before_read`."""
         return contextlib.nullcontext()

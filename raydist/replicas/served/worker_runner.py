@@ -1,7 +1,7 @@
-"""One worker at work: closures, one after the other, each on its own. No Ray in here.
+"""The runner of one worker, which runs closures one after the other. It does not depend on Ray.
 
-A closure that fails ends neither the worker nor those of other workers. What this worker was sent together with it, or
-before the driver knew, is given up: the program is to hear of the first error soon.
+A closure that fails ends neither the worker nor closures of other workers. Closures that this worker received with it,
+or before the driver knew of the failure, are cancelled: the program gets the first error soon.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class WorkerRunner:
     """Runs the closures that one worker is given. Used by one thread.
 
     Args:
-        setup: What the worker is; its rules are :class:`WorkerRules`.
-        num_workers: All workers.
-        generation: How often it was started before.
-        drawn: By name of an iterator, how many batches its closures have used that have ended.
+        setup: Setup of the worker; its rules are :class:`WorkerRules`.
+        num_workers: Number of workers.
+        generation: Number of earlier starts of the worker.
+        drawn: By iterator name, the number of batches that ended closures have used.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class WorkerRunner:
         """Run some closures.
 
         Args:
-            message: They.
-            objects: Those of the store that came along.
+            message: The closures.
+            objects: Objects of the object store that came with the message.
         """
         began = time.perf_counter()
         held = self._objects.receive(message.objects, objects)
@@ -90,7 +90,7 @@ class WorkerRunner:
         return WorkResult(results, tuple(self._rules.told()), remarks, seconds, drawn=self._num_drawn())
 
     def _num_drawn(self) -> dict[str, int]:
-        """By iterator, how many batches were drawn since it was made, here and before."""
+        """Return, by iterator, the number of batches drawn by this process and by earlier generations."""
         now = {name: self._drawn.get(name, 0) + iterator.num_drawn for name, iterator in self._iterators.items()}
         return now
 
@@ -100,7 +100,7 @@ class WorkerRunner:
             if item.epoch <= self._failed_epoch:
                 return ClosureResult(cancelled=True)
             return self._run(item, objects, last=last)
-        except BaseException as error:  # whatever it is, it is the closure's
+        except BaseException as error:  # whatever it is, it is an error of the closure
             self._failed_epoch = item.epoch
             return ClosureResult(error=self._packed(error, item))
 
@@ -129,7 +129,7 @@ class WorkerRunner:
             self._rules.end_closure(self._runner.variables, last=last)
 
     def _look(self, step: StepHeader) -> ClosureResult:
-        """Run what only looks at this worker's objects, with present values; nothing else runs anywhere."""
+        """Run a closure that changes nothing, with present values; no other closure runs anywhere."""
         self._rules.before_read(self._runner.variables, states=False)
         try:
             with self._rules.reading():
@@ -143,7 +143,7 @@ class WorkerRunner:
         self._rules.after_failure(self._runner.variables)
 
     def follow(self, entries: Sequence[bytes]) -> None:
-        """Do what the driver did; entries of its log, packed, in order."""
+        """Apply packed log entries of the driver, in order."""
         self._drop_unplaced()
         for packed in entries:
             entry = LogEntry.unpacked(packed)
@@ -169,9 +169,9 @@ class WorkerRunner:
         return value
 
     def settle(self, entries: Sequence[bytes], latest: bytes) -> Any:
-        """Follow `entries`, then do what the last one says; what `WorkerRules.settle` says of it.
+        """Follow `entries`, then apply the entry `latest`; return what `WorkerRules.settle` returns.
 
-        What it brings goes again where no `place` follows: the driver's program has heard why, and goes on without it.
+        If no `place` follows, the next call drops the new objects: the driver has the error, and goes on without them.
         """
         self.follow(entries)
         known = {handle for handle, _ in self._runner.mirrored.items()}
@@ -182,7 +182,7 @@ class WorkerRunner:
         return self._rules.settle(self._runner.variables)
 
     def place(self, plan: Any, label: ClosureLabel) -> tuple[int, ...]:
-        """Carry out the plan that was made of `settle`; what `WorkerRules.told` says then."""
+        """Carry out the plan that the driver made from `settle`; return what `WorkerRules.told` returns then."""
         self._rules.place(self._runner.variables, plan, label)
         self._rules.follow(self._runner.variables, plan)
         self._unplaced = ()
@@ -194,24 +194,24 @@ class WorkerRunner:
             self._unplaced = ()
 
     def mirror(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
-        """What this worker's half of the mirrored variables answers, with present values."""
+        """Call this worker's half of the mirrored variables, with present values."""
         self._rules.before_read(self._runner.variables, states=method.__name__ in _STATE_CALLS)
         with self._rules.reading():
             return self._runner.mirror(method, *args)
 
     def tell_everything(self) -> None:
-        """The driver does not know what this worker has told it: all is news again."""
+        """Report everything to the driver again, which does not know what this worker has reported."""
         self._runner.mirrored.tell_everything()
 
     def nonfinite_counts(self) -> tuple[int, int]:
-        """See `ReplicaRunner.nonfinite_counts`."""
+        """Return what `ReplicaRunner.nonfinite_counts` returns."""
         return self._runner.nonfinite_counts()
 
     def ping(self) -> None:
-        """Answer, after everything asked before."""
+        """Return once all earlier calls have run."""
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release all resources."""
         self._runner.close()
 
 
@@ -220,7 +220,7 @@ def _given(value: _T) -> _T:
 
 
 def _join_alone(membership: Membership, *, device: torch.device, timeout_s: float, backend: str = "") -> Communicator:
-    """A group of one needs no network."""
+    """Create a group of one, which needs no network."""
     group = LocalGroup(LocalHub(), membership, timeout_s).start()
     group.device = device
     return group

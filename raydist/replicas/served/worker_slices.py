@@ -1,4 +1,4 @@
-"""What a worker holds of variables on servers: which slices they are, which versions it has read, what was written."""
+"""A worker's slices of variables on servers: the versions that it has read, and the values that the program wrote."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["WorkerSlices"]
 
 @final
 class WorkerSlices:
-    """All of one worker's.
+    """All slices of one worker's variables.
 
     Args:
-        client: Its way to the servers.
+        client: The connection to the servers.
 
     Attributes:
         table: The slices of each variable.
-        targets: By server and number of a slice, where its values are read to.
+        targets: By server and slice number, the memory into which its values are read.
     """
 
     def __init__(self, client: ServerClient) -> None:
@@ -40,7 +40,7 @@ class WorkerSlices:
     # --- variables that come and go -----------------------------------------------------------------------------------
 
     def adopt(self, slices: Sequence[ServedSlice], variables: Mapping[int, torch.Tensor]) -> list[int]:
-        """Take over those of the variables, by handle, that have slices now; their handles."""
+        """Adopt the variables that have slices now; return their handles."""
         new = [handle for handle in self.table.add(slices) if handle in variables]
         self._copies.add([(handle, variables[handle]) for handle in new])
         for handle in new:
@@ -52,7 +52,7 @@ class WorkerSlices:
         return new
 
     def create(self, handles: Sequence[int]) -> None:
-        """Give the servers these variables, with this worker's values."""
+        """Create these variables on the servers, with this worker's values."""
         asks: dict[int, Ask] = {}
         for server, parts in self._by_server(handles).items():
             values = [part.within(self._copies.own(part.handle)) for part in parts]
@@ -62,7 +62,7 @@ class WorkerSlices:
             self._read[server].note_change([part.number for part in created.slices], answer.version)
 
     def forget(self, handle: int) -> None:
-        """A variable is gone."""
+        """Drop a variable that is gone."""
         for part in self.table.forget(handle):
             self.targets[part.server].pop(part.number, None)
             self._read[part.server].drop([part.number])
@@ -70,7 +70,7 @@ class WorkerSlices:
         self._copies.forget(handle)
 
     def numbers(self, handles: Iterable[int], server: int) -> tuple[int, ...]:
-        """Of the slices of some variables, those that a server has."""
+        """Return the numbers of the variables' slices that a server has."""
         known = [part for handle in handles if handle in self.table for part in self.table.of(handle)]
         return tuple(part.number for part in known if part.server == server)
 
@@ -85,11 +85,11 @@ class WorkerSlices:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def versions(self) -> tuple[int, ...]:
-        """By server, the newest version that is known of."""
+        """Return, by server, the newest known version."""
         return tuple(each.newest for each in self._read)
 
     def read_older(self, seen: Sequence[int] | None) -> None:
-        """Read what is held in an older version than `seen`, by server; None: than there is."""
+        """Read slices held in a version older than `seen` (by server); with None, read all that have changed."""
         wanted: dict[int, dict[int, torch.Tensor]] = {}
         unless: dict[int, int] = {}
         for server, read in enumerate(self._read):
@@ -104,7 +104,7 @@ class WorkerSlices:
             self._note(wanted, self._client.read(wanted, unless))
 
     def read_step(self, at_least: int) -> int:
-        """Read everything, of one synchronous step; which that is."""
+        """Read all values of one synchronous step; return the step."""
         self._copies.ready()
         wanted = dict(enumerate(self.targets))
         answers = self._client.read_step(wanted, at_least)
@@ -112,7 +112,7 @@ class WorkerSlices:
         return max(answer.step for answer in answers.values())
 
     def _note(self, wanted: Mapping[int, Mapping[int, torch.Tensor]], answers: Mapping[int, ServerAnswer]) -> None:
-        """Values were copied to where they were wanted."""
+        """Record that values were copied to their targets."""
         changed: set[int] = set()
         for server, answer in answers.items():
             if not wanted.get(server):
@@ -126,19 +126,19 @@ class WorkerSlices:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def ready_push(self, pushed: Pushed) -> ReadyPush:
-        """Gradients, to be sent with the versions that are held now."""
+        """Return the push of gradients, which reports the versions held now."""
         return ReadyPush(self._client, pushed, self._read, self._copies)
 
     def written(self, *, parameters_only: bool = False) -> list[int]:
-        """Variables to which the program gave other values by hand."""
+        """Return the variables that the program wrote by hand."""
         return self._copies.written(parameters_only=parameters_only)
 
     def keep_written(self) -> None:
-        """The servers have what the program wrote."""
+        """Take the values that the program wrote for the servers' values, which they are now."""
         self._copies.keep_written()
 
     def assign(self, handles: Sequence[int], key: PushKey, *, parameters_only: bool) -> None:
-        """Give the servers what the program wrote by hand, as `written` told: of counters, what was added to them."""
+        """Send the servers the values that the program wrote (see `written`); of counters, the increments."""
         asks: dict[int, Ask] = {}
         for server, parts in self._by_server(handles).items():
             adds = tuple(_is_counter(part.dtype) for part in parts)
@@ -156,24 +156,24 @@ class WorkerSlices:
         return own - part.within(self._copies.target(part.handle)) if _is_counter(part.dtype) else own
 
     def discard_written(self) -> None:
-        """What the driver wrote here was written on the servers as well, or was not meant to last."""
+        """Discard values that the driver wrote here: the servers have them, or they were not meant to last."""
         if self._copies.written():
             self.discard()
 
     def discard(self) -> None:
-        """A step failed somewhere: whatever is here is read again."""
+        """Discard all held values after a failed step: they are read again."""
         self._copies.drop_written()
         for read in self._read:
             read.forget()
 
     def close(self) -> None:
-        """Let go of memory. May be called twice."""
+        """Release memory. May be called twice."""
         self._copies.close()
 
 
 def _note_assigned(read: ReadVersions, assigned: Assign, answer: ServerAnswer) -> None:
-    """Other workers may have added to a counter since it was read: then what is held here is not what it is now."""
-    if answer.verdict != "applied":  # as an earlier run of the closure did it: what that wrote is read again
+    """Update the held versions. Counters to which other workers have added since the last read are held no more."""
+    if answer.verdict != "applied":  # an earlier run of the closure has assigned: its values are read again
         read.forget(assigned.slices)
         return
     held = [
