@@ -1,4 +1,4 @@
-"""The arguments of a step whose pickle is known from another step: batches in the same nest, the same plain values."""
+"""A cache of pickled step arguments, keyed by their form: the same nest of batches and the same plain values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _PLAIN = (bool, int, str, bytes, type(None))
 
 @final
 class ArgumentForms:
-    """Pickles of arguments by their form, the last used ones."""
+    """An LRU cache of pickled arguments, keyed by form."""
 
     def __init__(self) -> None:
         self._pickles: OrderedDict[Hashable, bytes] = OrderedDict()
 
     def pickled(self, discovery: Discovery, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-        """The pickle of a step's arguments, made where none of this form is known; `discovery` gets their leaves."""
+        """Return the cached pickle of a step's arguments, or make one; `discovery` receives the PerReplica leaves."""
         form = None if discovery.per_replica else argument_form(args, kwargs)
         known = self.pickle_of(form[0]) if form else b""
         if form and known:
@@ -35,23 +35,23 @@ class ArgumentForms:
         return pickled
 
     def pickle_of(self, form: Hashable) -> bytes:
-        """The pickle of arguments of this form; empty if it is not known."""
+        """Return the cached pickle of arguments of this form; empty if there is none."""
         if form not in self._pickles:
             return b""
         self._pickles.move_to_end(form)
         return self._pickles[form]
 
     def remember(self, form: Hashable, pickled: bytes) -> None:
-        """Take note of the pickle of arguments of this form."""
+        """Cache the pickle of arguments of this form."""
         self._pickles[form] = pickled
         if len(self._pickles) > _KEPT:
             self._pickles.popitem(last=False)
 
 
 def argument_form(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, tuple[PerReplica, ...]] | None:
-    """What the pickle of arguments depends on, and the PerReplica leaves in the order of their placeholders.
+    """Return a key for the pickle of these arguments, and the PerReplica leaves in the order of their placeholders.
 
-    None where that is more than can be compared: objects, tensors, one leaf in two places.
+    Return None if the arguments cannot be compared cheaply: objects, tensors, one leaf in two places.
     """
     leaves: list[PerReplica] = []
     try:

@@ -1,6 +1,6 @@
-"""What of a mirrored object has another half on the replicas: its attributes, its variables, and its larger states.
+"""The three parts of a mirrored object's state: attributes, variables, and lazily fetched states.
 
-Each of the three keeps what was read and finds what was written by itself; here they are told the same.
+Each part caches values that the driver read and finds its writes; `Aspects` forwards events (a step, a new object).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = ["Aspects"]
 
 @final
 class Aspects:
-    """The driver's half of all of them.
+    """The driver side of all three parts of the state of mirrored objects.
 
     Args:
-        link: The way to the replicas.
-        table: What they know objects by.
-        classes: Of objects whose reads and writes are seen.
+        link: Calls methods of the replicas.
+        table: Handles of the driver's objects.
+        classes: Classes of mirrored objects, which report every attribute access.
         control: Attributes.
         variables: Parameters and buffers.
-        states: Those that are fetched when they are read.
+        states: Optimizer and metric states, fetched when the program reads them.
     """
 
     def __init__(
@@ -56,20 +56,20 @@ class Aspects:
         self._states = states
 
     def collect(self, writes: Writes) -> dict[int, AttributeTable]:
-        """Add what the driver has changed to `writes`. Attributes as they are now are given to `mark_sent`."""
+        """Add all changes of the driver to `writes`; return the current attributes, to be given to `mark_sent`."""
         tables = self._control.collect(writes)
         self._variables.collect(writes)
         self._states.collect(writes)
         return tables
 
     def mark_sent(self, tables: Mapping[int, AttributeTable], *, with_new: bool) -> None:
-        """What was collected is on its way; `with_new` objects, or without."""
+        """Record that the collected changes were sent; `with_new`: the shipment also contained new objects."""
         self._control.mark_sent(tables, with_new=with_new)
         self._variables.mark_sent()
         self._states.mark_sent()
 
     def expire(self) -> None:
-        """What was read is stale."""
+        """Mark all values that the driver has read as stale."""
         self._variables.expire()
         self._control.expire()
         self._states.expire()
@@ -86,7 +86,7 @@ class Aspects:
         )
 
     def adopt(self, new: Sequence[tuple[int, Any]]) -> None:
-        """These objects are mirrored from now on, by their handles."""
+        """Start mirroring these objects, given with their handles."""
         for handle, obj in new:
             self._table.add(obj, handle)
         for handle, obj in new:
@@ -99,13 +99,13 @@ class Aspects:
                 self._classes.mirror(obj)
 
     def forget(self, handle: int) -> None:
-        """Nobody has that object any more."""
+        """Drop the records of an object that the program has dropped."""
         self._variables.forget(handle)
         self._control.forget(handle)
         self._states.forget(handle)
 
     def abandon(self, handle: int, obj: Any) -> None:
-        """The object is mirrored no more: no replica has it."""
+        """Make an object plain again because no replica has it."""
         self._table.remove(handle)
         self._control.forget(handle)
         self._states.forget(handle)
@@ -116,7 +116,7 @@ class Aspects:
             self._classes.plain(obj)
 
     def make_plain(self) -> None:
-        """Nothing is mirrored any more."""
+        """Make every mirrored object plain again."""
         to_plain = [functools.partial(self._make_plain, obj) for _, obj in self._table.objects()]
         attempt_all([self._table.clear, self._variables.release, self._states.expire, *to_plain])
 

@@ -1,4 +1,4 @@
-"""Doing many things of which some may fail: a variable that cannot be refreshed must not keep the others stale."""
+"""Run several calls although some may fail: a variable that cannot be refreshed must not keep the others stale."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["attempt_all"]
 
 
 def attempt_all(calls: Iterable[Callable[[], object]]) -> None:
-    """Make every call, in order, whatever the others raise; then raise the first error.
+    """Make every call in order, even if an earlier one raises; then raise the first error.
 
     >>> attempt_all([lambda: print("first"), lambda: print("second")])
     first

@@ -1,8 +1,8 @@
-"""The driver half for control state: attributes read fresh from the first replica, changed ones sent to all.
+"""The driver side of control state: attributes are read from the first replica, and changes are sent to all replicas.
 
-Program order decides: before an attribute is used, what the dispatched steps did to it is fetched, so what the program
-does then comes after them. Only what it changes past the object (a list or a `param_group` that it has held since
-before the step, a generator) can be changed on both sides unseen.
+Program order holds: before the program uses an attribute, the driver fetches the changes of all dispatched steps, so
+that a change by the program comes after them. Only objects that the program holds directly (a list or a `param_group`
+kept since before the step, a generator) can change on both sides unnoticed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ __all__ = ["ControlState"]
 
 @final
 class ControlState:
-    """Attributes of every mirrored object of one strategy.
+    """The attributes of every mirrored object of one strategy.
 
     Args:
-        link: The way to the replicas.
+        link: Calls methods of the replicas.
         table: Handles of the driver's objects.
-        resolve: Object of a persistent id in what the replicas send.
-        set_flag: Called with (handle, requires_grad) when replicas toggled a tensor.
+        loads: Unpickles the answers of replicas.
+        set_flag: Called with (handle, requires_grad) when a step changed `requires_grad` of a tensor.
     """
 
     def __init__(
@@ -72,59 +72,59 @@ class ControlState:
         self._set_flag = set_flag
         self._digest = content_digest(table.handle_of)
         self._known: dict[int, AttributeTable] = {}
-        self._witnesses: dict[int, Witness] = {}  # of the states in `_known`, where a quick look is enough
+        self._witnesses: dict[int, Witness] = {}  # of the states in `_known` that an identity check can compare
         self._conflicts: dict[int, frozenset[AttributePath]] = {}
         self._touched: set[int] = set()
         self._always: set[int] = set()
         self._fresh = {True: True, False: True}
 
     def add(self, obj: Any, handle: int) -> None:
-        """The replicas hold the present state of `obj`."""
+        """Record the present state of `obj` as the state that the replicas hold."""
         flat = self._capture(obj)
         self._known[handle] = seal(flat)
         if _is_open(obj, flat):
             self._always.add(handle)
 
     def forget(self, handle: int) -> None:
-        """The program dropped an object."""
+        """Drop the records of an object that the program has dropped."""
         for held in (self._known, self._witnesses, self._conflicts):
             held.pop(handle, None)
         self._touched.discard(handle)
         self._always.discard(handle)
 
     def expire(self) -> None:
-        """A step was dispatched: the replicas' state is the newer one."""
+        """Mark all attributes as stale because a step was dispatched."""
         self._fresh = {True: False, False: False}
         self._conflicts.clear()
 
     def touch(self, obj: Any, handle: int) -> None:
-        """An attribute of `obj` is about to be used: fetch the state, and compare it before the next step."""
+        """Fetch the state of `obj` before the program uses an attribute, and compare the state before the next step."""
         self._touched.add(handle)
         self.refresh(modules=issubclass(type(obj), torch.nn.Module))
 
     def overwrite(self, handle: int, name: str) -> None:
-        """An attribute is about to be set: that comes last, whatever happened to what it held."""
+        """Drop the conflicts of an attribute that the program is about to set: the new value replaces both."""
         if handle in self._conflicts:
             self._conflicts[handle] = frozenset(path for path in self._conflicts[handle] if path[0] != name)
 
     @outside_inference_mode
     def refresh(self, *, modules: bool) -> None:
-        """Fetch what changed, in modules (and `requires_grad`) or in everything else, after the dispatched steps."""
+        """Fetch the changes of dispatched steps: of modules and `requires_grad`, or of all other objects. Blocks."""
         if self._fresh[modules]:
             return
-        self._fresh[modules] = True  # first: taking over changes uses attributes
+        self._fresh[modules] = True  # set first: applying changes reads attributes, which calls refresh()
         try:
             changes, flags = self._loads(self._link.call(0, MirrorCalls.collect_control, modules))
         except BaseException:
             self._fresh[modules] = False
             raise
-        # The replica will not report these again: each must arrive, whatever happens to another one.
+        # The replica reports each change once: all must be applied, even if one fails.
         living = [(handle, self._table.object_of(handle), change) for handle, change in changes.items()]
         arrivals = [functools.partial(self._take_over, *change) for change in living if change[1] is not None]
         attempt_all([*arrivals, *(functools.partial(self._set_flag, *flag) for flag in flags.items())])
 
     def _take_over(self, handle: int, obj: Any, change: Mapping[AttributePath, Any]) -> None:
-        """Replicas' changes, but for what the driver changed in the meantime, unseen."""
+        """Apply the changes of replicas, except to paths that the driver has changed in the meantime."""
         known = self._known.get(handle, {})
         self._witnesses.pop(handle, None)
         mine = changed(known, self._capture(obj))
@@ -141,7 +141,7 @@ class ControlState:
         self._known[handle] = now
 
     def collect(self, writes: Writes) -> dict[int, AttributeTable]:
-        """Add what the driver changed since the last step; the states that :meth:`mark_sent` is to be given."""
+        """Add the driver's changes since the last step to `writes`; return the states to give to :meth:`mark_sent`."""
         states: dict[int, AttributeTable] = {}
         for handle in sorted(self._touched | self._always):
             obj = self._table.object_of(handle)
@@ -186,10 +186,10 @@ class ControlState:
         )
 
     def mark_sent(self, states: Mapping[int, AttributeTable], *, with_new: bool) -> None:
-        """What `collect` found is on its way: the replicas will hold these states.
+        """Record that the states from `collect` were sent: the replicas will hold them.
 
-        `with_new`: objects got handles since then, by which states know them from now on (a parameter that the program
-        has put into a group, say).
+        `with_new`: further objects (a parameter that the program has added to a group, say) have got handles since
+        `collect`, so the states are captured again with these handles.
         """
         for handle, found in states.items():
             obj = self._table.object_of(handle)
@@ -221,7 +221,7 @@ _THROUGH_THE_MODULE = (own_tables.PARAMETERS, own_tables.BUFFERS, own_tables.MOD
 
 
 def _is_open(obj: Any, flat: AttributeTable) -> bool:
-    """Whether the state can be changed past the object: through a dict or list that somebody holds, or in C.
+    """Return True if the state can change without an access to the object: through a dict or list in it, or in C.
 
     A module's parameters and submodules are exchanged through the module; a hook is removed through its handle.
     """
@@ -232,7 +232,7 @@ def _is_open(obj: Any, flat: AttributeTable) -> bool:
 
 
 def _is_worth_holding(path: AttributePath, attribute: Attribute) -> bool:
-    """Whether somebody might keep this and change it: not torch's own empty dictionaries and sets."""
+    """Return True if the program may hold and change this value; torch's own empty dicts and sets do not count."""
     is_container = len(path) > 1 and path[-1] is Keys
     if str(path[0]).startswith("_"):
         return is_container and bool(attribute.value.names)
@@ -240,5 +240,5 @@ def _is_worth_holding(path: AttributePath, attribute: Attribute) -> bool:
 
 
 def _can_conflict(obj: Any, path: AttributePath) -> bool:
-    """Modes that either side sets outright follow the later setting; so does what modules keep for themselves."""
+    """Return False for a module's `training` flag and private attributes, where the later setting simply wins."""
     return not (kind_of(obj) is MODULES and (path[0] == "training" or path[0] is Keys or str(path[0]).startswith("_")))

@@ -1,8 +1,7 @@
-"""What the driver half of mirroring may ask of the replica half, and the port through which it asks.
+"""The remote calls from the driver side of mirroring to the replicas, and the interface that makes them.
 
-The driver half names a call by the method itself: `link.call(0, MirrorCalls.buffer_images, handles)`. So a type checker
-sees arguments and results on both sides. What travels is that method; its name is looked up once, where a replica
-answers.
+The driver names a call by the method: `link.call(0, MirrorCalls.buffer_images, handles)`, so that a type checker sees
+arguments and results on both sides. The method itself is sent; the replica looks its name up on its own object.
 """
 
 from __future__ import annotations
@@ -23,47 +22,47 @@ _Args = TypeVarTuple("_Args")
 
 
 class MirrorCalls(ABC):
-    """The replica half, as far as the driver half may call it between steps."""
+    """The methods of a replica that the driver may call between steps."""
 
     @abstractmethod
     def collect_control(self, modules: bool) -> bytes:
-        """Pickle of the control state that changed since the driver last heard of it.
+        """Return the pickled control state that changed since the last call.
 
         Args:
-            modules: Modules and `requires_grad`; False: everything else (the modules would be slower to look at).
+            modules: True for modules and `requires_grad`, False for all other objects (modules take longer to compare).
         """
 
     @abstractmethod
     def collect_tensors(self, handles: Sequence[int] | None = None) -> dict[int, TensorImage]:
-        """All other tensors whose values changed since the driver last heard of them, or those among the given ones."""
+        """Return the parameters and buffers that changed since the last call; only those with `handles` if given."""
 
     @abstractmethod
     def collect_gradients(self) -> dict[int, TensorImage]:
-        """The gradients of all parameters that have one."""
+        """Return the gradients of all parameters that have one."""
 
     @abstractmethod
     def changed_gathered(self) -> list[int]:
-        """Handles of buffers that are read from all replicas and changed on this one since the last question."""
+        """Return the handles of gathered buffers that changed on this replica since the last call."""
 
     @abstractmethod
     def buffer_images(self, handles: Sequence[int]) -> list[TensorImage]:
-        """Present values of these tensors."""
+        """Return the present values of these tensors."""
 
     @abstractmethod
     def collect_optimizer_state(self, handle: int) -> bytes:
-        """Pickle of an optimizer's `state`: momentum and its like."""
+        """Return the pickled `state` of an optimizer (momentum and similar)."""
 
     @abstractmethod
     def collect_metrics(self) -> bytes:
-        """Pickle of the states of every metric by handle."""
+        """Return the pickled states of all metrics by handle."""
 
     @abstractmethod
     def pull_rows(self, handle: int, rows: torch.Tensor) -> torch.Tensor:
-        """Present values of these rows of an embedding table."""
+        """Return the present values of these rows of an embedding table."""
 
     @abstractmethod
     def export_rows(self, handle: int) -> list[dict[str, Any]]:
-        """All rows of an embedding table; see `RowAccess`."""
+        """Return all rows of an embedding table; see `RowAccess`."""
 
     @abstractmethod
     def import_rows(self, handle: int, states: Sequence[Mapping[str, Any]]) -> None:
@@ -71,32 +70,32 @@ class MirrorCalls(ABC):
 
     @abstractmethod
     def dump(self) -> tuple[bytes, frozenset[int]]:
-        """Everything this replica holds, and its handles, for the `load` of others."""
+        """Return the pickled state of this replica, to be given to `load` of others, and the handles in it."""
 
     @abstractmethod
     def load(self, state: bytes) -> None:
-        """Become what another replica was when it called `dump`, but for what each gathers from its own rows.
+        """Load the state that another replica returned from `dump`, except the state that each replica gathers itself.
 
-        Running statistics and states of metrics stay as they are here. Where this replica has none yet, those of
-        metrics are such that together with the other's they merge to the other's.
+        Running statistics and metric states of this replica stay. A metric that is new to this replica gets states that
+        merge with the states of the other replica to exactly the latter.
         """
 
 
 class ReplicaLink(Protocol):
-    """How the driver half reaches the replicas, ranks 0, 1, ..."""
+    """The interface by which the driver calls the replicas, ranks 0, 1, ..."""
 
     def call(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
-        """The result of a method of one replica, after all dispatched steps; raises the error of one that failed."""
+        """Call a method of one replica after all dispatched steps; raise the error of a step that failed. Blocks."""
 
     def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
-        """The results of a method of every replica in rank order, after all dispatched steps."""
+        """Call a method of every replica after all dispatched steps; return the results in rank order. Blocks."""
 
 
 def answer(replica: MirrorCalls, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
-    """What `replica` answers to a call: the end of every link.
+    """Call the method of `replica` that overrides `method`: the receiving end of a link.
 
     Raises:
-        FailedPreconditionError: `method` is none of :class:`MirrorCalls`.
+        FailedPreconditionError: `method` is not a method of :class:`MirrorCalls`.
     """
     if getattr(MirrorCalls, method.__name__, None) is not method:
         raise FailedPreconditionError(

@@ -1,8 +1,8 @@
-"""The check of a strategy that ships nothing: that a step uses only what was made under the scope.
+"""The scope check for strategies without replicas: a step may only use objects that were created under the scope.
 
-Strategies with replicas find out when they pickle a step. Here the step is walked instead, and again when a place where
-the walk met a module, a parameter or an optimizer holds another one. That look takes some microseconds; it goes no
-deeper into a module than to its own children, so the walk is also done again for runs 2, 4, 8, and so on.
+Strategies with replicas check this when they pickle a step. Here the objects that a step references are walked instead,
+and walked again when a reference to a module, a parameter or an optimizer has changed. Comparing references takes some
+microseconds and covers only the direct children of a module, so the walk also runs again for runs 2, 4, 8, and so on.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _LEAVES = (bool, int, float, complex, str, bytes, type(None), types.CodeType, ty
 @final
 @dataclass(slots=True)
 class _Checked:
-    """A step that was walked.
+    """The record of a step that was walked.
 
     Attributes:
-        parts: The function, or a method's function and object: once one of them is gone, so is the step.
-        places: What led to the things that were checked.
-        runs: How often it has run.
+        parts: The function, or the function and object of a method; once one of them is gone, the record goes too.
+        places: The references that led to the checked objects.
+        runs: Number of runs so far.
     """
 
     parts: tuple[weakref.ref[Any], ...]
@@ -47,7 +47,7 @@ class _Checked:
     runs: int
 
     def holds(self) -> bool:
-        """Whether the check need not be made again."""
+        """Count a run; return True if the step need not be walked again."""
         self.runs += 1
         if self.runs & (self.runs - 1) == 0:
             return False
@@ -56,14 +56,14 @@ class _Checked:
 
 @final
 class CheckedSteps:
-    """Steps that use nothing but what was made under one strategy's scope.
+    """The step functions that passed the scope check of one strategy.
 
     Args:
-        name: The strategy, for messages.
-        device: The kind of its device.
+        name: Name of the strategy, for messages.
+        device: Device type of the strategy.
 
     Attributes:
-        scope: What is made under it.
+        scope: The objects that were created under the strategy.
     """
 
     def __init__(self, name: str, device: str = "cpu") -> None:
@@ -72,14 +72,14 @@ class CheckedSteps:
         self._checked: dict[Hashable, _Checked] = {}
 
     def check(self, fn: Any, arguments: Iterable[Any]) -> None:
-        """See that a step may run.
+        """Check that a step may run.
 
         Args:
             fn: The step function.
-            arguments: The leaves of its arguments.
+            arguments: The leaves of the step's arguments.
 
         Raises:
-            FailedPreconditionError: It uses what was not made under the scope, or belongs to another strategy.
+            FailedPreconditionError: The step uses an object of another strategy, or one not created under the scope.
         """
         parts = (fn.__func__, fn.__self__) if type(fn) is types.MethodType else (fn,)
         key = tuple(map(id, parts))
@@ -96,12 +96,12 @@ class CheckedSteps:
 
         try:
             anchors = tuple(weakref.ref(part, forget) for part in parts)
-        except TypeError:  # some callable object: it is walked in each run
+        except TypeError:  # a callable without weak references: walked in each run
             return
         self._checked[key] = _Checked(anchors, places, runs)
 
     def _walk(self, roots: Sequence[Any], most: int = _MOST_OBJECTS) -> list[WatchedPlace]:
-        """Check all that is reached, the nearest first; the places to look at again."""
+        """Check every reachable object, breadth first; return the references to compare before the next run."""
         waiting, seen = deque(roots), set[int]()
         checked: list[Any] = []
         places: list[WatchedPlace | None] = []

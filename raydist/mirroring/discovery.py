@@ -1,4 +1,4 @@
-"""Finding what a step reaches that the replicas do not have, and shipping it once, in one pickle."""
+"""Find the objects that a step references and the replicas do not have, and pickle them once, in one pickle."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ __all__ = ["Discovery"]
 
 @remembered_by_class
 def is_candidate_class(cls: Any) -> bool:
-    """Whether objects of a class may travel as handles or placeholders."""
+    """Return True if objects of a class may be pickled as handles or placeholders."""
     return issubclass(cls, torch.Tensor | PerReplica) or kind_of_class(cls) is not None
 
 
 @final
 class Discovery:
-    """One look at what a step reaches. Nothing is changed until the driver takes over `new`.
+    """The pickling of one step. No object changes until the driver adopts `new`.
 
     Attributes:
-        new: Objects without a handle so far, with the handles they shall get.
+        new: Reserved handles with the objects that had none so far.
         per_replica: PerReplica leaves in the order of their placeholders.
     """
 
@@ -57,20 +57,20 @@ class Discovery:
         """Pickle a function or its arguments; mirrored objects become handles.
 
         Args:
-            obj: What to pickle.
-            what: Its name in messages.
+            obj: The object to pickle.
+            what: Name of the object in error messages.
         """
         with self._explaining(obj, what):
             return dumps(obj, self._identify, reach=Reach(self._is_shared))
 
     def pickle_function(self, fn: Any) -> bytes:
-        """Pickle a step function, and the numbers and text of the modules whose functions it calls."""
+        """Pickle a step function, with the numbers and strings among the globals of the modules that it calls into."""
         reach = Reach(self._is_shared)
         with self._explaining(fn, f"the step function {getattr(fn, '__name__', type(fn).__name__)!r}"):
             return dumps(WithGlobals(fn, reach), self._identify, reach=reach)
 
     def adopt_buffers(self, writes: Writes) -> None:
-        """Let tensors that the program has put in the places of mirrored modules' buffers (a cast does) be mirrored."""
+        """Reserve handles for tensors that replaced buffers of mirrored modules, as a cast does."""
         for changes in writes.control.values():
             for path, value in changes.items():
                 is_buffer = path[0] == BUFFERS and len(path) == 2 and type(value) is torch.Tensor
@@ -78,11 +78,11 @@ class Discovery:
                     self._handle(value)
 
     def is_elsewhere(self, obj: Any) -> bool:
-        """Whether every replica has `obj`: it travels as a handle or under a name, whatever is in it."""
+        """Return True if every replica has `obj` already, by handle or by name."""
         return self._table.handle_of(obj) is not None or id(obj) in self._externals
 
     def bundle(self) -> bytes:
-        """Pickle of every new object, of those they lead to, of their hooks and gradients; empty if there are none."""
+        """Pickle every new object with the objects, hooks and gradients it references; empty if there is none."""
         if not self.new:
             return b""
         file = io.BytesIO()
@@ -96,7 +96,7 @@ class Discovery:
         return file.getvalue()
 
     def _dump_hooks(self, pickler: HandlePickler) -> None:
-        """Hooks on new parameters by handle, then None. They may lead to further parameters with hooks of their own."""
+        """Pickle the hooks on new parameters by handle, then None. Hooks may add further parameters to `new`."""
         for handle, obj in self.new:
             hooks = ParameterHooks.of(obj) if isinstance(obj, torch.nn.Parameter) else None
             if hooks:
@@ -105,13 +105,13 @@ class Discovery:
         pickler.dump(None)
 
     def _gradients(self) -> dict[int, torch.Tensor]:
-        """What a backward pass or the program left on new parameters: their pickles do not hold it."""
+        """Return the gradients of new parameters, which the pickles of parameters do not contain."""
         parameters = [(handle, obj) for handle, obj in self.new if isinstance(obj, torch.nn.Parameter)]
         return {handle: obj.grad.detach() for handle, obj in parameters if obj.grad is not None}
 
     @contextmanager
     def _explaining(self, obj: Any, what: str) -> Iterator[None]:
-        """Turn the error of a pickler into one that says where the culprit is."""
+        """Turn a pickling error into one that names the object that cannot be pickled."""
         try:
             yield
         except (TypeError, AttributeError, pickle.PicklingError, NotImplementedError, RuntimeError) as error:
@@ -124,7 +124,7 @@ class Discovery:
     def _can_pickle(self, obj: Any) -> bool:
         try:
             dumps(obj, self._identify_quietly, reach=Reach(self._is_shared))
-        except Exception:  # whatever it is, it is what we look for
+        except Exception:  # any error means that the object cannot be pickled
             return False
         return True
 
@@ -150,12 +150,12 @@ class Discovery:
         return pid
 
     def _is_candidate(self, obj: Any) -> bool:
-        """Whether a second look is worth while: almost everything in a pickle is a name or a number."""
+        """Return True if `obj` may need a persistent id; a cheap first test, as most objects in a pickle do not."""
         cls: Any = type(obj)
         return is_candidate_class(cls) or id(obj) in self._externals
 
     def _elsewhere(self, obj: Any) -> PersistentId | None:
-        """The persistent id of what every replica has already."""
+        """Return the persistent id of an object that every replica has already, else None."""
         handle = self._table.handle_of(obj)
         if handle is not None:
             return "object", handle
@@ -173,7 +173,7 @@ class Discovery:
 
     def _handle(self, obj: Any) -> int:
         if id(obj) not in self._handles:
-            # What is ours has a handle already and does not come here.
+            # Objects of this strategy have a handle already and do not come here.
             self._origin.refuse_foreign(obj)
             self._handles[id(obj)] = self._table.reserve()
             self.new.append((self._handles[id(obj)], obj))
@@ -182,13 +182,13 @@ class Discovery:
         return self._handles[id(obj)]
 
     def _add_buffers(self, module: torch.nn.Module) -> None:
-        """Buffers are told from other tensors by the module that registered them."""
+        """Reserve handles for the buffers of a module; only the module tells them from other tensors."""
         for buffer in buffer_table(module).values():
             if buffer is not None and self._table.handle_of(buffer) is None:
                 self._handle(buffer)
 
     def _is_shared(self, obj: Any) -> bool:
-        """Whether a function that reaches `obj` must not be imported by the replicas."""
+        """Return True if a function that references `obj` must be pickled by value."""
         return self._is_candidate(obj) and (self._elsewhere_quietly(obj) or self._is_mirrorable(obj))
 
     def _elsewhere_quietly(self, obj: Any) -> bool:

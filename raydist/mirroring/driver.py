@@ -1,8 +1,8 @@
-"""The driver half of mirroring: the user's objects, and what the replicas must be sent before each step.
+"""The driver side of mirroring: the user's objects, and the updates that the driver sends before each step.
 
-Nothing happens to an object until a step reaches it. Then it is shipped, once, and becomes *mirrored* in place: it
-stays the object that the program holds, but reads of it fetch the replicas' present values and writes are found before
-the next step. A program that only runs steps pays for pickling its function, and for nothing per parameter.
+An object stays plain until a step references it. Then the driver sends it once and makes it *mirrored* in place: the
+program keeps the same object, a read of the object fetches the present values of the replicas, and the driver finds
+writes before the next step. A program that only runs steps pays for pickling its function, and nothing per parameter.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _READ_SEVERAL = {
     *("forward", "state_dict", "parameters", "named_parameters", "buffers", "named_buffers", "param_groups"),
     *("__deepcopy__", "__reduce_ex__"),
 }
-"""Attributes of modules and optimizers through which a program reads more than one tensor."""
+"""Attributes of modules and optimizers by which a program reads more than one tensor."""
 
 
 @final
@@ -52,10 +52,10 @@ class MirrorDriver:
     """The mirrored objects of one strategy.
 
     Args:
-        name: The strategy, for messages.
-        link: The way to its replicas.
-        devices: Kinds of devices that its replicas have.
-        serves_rows: Rows of embedding tables may lie with it.
+        name: Name of the strategy, for messages.
+        link: Calls methods of the strategy's replicas.
+        devices: Returns the device types of the replicas.
+        serves_rows: True if the strategy stores rows of embedding tables.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class MirrorDriver:
         self._found: tuple[list[tuple[int, Any]], dict[int, AttributeTable]] = [], {}
         self._released = False
         self.share_saver: ShareSaver | None = None
-        """How replicas save what they hold; None where the driver reads it."""
+        """Makes replicas save their state themselves; None if the driver reads and saves it."""
 
     def how_saved(self, obj: Any) -> Literal["divided", "whole"]:
-        """Whether all replicas save a part of an object, or the first one all of it."""
+        """Return "divided" if every replica saves a part of an object, "whole" if the first replica saves all of it."""
         if not isinstance(obj, torch.nn.Module):
             return "divided"
         if self.has_metrics(obj):
@@ -94,22 +94,22 @@ class MirrorDriver:
         return "whole" if any(buffer is not None for held in buffers for buffer in held) else "divided"
 
     def items_alone(self, objects: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-        """By name of a metric, how many items of its lists the first replica has from here with the next shipment."""
+        """Return, by metric and state, the number of list items the first replica gets from the driver, up to now."""
         with self._lock:
             metrics = metrics_in(objects)
             return {name: self._states.alone(obj, self._table.handle_of(obj)) for name, obj in metrics.items()}
 
     def handle_of(self, obj: Any) -> int | None:
-        """What replicas know an object by, or will once the last shipment is there; None for what is the driver's."""
+        """Return the handle of an object on the replicas (also one in the last shipment); None for a driver object."""
         known = self._table.handle_of(obj)
         return next((handle for handle, new in self._found[0] if new is obj), None) if known is None else known
 
     def has_metrics(self, obj: Any) -> bool:
-        """Whether it is a metric, or a module with some in it. Waits for nothing."""
+        """Return True for a metric or a module that contains one. Does not block."""
         return bool(metrics_in({"": obj}))
 
     def holds(self, obj: Any) -> bool:
-        """Whether replicas have a module or an optimizer, or can be sent it: it was made here. Waits for nothing."""
+        """Return True if replicas have a module or optimizer, or it was made here and can be sent. Does not block."""
         if self._released:
             return False
         if self.is_mirrored(obj):
@@ -121,18 +121,18 @@ class MirrorDriver:
         )
 
     def is_mirrored(self, obj: Any) -> bool:
-        """Whether replicas have it already."""
+        """Return True if the replicas have `obj` already."""
         return self._table.handle_of(obj) is not None
 
     def _mirrored(self) -> list[Any]:
         return [obj for _, obj in self._table.objects()]
 
     def has_made(self, obj: Any) -> bool:
-        """Whether a module or a variable was made under the scope. Waits for nothing."""
+        """Return True if a module or variable was created under the scope. Does not block."""
         return obj in self._scope
 
     def scope(self, adopt: Callable[[Any], None] | None = None) -> AbstractContextManager[None]:
-        """Note what is created in the block as created under this strategy; `adopt` is called with each object."""
+        """Record objects created in the block as objects of this strategy; `adopt` is called with each object."""
         self._require_open()
         return self._scope.enter(adopt)
 
@@ -146,21 +146,21 @@ class MirrorDriver:
         externals: Mapping[str, Any] | None = None,
         carried: Sequence[Any] = (),
     ) -> Shipment:
-        """Everything that one step needs on the replicas and that they do not have.
+        """Return a shipment with everything that one step needs and the replicas do not have.
 
-        The shipment must be applied by every replica, in the order of the calls; if it cannot be, call :meth:`reset`.
-        Waits for dispatched steps only where the driver changed something without having read it.
+        Every replica must apply the shipments in the order of the calls; if one cannot, call :meth:`reset`. Waits for
+        dispatched steps only if the driver changed an object without having read it.
 
         Args:
             fn: The step function.
-            args: Its positional arguments; `PerReplica` leaves become placeholders.
-            kwargs: Its keyword arguments.
+            args: Positional arguments of `fn`; `PerReplica` leaves become placeholders.
+            kwargs: Keyword arguments of `fn`.
             externals: Objects that every replica has by itself, under the names given to `MirrorReplica`.
-            carried: Modules that replicas are to have whether the step reaches them or not.
+            carried: Modules to send to the replicas even if the step does not reference them.
 
         Raises:
-            FailedPreconditionError: Something reached was not made under this strategy's scope, belongs to another
-                strategy, cannot be pickled, or was changed by the last step and on the driver too.
+            FailedPreconditionError: A referenced object was not created under this strategy's scope, belongs to another
+                strategy, cannot be pickled, or was changed both by the last step and by the driver.
         """
         with self._lock:
             self._require_open()
@@ -170,7 +170,7 @@ class MirrorDriver:
             for each in carried:
                 if not self.is_mirrored(each):
                     discovery.pickle(each, "what all steps have")
-            released = self._table.released  # what goes from here on may be among the writes: it goes with the next one
+            released = self._table.released  # objects dropped later may be in `writes`: the next shipment releases them
             writes = Writes()
             states = self._aspects.collect(writes)
             discovery.adopt_buffers(writes)
@@ -189,9 +189,9 @@ class MirrorDriver:
             return self._pending
 
     def dispatched(self) -> None:
-        """The last shipment is on its way: what is new is mirrored now, and what the driver holds is stale.
+        """Record that the last shipment was sent: its new objects become mirrored, and the driver's values stale.
 
-        A shipment that is not dispatched leaves no trace; the next one holds the same again.
+        A shipment that is never dispatched has no effect; the next one contains the same changes again.
         """
         with self._lock:
             if self._pending is not None:
@@ -209,34 +209,34 @@ class MirrorDriver:
             self._aspects.forget(handle)
 
     def refresh(self) -> None:
-        """Fetch everything that changed on the replicas, after the dispatched steps."""
+        """Fetch everything that changed on the replicas. Blocks until the dispatched steps end."""
         with self._lock:
             self._aspects.refresh()
 
     @outside_inference_mode
     def reset(self, source: int = 0) -> None:
-        """Give every replica the state of one of them, after a step failed half way or a replica was replaced."""
+        """Copy the state of replica `source` to all replicas, after a step failed or a replica was replaced. Blocks."""
         with self._lock:
             state, held = self._link.call(source, MirrorCalls.dump)
             self._link.call_all(MirrorCalls.load, state)
             self._pending = None
             self._functions.forget()
             for handle, obj in list(self._table.objects()):
-                if handle not in held:  # its shipment was the one that failed: it will be found again
+                if handle not in held:  # the shipment with it failed: the next step sends it again
                     self._aspects.abandon(handle, obj)
             self.dispatched()
 
     @property
     def is_behind(self) -> bool:
-        """Whether replicas may have changed variables since their values were read."""
+        """Return True if steps may have changed variables since the driver last fetched them."""
         return not self._released and not self._variables.is_fresh
 
     @outside_inference_mode
     def release(self, *, fetch: bool = True) -> None:
-        """Make everything plain again, also what could not be fetched. May be called twice.
+        """Make all objects plain again, even if fetching them fails. Idempotent.
 
         Args:
-            fetch: Fetch the final values first; False leaves the values that were read last.
+            fetch: Fetch the final values first; False keeps the values that were fetched last.
         """
         with self._lock:
             if self._released:
@@ -249,7 +249,7 @@ class MirrorDriver:
                 self._aspects.make_plain()
 
     def before_read(self, obj: Any, name: str) -> None:
-        """An attribute of a mirrored object is about to be read."""
+        """Fetch the values that reading attribute `name` of a mirrored object shows."""
         handle = self._table.handle_of(obj)
         if handle is not None:
             with self._lock:
@@ -259,17 +259,17 @@ class MirrorDriver:
                     self._variables.want_all()
 
     def zero_grad_of(self, obj: Any, method: Any) -> Any:
-        """What the program gets where it reads this method of a mirrored object."""
+        """Return the `zero_grad` that the program gets from a mirrored object, instead of `method`."""
         return clearing(obj, method)
 
     def clear_gradients(self, obj: Any) -> None:
-        """Set the gradients of a mirrored module or optimizer to None, on the replicas too, before its next step."""
+        """Set the gradients of a mirrored module or optimizer to None, on the replicas before their next step."""
         with self._lock:
             if self._table.handle_of(obj) is not None:
                 self._variables.gradients.clear(obj)
 
     def before_write(self, obj: Any, name: str) -> None:
-        """An attribute of a mirrored object is about to be set or deleted."""
+        """Prepare for the program setting or deleting attribute `name` of a mirrored object."""
         self.before_read(obj, name)
         handle = self._table.handle_of(obj)
         if handle is not None:
@@ -277,13 +277,13 @@ class MirrorDriver:
                 self._control.overwrite(handle, name)
 
     def metric_shares(self, metric: Any) -> list[dict[str, Any]]:
-        """The states of a metric on each replica; none where they are not known. Waits for dispatched steps."""
+        """Return the states of a metric on each replica; empty if unknown. Blocks until dispatched steps end."""
         handle = self._table.handle_of(metric)
         with self._lock:
             return [] if handle is None or self._released else self._states.shares(metric, handle)
 
     def note_steps_elsewhere(self) -> None:
-        """Optimizers have stepped where nobody asks: torch's schedulers need not warn that they have not."""
+        """Mark optimizers as stepped (on the replicas), so that torch's schedulers on the driver do not warn."""
         with self._lock:
             for _, obj in self._table.objects():
                 if isinstance(obj, torch.optim.Optimizer):

@@ -1,7 +1,7 @@
-"""Gradients on the driver: `p.grad` is what the replicas hold, and clearing or changing it reaches them.
+"""Gradients on the driver: `p.grad` shows the gradient on the replicas, and changes to `p.grad` are sent to them.
 
-A loop that calls `optimizer.zero_grad()` on the driver before every step must not fetch gradients only to drop them, so
-torch's own `zero_grad` is known by name: where it sets them to None, it clears without a look.
+A loop that calls `optimizer.zero_grad()` on the driver before every step must not fetch gradients only to drop them.
+Mirrored objects therefore replace torch's own `zero_grad`, which clears gradients without fetching them.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Gradients:
         self._link = link
         self._records: dict[int, TensorRecord] = {}
         self._fetched: dict[int, tuple[torch.Tensor, _Mark]] = {}
-        self._values: dict[int, TensorImage] = {}  # fetched since the last step: `.data` and numpy write unseen
+        self._values: dict[int, TensorImage] = {}  # fetched since the last step: finds writes through `.data` or numpy
         self._cleared: set[int] = set()
         self._touched: set[int] = set()  # set, or reached by a backward on the driver
         self._sent: dict[int, torch.Tensor] = {}
         self._hooks: dict[int, RemovableHandle] = {}
         self._num_expired = 0
-        self._fetched_at = 0  # how often they had expired when the last fetch of them began
+        self._fetched_at = 0  # value of `_num_expired` when the last fetch began
 
     def add(self, record: TensorRecord) -> None:
-        """Look after one more parameter. The replicas hold the gradient that it has on the driver."""
+        """Track one more parameter. The replicas hold the same gradient as the driver."""
         tensor = record.tensor
         if not isinstance(tensor, torch.nn.Parameter):
             return
@@ -55,16 +55,16 @@ class Gradients:
         self.watch(record)
 
     def watch(self, record: TensorRecord) -> None:
-        """See to it that a backward on the driver adds to the gradient that the replicas hold.
+        """Register a hook so that a backward on the driver adds to the gradient that the replicas hold.
 
-        A parameter that is frozen now can have no hook: to be called again after each use of it.
+        A frozen parameter can have no hook, so the caller calls this again after each use of the parameter.
         """
         tensor = record.tensor
         if tensor is None or record.handle in self._hooks or record.handle not in self._records:
             return
         with plain_tensors():
             if tensor.requires_grad:
-                # It runs before autograd adds to `.grad`.
+                # The hook runs before autograd adds to `.grad`.
                 self._hooks[record.handle] = tensor.register_hook(OwnHook(self._before_backward, record))
 
     def _before_backward(self, record: TensorRecord, _: torch.Tensor) -> None:
@@ -72,7 +72,7 @@ class Gradients:
         self.before_read(record)
 
     def forget(self, handle: int) -> None:
-        """The program dropped a parameter."""
+        """Drop the records of a parameter that the program has dropped."""
         self._records.pop(handle, None)
         self._fetched.pop(handle, None)
         self._values.pop(handle, None)
@@ -84,18 +84,18 @@ class Gradients:
             hook.remove()
 
     def release(self) -> None:
-        """Forget every parameter: its gradient on the driver is all there is."""
+        """Stop tracking all parameters; the gradients on the driver become ordinary ones."""
         self._fetched_at = self._num_expired
         for handle in list(self._records):
             self.forget(handle)
 
     def expire(self) -> None:
-        """A step was dispatched: the replicas have other gradients now."""
-        self._num_expired += 1  # a fetch that is under way in another thread is of older ones
+        """Mark all gradients as stale because a step was dispatched."""
+        self._num_expired += 1  # a fetch under way in another thread returns older gradients
         self._values.clear()
 
     def before_read(self, record: TensorRecord) -> None:
-        """Fetch the gradients, after the dispatched steps. What the driver set or changed since then stays."""
+        """Fetch the gradients after the dispatched steps. Gradients that the driver set or changed since then stay."""
         if (
             self._fetched_at == self._num_expired
             or record.handle in self._cleared
@@ -119,7 +119,7 @@ class Gradients:
         return [(handle, tensor) for handle, tensor in found if tensor is not None]
 
     def _is_fetched(self, handle: int, tensor: torch.Tensor) -> bool:
-        """Whether the present gradient is an older fetched one, unchanged, or none."""
+        """Return True if the tensor has no gradient, or an unchanged one from an earlier fetch."""
         return tensor.grad is None or self._is_known(handle, tensor.grad)
 
     def _is_known(self, handle: int, gradient: torch.Tensor) -> bool:
@@ -130,7 +130,7 @@ class Gradients:
         return values is None or values.shows(gradient)
 
     def _store(self, handle: int, tensor: torch.Tensor, image: TensorImage | None) -> None:
-        # In the middle of a cast of the module the parameter is of the new dtype already.
+        # During a cast of the module the parameter has the new dtype already.
         tensor.grad = None if image is None else image.tensor().to(tensor.device, tensor.dtype)
         if tensor.grad is None or image is None or image.dtype != tensor.dtype:
             self._fetched.pop(handle, None)
@@ -139,13 +139,13 @@ class Gradients:
             self._values[handle] = image
 
     def after_write(self, record: TensorRecord) -> None:
-        """`p.grad = ...` or `del p.grad` was executed on the driver."""
+        """Record that the driver executed `p.grad = ...` or `del p.grad`."""
         tensor = record.tensor
         if tensor is None or record.handle not in self._records:
             return
         with plain_tensors():
             self._touched.add(record.handle)
-            self._fetched.pop(record.handle, None)  # what is not known here will be sent
+            self._fetched.pop(record.handle, None)  # `collect` sends gradients that are not in `_fetched`
             if tensor.grad is None:
                 self._cleared.add(record.handle)
 
@@ -158,7 +158,7 @@ class Gradients:
                     self.after_write(record_of(parameter))
 
     def collect(self, writes: Writes) -> None:
-        """Add what the driver cleared, set, changed or computed since the last step."""
+        """Add the gradients that the driver cleared, set, changed or computed since the last step to `writes`."""
         writes.cleared_gradients = [handle for handle, _ in self._tensors(self._cleared)]
         with plain_tensors():
             held = [(handle, tensor.grad) for handle, tensor in self._tensors(self._touched | self._fetched.keys())]
@@ -170,7 +170,7 @@ class Gradients:
             writes.gradients = {handle: gradient.detach() for handle, gradient in self._sent.items()}
 
     def mark_sent(self) -> None:
-        """What `collect` found is on its way."""
+        """Record that the changes from `collect` were sent."""
         self._cleared.clear()
         self._touched.clear()
         self._fetched |= {handle: (gradient, _mark(gradient)) for handle, gradient in self._sent.items()}
@@ -181,7 +181,7 @@ _Mark = tuple[int, int, torch.dtype]
 
 
 def _mark(gradient: torch.Tensor) -> _Mark:
-    """Differs once the gradient was written to, or (`model.half()`) given other memory."""
+    """Return a mark that changes when the gradient is written to or (`model.half()`) gets other memory."""
     return num_writes(gradient), tensor_address(gradient), gradient.dtype
 
 
@@ -193,12 +193,12 @@ def _parameters(obj: Any) -> Iterable[torch.Tensor]:
 
 
 def clearing(obj: Any, method: Any) -> Any:
-    """What a program gets as `obj.zero_grad`, which is `method`: of torch's own, one that clears without a look."""
+    """Return the `obj.zero_grad` for the program: :func:`zero_grad` if `method` is torch's own, else `method`."""
     return types.MethodType(zero_grad, obj) if getattr(method, "__func__", None) in _OF_TORCH else method
 
 
 def zero_grad(self: Any, set_to_none: bool = True) -> None:
-    """See `torch.optim.Optimizer.zero_grad`. Travels as the method of that name, and is torch's own elsewhere."""
+    """Clear gradients without fetching them, else like `torch.optim.Optimizer.zero_grad`. Pickled as the method."""
     owner = getattr(type(self), OWNER, None)
     if set_to_none and owner is not None:
         owner.clear_gradients(self)

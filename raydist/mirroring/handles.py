@@ -1,4 +1,4 @@
-"""Which object has which handle: one table per side."""
+"""Tables of objects and their handles: one on the driver, one on each replica."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["DriverTable", "ReplicaTable"]
 
 @final
 class DriverTable:
-    """Handles of the driver's objects. Holds none of them: what the program drops is gone, and its handle released.
+    """Handles of the driver's objects, by weak reference: the handle of an object that the program drops is released.
 
-    Objects without weak references, as generators are in torch 2.11, stay until the table is cleared.
+    Objects without weak references (generators in torch 2.11) stay until the table is cleared.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class DriverTable:
         self._next = 0
 
     def reserve(self) -> int:
-        """A number that was never used before."""
+        """Return a new handle."""
         self._next += 1
         return self._next
 
@@ -47,12 +47,12 @@ class DriverTable:
         return self._handles.get(id(obj))
 
     def object_of(self, handle: int) -> Any:
-        """The object of a handle, None if the program has dropped it."""
+        """Return the object of a handle, None if the program has dropped it."""
         ref = self._refs.get(handle)
         return None if ref is None else ref()
 
     def objects(self) -> Iterator[tuple[int, Any]]:
-        """Handles and living objects, in the order of the handles."""
+        """Yield handles and living objects, in the order of the handles."""
         for handle in sorted(self._refs):
             obj = self.object_of(handle)
             if obj is not None:
@@ -60,17 +60,17 @@ class DriverTable:
 
     @property
     def released(self) -> tuple[int, ...]:
-        """Handles whose objects are gone."""
+        """The handles whose objects are gone."""
         return tuple(self._released)
 
     def take_released(self, count: int) -> list[int]:
-        """Strike the first `count` handles off `released`."""
+        """Remove the first `count` handles from `released` and return them."""
         taken = self._released[:count]
         del self._released[:count]
         return taken
 
     def remove(self, handle: int) -> None:
-        """Let an object be known by no handle any more."""
+        """Remove a handle and its object from the table."""
         obj = self.object_of(handle)
         self._refs.pop(handle, None)
         self._handles.pop(id(obj), None)
@@ -84,7 +84,7 @@ class DriverTable:
 
 @final
 class ReplicaTable:
-    """Handles of one replica's objects, which it keeps until the driver releases them.
+    """Handles of one replica's objects. The table keeps the objects alive until the driver releases them.
 
     Attributes:
         changes: Number of additions and releases so far.
@@ -112,9 +112,9 @@ class ReplicaTable:
         return self._handles.get(id(obj))
 
     def object_of(self, handle: int) -> Any:
-        """The object of a handle."""
+        """Return the object of a handle."""
         return self._objects[handle]
 
     def items(self) -> list[tuple[int, Any]]:
-        """Handles and objects, in the order of the handles: the same on every replica."""
+        """Return handles and objects in the order of the handles, which is the same on every replica."""
         return sorted(self._objects.items())

@@ -1,4 +1,4 @@
-"""The kinds of objects that have a handle, and which of their attributes are control state."""
+"""The kinds of mirrored objects, and the attributes of each kind that are control state."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class ObjectKind:
     """A family of mirrored objects.
 
     Attributes:
-        name: For messages.
-        type: The class that the objects derive from.
-        skip: Attributes that are not control state: tensors with their own way, and what belongs to one process.
+        name: Name of the kind, for messages.
+        type: The base class of the objects.
+        skip: Attributes that are not control state: tensors that are sent separately, and state of one process.
     """
 
     name: str
@@ -60,56 +60,56 @@ _METRIC_SKIP = frozenset(
 
 
 def kind_of(obj: Any) -> ObjectKind | None:
-    """The kind of `obj`, None if it has none. Tensors have none: they are told apart by whose they are."""
+    """Return the kind of `obj`, None if it has none (as tensors, which need a look at the scope)."""
     cls: Any = type(obj)
     return kind_of_class(cls)
 
 
 @remembered_by_class
 def kind_of_class(cls: Any) -> ObjectKind | None:
-    """The kind of the objects of a class."""
+    """Return the kind of the objects of a class, None if there is none."""
     return next((kind for kind in KINDS if issubclass(cls, kind.type)), None)
 
 
 def is_metric(obj: Any) -> bool:
-    """Whether `obj` is a torchmetrics Metric, recognised without importing torchmetrics."""
+    """Return True if `obj` is a torchmetrics Metric; torchmetrics is not imported."""
     return any(base.__name__ == "Metric" and base.__module__.startswith("torchmetrics.") for base in type(obj).__mro__)
 
 
 def _skip(obj: Any) -> frozenset[str]:
     kind = kind_of(obj)
     if kind is SCALERS:
-        # What it notes of each optimizer is keyed by id(optimizer), which differs between processes, for one step.
+        # A GradScaler's state per optimizer lasts one step; its key, id(optimizer), differs between processes.
         return frozenset(name for name, value in attributes(obj).items() if isinstance(value, defaultdict))
     if kind is not None and kind is not MODULES:
         return kind.skip
     if is_metric(obj):
         return _METRIC_SKIP | frozenset(attributes(obj).get("_defaults", ()))
-    # A compiled module is a shell around the module that counts; its own state belongs to this process.
+    # A compiled module only wraps the original module; its own state belongs to this process.
     return frozenset(attributes(obj)) if "dynamo_ctx" in attributes(obj) else frozenset()
 
 
 def capture_object(obj: Any, digest: Digest) -> AttributeTable:
-    """The control state of a mirrored object."""
+    """Return the control state of a mirrored object."""
     if isinstance(obj, torch.Generator):
         return capture({"state": bytes(obj.get_state().numpy())})
     return capture(attributes(obj), skip=_skip(obj), digest=digest)
 
 
 def witness_object(obj: Any, digest: Digest) -> Witness | None:
-    """For a quick look later; None where none is enough."""
+    """Return an identity snapshot of the control state for a fast comparison later; None if identity is not enough."""
     if isinstance(obj, torch.Generator):
         return None
     return witness_of(attributes(obj), skip=_skip(obj), digest=digest)
 
 
 def is_as_witnessed(obj: Any, witness: Witness) -> bool:
-    """Whether the control state of a mirrored object is what it was."""
+    """Return True if the control state of a mirrored object is unchanged since the snapshot."""
     return witness.same_attributes(attributes(obj), _skip(obj))
 
 
 def patch_object(obj: Any, changes: Mapping[AttributePath, Any]) -> None:
-    """Give a mirrored object the control state of the other side."""
+    """Apply changes of the control state from the other side to a mirrored object, in place."""
     if isinstance(obj, torch.Generator):
         state = changes.get(("state",))
         if state is not None:
@@ -121,24 +121,23 @@ def patch_object(obj: Any, changes: Mapping[AttributePath, Any]) -> None:
 
 
 def is_just_seeded(generator: torch.Generator) -> bool:
-    """Whether nothing was drawn since the seed was set: then it was set outright, whatever the replicas drew."""
+    """Return True if no number was drawn since the seed was set."""
     fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed())
     return torch.equal(fresh.get_state(), generator.get_state())
 
 
 def _number_in(tensor: torch.Tensor) -> str | None:
-    """Some of torch's kernels write numbers without counting it: a GradScaler's growth tracker."""
+    """Return the text of a CPU scalar: some kernels (GradScaler's growth tracker) write without counting the write."""
     if tensor.dim() or not tensor.is_cpu or tensor.layout is not torch.strided:
         return None
-    return repr(tensor.item())  # which is the same for one NaN and another
+    return repr(tensor.item())  # text, since NaN != NaN
 
 
 def content_digest(handle_of: Callable[[Any], int | None]) -> Digest:
-    """Marks for the leaves of control states.
+    """Return a function that gives comparable marks for the leaves of control states.
 
-    Mirrored objects are marked by handle, tensors by identity and version (single numbers on the CPU by what they are,
-    too), functions and classes by identity, and whatever else can change inside by a digest of its pickle (by identity
-    if it has none).
+    The mark is the handle for mirrored objects, identity and version for tensors (with the value for CPU scalars),
+    identity for functions and classes, and a digest of the pickle for other mutable objects (identity if unpicklable).
     """
 
     def digest(value: Any) -> Hashable:
@@ -154,7 +153,7 @@ def content_digest(handle_of: Callable[[Any], int | None]) -> Digest:
             return frozenset(value)
         try:
             return hashlib.blake2b(pickle.dumps(value), digest_size=16).digest()
-        except Exception:  # whatever a user's __reduce__ raises, the object is then known by identity only
+        except Exception:  # a user's __reduce__ may raise anything: fall back to identity
             return Identity(value)
 
     return digest

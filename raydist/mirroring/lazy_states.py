@@ -1,4 +1,4 @@
-"""The driver half for tensors that are no variables: optimizer states and metric states, fetched only when read."""
+"""The driver side of optimizer states and metric states, which are fetched only when the program reads them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["LazyStates"]
 
 @final
 class LazyStates:
-    """Optimizer states (the first replica's: they are equal) and metric states (merged over replicas)."""
+    """Optimizer states (equal everywhere, read from the first replica) and metric states (merged over replicas)."""
 
     def __init__(self, link: ReplicaLink, table: DriverTable, *, loads: Callable[[bytes], Any]) -> None:
         self._link = link
@@ -40,15 +40,15 @@ class LazyStates:
         self._known: dict[int, AttributeTable] = {}
         self._optimizers: set[int] = set()
         self._metrics: set[int] = set()
-        self._shares: dict[int, list[dict[str, Any]]] = {}  # of metrics: what each replica held
+        self._shares: dict[int, list[dict[str, Any]]] = {}  # states of metrics on each replica
         self._alone: dict[int, dict[str, int]] = {}  # items of lists that the first replica has from the driver
         self._fresh: set[int] = set()
-        self._seen: set[int] = set()  # states that somebody on the driver may hold
+        self._seen: set[int] = set()  # states that the program on the driver may hold
         self._written: set[int] = set()
         self._read: dict[int, dict[AttributePath, TensorImage]] = {}  # since the last step
 
     def add(self, obj: Any, handle: int) -> None:
-        """The replicas hold the present state of `obj`."""
+        """Record the present state of `obj` as the state that the replicas hold."""
         if isinstance(obj, torch.optim.Optimizer):
             self._optimizers.add(handle)
         elif state_names(obj):
@@ -62,7 +62,7 @@ class LazyStates:
             self._seen.add(handle)
 
     def forget(self, handle: int) -> None:
-        """The program dropped an object."""
+        """Drop the records of an object that the program has dropped."""
         for held in (self._optimizers, self._metrics, self._fresh, self._seen, self._written):
             held.discard(handle)
         self._known.pop(handle, None)
@@ -71,7 +71,7 @@ class LazyStates:
         self._shares.pop(handle, None)
 
     def shares(self, obj: Any, handle: int) -> list[dict[str, Any]]:
-        """The states of a metric on each replica, in the order of ranks; none where they are not known."""
+        """Return the states of a metric on each replica, in rank order; empty if unknown."""
         if handle not in self._metrics:
             return []
         self._fetch(obj, handle)
@@ -79,7 +79,7 @@ class LazyStates:
         return [] if self._is_written(obj, handle) else shares
 
     def alone(self, obj: Any, handle: int | None) -> dict[str, int]:
-        """How many items of a metric's lists the first replica has from the driver, once it was sent what is new."""
+        """Return, by list state, the number of items that the first replica has from the driver after the next step."""
         if handle not in self._metrics or handle is None:
             return list_lengths(obj)
         written = handle in self._seen and self._is_written(obj, handle)
@@ -92,12 +92,12 @@ class LazyStates:
         )
 
     def expire(self) -> None:
-        """A step was dispatched: the replicas' states are the newer ones."""
+        """Mark all states as stale because a step was dispatched."""
         self._fresh.clear()
         self._read.clear()
 
     def before_read(self, obj: Any, handle: int, name: str) -> None:
-        """Fetch what reading `obj.name` would show."""
+        """Fetch the state that reading `obj.name` shows."""
         if handle in self._metrics or (handle in self._optimizers and name in ("state", "__dict__")):
             self._fetch(obj, handle)
             self._seen.add(handle)
@@ -105,7 +105,7 @@ class LazyStates:
                 self._read[handle] = self._values(obj)
 
     def refresh(self) -> None:
-        """Fetch everything."""
+        """Fetch all states."""
         living = [(self._table.object_of(handle), handle) for handle in sorted(self._optimizers | self._metrics)]
         attempt_all([functools.partial(self._fetch, obj, handle) for obj, handle in living if obj is not None])
 
@@ -143,7 +143,7 @@ class LazyStates:
             )
 
     def collect(self, writes: Writes) -> None:
-        """Add what the driver changed since the last step."""
+        """Add the states that the driver changed since the last step to `writes`."""
         self._written.clear()
         for handle in sorted(self._seen):
             obj = self._table.object_of(handle)
@@ -158,7 +158,7 @@ class LazyStates:
                 writes.optimizer_states[handle] = dict(attributes(obj)["state"])
 
     def mark_sent(self) -> None:
-        """What `collect` found is on its way."""
+        """Record that the changes from `collect` were sent."""
         for handle in self._written:
             obj = self._table.object_of(handle)
             if obj is not None:
@@ -168,7 +168,7 @@ class LazyStates:
         self._written.clear()
 
     def _values(self, obj: Any) -> dict[AttributePath, TensorImage]:
-        """Of the tensors in a state, mirrored ones aside: writes through `.data` or numpy show nowhere else."""
+        """Return copies of the unmirrored tensors in a state, to find writes through `.data` or numpy."""
         held = {path: each.value for path, each in self._capture_open(obj).items()}
         tensors = {path: each for path, each in held.items() if isinstance(each, torch.Tensor)}
         own = {path: each for path, each in tensors.items() if self._table.handle_of(each) is None}
@@ -180,7 +180,7 @@ class LazyStates:
     def _capture_open(self, obj: Any) -> AttributeTable:
         if isinstance(obj, torch.optim.Optimizer):
             state = attributes(obj)["state"]
-            # By handle: what is remembered must not keep parameters alive.
+            # By handle: the record must not keep parameters alive.
             by_handle: dict[Any, Any] = {self._table.handle_of(p) or id(p): values for p, values in state.items()}
             return capture(by_handle, digest=self._digest)
         held = attributes(obj)

@@ -1,4 +1,4 @@
-"""Know whether something besides a tensor may write to the tensor's memory."""
+"""Track the objects besides a tensor that may write to the tensor's memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["MemoryUsers", "is_used_elsewhere"]
 
 @final
 class MemoryUsers:
-    """Who else may write to the memory of one tensor: what was made of the tensor and still lives, or somebody unknown.
+    """The living aliases of one tensor, which may write to the tensor's memory, and a flag for unknown users.
 
-    What others had made before is found out once, when it is first asked for.
+    Aliases from before this object was created are looked for once, when `are_there` is first called.
     """
 
     __slots__ = ("_are_unknown", "_known")
@@ -27,11 +27,11 @@ class MemoryUsers:
         self._are_unknown: bool | None = None
 
     def add(self, user: Callable[[], Any]) -> None:
-        """Note one more, which a weak reference gives for as long as it lives."""
+        """Add a user of the memory, given by a weak reference."""
         self._known.append(user)
 
     def lend(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """Return another storage of the same memory, and note it for as long as somebody has it."""
+        """Return another storage of the same memory, which counts as a user while it lives."""
         memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
         lent = torch.from_numpy(memory).untyped_storage()
         reference = StorageWeakRef(lent)
@@ -39,27 +39,27 @@ class MemoryUsers:
         return lent
 
     def note_unknown(self) -> None:
-        """The memory was handed to something whose life cannot be followed: it counts for good."""
+        """Record that an object without weak references got the memory; it counts as a user for good."""
         self._are_unknown = True
 
     def are_there(self, tensor: torch.Tensor) -> bool:
-        """Return True while somebody besides the tensor may write to its memory."""
+        """Return True while an object besides the tensor may write to the tensor's memory."""
         if self._are_unknown is None:
             with plain_tensors():
                 self._are_unknown = is_used_elsewhere(tensor)
         return self.may_be_there()
 
     def may_be_there(self) -> bool:
-        """Return the same without finding out what others had made before: until then they may have made something."""
+        """Return the same without looking for aliases from before; True if nobody has looked for them yet."""
         self._known = [user for user in self._known if user() is not None]
         return self._are_unknown is not False or bool(self._known)
 
 
 def is_used_elsewhere(tensor: torch.Tensor) -> bool:
-    """Return True where something besides this tensor holds its memory.
+    """Return True if an object besides this tensor holds the tensor's memory.
 
-    The tensor moves to memory of its own; where the old storage outlives that, somebody holds it, and the tensor moves
-    back. Memory that processes share is left alone: who else has it does not show.
+    The tensor moves to new memory; if the old storage then still lives, another object holds it, and the tensor moves
+    back. Memory that is shared between processes is not checked: other processes do not show.
 
     >>> tensor = torch.zeros(2)
     >>> is_used_elsewhere(tensor)
@@ -69,7 +69,7 @@ def is_used_elsewhere(tensor: torch.Tensor) -> bool:
     (True, True)
     """
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
-        return False  # the memory of a sparse one is that of several others
+        return False  # a sparse tensor consists of several tensors
     storage = tensor.untyped_storage()
     if storage.nbytes() != tensor.nbytes:
         return True

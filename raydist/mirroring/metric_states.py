@@ -1,10 +1,10 @@
-"""States of torchmetrics metrics: each replica accumulates its own, the driver reads them merged.
+"""States of torchmetrics metrics: each replica accumulates its own states, and the driver reads the merged states.
 
-They are merged as torchmetrics merges ranks, by each state's `dist_reduce_fx`. What the driver writes must merge to the
-written value again: a sum or a list goes to the first replica, with the others at their defaults, and anything else
-(a maximum, a mean) to all. Which of the two a function of the metric's author needs is tried out.
+States are merged as torchmetrics merges ranks, by each state's `dist_reduce_fx`. A value that the driver writes must
+merge to the written value again: a sum or a list goes to the first replica, with defaults on the others, and any other
+state (a maximum, a mean) goes to all. For a custom reduction, calling the function once tells the two cases apart.
 
-How often a metric was updated counts as a state: who never was has nothing to add, not even its defaults to a mean.
+The update count of a metric is a state, too: a merge leaves out replicas without updates, lest defaults enter a mean.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ States = dict[str, Any]
 
 
 def state_names(obj: Any) -> tuple[str, ...]:
-    """Names of the states of a metric, empty for everything that is none."""
+    """Return the names of the states of a metric; empty for other objects."""
     return tuple(attributes(obj)["_defaults"]) if _may_hold_states(obj) else ()
 
 
 def metrics_in(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """All metrics among objects, by name, and by name and place those within modules. Waits for nothing.
+    """Return all metrics among objects by name, and metrics inside modules by name and path. Does not block.
 
     >>> list(metrics_in({"model": torch.nn.ModuleDict({"mean": rd.Mean()}), "sum": rd.Mean()}))
     ['model/mean', 'sum']
@@ -59,7 +59,7 @@ def _places(name: str, obj: Any) -> Iterator[tuple[str, Any]]:
 
 
 def held_names(obj: Any) -> tuple[str, ...]:
-    """Names of all that a metric gathers: its states, and how often it was updated."""
+    """Return the names of everything a metric accumulates: the states and the update count."""
     names = state_names(obj)
     return (*names, _UPDATES) if names and _UPDATES in attributes(obj) else names
 
@@ -69,19 +69,19 @@ def _may_hold_states(obj: Any) -> bool:
 
 
 def hold_states(metric: Any, device: torch.device | None = None) -> States:
-    """A copy of a metric's states (updates replace tensors or add to them in place), where they are or elsewhere."""
+    """Return a copy of a metric's states, on `device` if given. Updates may change tensors in place, hence a copy."""
     held = attributes(metric)
     return {name: _copy(held[name], device) for name in held_names(metric)}
 
 
 def list_lengths(metric: Any) -> dict[str, int]:
-    """How many items the states have that are lists."""
+    """Return the lengths of the states that are lists."""
     held = attributes(metric)
     return {name: len(held[name]) for name in state_names(metric) if isinstance(held[name], list)}
 
 
 def restore_states(metric: Any, states: States) -> None:
-    """Give a metric copies of these states; a cached result is dropped."""
+    """Set a metric's states to copies of these states; a cached result is dropped."""
     device = _device(metric)
     held = attributes(metric)
     held.update({name: _copy(value, device) for name, value in states.items()})
@@ -102,13 +102,13 @@ def _copy(value: Any, device: torch.device | None = None) -> Any:
 
 
 def merge_states(metric: Any, per_replica: Sequence[States], alone: Mapping[str, int] | None = None) -> States:
-    """One metric's states over all replicas.
+    """Merge the states of one metric over all replicas.
 
     Args:
         metric: The metric.
-        per_replica: The states that each holds.
-        alone: How many items of its lists the first one has from the driver; what follows comes in the order of steps,
-            as on one device.
+        per_replica: The states on each replica.
+        alone: Number of items that each list of the first replica has from the driver; the items after them are merged
+            in the order of steps, as on one device.
     """
     reductions: dict[str, Callable[[Any], Any] | None] = attributes(metric)["_reductions"]
     counted = [states for states in per_replica if states.get(_UPDATES, 1)] or per_replica[:1]
@@ -132,7 +132,8 @@ def _merge(values: list[Any], reduction: Callable[[Any], Any] | None, alone: int
 
 
 def _in_order_of_steps(lists: Sequence[list[Any]], alone: int) -> list[Any]:
-    """
+    """Interleave the items of lists by step, after the first `alone` items of the first list.
+
     >>> _in_order_of_steps([["driver", "a0", "b0"], ["a1"]], 1)
     ['driver', 'a0', 'a1', 'b0']
     """
@@ -144,7 +145,7 @@ _NOTHING = object()
 
 
 def divide_states(metric: Any) -> tuple[States, States]:
-    """What the first replica and the others must hold so that together they merge to the metric's present states."""
+    """Return states for the first replica and for each other one that merge to the metric's present states."""
     held = attributes(metric)
     first = {name: _copy(held[name]) for name in state_names(metric)}
     others = {name: _others_share(metric, name, value) for name, value in first.items()}
@@ -155,20 +156,20 @@ def divide_states(metric: Any) -> tuple[States, States]:
 
 
 def share_of_states(metric: Any, states: tuple[States, States], rank: int, world_size: int) -> States:
-    """What a replica must hold of what the driver wrote.
+    """Return the states for one replica after the driver wrote the metric's states.
 
     Args:
         metric: The metric.
-        states: Of the first replica and of the others, as `divide_states` gave them.
-        rank: The replica.
-        world_size: All replicas.
+        states: States for the first replica and for the others, from `divide_states`.
+        rank: Rank of the replica.
+        world_size: Number of replicas.
     """
     first, others = states
     shares = attributes(metric).get(GIVEN_SHARES)
     if shares and len(shares) == world_size and not any(isinstance(value, list) for value in first.values()):
         merged = merge_states(metric, shares)
         if merged.keys() == first.keys() and all(map(_same, merged.values(), first.values())):
-            return dict(shares[rank])  # to the bit: a sum of floats depends on its order
+            return dict(shares[rank])  # bitwise equal: a sum of floats depends on the order
     return first if rank == 0 else others
 
 
@@ -188,12 +189,12 @@ def _adds_up_in(metric: Any, name: str, value: Any) -> bool:
 
 
 def _adds_up(reduction: Callable[[Any], Any] | None, value: Any, default: Any) -> bool:
-    """Whether `value` on one replica and defaults on the others merge to `value`; else it must be on all of them."""
+    """Return True if `value` on one replica and defaults on the others merge to `value`; else all must hold `value`."""
     kind = getattr(reduction, "__name__", "")
     if isinstance(value, list) or reduction is None or kind in ("dim_zero_sum", "dim_zero_cat"):
         return True
     if kind in ("dim_zero_mean", "dim_zero_max", "dim_zero_min"):
         return False
-    # A function of the metric's author: what it does shows.
+    # A custom reduction: call it to find out.
     merged = reduction(torch.stack([value, _copy(default, value.device)]))
     return isinstance(merged, torch.Tensor) and merged.shape == value.shape and bool(torch.equal(merged, value))

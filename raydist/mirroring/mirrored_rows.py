@@ -1,4 +1,4 @@
-"""The driver's way to the rows of an embedding table: the first replica reads and writes them, after all steps."""
+"""Access from the driver to the rows of an embedding table, by calls to the first replica, after all steps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class MirroredRows:
     """The rows of one table (a `RowAccess`).
 
     Args:
-        link: The way to the replicas.
-        handle: Of the parameter that stands for the table.
+        link: Calls methods of the replicas.
+        handle: Handle of the parameter that represents the table.
     """
 
     def __init__(self, link: ReplicaLink, handle: int) -> None:
@@ -38,7 +38,7 @@ class MirroredRows:
 
 @final
 class GoneRows:
-    """What takes its place when the strategy is closed (a `RowAccess`): the rows went with the servers."""
+    """The replacement of `MirroredRows` after the strategy is closed: every call raises, as the rows are gone."""
 
     def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> NoReturn:
         self._refuse()

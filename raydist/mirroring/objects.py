@@ -1,9 +1,9 @@
-"""Mirrored modules, optimizers, schedulers, ... on the driver: the user's objects, told apart by their class alone.
+"""Mirrored modules, optimizers, schedulers, ... on the driver: the user's own objects with another class.
 
-An object becomes mirrored in place, by a change of its class to a subclass that announces every access to an attribute
-before it happens. The subclass carries the original's name, `isinstance` and `obj.__class__` see the original, it
-equals the original (`type(module) == nn.Linear`), and copies, pickles and `type(module)(4, 2)` are made as if the
-object had never been mirrored. Only `type(module) is nn.Linear` tells.
+An object becomes mirrored in place: its class changes to a subclass that calls the owner before every access to an
+attribute. The subclass has the original's name, `isinstance` and `obj.__class__` see the original, the subclass equals
+the original (`type(module) == nn.Linear`), and copies, pickles and `type(module)(4, 2)` use the original. Only
+`type(module) is nn.Linear` is False.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ __all__ = ["AttributeOwner", "MirroredClasses", "is_mirrored_class"]
 
 
 class AttributeOwner(Protocol):
-    """Who keeps the attributes of mirrored objects fresh."""
+    """The interface that keeps the attributes of mirrored objects up to date."""
 
     def before_read(self, obj: Any, name: str) -> None:
-        """`obj.name` is about to be read (or a method of that name called)."""
+        """Prepare for the program reading `obj.name` (or calling a method of that name)."""
 
     def before_write(self, obj: Any, name: str) -> None:
-        """`obj.name` is about to be set or deleted."""
+        """Prepare for the program setting or deleting `obj.name`."""
 
     def zero_grad_of(self, obj: Any, method: Any) -> Any:
-        """What `obj.zero_grad` is to the program, where it is `method`."""
+        """Return the `obj.zero_grad` that the program gets instead of `method`."""
 
 
 @final
 class MirroredClasses:
-    """Makes objects of one owner mirrored, and plain again."""
+    """Make the objects of one owner mirrored, and plain again."""
 
     def __init__(self, owner: AttributeOwner) -> None:
         self._owner = owner
         self._classes: dict[type, type] = {}  # by original
 
     def original(self, obj: Any) -> type:
-        """The class of `obj` as its author wrote it."""
+        """Return the class of `obj` before it was mirrored."""
         return _original(type(obj)) if self._is_mine(obj) else type(obj)
 
     def _is_mine(self, obj: Any) -> bool:
         return vars(type(obj)).get(OWNER) is self._owner and is_mirrored_class(type(obj))
 
     def mirror(self, obj: Any) -> None:
-        """Make `obj` mirrored. Objects whose class cannot change (a torch.Generator) stay as they are."""
+        """Make `obj` mirrored. An object whose class cannot change (a torch.Generator) stays plain."""
         cls = type(obj)
         if self._is_mine(obj) or not cls.__flags__ & _HEAP_TYPE:
             return
@@ -61,13 +61,13 @@ class MirroredClasses:
         _set_class(obj, self._classes[cls])
 
     def plain(self, obj: Any) -> None:
-        """Undo :meth:`mirror`. An object that it left as it was stays so."""
+        """Undo :meth:`mirror`; does nothing for an object that is not mirrored by this owner."""
         if self._is_mine(obj):
             _set_class(obj, self.original(obj))
 
     @contextmanager
     def as_plain(self, obj: Any) -> Iterator[None]:
-        """Undo :meth:`mirror` for a moment: what runs inside sees the original class."""
+        """Give `obj` its original class inside the block."""
         mirrored = type(obj)
         _set_class(obj, self.original(obj))
         try:
@@ -105,7 +105,7 @@ class MirroredClasses:
             except Exception as error:
                 fold(error)
                 if isinstance(error, AttributeError):
-                    # A step failed with it. Python now asks `__getattr__`, which raises it again.
+                    # A step failed with an AttributeError: Python now calls `__getattr__`, which raises it again.
                     _failed.error = error
                 raise
             value = read(obj, name)
@@ -134,7 +134,7 @@ class MirroredClasses:
         write: Callable[[Any, str, Any], None] = _method(original, "__setattr__")
 
         def __setattr__(obj: Any, name: str, value: Any) -> None:
-            if name == "__class__":  # parametrizations exchange it
+            if name == "__class__":  # parametrizations change the class
                 _set_class(obj, value)
                 self.mirror(obj)
                 return
@@ -177,27 +177,27 @@ _HEAP_TYPE = 1 << 9
 
 
 def _method(cls: type, name: str) -> Any:
-    """A special method as a function of the object; mypy takes `cls.__setattr__` for the metaclass's."""
+    """Return a special method as a function; for `cls.__setattr__`, mypy would assume the metaclass's."""
     return getattr(cls, name)
 
 
 def is_mirrored_class(cls: type) -> bool:
-    """Whether objects of `cls` are mirrored, by whichever owner."""
+    """Return True if objects of `cls` are mirrored, by any owner."""
     return _ORIGINAL in vars(cls)
 
 
 def _original(cls: type) -> type:
-    """What the author wrote where `cls` is a class of mirrored objects; else `cls`."""
+    """Return the original class if `cls` is a class of mirrored objects; else `cls`."""
     found: type = vars(cls).get(_ORIGINAL, cls)
     return found
 
 
 @functools.cache
 def _lookalikes(kind: type) -> type:
-    """A metaclass for classes of mirrored objects, below the metaclass `kind` of what they are mirrored from.
+    """Return a metaclass for classes of mirrored objects, derived from the original's metaclass `kind`.
 
-    To `==`, sets and dicts each is the class that its objects had, and called it makes objects of that one. A class
-    that a program derives from it is one of the program's own.
+    A class of mirrored objects equals the original class in `==`, sets and dicts, and a call of it makes objects of the
+    original class. A class that the program derives from it behaves like an ordinary class.
     """
 
     def __eq__(cls: type, other: object) -> bool:
@@ -226,7 +226,7 @@ def _set_class(obj: Any, cls: type) -> None:
 
 @contextmanager
 def _unannounced(original: type) -> Iterator[None]:
-    """Make a subclass that the program's `__init_subclass__` does not see: to it there is none."""
+    """Disable the program's `__init_subclass__` inside the block, so that a mirrored subclass is not reported to it."""
     hook = "__init_subclass__"
     if not hasattr(getattr(original, hook), "__func__"):  # the one of `object`
         yield

@@ -1,4 +1,4 @@
-"""Whether what a step uses was made under its strategy's scope, and the error that says which was not."""
+"""The check that all objects a step uses were created under its strategy's scope."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["Origin", "title"]
 
 @final
 class Origin:
-    """Tells the objects of one strategy from all others.
+    """The scope check of one strategy.
 
     Args:
-        name: The strategy, for messages.
-        scope: What was made under it.
-        devices: Kinds of devices ("cuda") that variables may be on; "cpu" always.
-        is_known: Whether an object was found to be the strategy's in an earlier step.
-        known: All objects of which that is so, for the places of new ones.
-        serves_rows: Rows of embedding tables may lie with the strategy.
+        name: Name of the strategy, for messages.
+        scope: The objects that were created under the strategy.
+        devices: Returns the device types ("cuda") that variables may be on; "cpu" is always allowed.
+        is_known: Returns True for an object that an earlier step used.
+        known: Returns all objects that earlier steps used, to name the places of new objects.
+        serves_rows: True if the strategy stores rows of embedding tables.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Origin:
         self._serves_rows = serves_rows
 
     def refuse_foreign(self, obj: Any) -> None:
-        """An error if another strategy has `obj`, which is no known one, on its replicas."""
+        """Raise if `obj`, which this strategy does not mirror, is mirrored by another strategy."""
         is_tensor = type(obj) is MirroredTensor
         if record_of(obj).tensor is obj if is_tensor else is_mirrored_class(type(obj)):
             raise FailedPreconditionError(
@@ -59,7 +59,7 @@ class Origin:
             )
 
     def require(self, new: Sequence[Any]) -> None:
-        """An error unless all of these were made under the scope.
+        """Raise unless all of these objects were created under the scope.
 
         Args:
             new: Modules, parameters, optimizers, ... that no step has used before, outer modules first.
@@ -77,7 +77,7 @@ class Origin:
                 )
 
     def require_device(self, tensor: torch.Tensor, new: Sequence[Any] = ()) -> None:
-        """An error if a variable was moved to where its strategy has no replica."""
+        """Raise if a variable was moved to a device type that the strategy does not use."""
         device = tensor.device
         if device.type == "cpu" or device.type in self._devices():
             return
@@ -105,13 +105,13 @@ class Origin:
             )
 
     def _is_made_here(self, module: torch.nn.Module) -> bool:
-        if module in self._scope:  # its tensors may be others by now: a cast or a move exchanges buffers
+        if module in self._scope:  # a cast or a move may have replaced the buffers since
             return True
         tensors = [*module.parameters(), *module.buffers()]
         return not tensors or any(tensor in self._scope or self._is_known(tensor) for tensor in tensors)
 
     def _place(self, parameter: torch.Tensor, new: Sequence[Any]) -> str:
-        """Where a new parameter or buffer was found, and where in what was there before."""
+        """Describe the place of a parameter or buffer in the new objects and in the known ones."""
         inner, outer = (next(_places(objects, parameter), "") for objects in (new, self._known()))
         if inner and outer:
             return f"{inner} ({outer})"
@@ -119,7 +119,7 @@ class Origin:
 
 
 def _places(objects: Sequence[Any], parameter: torch.Tensor) -> Iterator[str]:
-    """Where a parameter is: the outermost module counts, then an optimizer."""
+    """Yield descriptions of the places of a parameter: in outermost modules first, then in optimizers."""
     for obj in objects:
         if isinstance(obj, torch.nn.Module) and (name := _name_in(obj, parameter)):
             kind = "parameter" if isinstance(parameter, torch.nn.Parameter) else "buffer"
@@ -132,7 +132,7 @@ def _places(objects: Sequence[Any], parameter: torch.Tensor) -> Iterator[str]:
 
 
 def _name_in(module: torch.nn.Module, parameter: torch.Tensor) -> str:
-    """Past what the module does on access: a mirrored one would ask the replicas."""
+    """Return the name of a parameter in a module, without attribute access: a mirrored module would call replicas."""
     waiting, seen = [("", module)], {id(module)}
     for prefix, current in waiting:
         own = {**parameter_table(current), **buffer_table(current)}
@@ -146,7 +146,7 @@ def _name_in(module: torch.nn.Module, parameter: torch.Tensor) -> str:
 
 
 def title(obj: Any) -> str:
-    """An object in a message."""
+    """Return a description of an object for messages."""
     if isinstance(obj, torch.Tensor):
         with plain_tensors():
             return f"a {'parameter' if isinstance(obj, torch.nn.Parameter) else 'buffer'} of shape {tuple(obj.shape)}"

@@ -1,4 +1,4 @@
-"""What modules and optimizers consist of. Reads no attribute: of a mirrored object that would wait for steps."""
+"""The parts of modules and optimizers, read without attribute access: a mirrored object would wait for steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TORCHS = ("torch.nn.", "torch.optim.")
 
 
 def modules_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """A module and those in it.
+    """Yield a module and all modules in it.
 
     >>> [type(each).__name__ for each in modules_of(torch.nn.Sequential(torch.nn.Tanh()))]
     ['Sequential', 'Tanh']
@@ -30,7 +30,7 @@ def modules_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def held_parameters(obj: Any) -> Iterator[torch.Tensor]:
-    """The parameters of a module or an optimizer.
+    """Yield the parameters of a module or an optimizer.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> [len(list(held_parameters(each))) for each in (layer, torch.optim.SGD([layer.bias], 0.1))]
@@ -45,7 +45,7 @@ def held_parameters(obj: Any) -> Iterator[torch.Tensor]:
 
 
 def has_load_hooks(obj: Any) -> bool:
-    """Whether the program is to be called when a module or an optimizer is given a state.
+    """Return True if a module or an optimizer has hooks on `load_state_dict`.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> _ = layer.register_load_state_dict_post_hook(print)
@@ -57,7 +57,7 @@ def has_load_hooks(obj: Any) -> bool:
 
 
 def has_plain_state(obj: Any) -> bool:
-    """Whether the state of a module or an optimizer is its tensors (and options), given and taken as torch does it.
+    """Return True if a module or optimizer uses torch's own `state_dict` and `load_state_dict`, without hooks.
 
     >>> class Own(torch.nn.Linear):
     ...     def load_state_dict(self, state, strict=True, assign=False): ...
@@ -78,13 +78,13 @@ def _is_plain(part: Any) -> bool:
 
 
 def _has_hooks(part: Any, kind: str) -> bool:
-    """Return True where torch holds hooks of a kind for a module or an optimizer."""
+    """Return True if a module or an optimizer has hooks of a kind."""
     return any(value for name, value in attributes(part).items() if kind in name and name.endswith("hooks"))
 
 
 @remembered_by_class
 def _has_torchs(cls: Any) -> bool:
-    """Return True where the methods of a class that make and take states are torch's own."""
+    """Return True if the `state_dict` methods of a class are torch's own."""
     methods = [getattr(cls, name) for name in dir(cls) if "state_dict" in name]
     own = [each for each in methods if callable(each) and not each.__module__.startswith(_TORCHS)]
     return not own and getattr(cls, _EXTRA, None) in (None, torch.nn.Module.get_extra_state)

@@ -1,9 +1,8 @@
-"""What is created under `strategy.scope()`.
+"""The record of the objects that are created under `strategy.scope()`.
 
-PyTorch calls hooks when a module registers a parameter, a buffer or a submodule; inside the scope they note what was
-registered. For a parameter that no module owns yet its constructor does, and for a module that was copied or loaded,
-which registers nothing, `__setstate__`. Nothing else happens until a step reaches an object: the scope answers one
-question, *was this made here?*
+PyTorch calls hooks when a module registers a parameter, a buffer or a submodule; inside the scope the hooks record the
+registered object. The patched constructor of `Parameter` records parameters without a module, and the patched
+`Module.__setstate__` records modules that are copied or unpickled, which register nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ _active: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("raydist_
 
 @final
 class Scope:
-    """The objects created under one strategy. Holds none of them alive."""
+    """The objects created under one strategy, by weak reference."""
 
     def __init__(self) -> None:
         self._marks: dict[int, weakref.ref[Any]] = {}
         self._adopt: Callable[[Any], None] | None = None
 
     def mark(self, obj: Any) -> None:
-        """Note that `obj` was created here."""
+        """Record that `obj` was created under this scope."""
         if self._adopt is not None:
             self._adopt(obj)
         key = id(obj)
@@ -42,17 +41,17 @@ class Scope:
         return ref is not None and ref() is obj
 
     def objects(self) -> list[Any]:
-        """Those that still live."""
+        """Return the recorded objects that still live."""
         return [obj for ref in list(self._marks.values()) if (obj := ref()) is not None]
 
     @property
     def is_active(self) -> bool:
-        """Whether the caller is inside this scope (the innermost one counts)."""
+        """Return True if this scope is the innermost one around the caller."""
         return _active.get() is self
 
     @contextmanager
     def enter(self, adopt: Callable[[Any], None] | None = None) -> Iterator[None]:
-        """Note what this thread creates until the end of the block; `adopt` is called with each such object."""
+        """Record the objects that this thread creates inside the block; `adopt` is called with each object."""
         token = _active.set(self)
         self._adopt = adopt or self._adopt
         with ExitStack() as stack:
@@ -75,7 +74,7 @@ class Scope:
 
     @contextmanager
     def _constructed_parameters(self) -> Iterator[None]:
-        """Note parameters that are used without a module; torch has no hook for these."""
+        """Record parameters that are created without a module; torch has no hook for these."""
         original: Callable[..., Any] = torch.nn.Parameter.__new__
 
         def construct(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -92,7 +91,7 @@ class Scope:
 
     @contextmanager
     def _restored_modules(self) -> Iterator[None]:
-        """Note modules that `copy.deepcopy` and pickle make; torch has no hook for these either."""
+        """Record modules that `copy.deepcopy` and pickle create; torch has no hook for these."""
         original: Callable[[torch.nn.Module, Any], None] = torch.nn.Module.__setstate__
 
         def restore(module: torch.nn.Module, state: Any) -> None:

@@ -1,4 +1,4 @@
-"""What travels between the two halves of mirroring: a shipment before a step, and state in both directions."""
+"""The messages between driver and replicas in mirroring: a shipment before a step, and tensors in both directions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["HookChanges", "Shipment", "ShipmentContents", "TensorImage", "Writes
 @final
 @dataclass(frozen=True, slots=True)
 class ShipmentContents:
-    """What the driver knows of a shipment.
+    """A summary of a shipment, kept by the driver.
 
     Attributes:
-        values: It gives mirrored objects values: tensors, what optimizers remember, or objects that are new.
-        settings: The settings of objects that it changes (a learning rate, a training flag), if it does nothing more
-            for later steps: a later shipment of the same ones replaces it.
+        values: True if the shipment contains tensors, optimizer states or new objects.
+        settings: The attributes that the shipment changes (a learning rate, a training flag), if later steps need
+            nothing else from it: a later shipment of the same attributes replaces this one.
     """
 
     values: bool = False
@@ -34,20 +34,20 @@ class ShipmentContents:
 
 
 @final
-@dataclass(slots=True)  # not frozen, though nobody changes one: that takes twice as long to be read, in every step
+@dataclass(slots=True)  # immutable, but not frozen: unpickling a frozen one takes twice as long, in every step
 class Shipment:
-    """All that one step needs and the replicas do not have yet; the same for every replica.
+    """Everything that one step needs and the replicas do not have yet; the same for every replica.
 
     Attributes:
         released: Handles whose objects the driver's program has dropped.
-        bundle: Pickle of the objects that are new to the replicas, empty for none.
-        writes: Pickle of what the driver changed since the last step, empty for nothing.
-        function: Pickle of the step function, empty when the replicas have it under `digest`.
-        digest: Digest of the function's pickle; empty for a function that is not to be kept.
-        forget: Digests of functions that will not be named again.
+        bundle: Pickle of the objects that are new to the replicas; empty if there are none.
+        writes: Pickle of the driver's changes since the last step (`Writes`); empty if there are none.
+        function: Pickle of the step function; empty if the replicas have the function under `digest`.
+        digest: Digest of the function's pickle; empty for a function that replicas do not keep.
+        forget: Digests of functions that replicas drop.
         arguments: Pickle of `(args, kwargs)`, with placeholders for `PerReplica` leaves.
-        per_replica: The leaves behind the placeholders, by number. They stay with the driver.
-        contents: What is in it. That stays with the driver, too.
+        per_replica: The `PerReplica` leaves by placeholder number; not sent.
+        contents: Summary of the shipment; not sent.
     """
 
     released: tuple[int, ...] = ()
@@ -62,19 +62,19 @@ class Shipment:
 
     @property
     def num_bytes(self) -> int:
-        """Size of what is sent to each replica."""
+        """The number of bytes sent to each replica."""
         return len(self.bundle) + len(self.writes) + len(self.function) + len(self.arguments)
 
     @property
     def travelling(self) -> tuple[Any, ...]:
-        """What a replica receives of it."""
+        """The fields that are sent to a replica."""
         return self.released, self.bundle, self.writes, self.function, self.digest, self.forget, self.arguments
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Shipment, self.travelling
 
     def knowing(self, writes: Writes) -> Shipment:
-        """This one, with its contents: `writes` is what its own are the pickle of."""
+        """Return this shipment with its `contents`, computed from the unpickled `writes`."""
         values = bool(self.bundle or writes.tensors or writes.optimizer_states)
         kept = self.without_step()
         others = kept is None or kept.released or kept.bundle or kept.function or kept.forget
@@ -84,32 +84,32 @@ class Shipment:
         return replace(self, contents=ShipmentContents(values, settings))
 
     def without_parts(self) -> Shipment:
-        """What a replica receives."""
+        """Return the shipment without the fields that stay on the driver."""
         return replace(self, per_replica=(), contents=ShipmentContents())
 
     def without_step(self) -> Shipment | None:
-        """What it brings for later steps as well; None for nothing."""
+        """Return the part of the shipment that later steps need as well; None if there is none."""
         function = self.function if self.digest else b""
         if not (self.released or self.bundle or self.writes or function or self.forget):
-            return None  # nearly always: to make a copy first took 3 us a step
+            return None  # nearly always; a copy before this check took 3 us a step
         return replace(self.without_parts(), arguments=b"", function=function)
 
     def of_step(self) -> Shipment:
-        """What it brings for this step only."""
+        """Return the part of the shipment that only this step needs."""
         return Shipment(function=b"" if self.digest else self.function, digest=self.digest, arguments=self.arguments)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TensorImage:
-    """The values of a tensor as bytes: numpy carries them through an object store without a copy, bfloat16 too.
+    """The values of a tensor as a numpy array of bytes, which the object store passes without a copy (bfloat16 too).
 
     Attributes:
-        array: The bytes; none for a sparse tensor.
-        dtype: The tensor's.
-        shape: The tensor's.
-        layout: The tensor's.
-        parts: Images of indices and values, for a sparse tensor.
+        array: The bytes; empty for a sparse tensor.
+        dtype: dtype of the tensor.
+        shape: Shape of the tensor.
+        layout: Layout of the tensor.
+        parts: Images of the indices and values of a sparse tensor.
     """
 
     array: np.ndarray[Any, np.dtype[np.uint8]]
@@ -120,7 +120,7 @@ class TensorImage:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorImage:
-        """An image of the present values (it shares their memory where they are contiguous on the CPU)."""
+        """Return an image of the present values; it shares the memory of a contiguous CPU tensor."""
         with plain_tensors():
             held = tensor.detach().to("cpu")
             if held.layout is not torch.strided:
@@ -129,7 +129,7 @@ class TensorImage:
             return TensorImage(flat_bytes(held).numpy(), tensor.dtype, tensor.shape)
 
     def tensor(self) -> torch.Tensor:
-        """The values in memory of their own."""
+        """Return the values as a tensor with its own memory."""
         if self.layout is not torch.strided:
             return _joined(self.layout, [part.tensor() for part in self.parts], self.shape)
         if not self.array.size:
@@ -137,7 +137,7 @@ class TensorImage:
         return torch.from_numpy(self.array.copy()).view(self.dtype).reshape(self.shape)
 
     def shows(self, tensor: torch.Tensor) -> bool:
-        """Whether these are the present values of `tensor`, bit by bit."""
+        """Return True if `tensor` has bitwise the same values, dtype, shape and layout."""
         return self._equals(TensorImage.of(tensor))
 
     def _equals(self, other: TensorImage) -> bool:
@@ -164,18 +164,18 @@ def _joined(layout: torch.layout, parts: Sequence[torch.Tensor], shape: torch.Si
 @final
 @dataclass(frozen=True, slots=True)
 class HookChanges:
-    """What the driver did to the hooks on one parameter.
+    """The driver's changes to the hooks on one parameter.
 
     Attributes:
-        removed: Keys of those that are gone.
-        added: New ones.
+        removed: Keys of the removed hooks.
+        added: The new hooks.
     """
 
     removed: tuple[Hashable, ...]
     added: ParameterHooks
 
     def apply(self, parameter: torch.Tensor) -> None:
-        """Do the same to a replica's parameter."""
+        """Apply the changes to a replica's parameter."""
         detach_hooks(parameter, self.removed)
         self.added.attach(parameter)
 
@@ -183,9 +183,9 @@ class HookChanges:
 @final
 @dataclass(slots=True)
 class Writes:
-    """What the driver changed between two steps, by handle.
+    """The driver's changes between two steps, by handle.
 
-    A metric's states come twice: for the first replica, and for all others.
+    A metric has two sets of states: one for the first replica, and one for each other replica.
     """
 
     control: dict[int, dict[AttributePath, Any]] = field(default_factory=dict)
@@ -203,17 +203,18 @@ class Writes:
 
     @property
     def only_settings(self) -> bool:
-        """Whether it changes attributes of objects, if anything."""
+        """Return True if there are no changes except to attributes of objects."""
         return not any(getattr(self, column.name) for column in fields(self) if column.name != "control")
 
 
 def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Give `tensor` these values in place; new memory only where shape, dtype or layout differ, it is sparse, or
-    expanded: then several elements have one place in memory.
+    """Give `tensor` these values in place.
+
+    The tensor gets new memory only if shape, dtype or layout differ, or it is sparse or expanded.
     """
     with torch.no_grad(), plain_tensors():
         alike = tensor.shape == values.shape and tensor.dtype == values.dtype and tensor.layout is values.layout
-        # An assignment to the `.data` of a CSR tensor does nothing.
+        # An assignment to the `.data` of a CSR tensor has no effect.
         if alike and tensor.layout is not torch.sparse_coo and not _is_expanded(tensor):
             tensor.copy_(values)
         else:
@@ -221,7 +222,7 @@ def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether torch refuses to write to it, as several of its elements are one."""
+    """Return True if several elements share one memory location: torch refuses to write to such a tensor."""
     if tensor.layout is not torch.strided:
         return False
     return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,8 +1,8 @@
 """Mirrored variables on the driver: ordinary parameters and buffers that read the replicas' current values.
 
-A tensor that exists already becomes mirrored in place, by a change of its class, so that every optimizer, closure and
-list that holds it goes on holding the right object. Each torch function on it first asks its :class:`TensorOwner` for
-fresh values, and is noted as a possible write.
+A tensor becomes mirrored in place, by a change of its class, so that every optimizer, closure and list still holds the
+same object. Each torch function on the tensor first asks the :class:`TensorOwner` for fresh values, and counts as a
+possible write.
 """
 
 from __future__ import annotations
@@ -40,47 +40,49 @@ UNKNOWN_VERSION = -2  # which `num_writes` never is
 
 
 class TensorOwner(Protocol):
-    """Who keeps a mirrored tensor's values fresh."""
+    """The interface that keeps the values of mirrored tensors up to date."""
 
     def before_values(self, record: TensorRecord) -> None:
-        """The values of the tensor are about to be read or written."""
+        """Prepare for a read or write of the tensor's values."""
 
     def want_all(self) -> None:
-        """The values of several tensors are about to be read."""
+        """Prepare for a read of the values of several tensors."""
 
     def before_nothing(self, record: TensorRecord) -> None:
-        """Nothing of the replicas is needed."""
+        """Do nothing: the operation needs no value from the replicas."""
 
     def before_flags(self, record: TensorRecord) -> None:
-        """`requires_grad` is about to be read or written."""
+        """Prepare for a read or write of `requires_grad`."""
 
     def before_gradient(self, record: TensorRecord) -> None:
-        """`.grad` is about to be read."""
+        """Prepare for a read of `.grad`."""
 
     def after_hook(self, record: TensorRecord) -> None:
-        """A hook was registered on the tensor."""
+        """Record that a hook was registered on the tensor."""
 
     def after_gradient(self, record: TensorRecord) -> None:
-        """`.grad` was set or deleted."""
+        """Record that `.grad` was set or deleted."""
 
     def after_use(self, record: TensorRecord) -> None:
-        """A function that may have written, or handed out the memory, has returned."""
+        """Record that a function has returned that may have written to the memory or returned an alias."""
 
     def copied(self, copy: torch.Tensor) -> None:
-        """A deep copy was made."""
+        """Record that a deep copy was made."""
 
 
 @final
 class TensorRecord:
-    """What the driver knows about one mirrored tensor.
+    """The driver's record of one mirrored tensor.
 
     Attributes:
-        handle: The number both sides know it by.
+        handle: Handle of the tensor.
+        owner: Keeps the tensor's values up to date.
+        plain: Class of the tensor before it was mirrored.
         version: The tensor's number of writes when it last equalled the replicas' value.
-        memory: Its address then: `p.data = x` exchanges the memory.
-        requires_grad: The flag then.
-        synced: Its values then; kept only while somebody else may share the memory and write unseen.
-        users: Who else may write to the memory.
+        memory: Address, dtype and shape at that time: `p.data = x` replaces the memory.
+        requires_grad: The flag that the replicas have.
+        synced: The values at that time; kept only while an alias may write to the memory unnoticed.
+        users: Aliases that may write to the memory.
     """
 
     __slots__ = (
@@ -99,42 +101,42 @@ class TensorRecord:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The mirrored tensor, None once the program has dropped it."""
+        """The mirrored tensor; None once the program has dropped it."""
         return self._tensor()
 
     def note_sent(self, tensor: torch.Tensor) -> None:
-        """The replicas have the tensor's values and its flag, or will with the next step."""
+        """Record that the replicas have the tensor's values and flag, or get them with the next step."""
         self.note_synced(tensor)
         with plain_tensors():
             self.requires_grad = tensor.requires_grad
 
     def note_synced(self, tensor: torch.Tensor) -> None:
-        """The tensor equals the replicas' value now. Its flag may be the program's, and not theirs yet."""
+        """Record that the tensor equals the replicas' value now (`requires_grad` may still differ)."""
         with plain_tensors():
             self.synced = tensor.detach().clone() if self.users.are_there(tensor) else None
             self.version = num_writes(tensor)
             self.memory = _address(tensor)
 
     def keep_if_shared(self, tensor: torch.Tensor) -> None:
-        """Keep the present values for comparison if somebody shares the memory from now on."""
+        """Keep a copy of the present values for comparison if an alias may share the memory."""
         if self.synced is None and self.users.may_be_there():
             with plain_tensors():
                 self.synced = tensor.detach().clone()
 
     def is_written(self, tensor: torch.Tensor) -> bool:
-        """Whether the driver has written to the tensor since it last equalled the replicas'."""
+        """Return True if the driver has written to the tensor since it last equalled the replicas' value."""
         with plain_tensors():
             if num_writes(tensor) != self.version or _address(tensor) != self.memory:
                 return True
             return self.synced is not None and not _equal(self.synced, tensor.detach())
 
     def note_values(self, tensor: torch.Tensor, before: torch.Tensor) -> None:
-        """Something that torch does not count as a write has used it; `before` are its values from before."""
+        """Compare with the values from before a function whose writes torch does not count, and record a write."""
         if not _equal(before, tensor.detach()):
             self.version = UNKNOWN_VERSION
 
     def merge(self, tensor: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
-        """`fresh`, but for the elements written here since then (through a numpy view, say)."""
+        """Return `fresh`, except for elements that the driver wrote since the last sync (through a numpy view, say)."""
         if self.synced is None or self.synced.shape != fresh.shape or self.synced.dtype != fresh.dtype:
             return fresh
         kept = _differs(self.synced, tensor.detach())
@@ -146,7 +148,7 @@ def _address(tensor: torch.Tensor) -> tuple[int, torch.dtype, torch.Size]:
 
 
 def tensor_address(tensor: torch.Tensor) -> int:
-    """Of the values' memory."""
+    """Return the address of the memory of a tensor's values; 0 for an uncoalesced tensor."""
     if tensor.layout is torch.strided:
         return tensor.data_ptr()
     if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():
@@ -191,7 +193,7 @@ _NO_VALUES: frozenset[Callable[..., Any]] = _getters(
     ["shape", "dtype", "device", "ndim", "is_leaf", "layout", "grad_fn", "is_cuda", "is_sparse", "is_cpu"]
     + ["is_quantized", "is_meta", "is_nested", "itemsize", "nbytes", "names"]
 ) | frozenset((*_METHODS, *VALUELESS_GETTERS))
-# What is announced to the owner before and after, for what is not about the values.
+# The owner's methods to call before and after functions that do not concern the values.
 _ANNOUNCED: dict[Callable[..., Any], tuple[str, str]] = {
     _getter("requires_grad"): ("before_flags", "after_use"),
     _setter("requires_grad"): ("before_flags", "after_use"),
@@ -204,7 +206,7 @@ _ANNOUNCED: dict[Callable[..., Any], tuple[str, str]] = {
 }
 
 
-# They write running statistics, which torch does not count as a write.
+# Functions that write running statistics, which torch does not count as a write.
 _STATISTICS_WRITERS: list[Any] = [
     torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm, torch.instance_norm,
     torch.native_batch_norm, torch.batch_norm_update_stats,
@@ -217,7 +219,7 @@ class MirroredTensor(torch.Tensor):
     """A parameter or buffer whose values live on the replicas. Made by :func:`mirror_tensor`, never constructed."""
 
     @classmethod
-    @disable_compiler  # a compiled function on the driver: what asks the replicas is not for tracing
+    @disable_compiler  # calls to the replicas cannot be traced
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
@@ -272,10 +274,10 @@ class MirroredTensor(torch.Tensor):
 
 
 def note_aliases(record: TensorRecord, result: Any) -> Any:
-    """Note what in a function's result may use the memory of a mirrored tensor; return the result.
+    """Record the objects in a function's result that may share the memory of a mirrored tensor; return the result.
 
-    Tensors that do become aliases: what a program makes of an alias in turn is noted as well, and a read of one is
-    one of the mirrored tensor. (nn.Parameter(p), and weight_norm with it, insist on a detach that keeps the class.)
+    Tensors that share it become aliases of class `MirroredTensor` with the same record: reading one counts as reading
+    the mirrored tensor. (nn.Parameter(p), and so weight_norm, require that detach keeps the class.)
     """
     if isinstance(result, torch.Tensor):
         _note_tensor(record, result)
@@ -306,7 +308,7 @@ def _note_tensor(record: TensorRecord, result: torch.Tensor) -> None:
     if type(result) is torch.Tensor:
         result.__class__ = MirroredTensor
         result.__dict__[_RECORD] = record
-    elif type(result) is not MirroredTensor:  # of a class that does not tell what is made of it
+    elif type(result) is not MirroredTensor:  # a class that does not report its aliases
         record.users.note_unknown()
 
 
@@ -315,7 +317,7 @@ def _may_share(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     try:
         return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):  # one of functorch's, around something else
+    except (NotImplementedError, RuntimeError):  # a functorch wrapper
         return True
 
 
@@ -326,7 +328,7 @@ def _as_plain(mirrored: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def record_of(tensor: torch.Tensor) -> TensorRecord:
-    """The record of a mirrored tensor, or of the one it shares memory with."""
+    """Return the record of a mirrored tensor, or of the mirrored tensor that an alias belongs to."""
     record: TensorRecord = tensor.__dict__[_RECORD]
     return record
 
@@ -345,7 +347,7 @@ def _values_of(records: Iterable[TensorRecord]) -> list[tuple[TensorRecord, torc
 
 
 def mirror_tensor(tensor: torch.Tensor, handle: int, owner: TensorOwner) -> TensorRecord:
-    """Make `tensor` a mirrored one, in place."""
+    """Make `tensor` mirrored, in place; return its record."""
     record = TensorRecord(tensor, handle, owner)
     was_parameter = isinstance(tensor, torch.nn.Parameter)
     tensor.__class__ = MirroredTensor

@@ -1,4 +1,4 @@
-"""What training must keep equal on all replicas: parameters, and the state and settings of optimizers."""
+"""The state that must be equal on all replicas: parameters, and the state and settings of optimizers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["digest_of", "names_of", "row_tables", "trained_state"]
 
 
 def trained_state(objects: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Names and values, in an order that is the same on every replica.
+    """Yield names and values, in an order that is the same on every replica.
 
     Args:
-        objects: Everything that is mirrored, in such an order.
+        objects: All mirrored objects, in an order that is the same on every replica.
 
     >>> layer = torch.nn.Linear(1, 1, bias=False)
     >>> sgd = torch.optim.SGD(layer.parameters(), lr=0.5)
@@ -35,7 +35,7 @@ def trained_state(objects: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def names_of(parameters: Iterable[torch.nn.Parameter], objects: Iterable[Any]) -> list[str]:
-    """What to call parameters, by the modules among `objects` that have them.
+    """Return names for parameters, by the modules among `objects` that contain them.
 
     >>> layer, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     >>> names_of([layer.bias, other.bias, torch.nn.Parameter(torch.ones(2, 3))], [layer, other])
@@ -46,7 +46,7 @@ def names_of(parameters: Iterable[torch.nn.Parameter], objects: Iterable[Any]) -
 
 
 def row_tables(objects: Iterable[Any]) -> frozenset[int]:
-    """Identities of the parameters whose gradients will be sparse: of modules with `sparse=True`.
+    """Return the ids of the parameters whose gradients are sparse: of embeddings with `sparse=True`.
 
     >>> table = torch.nn.Embedding(5, 2, sparse=True)
     >>> row_tables([table, torch.nn.Embedding(5, 2)]) == {id(table.weight)}
@@ -57,7 +57,7 @@ def row_tables(objects: Iterable[Any]) -> frozenset[int]:
 
 
 def _parameter_names(objects: Iterable[Any]) -> dict[int, str]:
-    """By identity. Of several modules of one class the second is `Linear(2)`: names tell parameters apart."""
+    """Return names by id of the parameter. The second module of a class is `Linear(2)`, so that names are unique."""
     modules = [obj for obj in objects if isinstance(obj, torch.nn.Module)]
     inner = {id(child) for module in modules for child in module.modules() if child is not module}
     names: dict[int, str] = {}
@@ -85,9 +85,9 @@ def _optimizer_state(optimizer: torch.optim.Optimizer, names: dict[int, str]) ->
 
 
 def digest_of(value: Any) -> int:
-    """32 bits of a value: equal for equal bits, and hardly otherwise. 6 GB/s on a CPU.
+    """Return a 32-bit checksum of a value: equal for equal bits, unlikely equal otherwise. 6 GB/s on a CPU.
 
-    A tensor on a GPU is added up there, 64 bits at a time: an exchange of values inside of it goes unnoticed.
+    A GPU tensor is summed on the GPU in 64-bit words, so that the checksum does not depend on the order of the words.
 
     >>> digest_of(torch.tensor([1.0, 2.0])) == digest_of(torch.tensor([2.0, 1.0]))
     False

@@ -1,4 +1,4 @@
-"""The driver half for tensors: reads fetch what the replicas hold, writes reach all of them before the next step."""
+"""The driver side of variables: reads fetch the replicas' values, writes are sent to all before the next step."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Variables:
     """Every mirrored parameter and buffer of one strategy (a `TensorOwner`).
 
     Args:
-        link: The way to the replicas.
+        link: Calls methods of the replicas.
         table: Handles of the driver's objects.
-        scope: Where copies made inside the scope are noted.
-        origin: Says where variables may be.
+        scope: Records copies that are made inside the scope.
+        origin: Checks the devices of variables.
         refresh_flags: Called before `requires_grad` is read or written.
     """
 
@@ -54,12 +54,12 @@ class Variables:
         self._records: dict[int, TensorRecord] = {}
         self._touched: set[int] = set()
         self._num_expired = 0
-        self._fetched_at = 0  # how often values had expired when the last fetch of them began
-        self._alone: tuple[int, int] | None = None  # the same of a tensor that was fetched alone, and its handle
-        self._wanted_at = -1  # the same when something was used that reads more than one tensor
+        self._fetched_at = 0  # value of `_num_expired` when the last fetch began
+        self._alone: tuple[int, int] | None = None  # the same for a tensor that was fetched alone, and its handle
+        self._wanted_at = -1  # the same at the last use of an attribute that reads several tensors
         self._num_bytes = 0
         self._lock = threading.RLock()
-        self._storing = threading.Lock()  # held while a fetched value is no write of the program; never across a wait
+        self._storing = threading.Lock()  # held while fetched values are written; never held across a wait
 
     def add(self, tensor: torch.Tensor, handle: int) -> None:
         """Make `tensor` mirrored; the replicas hold its present value."""
@@ -71,7 +71,7 @@ class Variables:
             self._touched.add(handle)
 
     def forget(self, handle: int) -> None:
-        """The program dropped a tensor."""
+        """Drop the records of a tensor that the program has dropped."""
         self._records.pop(handle, None)
         self._touched.discard(handle)
         self.gradients.forget(handle)
@@ -83,24 +83,24 @@ class Variables:
         self.forget(handle)
 
     def expire(self) -> None:
-        """A step was dispatched: the replicas' values are the newer ones."""
-        self._num_expired += 1  # a fetch that is under way in another thread is of older values
+        """Mark all values as stale because a step was dispatched."""
+        self._num_expired += 1  # a fetch under way in another thread returns older values
         self.gradients.expire()
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the values here are those of the replicas."""
+        """Return True if the driver has fetched all values since the last step."""
         return self._fetched_at == self._num_expired
 
     def _is_fresh(self, handle: int) -> bool:
         return self.is_fresh or self._alone == (self._num_expired, handle)
 
     def want_all(self) -> None:
-        """Let the next read of a tensor fetch all of them: more will be read."""
+        """Make the next read of a tensor fetch all tensors, because more reads will follow."""
         self._wanted_at = self._num_expired
 
     def before_values(self, record: TensorRecord) -> None:
-        """Fetch the tensor alone where it is the first that is read; the next one that is read brings all others."""
+        """Fetch the tensor alone if it is the first one read since the last step; the second read fetches all."""
         if self._is_fresh(record.handle):
             return
         is_first = self._alone is None or self._alone[0] != self._num_expired
@@ -150,7 +150,7 @@ class Variables:
 
     @outside_inference_mode
     def refresh(self) -> None:
-        """Fetch every value that changed, after the dispatched steps."""
+        """Fetch every value that changed. Blocks until the dispatched steps end."""
         with self._lock:
             if self.is_fresh:
                 return
@@ -186,7 +186,7 @@ class Variables:
             merged = record.merge(tensor, fresh)
             overwrite(tensor, merged)
             record.note_synced(tensor)
-            if merged is not fresh:  # still unknown to the replicas
+            if merged is not fresh:  # the driver's elements in it must be sent
                 record.version = UNKNOWN_VERSION
 
     def set_flag(self, handle: int, requires_grad: bool) -> None:
@@ -199,7 +199,7 @@ class Variables:
             record.requires_grad = requires_grad
 
     def collect(self, writes: Writes) -> None:
-        """Add what the driver wrote since the last step."""
+        """Add the tensors, flags, gradients and hooks that the driver changed since the last step to `writes`."""
         self.gradients.collect(writes)
         self.hooks.collect(writes)
         for handle, (record, tensor) in self._live().items():
@@ -216,7 +216,7 @@ class Variables:
                     writes.requires_grad[handle] = tensor.requires_grad
 
     def mark_sent(self) -> None:
-        """What `collect` found is on its way: the replicas will hold these values."""
+        """Record that the changes from `collect` were sent: the replicas will hold these values."""
         self.gradients.mark_sent()
         self.hooks.mark_sent()
         for handle, (record, tensor) in self._live().items():
@@ -225,7 +225,7 @@ class Variables:
                 self._touched.discard(handle)
 
     def _live(self) -> dict[int, tuple[TensorRecord, torch.Tensor]]:
-        """Possibly written tensors; those that the program dropped leave the list."""
+        """Return the possibly written tensors; remove the tensors that the program has dropped."""
         live: dict[int, tuple[TensorRecord, torch.Tensor]] = {}
         for handle in sorted(self._touched):
             record = self._records.get(handle)
@@ -237,7 +237,7 @@ class Variables:
         return live
 
     def release(self) -> None:
-        """Make every tensor plain again, with the values it has now."""
+        """Make every tensor plain again, with its present values."""
         self._fetched_at = self._num_expired
         self.gradients.release()
         for record in self._records.values():

@@ -1,4 +1,4 @@
-"""Where a step's walk met modules, parameters and optimizers, for a quick look later: whether they are still there."""
+"""References to modules, parameters and optimizers that a walk of a step met, for a fast comparison later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["WatchedPlace", "is_of_strategy", "trained_by", "watch"]
 
 @remembered_by_class
 def is_of_strategy(cls: Any) -> bool:
-    """Whether objects of a class must be those of one strategy."""
+    """Return True if objects of a class must belong to one strategy."""
     return issubclass(cls, torch.nn.Module | torch.nn.Parameter | torch.optim.Optimizer | LRScheduler) or (
         issubclass(cls, torch.Tensor) and cls is not torch.Tensor
     )
@@ -29,13 +29,13 @@ def is_of_strategy(cls: Any) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class WatchedPlace:
-    """An object, and by identity what it held. Keeps none of them alive.
+    """An object and the ids of the objects that it referenced. Keeps none of them alive.
 
     Attributes:
         holder: The object.
-        named: Names of its variables, with what they held.
-        cells: Indices of a function's closure, likewise.
-        children: All that a module or an optimizer is made of; None for everything else.
+        named: Names of the holder's attributes or globals, with the ids of their values.
+        cells: Indices of a function's closure cells, with the ids of their values.
+        children: Ids of the direct children of a module or an optimizer; None for other objects.
     """
 
     holder: weakref.ref[Any]
@@ -44,7 +44,7 @@ class WatchedPlace:
     children: tuple[int, ...] | None = None
 
     def is_same(self) -> bool:
-        """Whether they are still there; what was added to a function's or an object's variables is not seen."""
+        """Return True if all recorded references are unchanged; added variables of the holder do not count."""
         holder = self.holder()
         if holder is None:
             return False
@@ -59,12 +59,12 @@ class WatchedPlace:
     def _has_same_cells(self, closure: tuple[types.CellType, ...]) -> bool:
         try:
             return all(id(closure[index].cell_contents) == held for index, held in self.cells)
-        except ValueError:  # a variable that has no value any more
+        except ValueError:  # the variable was deleted
             return False
 
 
 def watch(obj: Any) -> WatchedPlace | None:
-    """The place that `obj` is; None if it holds nothing to look after, or cannot be looked after."""
+    """Record the references of `obj`; None if there are none to compare, or `obj` has no weak references."""
     if isinstance(obj, torch.nn.Module | torch.optim.Optimizer):
         return WatchedPlace(weakref.ref(obj), children=_children(obj))
     try:
@@ -75,7 +75,7 @@ def watch(obj: Any) -> WatchedPlace | None:
             tuple((name, id(value)) for name, value in named.items()),
             tuple((index, id(value)) for index, value in cells.items()),
         )
-    except TypeError:  # no weak references to it
+    except TypeError:  # no weak references to `obj`
         return None
     return place if place.named or place.cells else None
 
@@ -113,6 +113,6 @@ def _children(obj: Any) -> tuple[int, ...]:
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """The parameters of all groups."""
+    """Return the parameters of all groups of an optimizer."""
     groups: list[dict[str, Any]] = attributes(optimizer)["param_groups"]
     return [parameter for group in groups for parameter in group["params"]]
