@@ -35,12 +35,12 @@ class EndClosure(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class Arrive(ServerRequest):
-    """SyncWithBackups, server 0 only: a worker has gradients of `step`, that of the values they come from.
+    """SyncWithBackups, server 0 only: a worker has gradients of `step`, the step of the values they come from.
 
-    Answered once it is decided which gradients make up the step: with `verdict` "applied", `step` and `completes` (push
-    to all servers then, with both), or with "late" (drop them, and wait for the values of `step` + 1). The step is the
-    one that was asked for, or a later one where another worker died with this key after it was accepted: some servers
-    may have its gradient, so the others must get theirs.
+    The server answers once it is decided which gradients make up the step: with `verdict` "applied", `step` and
+    `completes` (the worker then pushes to all servers, with both), or with "late" (the worker drops the gradients, and
+    waits for the values of `step` + 1). The step is the requested one, or a later one if another worker died with this
+    key after its gradient was accepted: some servers may have that gradient, so the others must get theirs.
     """
 
     sender: Sender
@@ -53,12 +53,12 @@ class Arrive(ServerRequest):
 class DropArrival(ServerRequest):
     """SyncWithBackups: do not wait for the gradients of a worker that has died, where they have not come yet.
 
-    To be sent to all servers after `FenceWorker`, whose answer by server 0 says whether it is needed.
+    The driver sends it to all servers after `FenceWorker`, if server 0's answer to that says so.
 
     Attributes:
-        sender: Who has died.
-        step: The step that it was accepted for (`ServerAnswer.step` of that answer).
-        completes: How many gradients were to make up that step (`ServerAnswer.completes` of that answer).
+        sender: The dead worker.
+        step: The step for which the gradient was accepted (`ServerAnswer.step` of that answer).
+        completes: Number of gradients in that step (`ServerAnswer.completes` of that answer).
     """
 
     sender: Sender
@@ -69,15 +69,15 @@ class DropArrival(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class Finish(ServerRequest):
-    """SyncWithBackups: apply an incomplete step with what has come (`join`, reads, `close`).
+    """SyncWithBackups: apply an incomplete step with the gradients that have come (`join`, reads, `close`).
 
-    Seldom needed: a step waits only for workers that hold a closure, so it is decided when those end.
+    Seldom needed: a step waits only for workers that hold a closure, so it is decided when these closures end.
 
     Attributes:
-        step: Which; -1 has server 0 decide the present one, and say which that is and of how many gradients
-            (`ServerAnswer.step`, `completes`; 0: there are none, nothing else is to be done). With a step, a server
-            answers once it has applied that.
-        completes: How many gradients it has.
+        step: Number of the step; -1 makes server 0 decide the present step, and answer with its number and number of
+            gradients (`ServerAnswer.step`, `completes`; 0: there are none, nothing else is to be done). With a step, a
+            server answers once it has applied this step.
+        completes: Number of gradients in the step.
     """
 
     step: int = -1
@@ -87,10 +87,10 @@ class Finish(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class FenceWorker(ServerRequest):
-    """Generations of a worker up to this one are dead: refuse them from now on, and wait for them no more.
+    """Refuse requests of a worker's generations up to this one from now on, and wait for them no more.
 
-    Where server 0 answers with `completes` > 0, the worker was one of so many that make up `step`, and may have pushed
-    to some servers only: send a `DropArrival` to all of them, after this.
+    If server 0 answers with `completes` > 0, the worker's gradient is one of so many in `step`, and the worker may have
+    pushed it to some servers only: the driver then sends a `DropArrival` to all servers.
     """
 
     sender: Sender

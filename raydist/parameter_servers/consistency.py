@@ -1,4 +1,4 @@
-"""How far workers of a parameter server strategy may be apart."""
+"""The consistency models of a parameter server strategy: how far workers may run apart."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class BoundedStaleness:
     worker that starts later, or again after it has died, starts at the smallest clock.
 
     Args:
-        max_clocks: How many closures, >= 0.
+        max_clocks: Number of closures, >= 0.
 
     Raises:
-        InvalidArgumentError: It is no int >= 0.
+        InvalidArgumentError: `max_clocks` is no int >= 0.
 
     Source: none in tf.distribute; Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
     Server", 2013.
@@ -44,16 +44,16 @@ class BoundedStaleness:
 @final
 @dataclass(frozen=True, slots=True)
 class SyncWithBackups:
-    """Steps are synchronous, but apply the mean of the first N - `num_backups` gradients and drop those that come late.
+    """Synchronous steps that apply the mean of the first N - `num_backups` gradients and drop later ones.
 
-    N is the number of workers that hold a closure; at least one gradient is waited for. What was dropped is counted in
-    `strategy.stats()`.
+    N is the number of workers that hold a closure; a step waits for at least one gradient. `strategy.stats()` counts
+    the dropped gradients.
 
     Args:
-        num_backups: How many of the workers no step waits for.
+        num_backups: Number of workers for which no step waits.
 
     Raises:
-        InvalidArgumentError: It is no int >= 0.
+        InvalidArgumentError: `num_backups` is no int >= 0.
 
     Source: tf.compat.v1.train.SyncReplicasOptimizer (`replicas_to_aggregate`); Chen et al., "Revisiting Distributed
     Synchronous SGD", 2016.
@@ -72,7 +72,7 @@ Consistency = Literal["async"] | BoundedStaleness | SyncWithBackups
 
 
 def require_consistency(value: object) -> Consistency:
-    """The value, if it is one.
+    """Return the value if it is a consistency model; raise InvalidArgumentError otherwise.
 
     >>> require_consistency("eventual")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""One server and all who ask it: each answer goes to whom it is for, also where it must wait for others' requests."""
+"""The dispatcher of one server's requests: routes each answer to its sender, also answers that must wait for others."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Outcome", "RequestHandler", "ServerDesk", "Tell"]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What came of a request.
+    """The result of a request: an answer or an error.
 
     Attributes:
-        answer: What the server says.
-        tensors: Its tensors: they may be the server's own, which the next request changes.
-        error: What the server raised instead.
+        answer: The server's answer.
+        tensors: Tensors of the answer: they may be the server's own, which the next request changes.
+        error: The error that the server raised instead.
     """
 
     answer: ServerAnswer
@@ -33,21 +33,21 @@ Tell = Callable[[Outcome], None]
 
 
 class RequestHandler(Protocol):
-    """`ParameterServer`, as far as it is asked from here."""
+    """The part of `ParameterServer` that the dispatcher uses."""
 
     def handle(self, request: ServerRequest, tensors: Sequence[torch.Tensor]) -> Any:
-        """The answer and its tensors, or an object that stands for an answer to come."""
+        """Return the answer and its tensors, or an object that stands for a future answer."""
 
     def due(self) -> Sequence[tuple[Any, Any]]:
-        """Objects that `handle` gave and that have an answer now, each once: with answer and tensors, or an error."""
+        """Return each object from `handle` whose answer is ready, once, with answer and tensors, or an error."""
 
 
 @final
 class ServerDesk:
-    """Used by one thread at a time.
+    """The dispatcher of one server. One thread at a time may use it.
 
     Args:
-        server: Who answers.
+        server: The server.
     """
 
     def __init__(self, server: RequestHandler) -> None:
@@ -55,12 +55,12 @@ class ServerDesk:
         self._waiting: dict[int, tuple[Any, Tell]] = {}
 
     def take(self, request: ServerRequest, tensors: Sequence[torch.Tensor], tell: Tell) -> None:
-        """Have a request answered: now, or when a later one has made that possible.
+        """Handle a request; the answer comes at once, or with a later request that makes it possible.
 
         Args:
-            request: What is asked.
-            tensors: Its tensors, which must stay until `tell` is called.
-            tell: Is given what came of it, once.
+            request: The request.
+            tensors: The request's tensors, which must stay until `tell` is called.
+            tell: Called once, with the outcome.
         """
         try:
             reply = self._server.handle(request, tensors)

@@ -1,7 +1,7 @@
-"""Whether an optimizer treats every element by itself, so that servers may each step their part of a variable.
+"""The check that an optimizer is elementwise, so that servers may step their slices of a variable independently.
 
-Found out by trial: a small parameter is stepped whole, and in two parts by two optimizers that know nothing of each
-other.
+The check is a trial: it steps a small parameter as a whole, and in two parts by two independent optimizers, and
+compares.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["keeps_gradients", "remembered_share", "require_elementwise", "why_no
 _ROWS, _COLUMNS = 6, 4
 _CUT = 2  # rows of the first part
 _STEPS = 4
-_TOUCHED = torch.tensor([0, 1, 3, 4])  # rows that have a gradient where only some have
+_TOUCHED = torch.tensor([0, 1, 3, 4])  # rows that have a gradient in sparse trials
 _LEAST_LR = 1e-3  # a learning rate of 0 (a warm-up's first) would make everything equal
 
 _Form = Literal["dense", "rows"]
@@ -29,10 +29,10 @@ _Kind = type[torch.optim.Optimizer]
 
 
 def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
-    """Check that parameter servers can apply an optimizer. Some milliseconds.
+    """Check that parameter servers can apply an optimizer. Takes some milliseconds.
 
     Raises:
-        InvalidArgumentError: It does not treat every element by itself, or needs more than gradients; with the reason.
+        InvalidArgumentError: The optimizer is not elementwise, or needs more than gradients; with the reason.
     """
     kind = type(optimizer)
     for group in optimizer.param_groups:
@@ -46,7 +46,7 @@ def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
 
 
 def why_not_elementwise(kind: _Kind, options: Mapping[str, Any]) -> str | None:
-    """What keeps servers from applying this class of optimizers; None where nothing does.
+    """Return the reason why servers cannot apply this class of optimizers, or None.
 
     >>> why_not_elementwise(torch.optim.LBFGS, {"lr": 1.0})
     'demands a closure in step()'
@@ -68,7 +68,7 @@ def why_not_elementwise(kind: _Kind, options: Mapping[str, Any]) -> str | None:
 
 
 def keeps_gradients(kind: _Kind, options: Mapping[str, Any], form: _Form = "dense") -> bool:
-    """Whether an optimizer's later steps read gradients of earlier ones where those lay."""
+    """Return True if later steps of an optimizer read the memory of earlier gradients."""
     start, gradients = _example(form)
     kept = _stepped(kind, options, start, gradients)
     overwritten = _stepped(kind, options, start, gradients, afterwards=_overwrite)
@@ -76,7 +76,7 @@ def keeps_gradients(kind: _Kind, options: Mapping[str, Any], form: _Form = "dens
 
 
 def remembered_share(kind: _Kind, options: Mapping[str, Any]) -> float:
-    """How many bytes an optimizer remembers for each byte of its parameters; 0 where a trial does not tell.
+    """Return the bytes of optimizer state for each byte of parameters; 0 if the trial fails.
 
     >>> remembered_share(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0, "weight_decay": 0})
     1.0
@@ -123,7 +123,7 @@ def _stepped(
     gradients: Sequence[torch.Tensor],
     afterwards: Callable[[torch.Tensor], None] | None = None,
 ) -> tuple[torch.Tensor, dict[Any, dict[str, Any]]]:
-    """A parameter after some steps, and what the optimizer remembers."""
+    """Return a parameter after some steps, and the optimizer's state."""
     parameter = start.clone()
     optimizer = bare_optimizer(kind, [(server_options(options), [parameter])])
     for gradient in gradients:

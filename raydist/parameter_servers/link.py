@@ -1,4 +1,4 @@
-"""The way from a worker, or from the driver, to one parameter server: what all ways have in common."""
+"""The interface of connections from a worker, or from the driver, to one parameter server."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from raydist.parameter_servers.requests import Pull, Push, ServerAnswer, ServerR
 __all__ = ["Awaited", "Into", "ServerDoor", "ServerLink", "fill", "gone", "pulled_by", "too_late"]
 
 Into = Mapping[int, torch.Tensor]
-"""By slice number where values are to be copied, in place."""
+"""By slice number the tensors into which values are copied, in place."""
 
 
 class Awaited(Protocol):
-    """Something that was asked of a server."""
+    """A pending request to a server."""
 
     def answer(self, timeout_s: float) -> tuple[ServerAnswer, Sequence[torch.Tensor]]:
-        """What the server says. To be called once.
+        """Block until the server answers, and return the answer. To be called once.
 
-        The tensors may lie where the link's next answer will: use them before asking again.
+        The link's next answer may overwrite the tensors: use them before the next request.
 
         Args:
-            timeout_s: How long to wait at most.
+            timeout_s: Time limit.
 
         Raises:
-            DeadlineExceededError: There is no answer yet.
+            DeadlineExceededError: The server has not answered in time.
             UnavailableError: The server is gone.
-            Exception: What the server raised.
+            Exception: The error that the server raised.
         """
 
 
 class ServerLink(Protocol):
-    """One end of the way to a server. One request is under way at a time; threads take turns."""
+    """A connection to a server. One request is under way at a time; threads take turns."""
 
     @property
     def name(self) -> str:
-        """The server, for messages."""
+        """Name of the server, for messages."""
 
     def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), into: Into | None = None) -> Awaited:
-        """Ask without waiting.
+        """Send a request without waiting for the answer.
 
         Args:
-            request: What.
-            tensors: Of the request: dense, contiguous, on the CPU. They may be written again once this has returned.
-            into: Where the values go that a `Pull`, or the `pull` of a `Push`, asks for; the answer has no tensors
+            request: The request.
+            tensors: The request's tensors: dense, contiguous, on the CPU. The caller may overwrite them afterwards.
+            into: Targets of the values that a `Pull`, or the `pull` of a `Push`, requests; the answer has no tensors
                 then. Its `version`, and under SyncWithBackups its `step`, are those of the values.
         """
 
     def close(self) -> None:
-        """Let go of everything. May be called twice."""
+        """Release all resources. May be called twice."""
 
 
 class ServerDoor(Protocol):
-    """What a way to a server is opened with, in the process that will use it. Pickled to there."""
+    """A pickled opener of a connection, for the process that will use the connection."""
 
     def open(self) -> ServerLink:
-        """The way, ready to be used."""
+        """Open the connection."""
 
 
 def pulled_by(request: ServerRequest) -> tuple[int, ...]:
-    """The slices whose values the answer to a request has."""
+    """Return the slices whose values the answer to a request contains."""
     match request:
         case Pull():
             return request.slices
@@ -75,7 +75,7 @@ def pulled_by(request: ServerRequest) -> tuple[int, ...]:
 
 
 def fill(into: Into, numbers: Sequence[int], values: Sequence[torch.Tensor]) -> None:
-    """Copy values that came with an answer to where they were asked for; none came where nothing had changed."""
+    """Copy an answer's values to their targets; does nothing for an answer without values (nothing had changed)."""
     if not values:
         return
     if len(values) != len(numbers):
@@ -87,7 +87,7 @@ def fill(into: Into, numbers: Sequence[int], values: Sequence[torch.Tensor]) -> 
 
 
 def too_late(name: str, timeout_s: float) -> DeadlineExceededError:
-    """What is raised where a server does not answer in time."""
+    """Return the error for a server that does not answer in time."""
     return DeadlineExceededError(
         f"There must be an answer from {name} within {timeout_s:g} s, but there is none. It may be busy or stuck, or "
         "wait for a worker that is slower than consistency allows: look there, or raise Timeouts.collective_s."
@@ -95,7 +95,7 @@ def too_late(name: str, timeout_s: float) -> DeadlineExceededError:
 
 
 def gone(name: str) -> UnavailableError:
-    """What is raised where a server's process is gone: what it held is lost."""
+    """Return the error for a server whose process is gone: its values are lost."""
     return UnavailableError(
         f"{name} is gone, and with it the variables that it held. Make a new strategy, and restore from your last "
         "checkpoint there.",

@@ -1,4 +1,4 @@
-"""A server in the same process as those who ask it: threads that take turns."""
+"""A connection to a server in the same process, whose threads take turns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["LocalDoor", "LocalLink"]
 
 @final
 class LocalLink:
-    """A way to a server of this process; any number of threads may share it, or have links of their own.
+    """A connection to a server of this process; threads may share one link, or have links of their own.
 
     Args:
-        desk: The server's.
-        lock: One for all links of that desk.
-        name: The server, for messages.
+        desk: The server's dispatcher.
+        lock: The one lock of all links to this dispatcher.
+        name: Name of the server, for messages.
     """
 
     def __init__(self, desk: ServerDesk, lock: threading.Lock, name: str = "parameter server 0") -> None:
@@ -32,9 +32,9 @@ class LocalLink:
         self._lock = lock
 
     def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), into: Into | None = None) -> Awaited:
-        """See `ServerLink`."""
+        """Implement `ServerLink.ask`."""
         asked = _AskedHere(self.name)
-        # Nobody may write what the server still has to read: it is given copies, as on every other way.
+        # The server may read tensors after this returns: it gets copies, as on every other connection.
         copies = [tensor.clone() for tensor in tensors]
         numbers = pulled_by(request)
 
@@ -49,7 +49,7 @@ class LocalLink:
         return asked
 
     def close(self) -> None:
-        """See `ServerLink`."""
+        """Implement `ServerLink.close`; there is nothing to release."""
 
 
 @final
@@ -74,14 +74,14 @@ class _AskedHere:
 @final
 @dataclass(frozen=True, slots=True)
 class LocalDoor:
-    """Opens to a link that is there already.
+    """An opener that returns an existing link.
 
     Attributes:
-        link: It.
+        link: The link.
     """
 
     link: LocalLink
 
     def open(self) -> LocalLink:
-        """See `ServerDoor`."""
+        """Implement `ServerDoor.open`."""
         return self.link

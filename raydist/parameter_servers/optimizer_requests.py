@@ -1,4 +1,4 @@
-"""What is asked of a parameter server about optimizers: their groups, and what they remember."""
+"""Requests to a parameter server about optimizers: their groups and their states."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["AddOptimizer", "OptimizerGroup", "OptimizerState", "SetOptimizerStat
 @final
 @dataclass(frozen=True, slots=True)
 class OptimizerGroup:
-    """One of an optimizer's `param_groups`, as far as one server has it.
+    """One server's part of one of an optimizer's `param_groups`.
 
     Attributes:
         options: Everything but `params`: lr, weight_decay, ...
-        slices: Numbers of the slices in it.
-        tables: Handles of the embedding tables in it.
+        slices: Numbers of the group's slices.
+        tables: Handles of the group's embedding tables.
     """
 
     options: Mapping[str, Any]
@@ -30,12 +30,12 @@ class OptimizerGroup:
 @final
 @dataclass(frozen=True, slots=True)
 class AddOptimizer(ServerRequest):
-    """Have an optimizer, or have its groups changed: slices that are new are added, what is remembered is kept.
+    """Add an optimizer, or change the groups of a known one: new slices are added, states are kept.
 
     Attributes:
-        handle: What driver and workers call it.
-        kind: Pickle (cloudpickle) of its class.
-        groups: In the optimizer's order.
+        handle: Handle of the optimizer, the same on the driver and all workers.
+        kind: Pickle (cloudpickle) of the optimizer's class.
+        groups: Groups in the optimizer's order.
     """
 
     handle: int
@@ -46,7 +46,7 @@ class AddOptimizer(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class OptimizerState(ServerRequest):
-    """What an optimizer remembers; answer: `value` is a dict slice number -> its `state`, tensors included."""
+    """Read an optimizer's state; answer: `value` is a dict slice number -> `state` of the slice, tensors included."""
 
     optimizer: int
 
@@ -54,11 +54,11 @@ class OptimizerState(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class SetOptimizerState(ServerRequest):
-    """Replace what an optimizer remembers.
+    """Replace an optimizer's state.
 
     Attributes:
-        optimizer: Its handle.
-        states: By slice number, tensors included.
+        optimizer: Handle of the optimizer.
+        states: States by slice number, tensors included.
     """
 
     optimizer: int
@@ -68,12 +68,12 @@ class SetOptimizerState(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class WriteStates(ServerRequest):
-    """Write what a step has changed by hand of what optimizers remember.
+    """Write the optimizer states that a step has changed by hand.
 
     Attributes:
-        sender: Who writes.
-        key: Which change it is.
-        states: By optimizer and slice number, all that is remembered of that slice from now on; of others it stays.
+        sender: The writing worker.
+        key: Key of the change.
+        states: By optimizer and slice number, the slice's new state; other slices keep their states.
     """
 
     sender: Sender

@@ -1,4 +1,4 @@
-"""How variables are split over servers: TensorFlow's partitioners, and the plan that follows from one. Pure."""
+"""TensorFlow's partitioners, and the plan that distributes variables over servers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = [
 ]
 
 VariablePartitioner = Callable[[tuple[int, ...], torch.dtype], Sequence[int]]
-"""Given a variable's shape and dtype, into how many parts each dimension is split: `[k, 1, ...]`."""
+"""Given a variable's shape and dtype, returns the number of parts of each dimension: `[k, 1, ...]`."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class FixedShardsPartitioner:
-    """Split every variable into so many parts along dimension 0, or into its rows where it has fewer.
+    """Split every variable into `num_shards` parts along dimension 0, or into its rows if it has fewer.
 
     Args:
-        num_shards: How many parts.
+        num_shards: Number of parts.
 
     Raises:
         InvalidArgumentError: `num_shards` is no int >= 1.
@@ -48,21 +48,21 @@ class FixedShardsPartitioner:
         _require_count("num_shards", self.num_shards)
 
     def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[int]:
-        """Into how many parts each dimension of such a variable is split."""
+        """Return the number of parts of each dimension of such a variable."""
         return _along_rows(shape, min(self.num_shards, shape[0]))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class MinSizePartitioner:
-    """Split into as many parts as this many bytes go into the variable, rounded up, but not more than a limit.
+    """Split a variable into (size / `min_shard_bytes`) parts, rounded up, but not more than `max_shards`.
 
     Args:
-        min_shard_bytes: How large a part should be.
-        max_shards: The most parts. The default splits nothing, as TensorFlow's does.
+        min_shard_bytes: Intended size of a part.
+        max_shards: Maximum number of parts. The default splits nothing, as TensorFlow's does.
 
     Raises:
-        InvalidArgumentError: One of both is no int >= 1.
+        InvalidArgumentError: An argument is no int >= 1.
 
     Source: tf.distribute.experimental.partitioners.MinSizePartitioner.
 
@@ -78,7 +78,7 @@ class MinSizePartitioner:
         _require_count("max_shards", self.max_shards)
 
     def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[int]:
-        """Into how many parts each dimension of such a variable is split."""
+        """Return the number of parts of each dimension of such a variable."""
         wanted = math.ceil(math.prod(shape) * dtype.itemsize / self.min_shard_bytes)
         return _along_rows(shape, min(shape[0], self.max_shards, wanted))
 
@@ -86,14 +86,14 @@ class MinSizePartitioner:
 @final
 @dataclass(frozen=True, slots=True)
 class MaxSizePartitioner:
-    """Split into as few parts as possible, each of them no larger than so many bytes (a row that is larger aside).
+    """Split a variable into as few parts as possible of at most `max_shard_bytes` (a larger single row aside).
 
     Args:
-        max_shard_bytes: How large a part may be.
-        max_shards: The most parts, whatever their size; None: any number.
+        max_shard_bytes: Maximum size of a part.
+        max_shards: Maximum number of parts, whatever their size; None: any number.
 
     Raises:
-        InvalidArgumentError: One of both is no int >= 1.
+        InvalidArgumentError: An argument is no int >= 1.
 
     Source: tf.distribute.experimental.partitioners.MaxSizePartitioner.
 
@@ -110,7 +110,7 @@ class MaxSizePartitioner:
             _require_count("max_shards", self.max_shards)
 
     def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[int]:
-        """Into how many parts each dimension of such a variable is split."""
+        """Return the number of parts of each dimension of such a variable."""
         bytes_per_row = math.prod(shape[1:]) * dtype.itemsize
         rows = max(1, self.max_shard_bytes // max(1, bytes_per_row))
         wanted = math.ceil(shape[0] / rows)
@@ -131,22 +131,22 @@ def plan_slices(
     partitioner: VariablePartitioner | None,
     first_number: int,
 ) -> list[ServedSlice]:
-    """Which server gets which rows of new variables.
+    """Assign the rows of new variables to servers.
 
-    The largest variable comes first, and goes to the server that has least (the first of several). Parts of one are
-    dealt out, to those first that have least, so that no server has two parts more than another.
+    Larger variables come first. Each part goes to a server with the fewest parts of its variable so far; of these, to
+    the one with the fewest bytes, or the first of several. A variable that stays whole is one part.
 
     Args:
         specs: The variables.
-        loads: How many bytes each server has already.
-        partitioner: Splits them; None: all stay whole.
-        first_number: Of the first slice; the others follow.
+        loads: Bytes that each server holds already.
+        partitioner: Splits variables; None: every variable stays whole.
+        first_number: Number of the first slice; the others follow.
 
     Returns:
-        Slices in the order of the variables, and of rows in each.
+        Slices in the order of the variables, and of the rows within each.
 
     Raises:
-        InvalidArgumentError: The partitioner returns what is no split along dimension 0.
+        InvalidArgumentError: The partitioner's result is no split along dimension 0.
     """
     parts = [_parts_of(spec, partitioner) for spec in specs]
     servers: dict[int, list[int]] = {}
@@ -163,7 +163,7 @@ def plan_slices(
 
 
 def _deal(parts: Sequence[ServedSlice], taken: list[int]) -> list[int]:
-    """A server for each part, counted in `taken`."""
+    """Return a server for each part, and add the parts' sizes to `taken`."""
     dealt: list[int] = []
     for part in parts:
         have = [dealt.count(server) for server in range(len(taken))]
@@ -174,7 +174,7 @@ def _deal(parts: Sequence[ServedSlice], taken: list[int]) -> list[int]:
 
 
 def _parts_of(spec: VariableSpec, partitioner: VariablePartitioner | None) -> list[ServedSlice]:
-    """A variable's slices, on no server yet: the first ones have a row more where rows do not divide."""
+    """Return a variable's slices, without servers; if rows do not divide evenly, the first slices have one row more."""
     rows = spec.shape[0] if spec.shape else 0
     count = 1
     if partitioner is not None and spec.partitioned and rows > 1:
@@ -190,7 +190,7 @@ def _parts_of(spec: VariableSpec, partitioner: VariablePartitioner | None) -> li
 
 
 def _count_of(spec: VariableSpec, split: object) -> int:
-    """How many parts a partitioner wants, once that is sure to be an answer."""
+    """Return the number of parts that a partitioner wants, after checking its result."""
     numbers = list(split) if isinstance(split, Sequence) and not isinstance(split, str | bytes) else None
     sound = numbers is not None and len(numbers) == len(spec.shape) and all(_is_count(each) for each in numbers)
     if not sound or numbers is None or any(each != 1 for each in numbers[1:]):

@@ -1,9 +1,9 @@
-"""What is asked of a parameter server, and what it answers: plain data, whatever carries it.
+"""Requests to a parameter server, and its answers: plain data, independent of the transport.
 
 A request and its tensors travel apart: the request as a pickle, the tensors as memory. Every tensor is dense,
-contiguous and on the CPU; a gradient of some rows is two of them, the rows (int64, counted from the slice's first one)
-and their values. Nothing of a request's tensors is kept after it is answered, so they may lie in memory that is used
-again. Those of an answer may be the server's own values: copy them before its next request is handled.
+contiguous and on the CPU; a gradient of some rows is two tensors, the rows (int64, counted from the slice's first row)
+and their values. A server keeps none of a request's tensors after the answer, so their memory may be reused. Tensors of
+an answer may be the server's own values: copy them before the server handles its next request.
 """
 
 from __future__ import annotations
@@ -33,18 +33,17 @@ __all__ = [
 
 
 Verdict = Literal["applied", "known", "late", "fenced", "done"]
-"""What became of a change; see `ServerAnswer.verdict`."""
+"""The outcome of a change; see `ServerAnswer.verdict`."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who asks: a worker as it is since its process started.
+    """The sender of a request: one generation of a worker.
 
     Attributes:
-        worker: Its number; -1 is the driver.
-        generation: How often the worker was started before. Once a generation is fenced, nothing that it asks changes
-            anything any more.
+        worker: Number of the worker; -1 is the driver.
+        generation: Number of earlier starts of the worker. Once a generation is fenced, servers refuse its changes.
     """
 
     worker: int
@@ -54,12 +53,12 @@ class Sender:
 @final
 @dataclass(frozen=True, slots=True)
 class PushKey:
-    """Which of all changes this is: the same when its closure runs again. Applied once on every server.
+    """The identity of a change: the same when its closure runs again. Every server applies the change once.
 
     Attributes:
         closure: Number of the closure, unique in the strategy and rising.
-        index: Which of the closure's changes.
-        finished_below: Closures with a lower number have ended for good: their keys need not be remembered.
+        index: Number of the change within the closure.
+        finished_below: All closures with a lower number have ended: servers may forget their keys.
     """
 
     closure: int
@@ -68,7 +67,7 @@ class PushKey:
 
 
 class ServerRequest:
-    """Anything asked of a server."""
+    """Base class of all requests."""
 
     __slots__ = ()
 
@@ -76,7 +75,7 @@ class ServerRequest:
 @final
 @dataclass(frozen=True, slots=True)
 class CreateSlices(ServerRequest):
-    """Have these slices; tensors: their values, in this order. Known numbers are overwritten."""
+    """Create slices; tensors: their values, in this order. Slices with known numbers are overwritten."""
 
     slices: tuple[ServedSlice, ...]
 
@@ -84,11 +83,11 @@ class CreateSlices(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class DropObjects(ServerRequest):
-    """Let go of what the program has dropped: nobody asks for it any more. What is not known is passed over.
+    """Drop objects that the program has dropped and that nobody asks for any more. Unknown objects are ignored.
 
     Attributes:
-        slices: Numbers of slices.
-        handles: Of optimizers and tables.
+        slices: Numbers of the slices.
+        handles: Handles of the optimizers and tables.
     """
 
     slices: tuple[int, ...]
@@ -98,19 +97,19 @@ class DropObjects(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class LocateSlices(ServerRequest):
-    """Say where the slices lie, for workers of the same host; answer: `value` is a `SlicesAddress`."""
+    """Return where the slices lie, for workers of the same host; answer: `value` is a `SlicesAddress`."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Pull(ServerRequest):
-    """Give present values, never half of one update and half of another; tensors of the answer: in this order.
+    """Read present values, never half of one update and half of another; tensors of the answer: in this order.
 
     Attributes:
-        slices: Their numbers.
-        sender: The worker that reads, so that its death ends the wait for `at_least_step`; None for the driver.
-        unless: A version: where the server still has that one, nothing is sent and the answer has no tensors.
-        at_least_step: Under SyncWithBackups: wait until that step was applied.
+        slices: Numbers of the slices.
+        sender: The reading worker, so that its death ends the wait for `at_least_step`; None for the driver.
+        unless: A version: if the server still has this version, the answer has no tensors.
+        at_least_step: Under SyncWithBackups: wait until this step was applied.
     """
 
     slices: tuple[int, ...]
@@ -125,17 +124,17 @@ class Push(ServerRequest):
     """Apply gradients by an optimizer; tensors: for each slice one ("dense") or two ("rows": int64 rows, values).
 
     Attributes:
-        sender: Who pushes.
-        key: Which change it is.
+        sender: The pushing worker.
+        key: Key of the change.
         optimizer: Handle of the optimizer.
         slices: Numbers of the slices that have a gradient.
-        forms: Of each.
-        tables: Handles of embedding tables, whose rows and values are the last tensors, two for each.
-        options: Of the optimizer's groups as the worker has them now; None where they are as told last.
+        forms: Form of each gradient.
+        tables: Handles of embedding tables; their rows and values are the last tensors, two for each table.
+        options: Present options of the optimizer's groups; None: unchanged.
         read_version: The version of this server's values that the gradients were computed from.
-        step: Under SyncWithBackups the step it is for; -1 else.
-        completes: Under SyncWithBackups: how many gradients make up that step, as `Arrive` was answered; 0 else.
-        pull: Slices whose values the answer is to have, as a `Pull` after it would.
+        step: Under SyncWithBackups the step of the gradients; -1 otherwise.
+        completes: Under SyncWithBackups the number of gradients in that step, from the answer to `Arrive`; 0 otherwise.
+        pull: Slices whose new values the answer contains, as if a `Pull` followed.
     """
 
     sender: Sender
@@ -157,10 +156,10 @@ class Assign(ServerRequest):
     """Write values that a step, or the driver, gave variables by hand; tensors: one for each slice.
 
     Attributes:
-        sender: Who writes.
-        key: Which change it is.
+        sender: The writing worker.
+        key: Key of the change.
         slices: Numbers of the slices.
-        adds: Whether each tensor is added to the value (counters), or replaces it.
+        adds: For each tensor, True to add it to the value (counters), False to replace the value.
     """
 
     sender: Sender
@@ -172,10 +171,10 @@ class Assign(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class BeginSave(ServerRequest):
-    """Copy this server's part of a checkpoint, and write it beside all else; tensors: others that it is to write.
+    """Copy this server's part of a checkpoint, and write the copy in the background; tensors: further ones to write.
 
     Attributes:
-        order: What a `SliceSaver` takes.
+        order: An order for the `SliceSaver`.
     """
 
     order: Any
@@ -184,7 +183,7 @@ class BeginSave(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class SaveReport(ServerRequest):
-    """Say what has become of a save; answer: `value` is what `SliceSaver.report` gives."""
+    """Return the state of a save; answer: `value` is the result of `SliceSaver.report`."""
 
     token: str
 
@@ -192,21 +191,21 @@ class SaveReport(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class Statistics(ServerRequest):
-    """What this server has done so far; answer: `value` is a `ServerStats`."""
+    """Return the server's statistics; answer: `value` is a `ServerStats`."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """What a server says to a request. Its tensors travel apart, as a request's do.
+    """A server's answer to a request. Its tensors travel apart, like a request's.
 
     Attributes:
-        version: Of the server's values: how often they were changed.
-        verdict: Of a change: "applied" (or waiting for its step's others), "known" (applied before), "late"
-            (SyncWithBackups: dropped), "fenced" (dropped: another generation goes on). "done" for all else.
-        step: SyncWithBackups: the step that reads are of now.
+        version: Version of the server's values: the number of changes so far.
+        verdict: Outcome of a change: "applied" (or waiting for its step's others), "known" (applied before), "late"
+            (SyncWithBackups: dropped), "fenced" (dropped: another generation goes on). "done" for other requests.
+        step: SyncWithBackups: the step of the present values.
         completes: See `Arrive`, `Finish` and `FenceWorker`.
-        value: What was asked for, where it is no tensor.
+        value: The result of a request, if it is no tensor.
     """
 
     version: int = 0

@@ -1,4 +1,4 @@
-"""What is asked of a parameter server about what it restores: read and checked first, swapped in once all have."""
+"""Requests to restore a parameter server: it reads and checks its part first, and swaps it in once all servers have."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["BeginRestore", "CommitRestore", "DiscardRestore", "ReadReport"]
 @final
 @dataclass(frozen=True, slots=True)
 class BeginRestore(ServerRequest):
-    """Read this server's part of a checkpoint beside all else, and hold it aside. What was held before is forgotten.
+    """Read this server's part of a checkpoint in the background, and hold it aside. Drops what was held before.
 
     Attributes:
-        order: What a `PartRestorer` takes.
+        order: An order for the `PartRestorer`.
     """
 
     order: Any
@@ -25,7 +25,7 @@ class BeginRestore(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class ReadReport(ServerRequest):
-    """Say what has become of that; answer: `value` is what `PartRestorer.report` gives."""
+    """Return the state of the restore; answer: `value` is the result of `PartRestorer.report`."""
 
     token: str
 
@@ -33,7 +33,7 @@ class ReadReport(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class CommitRestore(ServerRequest):
-    """Have what was read, in place of what there is."""
+    """Replace the present values by the ones that were read."""
 
     token: str
 
@@ -41,4 +41,4 @@ class CommitRestore(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class DiscardRestore(ServerRequest):
-    """Forget what was read, if anything was."""
+    """Drop what was read, if anything."""

@@ -1,4 +1,4 @@
-"""What is asked of a parameter server about rows of embedding tables."""
+"""Requests to a parameter server about rows of embedding tables."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["CreateTable", "PullRows", "RowState", "SetRowState"]
 @final
 @dataclass(frozen=True, slots=True)
 class CreateTable(ServerRequest):
-    """Have this server's rows of an embedding table.
+    """Create this server's rows of an embedding table.
 
     Attributes:
-        handle: What driver and workers call it.
+        handle: Handle of the table, the same on the driver and all workers.
         spec: An `EmbeddingTableSpec`.
     """
 
@@ -27,7 +27,7 @@ class CreateTable(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class PullRows(ServerRequest):
-    """Give rows of a table, made where they are touched for the first time; tensors: int64 row numbers, unique."""
+    """Read rows of a table; rows are made when first touched. Tensors: int64 row numbers, unique."""
 
     handle: int
     sender: Sender | None = None
@@ -36,7 +36,7 @@ class PullRows(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class RowState(ServerRequest):
-    """All rows that a table has, and what optimizers remember of them; see `RowTable.state`."""
+    """Read all rows of a table, and their optimizer states; see `RowTable.state`."""
 
     handle: int
 
@@ -44,7 +44,7 @@ class RowState(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class SetRowState(ServerRequest):
-    """Replace all rows of a table; `value`: what `RowTable.state` gave, of any number of servers."""
+    """Replace all rows of a table; `value`: results of `RowTable.state`, of any number of servers."""
 
     handle: int
     value: Any

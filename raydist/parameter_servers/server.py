@@ -1,4 +1,4 @@
-"""One parameter server: answers requests, one after the other, in whatever process it is."""
+"""One parameter server, which answers requests one after the other. Its process does not matter."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from raydist.parameter_servers.serving.waiting import Answered, Later, Reply, Wa
 
 __all__ = ["ParameterServer"]
 
-_SAVE_S = 2.0  # who closes a strategy has waited for its saves
+_SAVE_S = 2.0  # closing a strategy has waited for its saves before
 
 
 @final
 class ParameterServer:
-    """A server and all that it has, for one thread at a time.
+    """A parameter server and its state, for one thread at a time.
 
-    It waits for nothing but readers in other processes that copy its values at this moment.
+    It blocks only on readers in other processes that copy its values at this moment.
 
     Args:
-        number: Its number. Server 0 decides for all who may go on.
-        num_servers: How many there are.
+        number: Number of the server. Server 0 decides the synchronous steps of all servers.
+        num_servers: Number of servers.
         consistency: How far workers may be apart.
-        memory: How many bytes it may hold; None: what the machine has.
-        timeout_s: How long a reader in another process may stand in the way of a change.
-        make_table: Makes its part of an embedding table.
-        saver: Writes its part of checkpoints.
-        restorer: Reads it.
+        memory: Bytes that the server may hold; None: as many as the machine has.
+        timeout_s: Time limit for a reader in another process that holds up a change.
+        make_table: Makes the server's part of an embedding table.
+        saver: Writes the server's part of checkpoints.
+        restorer: Reads the server's part of checkpoints.
 
     Raises:
-        InvalidArgumentError: `consistency` is none.
-        OSError: The machine gives no memory that processes could share.
+        InvalidArgumentError: `consistency` is no consistency model.
+        OSError: The machine has no memory that processes could share.
     """
 
     def __init__(
@@ -80,18 +80,18 @@ class ParameterServer:
         self._turns = TurnRequests(turns, self._changes, values, ledger, self._waits, self._meter)
 
     def handle(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = ()) -> Reply:
-        """Do what is asked.
+        """Handle a request.
 
         Args:
-            request: What that is.
-            tensors: Of the request; nothing keeps them once this returns.
+            request: The request.
+            tensors: Tensors of the request; the server keeps none of them after this returns.
 
         Returns:
-            The answer and its tensors, which may be the server's own values: copy them before it handles anything else;
-            or `Later`: the answer comes out of `due`.
+            The answer and its tensors, which may be the server's own values: copy them before the next request. Or
+            `Later`: `due` returns the answer later.
 
         Raises:
-            InvalidArgumentError: It cannot be done; nothing was changed.
+            InvalidArgumentError: The request is invalid; nothing was changed.
         """
         match request:
             case Push():
@@ -113,24 +113,24 @@ class ParameterServer:
                 return replace(self._turns.answer(), value=value), []
 
     def due(self) -> list[tuple[Later, Answered | Exception]]:
-        """Answers that may be given by now, each once: ask after every request.
+        """Return the delayed answers that are ready, each once: call it after every request.
 
-        Their tensors may be the server's own values, as those of `handle`. An exception is its request's.
+        Their tensors may be the server's own values, like those of `handle`. An exception belongs to its request.
         """
         return self._waits.due()
 
     @property
     def num_waiting(self) -> int:
-        """How many requests have no answer yet."""
+        """Number of requests without an answer."""
         return len(self._waits)
 
     @property
     def stats(self) -> ServerStats:
-        """What it has done so far."""
+        """Statistics since the start."""
         return self._meter.stats(self._number, bytes_held=self._has.num_bytes, version=self._values.version)
 
     def close(self) -> None:
-        """Let go of all memory, once what is being written is. May be called twice."""
+        """Wait for saves that are being written, and release all memory. May be called twice."""
         self._has.close(_SAVE_S)
 
     def _pull(self, request: Pull) -> Reply:

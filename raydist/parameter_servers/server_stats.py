@@ -1,4 +1,4 @@
-"""What a server has done so far, in numbers."""
+"""Statistics of a parameter server."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class ServerStats:
     """Counts of one parameter server since it started.
 
     Attributes:
-        server: Its number.
-        pulls: Reads that it has answered with tensors; what workers read from its memory is not in it.
-        pushes: Changes that it has applied: gradients, and values written by hand.
-        repeated: Changes that it knew already, and did not apply again.
-        fenced: Changes of workers that count as dead.
+        server: Number of the server.
+        pulls: Reads answered with tensors; reads by workers from the server's shared memory do not count.
+        pushes: Applied changes: gradients, and values written by hand.
+        repeated: Changes that the server knew already, and did not apply again.
+        fenced: Refused changes of dead workers.
         late: SyncWithBackups: gradients that came after their step, and were dropped.
         steps: SyncWithBackups: steps applied.
-        bytes_pulled: Of tensors in answers.
-        bytes_pushed: Of tensors in changes.
-        bytes_held: Of slices, embedding tables and what optimizers remember.
-        apply_seconds: Spent in applying changes.
-        staleness: How many changes were applied between a gradient's read and its application, and how often.
-        version: How often values have been changed.
+        bytes_pulled: Bytes of tensors in answers.
+        bytes_pushed: Bytes of tensors in changes.
+        bytes_held: Bytes of slices, embedding tables and optimizer states.
+        apply_seconds: Time spent applying changes.
+        staleness: By number of changes between a gradient's read and its application, the number of such gradients.
+        version: Number of changes of the values.
     """
 
     server: int
@@ -48,7 +48,7 @@ class ServerStats:
 @final
 @dataclass(slots=True)
 class ServerMeter:
-    """The same while it is counted; see `ServerStats`."""
+    """The running counts of a server; see `ServerStats`."""
 
     pulls: int = 0
     pushes: int = 0
@@ -62,11 +62,11 @@ class ServerMeter:
     staleness: dict[int, int] = field(default_factory=dict)
 
     def note_staleness(self, versions: int) -> None:
-        """A gradient was applied, so many changes after it was read."""
+        """Count a gradient that was applied this many versions after its read."""
         self.staleness[versions] = self.staleness.get(versions, 0) + 1
 
     def stats(self, server: int, *, bytes_held: int, version: int) -> ServerStats:
-        """As they are now."""
+        """Return the present counts."""
         return ServerStats(
             server,
             *(self.pulls, self.pushes, self.repeated, self.fenced, self.late, self.steps),

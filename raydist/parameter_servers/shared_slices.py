@@ -1,4 +1,4 @@
-"""A server's slices as other processes of its host see them: read where they lie, without asking the server."""
+"""A server's slices in shared memory, which other processes of the host read without a request to the server."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["SharedSlices", "SlicesAddress", "slice_views"]
 @final
 @dataclass(frozen=True, slots=True)
 class SlicesAddress:
-    """By what processes of a server's host find its slices. The answer to `LocateSlices`.
+    """The address of a server's slices for processes of its host. The answer to `LocateSlices`.
 
     Attributes:
         server: Number of the server.
-        head: Name of the head's segment.
-        token: Its first bytes.
-        shards: Where values lie: slices that were created together share a shard, in this order.
+        head: Name of the head's shared memory segment.
+        token: First bytes of this segment.
+        shards: Addresses of values: slices that were created together share a shard, in this order.
     """
 
     server: int
@@ -38,14 +38,14 @@ class SlicesAddress:
 
 @final
 class SharedSlices:
-    """The reading half of a server's slices. Made by :meth:`open`; threads may share it.
+    """A reader of a server's slices. Made by :meth:`open`; threads may share it.
 
-    Slices that a server got later are not in it: ask for the address again (`slices` says which ones are).
+    It does not have slices that the server got later: ask for the address again (`slices` lists the known ones).
 
     Args:
-        head: Versions and lock.
-        shards: Everything that was opened.
-        views: A view of each slice's values, by number. Never written.
+        head: Version and lock.
+        shards: The opened shards.
+        views: A read-only view of each slice's values, by number.
     """
 
     def __init__(self, head: SlicesHead, shards: Sequence[VariableShard], views: Mapping[int, torch.Tensor]) -> None:
@@ -55,10 +55,10 @@ class SharedSlices:
 
     @staticmethod
     def open(address: SlicesAddress) -> SharedSlices:
-        """This process's end.
+        """Open a server's slices in this process.
 
         Raises:
-            UnavailableError: They cannot be seen from here (another host or container): pull them instead.
+            UnavailableError: This process cannot open them (another host or container): pull instead.
         """
         try:
             segment = Segment.open(address.head, HEAD_BYTES, address.token)
@@ -75,17 +75,17 @@ class SharedSlices:
 
     @property
     def slices(self) -> frozenset[int]:
-        """Numbers of the slices that can be read."""
+        """Numbers of the slices that this object can read."""
         return frozenset(self._views)
 
     @property
     def version(self) -> int:
-        """How often the server's values have been changed so far. Costs nothing: no lock is taken."""
+        """Number of changes of the server's values so far. Takes no lock."""
         return self._head.version
 
     @property
     def step(self) -> int:
-        """SyncWithBackups: the step that the values are of. Costs nothing."""
+        """SyncWithBackups: the step of the values. Takes no lock."""
         return self._head.step
 
     def read_into(
@@ -94,17 +94,17 @@ class SharedSlices:
         """Copy present values, all of one version: never half of one update and half of another.
 
         Args:
-            tensors: By slice number what is written, in place: of the slice's shape, on any device, strided in any
-                way, parameters too (nothing is recorded for autograd, their `_version` rises).
-            unless_version: Where the server still has this version, nothing is copied.
-            timeout_s: How long others may stand in the way.
+            tensors: Targets by slice number, written in place: of the slice's shape, on any device, strided in any
+                way, parameters too (autograd records nothing, their `_version` rises).
+            unless_version: If the server still has this version, nothing is copied.
+            timeout_s: Time limit for the lock.
 
         Returns:
-            The version; None where that is `unless_version`.
+            The version; None if it is `unless_version`.
 
         Raises:
-            InvalidArgumentError: A slice is none of `slices`.
-            DeadlineExceededError: See `timeout_s`. Nothing was copied.
+            InvalidArgumentError: A slice is not among `slices`.
+            DeadlineExceededError: The lock was not free in time. Nothing was copied.
             UnavailableError: The server's process is gone.
         """
         if self._head.version == unless_version:
@@ -124,17 +124,17 @@ class SharedSlices:
         return version
 
     def pin(self) -> None:
-        """Let GPUs copy from the values without a detour. May be called twice."""
+        """Pin the values' memory, so that GPUs copy from it directly. May be called twice."""
         for shard in self._shards:
             shard.pin()
 
     def close(self) -> None:
-        """Let go of everything. May be called twice."""
+        """Release all resources. May be called twice."""
         self._head.close()
         for shard in self._shards:
             shard.close()
 
 
 def slice_views(shard: VariableShard, slices: Sequence[ServedSlice]) -> dict[int, torch.Tensor]:
-    """The one copy of each slice's values in a shard, by number."""
+    """Return a view of each slice's values in a shard, by number."""
     return {each.number: shard.shared(index).view(each.dtype).view(each.shape) for index, each in enumerate(slices)}

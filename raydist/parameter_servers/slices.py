@@ -1,4 +1,4 @@
-"""Which part of which variable lies on which parameter server. Pure."""
+"""Variables and their slices on parameter servers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["ServedSlice", "VariableSpec"]
 @final
 @dataclass(frozen=True, slots=True)
 class VariableSpec:
-    """A variable that is to be placed on servers.
+    """A variable to be placed on servers.
 
     Attributes:
-        handle: What the driver and all workers call it.
-        name: Its name, for messages and for the names of its slices.
-        shape: Its shape.
-        dtype: Its dtype.
-        partitioned: Whether it may be split along dimension 0: parameters may, buffers stay whole.
+        handle: Handle of the variable, the same on the driver and all workers.
+        name: Name of the variable, for messages and for the names of its slices.
+        shape: Shape of the variable.
+        dtype: Dtype of the variable.
+        partitioned: True to allow a split along dimension 0: parameters may be split, buffers stay whole.
     """
 
     handle: int
@@ -36,13 +36,13 @@ class ServedSlice:
     """Consecutive rows of a variable, all of which lie on one server.
 
     Attributes:
-        number: Of the slice, unique in the strategy.
-        handle: Of the variable.
-        name: The variable's, with `/part_i` where that has several slices.
-        server: Which server has it.
-        begin: Its first row in the variable.
-        shape: Its own shape: the variable's but for dimension 0; `()` for a scalar.
-        dtype: Its dtype.
+        number: Number of the slice, unique in the strategy.
+        handle: Handle of the variable.
+        name: Name of the variable, with `/part_i` if the variable has several slices.
+        server: Number of the server that has the slice.
+        begin: First row of the slice in the variable.
+        shape: Shape of the slice: as the variable's but for dimension 0; `()` for a scalar.
+        dtype: Dtype of the variable.
     """
 
     number: int
@@ -55,12 +55,12 @@ class ServedSlice:
 
     @property
     def num_bytes(self) -> int:
-        """Of its values."""
+        """Size of the slice's values in bytes."""
         count = 1
         for extent in self.shape:
             count *= extent
         return count * self.dtype.itemsize
 
     def within(self, variable: torch.Tensor) -> torch.Tensor:
-        """The slice's view of its whole variable (or of a gradient of it)."""
+        """Return the slice's view of its whole variable (or of the variable's gradient)."""
         return variable if not self.shape else variable.narrow(0, self.begin, self.shape[0])

@@ -1,9 +1,9 @@
-"""The first page of what a server serves: versions, and the lock that keeps reads whole.
+"""The first page of a server's shared memory: versions, and a reader-writer lock on the values.
 
-Whoever reads holds the lock together with other readers, the server alone. The kernel lets go of it when a process
-dies. A server says that it wants to write before it takes the lock and until it has written: so readers let it pass,
-and see that one which died in the middle has left half of an update. A reader who had to wait says so; it is woken, and
-the server does not write again before it had its chance.
+Readers share the lock; the server holds it alone. The kernel releases the lock when a process dies. The server sets a
+flag before it takes the lock and until it has written: readers then yield, and a flag left by a dead server shows that
+an update is incomplete. A reader that had to wait sets a flag, too: the server wakes the reader, and does not write
+again before the reader had time to read.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["HEAD_BYTES", "SlicesHead"]
 
 HEAD_BYTES = 4096
 _VERSION, _STEP, _WRITES, _WAITING, _READS = range(5)  # int64s after the token
-_BELL_AT = 1024  # apart from them: rung when a reader waits and values are free again
-_SERVER = 0  # whose life the segment shows
-_LOOK_S = 0.05  # how often one that waits looks whether the server lives
+_BELL_AT = 1024  # apart from the counters: rung when a reader waits and values are free again
+_SERVER = 0  # the server holds this slot of the segment while it lives
+_LOOK_S = 0.05  # how often a waiting reader checks that the server lives
 _YIELDS = 5  # before sleeping: most waits are for a copy that is almost done
 _SHORTEST_S, _LONGEST_S = 0.00005, 0.001
 _CHANCE_S = 0.0003  # until a woken process runs: 30 to 200 us, measured on two cores
@@ -33,10 +33,10 @@ _CHANCE_S = 0.0003  # until a woken process runs: 30 to 200 us, measured on two 
 
 @final
 class SlicesHead:
-    """One process's end of the head.
+    """One process's view of the first page.
 
     Args:
-        segment: The page, which belongs to this end from now on.
+        segment: The page; this object closes it.
         server: Number of the server, for messages.
     """
 
@@ -45,25 +45,25 @@ class SlicesHead:
         self._server = server
         self._fields = segment.bytes()[TOKEN_BYTES : TOKEN_BYTES + 40].cast("q")
         self._bell = Bell(segment.address + _BELL_AT) if why_unsupported() is None else None
-        self._owed: tuple[float, int] | None = None  # when readers were woken, and how many reads there were by then
-        self._turn = threading.Lock()  # of this end's threads: for the kernel they are one
+        self._owed: tuple[float, int] | None = None  # time of the wake-up of readers, and number of reads then
+        self._turn = threading.Lock()  # among this process's threads, which are one lock owner for the kernel
 
     @property
     def version(self) -> int:
-        """How often the values were changed."""
+        """Number of changes of the values."""
         return self._fields[_VERSION]
 
     @property
     def step(self) -> int:
-        """The synchronous step that values are of."""
+        """The synchronous step of the values."""
         return self._fields[_STEP]
 
     @contextlib.contextmanager
     def writing(self, *, timeout_s: float) -> Iterator[None]:
-        """Around changes of the values, in the server: readers see all of it or nothing, and a version more.
+        """Lock the values for a change by the server: readers see all of the change or nothing, and a new version.
 
         Raises:
-            DeadlineExceededError: A reader held the lock for so long; nothing was changed.
+            DeadlineExceededError: A reader held the lock for the time limit; nothing was changed.
         """
         self._make_way()
         self._fields[_WRITES] = 1
@@ -79,15 +79,15 @@ class SlicesHead:
             self._wake_readers()
 
     def note_step(self, step: int) -> None:
-        """Say, inside of `writing`, which synchronous step the values are of."""
+        """Record, within `writing`, the synchronous step of the values."""
         self._fields[_STEP] = step
 
     @contextlib.contextmanager
     def reading(self, *, timeout_s: float) -> Iterator[int]:
-        """Around copying the values: nobody changes them meanwhile. Gives their version.
+        """Lock the values for copying them; yields their version.
 
         Raises:
-            DeadlineExceededError: They were being changed for so long.
+            DeadlineExceededError: The values were being changed for the time limit.
             UnavailableError: The server is gone.
         """
         if not self._turn.acquire(timeout=timeout_s):
@@ -95,7 +95,7 @@ class SlicesHead:
         try:
             self._wait(self._try_reading, self._sleep_until_free, timeout_s, watch_server=True)
             try:
-                self._fields[_READS] += 1  # of several readers at once one may be lost: nobody counts them
+                self._fields[_READS] += 1  # concurrent readers may lose an increment: it is no exact count
                 yield self.version
             finally:
                 self._segment.unlock()
@@ -107,7 +107,7 @@ class SlicesHead:
             return False
         if not self._fields[_WRITES]:
             return True
-        self._segment.unlock()  # the server wants it, or has died with it
+        self._segment.unlock()  # the server wants the lock, or has died with it
         return False
 
     def _wake_readers(self) -> None:
@@ -118,7 +118,7 @@ class SlicesHead:
                 self._bell.ring()
 
     def _make_way(self) -> None:
-        """Give readers who were woken the time that it takes them to come."""
+        """Wait until woken readers had time to take the lock."""
         if self._owed is not None:
             woken, reads = self._owed
             self._owed = None
@@ -172,5 +172,5 @@ class SlicesHead:
         )
 
     def close(self) -> None:
-        """Let go of the lock. May be called twice."""
+        """Close the page. May be called twice."""
         self._segment.close()

@@ -1,7 +1,7 @@
-"""Tensors from one process to another: copied once into memory that both have mapped, and used where they lie there.
+"""Tensors passed between processes of a host through shared memory: copied once, and used in place by the reader.
 
-An area belongs to the one that writes it, and is as large as the most that was ever written. Tensors of the same dtypes
-and shapes come again and again: how they lie is said once, and then named by a number.
+An area belongs to its writer, and is as large as the largest content so far. Tensors of the same dtypes and shapes come
+again and again: their layout is sent once, and then named by a number.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["AreaAddress", "AreaBlock", "ReadArea", "WriteArea"]
 
 _FIRST_BYTE, _LINE, _PAGE = 4096, 64, 4096
 _FORMS_KEPT = 64
-_LONG_FORM = 8192  # bytes of a form that does not travel in a message
+_LONG_FORM = 8192  # in bytes: a longer form travels in the area, not in a message
 _Form = tuple[tuple[torch.dtype, tuple[int, ...]], ...]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class AreaAddress:
-    """By what the reader finds an area.
+    """The address by which a reader finds an area.
 
     Attributes:
-        name: Of the memory.
-        token: Its first bytes.
-        size: Of it in bytes.
+        name: Name of the memory segment.
+        token: First bytes of the segment.
+        size: Size of the segment in bytes.
     """
 
     name: str
@@ -44,12 +44,12 @@ class AreaAddress:
 @final
 @dataclass(frozen=True, slots=True)
 class AreaBlock:
-    """Tensors in an area.
+    """A reference to tensors in an area.
 
     Attributes:
-        number: Of how they lie.
-        form: Their dtypes and shapes, where the number is new: as a pickle, or where that lies and its length.
-        address: Of the area, where it is new: what was known of another one holds no more.
+        number: Number of the layout.
+        form: Dtypes and shapes, if the number is new: as a pickle, or as offset and length of the pickle in the area.
+        address: Address of the area, if it is new: layouts of an earlier area are void then.
     """
 
     number: int
@@ -59,7 +59,7 @@ class AreaBlock:
 
 @final
 class WriteArea:
-    """The writer's end. Made empty; has memory once there is something to write."""
+    """The writer's side. It takes memory at the first `put`."""
 
     def __init__(self) -> None:
         self._segment: Segment | None = None
@@ -69,10 +69,10 @@ class WriteArea:
         self._told = False
 
     def put(self, tensors: Sequence[torch.Tensor]) -> AreaBlock:
-        """Copy tensors in; what was there before is overwritten.
+        """Copy tensors into the area, over its earlier content.
 
         Raises:
-            UnavailableError: There is no memory for them.
+            UnavailableError: The host has no memory for the tensors.
         """
         form = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
         known = self._known.get(form)
@@ -91,7 +91,7 @@ class WriteArea:
         return AreaBlock(number, said or None, address)
 
     def forget(self) -> None:
-        """The reader has not heard of what was put last: say everything again."""
+        """Send layouts and address again, because the reader did not receive the last block."""
         self._known.clear()
         self._told = False
 
@@ -106,7 +106,7 @@ class WriteArea:
         return self._known[form]
 
     def _renewed(self, needed: int) -> Segment:
-        """Forget all forms; take new memory where they need more, twice as much as before so that it seldom happens."""
+        """Forget all layouts; if more memory is needed, take twice as much as before, so that this is rare."""
         self._known.clear()
         self._told = False
         held = 0 if self._segment is None else self._segment.size
@@ -124,34 +124,34 @@ class WriteArea:
         return self._segment
 
     def leave(self) -> None:
-        """Put what comes next into new memory: the reader may not have looked into this yet."""
+        """Put the next content into new memory: the reader may not have read the present content yet."""
         segment, self._segment = self._segment, None
         self.forget()
         if segment is not None:
             self._left.append(segment)
 
     def all_read(self) -> None:
-        """The reader needs nothing any more of what was put so far."""
+        """Release the memory that `leave` has set aside: the reader needs it no more."""
         left, self._left = self._left, []
         for segment in left:
             segment.close()
 
     def close(self) -> None:
-        """Let go of the memory. May be called twice."""
+        """Release the memory. May be called twice."""
         self.leave()
         self.all_read()
 
 
 @final
 class ReadArea:
-    """The reader's end."""
+    """The reader's side."""
 
     def __init__(self) -> None:
         self._segment: Segment | None = None
         self._known: dict[int, list[torch.Tensor]] = {}
 
     def views(self, block: AreaBlock) -> list[torch.Tensor]:
-        """The tensors where they lie; the writer's next block overwrites them.
+        """Return views of the tensors; the writer's next block overwrites them.
 
         Raises:
             OSError: The writer's memory cannot be opened.
@@ -172,7 +172,7 @@ class ReadArea:
         self._known.clear()
 
     def close(self) -> None:
-        """Let go of the memory. May be called twice."""
+        """Release the memory. May be called twice."""
         segment, self._segment = self._segment, None
         self._known.clear()
         if segment is not None:
@@ -184,7 +184,7 @@ def _address_of(segment: Segment) -> AreaAddress:
 
 
 def _offsets(form: _Form) -> list[int]:
-    """Where each tensor begins, and where the last one ends."""
+    """Return the offset of each tensor, and the end of the last one."""
     offsets = [_FIRST_BYTE]
     for dtype, shape in form:
         num_bytes = torch.Size(shape).numel() * dtype.itemsize

@@ -1,4 +1,4 @@
-"""A server's end of all its lanes, and the thread that serves them and whoever else asks, one request at a time."""
+"""A server's side of its lanes, and the thread that handles requests from lanes and jobs, one at a time."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from raydist.shared_segment import Segment
 
 __all__ = ["Hall"]
 
-_TO_OPEN_S = 60.0  # a lane that nobody has opened by then is not wanted
+_TO_OPEN_S = 60.0  # a lane that nobody has opened by then is dropped
 
 
 @final
 class Hall:
-    """Where requests come in. Made by :meth:`open`, which starts nothing; :meth:`serve` is the thread's.
+    """A server's request loop. Made by :meth:`open`, which starts nothing; a thread runs :meth:`serve`.
 
     Args:
-        desk: The server's, which is used by that thread only.
-        name: The server, for messages.
-        segment: The memory of the bell; None where processes cannot share any: then there are no lanes.
+        desk: The server's dispatcher, which only this thread uses.
+        name: Name of the server, for messages.
+        segment: The memory of the bell; None if processes cannot share memory: then there are no lanes.
     """
 
     def __init__(self, desk: ServerDesk, name: str, segment: Segment | None) -> None:
@@ -49,7 +49,7 @@ class Hall:
 
     @staticmethod
     def open(desk: ServerDesk, name: str) -> Hall:
-        """No lanes yet."""
+        """Create a request loop without lanes."""
         if why_unsupported() is not None:
             return Hall(desk, name, None)
         segment = Segment.create_nameless(HALL_BYTES)
@@ -57,7 +57,7 @@ class Hall:
         return Hall(desk, name, segment)
 
     def open_lane(self) -> LaneTicket | None:
-        """A new lane, for one process of this host; None where processes cannot share memory. From any thread."""
+        """Create a lane for one process of this host; None if processes cannot share memory. From any thread."""
         if self._segment is None:
             return None
         segment = Segment.create_nameless(LANE.size)
@@ -67,17 +67,17 @@ class Hall:
         return LaneTicket(self._name, segment.name, segment.token, self._segment.name, self._segment.token)
 
     def submit(self, job: Callable[[ServerDesk], None]) -> None:
-        """Have something done with the desk, by the thread that serves. From any thread."""
+        """Run a job with the dispatcher in the serving thread. From any thread; does not block."""
         self._jobs.append(lambda: job(self._desk))
         self._wake()
 
     def reads(self) -> tuple[int, int]:
-        """How often processes have read the server's values without asking for them, and how many bytes."""
+        """Return the number of reads that processes made from shared memory without a request, and their bytes."""
         with self._lock:
             return _added([self._past_reads, *(lane.reads() for lane in self._lanes)])
 
     def serve(self) -> None:
-        """Answer what comes until :meth:`stop`. Blocks."""
+        """Handle requests until :meth:`stop`. Blocks."""
         look_at = 0.0
         while not self._stopped:
             seen = 0 if self._sleeper is None else self._sleeper.count()
@@ -91,7 +91,7 @@ class Hall:
         self._close()
 
     def stop(self) -> None:
-        """Let :meth:`serve` return, and with it all lanes end. From any thread; may be called twice."""
+        """Make :meth:`serve` return and close all lanes. From any thread; may be called twice."""
         self._stopped = True
         self._wake()
 
@@ -107,7 +107,7 @@ class Hall:
             self._sleeper.wait(seen, LOOK_S)
 
     def _serve_once(self) -> bool:
-        """Whether there was anything to do."""
+        """Handle what is there; return True if there was anything."""
         busy = False
         while self._jobs:
             self._jobs.popleft()()
@@ -139,7 +139,7 @@ class Hall:
 
 @final
 class _Lane:
-    """The server's end of one lane. One request at a time comes through it."""
+    """The server's side of one lane. It carries one request at a time."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -170,7 +170,7 @@ class _Lane:
     def _tell(self, number: int, outcome: Outcome, *, reads: bool = False) -> None:
         try:
             message = self._packed(number, outcome, reads=reads)
-        except Exception as error:  # it is this asker's alone: the server must go on for all others
+        except Exception as error:  # the error concerns only this sender: the server must go on for all others
             self._answers.forget()
             message = self._packed(number, Outcome(ServerAnswer(), error=error), reads=reads)
         self._out.put(message)
@@ -182,13 +182,13 @@ class _Lane:
         return pack_message((number, outcome.answer, error), tensors, self._answers, self._pickler.dumps)
 
     def lives(self) -> bool:
-        """Whether the process at the other end has it open, or still may open it."""
+        """Return True while the process at the other end has the lane open, or may still open it."""
         holds = self._segment.holds(WORKER)
         self._opened = self._opened or holds
         return holds or (not self._opened and time.monotonic() < self._until)
 
     def reads(self) -> tuple[int, int]:
-        """See `Hall.reads`."""
+        """Return the number of reads of this lane's process, and their bytes."""
         return self._reads[0], self._reads[1]
 
     def close(self) -> None:

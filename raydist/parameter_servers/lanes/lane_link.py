@@ -1,4 +1,4 @@
-"""A worker's end of a lane: requests to a server of its host, and values read where they lie."""
+"""A worker's side of a lane: requests to a server of its host, and reads of values from shared memory."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _log = logging.getLogger("raydist")
 @final
 @dataclass(frozen=True, slots=True)
 class LaneDoor:
-    """Opens a lane, or the other door where processes of this host do not see each other's memory.
+    """An opener of a lane, with a fallback for processes that cannot share memory.
 
     Attributes:
-        ticket: The server's; for one process, once.
-        other: Containers of one host may have process numbers of their own: the way that does without.
+        ticket: The server's ticket; for one process, once.
+        other: The fallback: containers of one host may have their own process numbers.
     """
 
     ticket: LaneTicket
     other: ServerDoor | None = None
 
     def open(self) -> ServerLink:
-        """See `ServerDoor`."""
+        """Implement `ServerDoor.open`."""
         try:
             return LaneLink.open(self.ticket)
         except UnavailableError as error:
@@ -55,10 +55,10 @@ class LaneDoor:
 
 @final
 class LaneLink:
-    """One process's way to a server of its host. Made by :meth:`open`.
+    """A connection to a server of the same host. Made by :meth:`open`.
 
     Args:
-        ticket: What it was opened with.
+        ticket: The ticket of the lane.
         segment: The lane's memory.
         hall: The memory with the server's bell.
     """
@@ -81,10 +81,10 @@ class LaneLink:
 
     @staticmethod
     def open(ticket: LaneTicket) -> LaneLink:
-        """This process's end.
+        """Open the worker's side of a lane.
 
         Raises:
-            UnavailableError: The server's memory cannot be seen from here, or the server is gone.
+            UnavailableError: This process cannot open the server's memory, or the server is gone.
         """
         try:
             segment = Segment.open(ticket.name, LANE.size, ticket.token)
@@ -100,7 +100,7 @@ class LaneLink:
         return LaneLink(ticket, segment, hall)
 
     def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), into: Into | None = None) -> Awaited:
-        """See `ServerLink`."""
+        """Implement `ServerLink.ask`."""
         numbers = pulled_by(request) if into is not None else ()
         if into is None or not numbers:
             return _AskedThere(self, self._send(request, tensors))
@@ -111,14 +111,14 @@ class LaneLink:
         return _Read(self, targets, unless, self._send(request, tensors, reads=True))
 
     def _send(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), *, reads: bool = False) -> int:
-        """Send a request; `reads`: the answer is to have no values, they are read from here. Its number."""
+        """Send a request and return its number. With `reads`, the answer has no values: this process reads them."""
         with self._turn:
-            while (message := self._in.peek()) is not None:  # nobody waits for it any more
+            while (message := self._in.peek()) is not None:  # answers for which nobody waits any more
                 self._answered = self._unpack(message)[0][0]
                 self._in.drop()
             if self._answered == self._number:
                 self._requests.all_read()
-            else:  # nobody has waited for the answer: the server may still read what that request brought
+            else:  # the server may still read the tensors of the unanswered request
                 self._requests.leave()
             self._number += 1
             message = pack_message((self._number, request, reads), tensors, self._requests, self._pickler.dumps)
@@ -128,7 +128,7 @@ class LaneLink:
             return self._number
 
     def await_answer(self, number: int, timeout_s: float) -> tuple[ServerAnswer, Sequence[torch.Tensor]]:
-        """The answer to a message; answers to earlier ones that nobody has waited for are thrown away."""
+        """Return the answer to a message; skip answers to earlier messages."""
         end = time.monotonic() + timeout_s
         while True:
             seen = self._sleeper.count()
@@ -156,7 +156,7 @@ class LaneLink:
             raise gone(self.name)
 
     def read(self, into: Into, unless: int, timeout_s: float) -> tuple[int | None, int]:
-        """Version (None where it is `unless`) and step of the values that were copied."""
+        """Copy values; return their version (None if it is `unless`) and step."""
         with self._turn:
             slices = self._slices
             if slices is None or not into.keys() <= self._located:
@@ -168,7 +168,7 @@ class LaneLink:
                     return version, step
 
     def count_read(self, into: Into) -> None:
-        """The server does not know of this one."""
+        """Count a read that the server does not see."""
         self._reads[0] += 1
         self._reads[1] += sum(tensor.nbytes for tensor in into.values())
 
@@ -181,7 +181,7 @@ class LaneLink:
         return self._slices
 
     def close(self) -> None:
-        """See `ServerLink`."""
+        """Implement `ServerLink.close`."""
         self._segment.close()
         self._hall.close()
         self._requests.close()
@@ -193,7 +193,7 @@ class LaneLink:
 @final
 @dataclass(frozen=True, slots=True)
 class _AskedThere:
-    """A request whose answer comes through the lane."""
+    """A pending request whose answer comes through the lane."""
 
     link: LaneLink
     number: int
@@ -205,7 +205,7 @@ class _AskedThere:
 @final
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Values that are read where they lie, once the server has answered message `number`, if there is one."""
+    """A read from shared memory, after the server's answer to message `number`, if there is one."""
 
     link: LaneLink
     into: Into

@@ -1,4 +1,4 @@
-"""Requests and answers as messages: short ones go into a ring, what is longer goes where the tensors go."""
+"""Requests and answers as messages: short ones go into a ring, longer ones into the area with the tensors."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from raydist.parameter_servers.lanes.area import AreaBlock, ReadArea, WriteArea
 
 __all__ = ["pack_message", "portable", "unpack_message"]
 
-_FEW = 200  # what is said of more tensors may be too long for a message
+_FEW = 200  # tensors; the layout of more tensors may be too long for a message
 _IN_AREA = "in area"
 
 
 def pack_message(
     content: Any, tensors: Sequence[torch.Tensor], area: WriteArea, dumps: Callable[[Any], bytes] = pickle.dumps
 ) -> bytes:
-    """The message for some content, whose tensors are copied into the area now."""
+    """Return the message for some content, and copy the tensors into the area."""
     if len(tensors) <= _FEW:
         message = dumps((content, area.put(tensors) if tensors else None))
         if len(message) <= MESSAGE_BYTES:
             return message
-        area.forget()  # the reader will not hear how these lie
+        area.forget()  # the reader does not learn the layout that `put` has sent
     data = dumps(content)
     payload = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
     return dumps((_IN_AREA, area.put([*tensors, payload])))
 
 
 def unpack_message(message: bytes, area: ReadArea) -> tuple[Any, list[torch.Tensor]]:
-    """What `pack_message` was given; the tensors are where the writer has put them."""
+    """Return the content and tensors of a message; the tensors are views of the writer's memory."""
     block: AreaBlock | None
     content, block = pickle.loads(message)
     tensors = [] if block is None else area.views(block)
@@ -45,7 +45,7 @@ def unpack_message(message: bytes, area: ReadArea) -> tuple[Any, list[torch.Tens
 
 
 def portable(error: BaseException) -> BaseException:
-    """The error as it can travel: itself, where that is possible."""
+    """Return the error if it can be pickled, else an error with its text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

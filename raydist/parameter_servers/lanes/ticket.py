@@ -1,4 +1,4 @@
-"""How a lane lies in memory, and by what a worker finds it."""
+"""The memory layout of a lane, and the ticket by which a worker opens it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from raydist.channels.layout import ChannelLayout
 __all__ = ["HALL_BELL", "HALL_BYTES", "LANE", "READS", "SERVER", "WORKER", "LaneTicket"]
 
 LANE = ChannelLayout(num_ends=1)
-"""Of a lane: a channel whose hub is the server, and that has one end."""
+"""Layout of a lane: a channel with the server as hub and one end."""
 SERVER, WORKER = 0, 1
-"""Who shows to live in a lane's segment; the server does in the hall's too."""
+"""Slots by which server and worker show in a lane's segment that they live; the server's also exists in the hall's."""
 
 READS = LANE.bell(SERVER) + 8
-"""Where a worker counts its reads of the server's values, and their bytes: the server is not asked for them. The bell
-before it is not rung."""
+"""Counters of the worker's reads of the server's values, and of their bytes: the server sees no request for them.
+They lie behind the server's bell, which is not rung."""
 
 HALL_BYTES = 2 * 4096
-"""Of the memory with the one bell that all lanes of a server ring."""
+"""Size of the memory with the one bell that all lanes of a server ring."""
 HALL_BELL = 4096
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class LaneTicket:
-    """What a lane is opened with, in another process of the host.
+    """The address of a lane for another process of the host.
 
     Attributes:
-        server: The server, for messages.
-        name: Of the lane's segment.
-        token: What it begins with.
+        server: Name of the server, for messages.
+        name: Name of the lane's segment.
+        token: First bytes of the lane's segment.
         hall: Name of the segment with the server's bell.
-        hall_token: What that begins with.
+        hall_token: First bytes of this segment.
     """
 
     server: str

@@ -1,7 +1,7 @@
-"""How an embedding reaches its rows: whoever runs a step says so, and where nobody does they lie in this process.
+"""Access of an embedding to its rows: a running step sets it; without any, the rows lie in this process.
 
-The parameter of an embedding, of shape (0, dim), stands for its table: optimizers name it, strategies give it a handle.
-What else is known of the table hangs on the parameter, as a `TableMark`.
+The parameter of an embedding, of shape (0, dim), stands for its table: optimizers and strategies use the parameter.
+A `TableMark`, an attribute of the parameter, holds the table's other properties.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ _MARK = "_raydist_table"
 
 
 class RowAccess(Protocol):
-    """Where the rows of tables lie, and the way to them."""
+    """The interface to the rows of tables."""
 
     def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Present values of rows, made where they are touched for the first time.
+        """Return present values of rows; rows are made when first touched.
 
         Args:
             weight: The parameter that stands for the table; `spec_of(weight)` describes it.
-            rows: Their numbers: int64, on the CPU, rising, all of them in range.
+            rows: Row numbers: int64, on the CPU, rising, all of them in range.
 
         Returns:
-            One row for each, of the table's dtype, on the CPU, in memory that nobody else uses.
+            One row for each number, of the table's dtype, on the CPU, in memory of the caller's own.
         """
 
     def export_rows(self, weight: torch.Tensor) -> list[dict[str, Any]]:
-        """`RowTable.state` of every server."""
+        """Return `RowTable.state` of every server."""
 
     def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
-        """Replace all rows of a table by what `export_rows` gave, of any number of servers."""
+        """Replace all rows of a table by results of `export_rows`, of any number of servers."""
 
 
 @final
 class TableMark:
-    """What hangs on the parameter of an embedding in this process.
+    """The properties of a table that its parameter carries in this process.
 
     Attributes:
-        spec: Of the table.
-        access: The way to its rows outside of steps (the driver's); None where it is this process that has them.
-        local: The access to rows in this process, once there are any.
+        spec: Description of the table.
+        access: Access to the rows outside of steps (the driver's); None if the rows lie in this process.
+        local: Access to rows in this process, once there are any.
     """
 
     def __init__(self, spec: EmbeddingTableSpec) -> None:
@@ -57,13 +57,13 @@ class TableMark:
         self.local: RowAccess | None = None
 
 
-# Per thread: a worker's step runs in one of them.
+# A context variable, because each worker's step runs in its own thread.
 _reading: ContextVar[RowAccess | None] = ContextVar("raydist_rows", default=None)
 
 
 @contextlib.contextmanager
 def reading_rows(access: RowAccess) -> Iterator[None]:
-    """Let embeddings in the block find their rows by `access`."""
+    """Make embeddings in the block find their rows by `access`."""
     token = _reading.set(access)
     try:
         yield
@@ -72,34 +72,34 @@ def reading_rows(access: RowAccess) -> Iterator[None]:
 
 
 def row_access() -> RowAccess | None:
-    """The innermost `reading_rows`, None outside of all."""
+    """Return the access of the innermost `reading_rows`, or None."""
     return _reading.get()
 
 
 def mark_table(weight: torch.Tensor, spec: EmbeddingTableSpec) -> TableMark:
-    """Let a parameter stand for a table; whoever copies or unpickles one does it again."""
+    """Make a parameter stand for a table; copies and unpickled parameters must be marked again."""
     mark = TableMark(spec)
     weight.__dict__[_MARK] = mark
     return mark
 
 
 def mark_of(weight: torch.Tensor) -> TableMark | None:
-    """What hangs on a parameter that stands for a table; None for all others."""
+    """Return the mark of a parameter that stands for a table; None for other parameters."""
     return weight.__dict__.get(_MARK)
 
 
 def spec_of(weight: torch.Tensor) -> EmbeddingTableSpec | None:
-    """The table that a parameter stands for; None for ordinary ones."""
+    """Return the description of the table that a parameter stands for; None for other parameters."""
     mark = mark_of(weight)
     return None if mark is None else mark.spec
 
 
 def attach_access(weight: torch.Tensor, access: RowAccess | None) -> None:
-    """From now on the rows of `weight` lie elsewhere: those in this process, if any, are given up.
+    """Declare that the rows of `weight` lie elsewhere; rows in this process, if any, are dropped.
 
     Args:
         weight: The parameter that stands for the table.
-        access: The way to them outside of `reading_rows`.
+        access: Access to the rows outside of `reading_rows`.
     """
     mark = mark_of(weight)
     if mark is not None:

@@ -1,4 +1,4 @@
-"""What rows are before anything was learned: functions of seed and row, the same on every server. Pure."""
+"""Initial values of rows: functions of seed and row number, the same on every server."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ALL_BITS = (1 << 64) - 1
 
 
 def first_values(spec: EmbeddingTableSpec, rows: torch.Tensor) -> torch.Tensor:
-    """First values of some rows.
+    """Return the initial values of some rows.
 
     Args:
-        spec: Of the table.
-        rows: int64 numbers, in any order.
+        spec: Description of the table.
+        rows: int64 row numbers, in any order.
 
     >>> spec = EmbeddingTableSpec(100, 3, seed=7)
     >>> together, alone = first_values(spec, torch.tensor([1, 42])), first_values(spec, torch.tensor([42]))
@@ -38,7 +38,7 @@ def first_values(spec: EmbeddingTableSpec, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _halves(spec: EmbeddingTableSpec, rows: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """32 random bits for each value, for an even number of them: word i of a row is the i-th of a SplitMix64."""
+    """Return 32 random bits for each value, for an even number of values: word i of a row is its i-th SplitMix64."""
     seed = scramble(np.array([spec.seed & _ALL_BITS], np.uint64))
     begins = scramble(rows.numpy().view(np.uint64) + seed)
     steps = np.arange((spec.dim + 1) // 2, dtype=np.uint64) * _GOLDEN
@@ -47,7 +47,7 @@ def _halves(spec: EmbeddingTableSpec, rows: torch.Tensor) -> np.ndarray[Any, np.
 
 
 def _unit(bits: np.ndarray[Any, np.dtype[np.uint32]], dtype: torch.dtype) -> torch.Tensor:
-    """Between 0 and 1, neither of them included."""
+    """Return uniform numbers between 0 and 1, both excluded."""
     kept = 24 if dtype is torch.float32 else 32
     numbers = (bits >> np.uint32(32 - kept)).astype(np.float32 if dtype is torch.float32 else np.float64)
     return torch.from_numpy(numbers).add_(0.5).mul_(2.0**-kept)
@@ -58,7 +58,7 @@ def _uniform(halves: np.ndarray[Any, np.dtype[np.uint32]], dtype: torch.dtype) -
 
 
 def _normal(halves: np.ndarray[Any, np.dtype[np.uint32]], dtype: torch.dtype) -> torch.Tensor:
-    """Box and Muller: two uniform numbers make two normal ones."""
+    """Return normal numbers by the Box-Muller transform: two uniform numbers make two normal ones."""
     length = _unit(np.ascontiguousarray(halves[:, 0::2]), dtype).log_().mul_(-2).sqrt_()
     angle = _unit(np.ascontiguousarray(halves[:, 1::2]), dtype).mul_(2 * math.pi)
     return torch.cat([length * angle.cos(), length.mul_(angle.sin_())], dim=1)

@@ -1,9 +1,8 @@
-"""An optimizer's step on some rows of a table, and what it remembers of each.
+"""An optimizer's step on some rows of a table, and the optimizer's state of each row.
 
-The optimizer is torch's own, over one parameter that holds the rows at hand: their values and what is remembered of
-them are gathered, it steps, and both are put back. Rows that have no gradient are not looked at, so that nothing
-decays there: "lazy", as in torch.optim.SparseAdam. What it remembers as one number (how often it stepped) it
-remembers of the table.
+The optimizer is torch's own, over one parameter that holds the rows of the step: their values and states are gathered,
+the optimizer steps, and both are written back. Rows without a gradient are not touched, so nothing decays there:
+"lazy", as in torch.optim.SparseAdam. A state that is one number (the count of steps) is kept once for the table.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["LazyUpdate", "optimizer_name"]
 
 
 def optimizer_name(kind: type[torch.optim.Optimizer]) -> str:
-    """By what the state of a table names an optimizer.
+    """Return the name of an optimizer class in the state of a table.
 
     >>> optimizer_name(torch.optim.SGD)
     'torch.optim.sgd.SGD'
@@ -35,7 +34,7 @@ class LazyUpdate:
     """One optimizer of one table.
 
     Args:
-        values: The table's rows.
+        values: Values of the table's rows.
     """
 
     def __init__(self, values: ReservedRows) -> None:
@@ -49,14 +48,14 @@ class LazyUpdate:
 
     @property
     def num_bytes(self) -> int:
-        """Of what is remembered."""
+        """Size of the state in bytes."""
         return sum(held.num_bytes for held in self._rows.values())
 
     def prepare(self, kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> torch.optim.Optimizer:
-        """Have an optimizer of this kind with these options.
+        """Return an optimizer of this kind with these options, made at the first call.
 
         Raises:
-            InvalidArgumentError: It cannot step on some rows of a table.
+            InvalidArgumentError: The optimizer cannot step on some rows of a table.
         """
         if self._optimizer is None or options != self._options:
             if self._optimizer is None or _form(options) != _form(self._options):
@@ -73,7 +72,7 @@ class LazyUpdate:
         kind: type[torch.optim.Optimizer],
         options: Mapping[str, Any],
     ) -> None:
-        """Step on the rows at these places, all different."""
+        """Step on the rows at these positions, all different."""
         optimizer, parameter = self.prepare(kind, options), self._parameter
         remembered = self._remembered()
         state = {key: rows.take(places) for key, rows in remembered.items()}
@@ -82,14 +81,14 @@ class LazyUpdate:
         parameter.grad = sparse_gradient(gradients) if self._memory.sparse else gradients
         optimizer.state[parameter] = state
         optimizer.step()
-        parameter.grad = None  # it may lie in memory that the next request comes in
+        parameter.grad = None  # the gradient may lie in memory that the next request overwrites
         self._values.put(places, parameter.data)
         for key, rows in remembered.items():
             rows.put(places, state[key])
         self._scalars = {key: state[key] for key in self._scalars}
 
     def _remembered(self) -> dict[str, ReservedRows]:
-        """What is remembered of every row that exists, as the optimizer wants it now."""
+        """Return the present optimizer's state of every row; new rows get the initial state."""
         for key, first in self._memory.rows.items():
             if key not in self._rows:
                 most, width = self._values.values.shape
@@ -101,13 +100,13 @@ class LazyUpdate:
         return {key: self._rows[key] for key in self._memory.rows}
 
     def state(self) -> dict[str, Any]:
-        """Copies of what is remembered: of the rows that exist, by place, and of the table."""
+        """Return copies of the state: of the rows, by position, and of the table."""
         self._remembered()
         rows = {key: held.values[: self._values.count].clone() for key, held in self._rows.items()}
         return {"rows": rows, "scalars": copy.deepcopy(self._scalars)}
 
     def load(self, rows: Mapping[str, Iterable[torch.Tensor]], scalars: Mapping[str, Any]) -> None:
-        """Remember this: of the rows by place, some of them after the others, and of the table."""
+        """Replace the state: of the rows by position, piece after piece, and of the table."""
         most, width = self._values.values.shape
         for key, pieces in rows.items():
             self._rows.pop(key, None)
@@ -122,5 +121,5 @@ class LazyUpdate:
 
 
 def _form(options: Mapping[str, Any]) -> object:
-    """What of the options decides what there is to remember: of numbers, whether they are 0."""
+    """Return the part of the options that decides the state's entries: of a number only whether it is 0."""
     return {key: bool(value) if isinstance(value, int | float) else value for key, value in options.items()}

@@ -1,7 +1,7 @@
-"""Rows that lie in this process, and how an optimizer's step reaches them.
+"""Rows that lie in this process, and the hooks by which an optimizer's step reaches them.
 
-The first table of a process registers two hooks for the steps of all its optimizers. Before a step they take the
-gradients of rows away, which torch's own step could not use; after it they are applied to the tables and put back.
+The first table of a process registers two hooks for the steps of all its optimizers. Before a step, a hook removes
+gradients of rows, which torch's own step cannot use; afterwards, a hook applies them to the tables and puts them back.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class LocalRows:
     """A table of this process (a `RowAccess`).
 
     Args:
-        spec: Of the table.
+        spec: Description of the table.
 
     Attributes:
-        table: Its rows.
-        taken: The gradient that was taken away for the time of a step.
+        table: Rows of the table.
+        taken: The gradient that is removed during a step.
     """
 
     def __init__(self, spec: EmbeddingTableSpec) -> None:
@@ -50,7 +50,7 @@ class LocalRows:
 
 
 def access_to(weight: torch.Tensor) -> RowAccess:
-    """The way to the rows of a table from here. Where nobody has said one, they lie in this process from now on.
+    """Return the access to the rows of a table. Without any, the rows lie in this process from now on.
 
     Args:
         weight: The parameter that stands for the table.
@@ -75,14 +75,14 @@ def _hook_into_torch() -> None:
 
 
 def held_rows(weight: torch.Tensor) -> list[dict[str, Any]]:
-    """What `export_rows` gives of the rows that lie in this process; nothing where none were touched."""
+    """Return the `export_rows` of rows in this process; empty if no row was touched."""
     mark = mark_of(weight)
     local = None if mark is None else mark.local
     return local.export_rows(weight) if isinstance(local, LocalRows) and local.table.num_rows else []
 
 
 def take_held_rows(weight: torch.Tensor) -> list[dict[str, Any]]:
-    """`held_rows`, which are given up here: they will lie elsewhere."""
+    """Return `held_rows` and drop them here: they move elsewhere."""
     states, mark = held_rows(weight), mark_of(weight)
     if mark is not None:
         mark.local = None
@@ -90,14 +90,14 @@ def take_held_rows(weight: torch.Tensor) -> list[dict[str, Any]]:
 
 
 def hold_rows(weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
-    """Have these rows in this process."""
+    """Load these rows into this process."""
     mark = mark_of(weight)
     if mark is not None and states:
         _local(mark).import_rows(weight, states)
 
 
 def _tables(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, LocalRows, dict[str, Any]]]:
-    """The tables of this process that an optimizer has, each with its group."""
+    """Return the tables of this process that an optimizer has, each with its group."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             mark = mark_of(parameter)
@@ -116,11 +116,11 @@ def _take_gradients(optimizer: torch.optim.Optimizer) -> None:
             local.taken, parameter.grad = parameter.grad, None
 
 
-@disable_compiler  # a compiled step traces what is around it, and cannot trace this
+@disable_compiler  # the hook runs within compiled steps, and cannot be traced
 def _before_step(
     optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """A hook of torch's; `args` begin with the optimizer."""
+    """A global hook of torch; `args` begin with the optimizer."""
     tables = list(_tables(optimizer))
     if not tables:
         return None
@@ -135,7 +135,7 @@ def _before_step(
 
 
 def _taking_after(closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
-    """A closure that computes gradients, as a step may use it."""
+    """Wrap a closure that computes gradients, so that a step may use it."""
 
     def closed() -> Any:
         loss = closure()
@@ -147,7 +147,7 @@ def _taking_after(closure: Callable[[], Any], optimizer: torch.optim.Optimizer) 
 
 @disable_compiler
 def _after_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A hook of torch's."""
+    """A global hook of torch."""
     for parameter, local, group in _tables(optimizer):
         gradient, local.taken = local.taken, None
         if gradient is not None:

@@ -1,4 +1,4 @@
-"""What of a table's saved rows belongs to one server: found and taken some rows at a time, wherever they lie."""
+"""One server's part of a table's saved rows, read piece by piece from memory or files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["OwnRows", "RowColumn", "own_rows"]
 
 
 class RowColumn(Protocol):
-    """Something of every row of a state that is no tensor in memory: one that lies in a file."""
+    """A column of a state's rows that is not a tensor in memory, for example in a file."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of all of it."""
+        """Shape of the whole column."""
 
     def pieces(self) -> Iterator[torch.Tensor]:
-        """Some rows at a time, in their order. Raises at the end, or before, where they are not as they were saved."""
+        """Return the rows piece by piece, in order. Raises, at the latest at the end, if the saved data is damaged."""
 
 
 @final
@@ -32,9 +32,9 @@ class OwnRows:
     """One server's part of one state.
 
     Attributes:
-        state: What `RowTable.state` gave; in place of its tensors there may be `RowColumn`s.
-        places: Where in the state's columns the rows are, rising.
-        numbers: Of these rows.
+        state: A result of `RowTable.state`; `RowColumn`s may stand for its tensors.
+        places: Positions of the server's rows in the state's columns, rising.
+        numbers: Row numbers of these rows.
     """
 
     state: Mapping[str, Any]
@@ -42,7 +42,7 @@ class OwnRows:
     numbers: torch.Tensor
 
     def taken(self, column: torch.Tensor | RowColumn) -> Iterator[torch.Tensor]:
-        """What a column has of these rows, some at a time. Reads all of it: what is not wanted is checked, too."""
+        """Return a column's values of these rows, piece by piece. Reads the whole column, which checks it all."""
         if tuple(column.shape) != tuple(self.state["values"].shape):
             raise InvalidArgumentError(
                 f"What is remembered of rows must have the shape of their values, {tuple(self.state['values'].shape)}, "
@@ -56,13 +56,13 @@ class OwnRows:
 
 
 def own_rows(state: Mapping[str, Any], spec: EmbeddingTableSpec, server: int, num_servers: int) -> OwnRows:
-    """What a server has of a state.
+    """Find a server's part of a state.
 
     Args:
         state: See `OwnRows`.
-        spec: Of the table.
+        spec: Description of the table.
         server: Number of the server.
-        num_servers: How many have rows of the table now.
+        num_servers: Number of servers that have rows of the table now.
 
     Raises:
         InvalidArgumentError: The state is of another table.

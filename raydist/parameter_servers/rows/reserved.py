@@ -1,4 +1,4 @@
-"""Memory that is there for as many rows as there could be, and taken for those that are."""
+"""Memory with addresses for all rows that could exist; only existing rows take physical memory."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from raydist.errors import UnavailableError
 
 __all__ = ["ReservedRows"]
 
-# Addresses only: pages count once they are written. Python 3.11 does not name it.
+# Reserves addresses only: pages count once they are written. Python 3.11 has no name for this flag.
 _NO_RESERVE = 0x4000
 
 
 @final
 class ReservedRows:
-    """Rows one after the other, which never move.
+    """Consecutive rows, which never move.
 
     Args:
-        most: Rows that there could be.
+        most: Number of rows that could exist.
         width: Values in a row.
-        dtype: Of the values.
+        dtype: Dtype of the values.
 
     Attributes:
-        values: All that there could be; the first `count` of them exist.
-        count: How many rows exist.
+        values: All rows that could exist; the first `count` of them exist.
+        count: Number of existing rows.
     """
 
     def __init__(self, most: int, width: int, dtype: torch.dtype) -> None:
@@ -47,20 +47,20 @@ class ReservedRows:
 
     @property
     def num_bytes(self) -> int:
-        """Of the rows that exist."""
+        """Size of the existing rows in bytes."""
         return self.count * self._row_bytes
 
     def take(self, places: torch.Tensor) -> torch.Tensor:
-        """Copies of the rows at these places."""
+        """Return copies of the rows at these positions."""
         return self.values.index_select(0, places)
 
     def put(self, places: torch.Tensor, values: torch.Tensor) -> None:
-        """Replace the rows at these places. Half of what `index_copy_` costs: a row is one piece of memory."""
+        """Replace the rows at these positions. Costs half of `index_copy_`: a row is one piece of memory."""
         cells = values.detach().contiguous().view(torch.uint8).numpy().reshape(-1).view(self._cells.dtype)
         self._cells[places.numpy()] = cells
 
     def extend(self, count: int, fill: float = 0.0) -> None:
-        """Let there be `count` rows in all, new ones with this value everywhere."""
+        """Grow to `count` rows; new rows have this value everywhere."""
         if fill and count > self.count:
             self.values[self.count : count] = fill
         self.count = max(count, self.count)

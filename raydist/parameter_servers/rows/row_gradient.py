@@ -1,7 +1,7 @@
-"""The gradient of an embedding whose rows lie in a table: some rows, in the place of a parameter's `.grad`.
+"""The gradient of an embedding whose rows lie in a table: gradients of some rows, as a parameter's `.grad`.
 
-It has the shape of its parameter, (0, dim), and no values of its own. What a program does to gradients (a norm, a
-factor, zeros) is done to the values of its rows. `zero_grad` drops it, in both of its ways.
+It has the shape of its parameter, (0, dim), and no values of its own. Operations of a program on gradients (a norm, a
+factor, zeros) apply to the values of its rows. Both modes of `zero_grad` drop it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["RowGradient", "add_row_gradient", "pending_rows"]
 
 _PROPERTIES = "shape dtype device ndim is_leaf layout grad_fn is_cuda is_sparse requires_grad grad data is_meta"
 _METHODS = "size dim numel is_floating_point is_complex stride element_size get_device requires_grad_ detach_"
-# What is asked of the gradient itself; all else is asked of its rows' values.
+# These functions see the gradient itself; all others see the values of its rows.
 _METADATA: frozenset[Any] = frozenset(
     {getattr(torch.Tensor, name).__get__ for name in _PROPERTIES.split()}
     | {*VALUELESS_GETTERS}
@@ -31,10 +31,10 @@ _ALL_ZEROS: frozenset[Any] = frozenset({foreach_zero})
 
 @final
 class RowGradient(torch.Tensor):
-    """Some rows' gradient. Made by :func:`add_row_gradient`, never constructed.
+    """A gradient of some rows. Made by :func:`add_row_gradient`, never constructed.
 
     Attributes:
-        pieces: Of each backward pass so far, the rows and their gradients.
+        pieces: For each backward pass so far, the rows and their gradients.
     """
 
     pieces: list[tuple[torch.Tensor, torch.Tensor]]
@@ -57,7 +57,7 @@ class RowGradient(torch.Tensor):
         return own if own is not None and result is own.pieces[0][1] else result
 
     def joined(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Its rows, rising, and their gradients; what several passes gave the same row is added up."""
+        """Return the rows, rising, and their gradients; gradients of the same row are added up."""
         if len(self.pieces) > 1:
             rows = torch.cat([piece[0] for piece in self.pieces])
             values = torch.cat([piece[1] for piece in self.pieces])
@@ -91,7 +91,7 @@ def _copied(
 
 
 def _in_place(value: Any) -> Any:
-    """`value` with the values of rows in the place of gradients of rows."""
+    """Return `value` with each gradient of rows replaced by the values of its rows."""
     if isinstance(value, RowGradient):
         return value.joined()[1]
     if isinstance(value, list | tuple):
@@ -100,7 +100,7 @@ def _in_place(value: Any) -> Any:
 
 
 def _zero(func: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Drop rows that are told to be zero: an optimizer does nothing to them, as to rows that no step touched."""
+    """Drop zeroed rows: an optimizer then does nothing to them, as to rows that no step touched."""
     for each in args[0] if func in _ALL_ZEROS else args[:1]:
         if isinstance(each, RowGradient):
             each.pieces = [(each.pieces[0][0][:0], each.pieces[0][1][:0])]
@@ -110,12 +110,12 @@ def _zero(func: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 
 def add_row_gradient(weight: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
-    """Add what a backward pass found to the gradient of a table's parameter.
+    """Add a backward pass's gradients to the gradient of a table's parameter.
 
     Args:
         weight: The parameter that stands for the table.
-        rows: Rising.
-        values: Of the same number of rows.
+        rows: Row numbers, rising.
+        values: Gradients of these rows.
     """
     present = weight.grad
     if isinstance(present, RowGradient):
@@ -125,13 +125,13 @@ def add_row_gradient(weight: torch.Tensor, rows: torch.Tensor, values: torch.Ten
 
 
 def pending_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Rows, rising, and their gradients that wait for an optimizer's step; they stay until `zero_grad`.
+    """Return rows, rising, and their gradients that wait for an optimizer's step; they stay until `zero_grad`.
 
     Args:
         weight: Any parameter.
 
     Returns:
-        None where there is no gradient of rows. int64 rows and as many gradients, none of them after a
+        None without a gradient of rows. Else int64 rows and as many gradients; zero rows after a
         `zero_grad(set_to_none=False)`.
     """
     gradient = weight.grad

@@ -1,4 +1,4 @@
-"""From the number of a row to its place in memory, for many rows at once."""
+"""Indexes from row numbers to positions in memory, for many rows at once."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _MOST_DIRECT = 1 << 24  # rows of a table: 64 MB of entries. A direct index is 3 times as fast as one that hashes
 _FIRST_ENTRIES = 1 << 10
-_FULLEST = 0.5  # of a hash index: rows are then found after 1.5 looks
+_FULLEST = 0.5  # load factor of a hash index: rows are then found after 1.5 probes
 
 
 class RowIndex(ABC):
-    """Places of rows. The row that came as the n-th has place n."""
+    """An index of positions. The n-th added row has position n."""
 
     @abstractmethod
     def find(self, rows: Numbers) -> Numbers:
-        """Places of rows; -1 for those that are not there."""
+        """Return positions of rows; -1 for unknown rows."""
 
     @abstractmethod
     def add(self, rows: Numbers) -> Numbers:
-        """Places for rows that are not there yet, all different."""
+        """Add unknown rows, all different; return their positions."""
 
     @abstractmethod
     def rows(self) -> Numbers:
-        """All rows, by place."""
+        """Return all rows, by position."""
 
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Of its own."""
+        """Size of the index in bytes."""
 
 
 def index_for(num_rows: int) -> RowIndex:
-    """An index for a table of so many rows."""
+    """Return an index for a table of so many rows."""
     return DirectIndex(num_rows) if num_rows <= _MOST_DIRECT else HashIndex(num_rows)
 
 
 @final
 class _Arrivals:
-    """Rows in the order in which they came."""
+    """Row numbers in the order in which they were added."""
 
     def __init__(self, most: int) -> None:
         self._held = ReservedRows(most, 1, torch.int64)
@@ -59,7 +59,7 @@ class _Arrivals:
         return self._held.count
 
     def append(self, rows: Numbers) -> Numbers:
-        """Places for more rows."""
+        """Append rows; return their positions."""
         begin, end = self._held.count, self._held.count + len(rows)
         self._held.extend(end)
         self._values[begin:end] = rows
@@ -72,7 +72,7 @@ class _Arrivals:
 
 @final
 class DirectIndex(RowIndex):
-    """An entry for each row that there could be."""
+    """An index with an entry for each row that could exist."""
 
     def __init__(self, num_rows: int) -> None:
         self._entries = np.zeros(num_rows, np.int32)  # place + 1
@@ -96,10 +96,9 @@ class DirectIndex(RowIndex):
 
 @final
 class HashIndex(RowIndex):
-    """Open addressing: a row is at the place that its entry names, or at that of one of the entries that follow.
+    """Open addressing with linear probing: an entry is a position + 1, or 0 if it is free.
 
-    An entry is a place + 1, or 0; the row is compared where it lies. So a row costs 4 bytes for each of 2 to 4
-    entries, and 8.
+    Lookups compare the row numbers where the rows are stored. A row costs 4 bytes for each of 2 to 4 entries, and 8.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -134,7 +133,7 @@ class HashIndex(RowIndex):
         while self._arrivals.count > _FULLEST * size:
             size *= 2
         self._entries = np.zeros(size, np.uint32 if size <= 1 << 32 else np.uint64)
-        step = 1 << 20  # rows at a time: what is needed on the way stays small
+        step = 1 << 20  # rows at a time: temporary arrays stay small
         for begin in range(0, self._arrivals.count, step):
             rows = self._arrivals.all[begin : begin + step]
             self._enter(rows, np.arange(begin, begin + len(rows)))
@@ -143,7 +142,7 @@ class HashIndex(RowIndex):
         at, entries = self._home(rows), (places + 1).astype(self._entries.dtype)
         while len(at):
             free = self._entries[at] == 0
-            self._entries[at[free]] = entries[free]  # where several want one, one of them gets it
+            self._entries[at[free]] = entries[free]  # if several rows want an entry, one of them gets it
             others = np.flatnonzero(self._entries[at] != entries)
             at, entries = self._next(at[others]), entries[others]
 

@@ -1,4 +1,4 @@
-"""What an optimizer remembers of rows, and what that is before it has seen one: found by trial. Pure."""
+"""The per-row state of an optimizer, and its initial values, found by trial."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["RowMemory", "make_optimizer", "sparse_gradient"]
 @final
 @dataclass(frozen=True, slots=True)
 class RowMemory:
-    """What one kind of optimizer remembers.
+    """The layout of one optimizer's state.
 
     Attributes:
-        rows: Of each value of a row, and what that is at first: by name a tensor without dimensions.
-        scalars: Of the parameter as a whole, and what that is at first.
-        sparse: It takes sparse gradients only.
+        rows: State of each value of a row, and its initial value: by name a tensor without dimensions.
+        scalars: State of the whole parameter, and its initial value.
+        sparse: The optimizer takes sparse gradients only.
 
     >>> memory = RowMemory.of(torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5}, torch.float32)
     >>> memory.rows, list(memory.scalars)
@@ -36,18 +36,18 @@ class RowMemory:
 
     @staticmethod
     def of(kind: type[torch.optim.Optimizer], options: Mapping[str, Any], dtype: torch.dtype) -> RowMemory:
-        """Try it out on two rows.
+        """Find the layout by a trial on two rows.
 
         Args:
             kind: Class of the optimizer.
-            options: Of its group.
-            dtype: Of the rows.
+            options: Options of the optimizer's group.
+            dtype: Dtype of the rows.
 
         Raises:
-            InvalidArgumentError: Its step on some rows is not the same step, whatever the other rows do.
+            InvalidArgumentError: The step on some rows depends on the other rows.
         """
         causes: list[Exception] = []
-        for sparse in (False, True):  # some refuse, each in its own way, what is not sparse
+        for sparse in (False, True):  # some optimizers refuse dense gradients, each with its own error
             try:
                 return _tried(kind, options, dtype, sparse=sparse)
             except InvalidArgumentError:
@@ -60,21 +60,21 @@ class RowMemory:
 def make_optimizer(
     kind: type[torch.optim.Optimizer], parameter: torch.nn.Parameter, options: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
-    """An optimizer of one parameter with the options of a group, those that its constructor does not know included."""
+    """Return an optimizer of one parameter with a group's options, including those unknown to its constructor."""
     known = inspect.signature(kind).parameters
     arguments = {name: value for name, value in options.items() if name in known and name != "params"}
     return kind([{"params": [parameter], **options}], **arguments)
 
 
 def sparse_gradient(gradients: torch.Tensor) -> torch.Tensor:
-    """The gradient of a parameter of which every row has one, as a sparse tensor."""
+    """Return the gradient as a sparse tensor that has every row."""
     rows = torch.arange(len(gradients)).unsqueeze(0)
     return torch.sparse_coo_tensor(rows, gradients, gradients.shape, is_coalesced=True, check_invariants=False)
 
 
 @final
 class _Noting(dict[str, Any]):
-    """The state of a parameter; `first` is what an optimizer set a name to for the first time."""
+    """A parameter's state that records the first value of each name in `first`."""
 
     def __init__(self, present: Mapping[str, Any]) -> None:
         super().__init__(present)
@@ -97,7 +97,7 @@ class _Noting(dict[str, Any]):
 def _tried(
     kind: type[torch.optim.Optimizer], options: Mapping[str, Any], dtype: torch.dtype, *, sparse: bool
 ) -> RowMemory:
-    """Two rows without a gradient show what is there at first; then one row alone must step as it does with another."""
+    """Find the initial state by zero gradients, then check that one row alone steps as it does beside another."""
     values = torch.tensor([[0.5, -1.0, 0.25], [1.5, -0.5, 0.75]], dtype=dtype)
     gradient = torch.tensor([[0.25, 0.5, -0.75], [-0.5, 1.0, 0.125]], dtype=dtype)
     _, noted = _step(kind, options, values, torch.zeros_like(gradient), sparse=sparse)
@@ -119,7 +119,7 @@ def _step(
     *,
     sparse: bool,
 ) -> tuple[torch.Tensor, _Noting]:
-    """Values after one step, and the optimizer's state."""
+    """Return the values after one step, and the optimizer's state."""
     parameter = torch.nn.Parameter(values.clone())
     optimizer = make_optimizer(kind, parameter, options)
     noted = _Noting(optimizer.state.get(parameter, {}) if state is None else copy.deepcopy(dict(state)))
@@ -132,7 +132,7 @@ def _step(
 def _sorted_out(
     kind: type[torch.optim.Optimizer], first: Mapping[str, Any], shape: torch.Size, *, sparse: bool
 ) -> RowMemory:
-    """Tell what is remembered of each value from what is remembered once."""
+    """Separate per-value state from state of the whole parameter."""
     rows: dict[str, torch.Tensor] = {}
     scalars: dict[str, Any] = {}
     for key, value in first.items():

@@ -1,4 +1,4 @@
-"""One server's rows of an embedding table. Single-threaded, like the server."""
+"""The rows of an embedding table on one server, for one thread."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class RowTable:
     """The rows of a table that one server has. A row exists, and takes memory, once it was touched.
 
     Args:
-        spec: Of the table.
+        spec: Description of the table.
         server: Number of the server.
-        num_servers: All servers that have rows of it; see `EmbeddingTableSpec.servers_of`.
+        num_servers: Number of servers that have rows of the table; see `EmbeddingTableSpec.servers_of`.
     """
 
     def __init__(self, spec: EmbeddingTableSpec, server: int = 0, num_servers: int = 1) -> None:
@@ -42,17 +42,17 @@ class RowTable:
 
     @property
     def num_rows(self) -> int:
-        """How many rows exist here."""
+        """Number of existing rows."""
         return self._values.count
 
     @property
     def num_bytes(self) -> int:
-        """Of the rows, of what optimizers remember of them, and of the way to them."""
+        """Size of the rows, of their optimizer states and of the index in bytes."""
         remembered = sum(update.num_bytes for update in self._updates.values())
         return self._values.num_bytes + self._index.num_bytes + remembered
 
     def pull(self, rows: torch.Tensor) -> torch.Tensor:
-        """Present values of rows, in memory of their own.
+        """Return copies of the present values of rows.
 
         Args:
             rows: int64 numbers of rows of this server.
@@ -66,15 +66,15 @@ class RowTable:
         optimizer_kind: type[torch.optim.Optimizer],
         options: Mapping[str, Any],
     ) -> None:
-        """Let an optimizer step on some rows.
+        """Apply an optimizer to some rows.
 
-        Where a step has rows on other servers only, it is pushed here all the same, without rows: its number counts.
+        A step whose rows all lie on other servers is pushed here, too, without rows, so that step counts agree.
 
         Args:
-            rows: int64 numbers of rows of this server; gradients of one that comes twice are added up.
-            gradients: One for each.
-            optimizer_kind: The optimizer's class; what it remembers stays with the rows.
-            options: Of its group: everything but `params`.
+            rows: int64 numbers of rows of this server; gradients of a repeated row are added up.
+            gradients: Gradients of the rows.
+            optimizer_kind: The optimizer's class; its state stays with the rows.
+            options: Options of the optimizer's group: everything but `params`.
 
         Raises:
             InvalidArgumentError: The optimizer cannot step on some rows alone.
@@ -85,7 +85,7 @@ class RowTable:
         update.apply(self._places(rows), gradients, optimizer_kind, options)
 
     def require_optimizer(self, optimizer_kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> None:
-        """An InvalidArgumentError unless `push` will take this optimizer."""
+        """Raise InvalidArgumentError unless `push` accepts this optimizer."""
         self._update(optimizer_name(optimizer_kind)).prepare(optimizer_kind, options)
 
     def _update(self, name: str) -> LazyUpdate:
@@ -94,7 +94,7 @@ class RowTable:
         return self._updates[name]
 
     def _places(self, rows: torch.Tensor) -> torch.Tensor:
-        """Where rows lie; those that are not there yet are made."""
+        """Return the positions of rows; missing rows are made."""
         numbers = rows.numpy()
         places = self._index.find(numbers)
         absent = np.flatnonzero(places < 0)
@@ -111,7 +111,7 @@ class RowTable:
         self._values.values[begin : self._values.count] = values
 
     def state(self) -> dict[str, Any]:
-        """Copies of all rows that exist here, and of what optimizers remember: numbers, strings, tensors and dicts.
+        """Return copies of all existing rows, and of optimizer states: numbers, strings, tensors and dicts.
 
         Returns:
             "rows" (numbers), "values", and "optimizers": by name "rows" (by name one tensor, in the order of the
@@ -122,14 +122,14 @@ class RowTable:
         return {"rows": rows, "values": self._values.values[: self.num_rows].clone(), "optimizers": optimizers}
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Have the rows of these states that are this server's, and no others.
+        """Replace all rows by this server's rows of these states.
 
         Args:
-            states: What `state` gave on every server, of whatever number. What it has of each row may be a `RowColumn`.
+            states: Results of `state` on every server, of any number of servers. Columns may be `RowColumn`s.
 
         Raises:
-            InvalidArgumentError: They are of another table, and nothing is changed; or a row is there twice, or what is
-                remembered is not all there: then this table is of no use any more.
+            InvalidArgumentError: The states are of another table, and nothing is changed; or a row is repeated, or
+                optimizer states are incomplete: then this table is unusable.
         """
         found = [own_rows(state, self.spec, self._server, self._num_servers) for state in states]
         self._clear()
@@ -139,12 +139,12 @@ class RowTable:
             self._remember(name, found)
 
     def anew(self) -> RowTable:
-        """A table for the same rows, of which none exists yet."""
+        """Return an empty table for the same rows."""
         return RowTable(self.spec, self._server, self._num_servers)
 
     def _take(self, own: OwnRows) -> None:
         rows = own.numbers.numpy()
-        if not len(rows):  # whose they are reads them
+        if not len(rows):  # the server that has these rows reads them
             return
         if len(np.unique(rows)) < len(rows) or bool((self._index.find(rows) >= 0).any()):
             raise InvalidArgumentError(
@@ -156,7 +156,7 @@ class RowTable:
             self._append(values)
 
     def _remember(self, name: str, found: Sequence[OwnRows]) -> None:
-        """What each state says of its rows; of the table, what the state says that has seen most steps."""
+        """Load the rows' optimizer states; of the table's, the one with the most steps."""
         held = [(own.state["optimizers"].get(name), own) for own in found if len(own.numbers)]
         everyone = [own.state["optimizers"][name] for own in found if name in own.state["optimizers"]]
         keys = {key for remembered in everyone for key in remembered["rows"]}
@@ -171,12 +171,12 @@ class RowTable:
 
 
 def _taken(key: str, held: Sequence[tuple[Any, OwnRows]]) -> Iterator[torch.Tensor]:
-    """What is remembered of rows, one state's after the other's."""
+    """Return the optimizer state of rows, one saved state's after the other's."""
     return chain.from_iterable(own.taken(remembered["rows"][key]) for remembered, own in held)
 
 
 def _added_up(rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row once."""
+    """Return each row once, with the sum of its gradients."""
     if len(rows) < 2 or bool((rows[1:] > rows[:-1]).all()):
         return rows, gradients
     unique, places = torch.unique(rows, return_inverse=True)

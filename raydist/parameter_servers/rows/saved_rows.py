@@ -1,4 +1,4 @@
-"""The rows of a module's embedding tables, as something that has a state: `state_dict()` of the module lacks them."""
+"""The rows of a module's embedding tables as an object with a state: `state_dict()` of the module lacks them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["SavedRows", "parts_by_table", "require_known", "row_entry"]
 
 
 def row_entry(path: str, part: int) -> str:
-    """What a table's rows on one server are called.
+    """Return the name of the entry of a table's rows on one server.
 
     >>> row_entry("words", 0)
     'words/0'
@@ -24,7 +24,7 @@ def row_entry(path: str, part: int) -> str:
 
 
 def parts_by_table(state: Mapping[str, Any], paths: Iterable[str]) -> dict[str, list[Any]]:
-    """By path of a table what a state has of it: a part for each server that had rows.
+    """Return, by path of a table, a state's parts: one for each server that had rows.
 
     >>> parts_by_table({"words/0": 1, "words/1": 2, "tags/0": 3}, ["words", "more"])
     {'words': [1, 2], 'more': []}
@@ -33,7 +33,7 @@ def parts_by_table(state: Mapping[str, Any], paths: Iterable[str]) -> dict[str, 
 
 
 def require_known(state: Mapping[str, Any], paths: Collection[str]) -> None:
-    """InvalidArgumentError where a state has rows of other tables than those of these paths."""
+    """Raise InvalidArgumentError if a state has rows of tables with other paths."""
     strange = next((path for path in map(_path_of, state) if path not in paths), None)
     if strange is not None:
         raise InvalidArgumentError(
@@ -48,10 +48,10 @@ def _path_of(entry: str) -> str:
 
 @final
 class SavedRows:
-    """The `ShardedEmbedding`s of a module, with all rows that were touched.
+    """The `ShardedEmbedding`s of a module, with all touched rows.
 
     Args:
-        module: That.
+        module: The module.
 
     >>> import torch
     >>> model = torch.nn.ModuleDict({"words": ShardedEmbedding(100, 2, seed=1)})
@@ -67,12 +67,12 @@ class SavedRows:
         return bool(self.tables())
 
     def tables(self) -> dict[str, ShardedEmbedding]:
-        """The embeddings by their paths, each once. Waits for nothing: reads no attribute of a mirrored object."""
+        """Return the embeddings by path, each once. Never blocks: reads no attribute of a mirrored object."""
         first: dict[int, str] = {}
         return {path: each for path, each in _embeddings(self.module, "") if first.setdefault(id(each), path) == path}
 
     def state_dict(self) -> dict[str, Any]:
-        """What each server has of each table."""
+        """Return the rows of each table on each server."""
         return {
             row_entry(path, part): state
             for path, table in self.tables().items()
@@ -80,10 +80,10 @@ class SavedRows:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have these rows, and no others, on whatever number of servers there is.
+        """Replace all rows by these, on any number of servers.
 
         Raises:
-            InvalidArgumentError: There are other tables.
+            InvalidArgumentError: The state has rows of other tables.
         """
         tables = self.tables()
         require_known(state, tables)

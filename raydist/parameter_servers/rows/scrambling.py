@@ -1,4 +1,4 @@
-"""Numbers that look random and are functions of other numbers. Pure."""
+"""A bit mixer: integers that look random and are functions of other integers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def scramble(words: Words) -> Words:
-    """Words of which every bit depends on every bit of those given: one step of SplitMix64, and one to one.
+    """Return words of which every bit depends on every bit of the input: one step of SplitMix64, which is one to one.
 
     >>> [hex(word) for word in scramble(np.array([0, 1], np.uint64))]
     ['0xe220a8397b1dcdaf', '0x910a2dec89025cc1']

@@ -28,29 +28,29 @@ _HELD = "_held_rows"
 class ShardedEmbedding(torch.nn.Module):
     """An embedding that may be larger than a machine: its rows lie on the servers of a `ParameterServerStrategy`.
 
-    A row exists once it was touched, so a table of 10^9 rows costs what is used of it. A step pulls the rows that it
-    needs, and an optimizer's step pushes their gradients alone. The optimizer is any of torch's that steps on each
-    value by itself (SGD, Adagrad, SparseAdam, Adam, RMSprop, ...); it steps on the rows that have a gradient only, so
+    A row exists once it was touched, so a table of 10^9 rows costs only the memory of touched rows. A step pulls the
+    rows that it needs, and an optimizer's step pushes their gradients alone. Any elementwise optimizer of torch fits
+    (SGD, Adagrad, SparseAdam, Adam, RMSprop, ...); it steps on the rows that have a gradient only, so
     momentum and weight decay leave other rows alone ("lazy", as in `torch.optim.SparseAdam`). On one device, and
     without a strategy, the rows lie in the process.
 
-    `state_dict()` does not have the rows: see `export_rows`. An `rd.Checkpoint` of a module with it has those that were
-    touched; others are made by the `seed`.
+    `state_dict()` does not contain the rows: see `export_rows`. An `rd.Checkpoint` of a module contains the touched
+    rows; the `seed` makes the others again.
 
     Args:
-        num_embeddings: How many rows there could be.
-        embedding_dim: Values in a row.
-        mode: "none": one row for each number, as in `torch.nn.Embedding`. "sum" and "mean": rows of a bag of numbers
-            make one, as in `torch.nn.EmbeddingBag`.
+        num_embeddings: Number of rows that could exist.
+        embedding_dim: Number of values in a row.
+        mode: "none": one row for each number, as in `torch.nn.Embedding`. "sum" and "mean": the rows of a bag of
+            numbers are combined into one, as in `torch.nn.EmbeddingBag`.
         padding_idx: A number that stands for no row: zeros, which are never learned, and do not count in a mean.
-        initializer: What rows are at first: "normal" (mean 0, variance 1), "uniform" (between -1 and 1), "zeros".
-        scale: First values are multiplied by it.
-        seed: First values depend on it and on the row's number alone. Drawn from torch's generator by default.
-        dtype: Of the rows.
-        device: Where results are made.
+        initializer: Initial values: "normal" (mean 0, variance 1), "uniform" (between -1 and 1), "zeros".
+        scale: Factor of the initial values.
+        seed: Initial values depend only on the seed and the row's number. Drawn from torch's generator by default.
+        dtype: Dtype of the rows.
+        device: Device of the results.
 
     Attributes:
-        weight: A parameter of shape (0, dim) that stands for the table: optimizers name it, `requires_grad` freezes
+        weight: A parameter of shape (0, dim) that stands for the table: optimizers take it, `requires_grad` freezes
             the rows, and its `.grad` has the gradients of rows, for clipping and scaling.
 
     Raises:
@@ -104,15 +104,15 @@ class ShardedEmbedding(torch.nn.Module):
         """Look rows up.
 
         Args:
-            input: Numbers of rows, of any shape. Of bags: 2-D, a bag in each row, or 1-D with `offsets`.
+            input: Row numbers, of any shape. For bags: 2-D, a bag in each row, or 1-D with `offsets`.
             offsets: Where each bag begins in a 1-D `input`.
             per_sample_weights: Factors of `input`'s shape, with mode "sum".
 
         Returns:
-            With mode "none" of `input`'s shape and `embedding_dim`; else one row for each bag, zeros for an empty one.
+            With mode "none" of `input`'s shape and `embedding_dim`; else one row for each bag, zeros for an empty bag.
 
         Raises:
-            InvalidArgumentError: A number is out of range, or arguments do not go with the mode.
+            InvalidArgumentError: A number is out of range, or arguments do not fit the mode.
         """
         found = UniqueRows.of(input, self.num_embeddings, self.padding_idx)
         table = self._pulled(found.rows)
@@ -136,9 +136,9 @@ class ShardedEmbedding(torch.nn.Module):
             padding_idx=padding,
         )
 
-    @disable_compiler  # what asks a server is not for tracing
+    @disable_compiler  # requests to servers cannot be traced
     def _pulled(self, rows: torch.Tensor) -> torch.Tensor:
-        """Values of rows, whose gradient will be the weight's."""
+        """Return values of rows, whose gradients are added to the weight's."""
         weight = self.weight
         values = access_to(weight).pull(weight, rows).to(weight.device, weight.dtype)
         if weight.requires_grad and torch.is_grad_enabled():
@@ -157,11 +157,11 @@ class ShardedEmbedding(torch.nn.Module):
             )
 
     def export_rows(self) -> list[dict[str, Any]]:
-        """All rows that were touched, and what optimizers remember of them.
+        """Return all touched rows, and their optimizer states. Blocks until all servers have answered.
 
         Returns:
-            One state for each server: dicts, strings, numbers and tensors, as `torch.save` takes them. They need as
-            much memory here as on all servers.
+            One state for each server: dicts, strings, numbers and tensors, as `torch.save` takes them. The states take
+            as much memory here as the rows take on all servers.
 
         Raises:
             UnavailableError: A server is gone.
@@ -174,14 +174,14 @@ class ShardedEmbedding(torch.nn.Module):
         return access_to(self.weight).export_rows(self.weight)
 
     def import_rows(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Replace all rows, on whatever number of servers there is now.
+        """Replace all rows, on any number of servers.
 
         Args:
-            states: What `export_rows` of an embedding with the same sizes gave. Other rows are made by this embedding's
+            states: The `export_rows` of an embedding of the same sizes. Other rows are made from this embedding's
                 seed when they are touched.
 
         Raises:
-            InvalidArgumentError: They are of another table.
+            InvalidArgumentError: The states are of another table.
 
         >>> embedding, other = rd.ShardedEmbedding(100, 2, seed=1), rd.ShardedEmbedding(100, 2, seed=2)
         >>> row = embedding(torch.tensor([7]))
@@ -192,7 +192,7 @@ class ShardedEmbedding(torch.nn.Module):
         access_to(self.weight).import_rows(self.weight, states)
 
     def extra_repr(self) -> str:
-        """What `print` shows of it."""
+        """Return the arguments that `print` shows."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}{padding}"
 
@@ -210,7 +210,7 @@ class ShardedEmbedding(torch.nn.Module):
 
 
 def _keep(weight: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
-    """A backward pass has computed the gradient of rows that were pulled."""
+    """Add the gradient of pulled rows, which a backward pass has computed, to the weight's gradient."""
     gradient, values.grad = values.grad, None
     mark = mark_of(weight)
     if mark is not None and mark.access is not None and row_access() is None:

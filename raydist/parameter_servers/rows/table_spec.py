@@ -1,4 +1,4 @@
-"""What an embedding table is, wherever its rows lie. Pure."""
+"""The description of an embedding table, independent of where its rows lie."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class EmbeddingTableSpec:
     """A table of rows that exist once they are touched.
 
     Attributes:
-        num_rows: Rows are numbered from 0 to below it.
-        dim: Values in a row.
-        dtype: Of the values.
-        seed: Together with its number, it says what a row is at first.
-        initializer: How first values are distributed: normal with mean 0, uniform between -1 and 1, or zero.
-        scale: First values are multiplied by it.
-        name: For messages.
+        num_rows: Number of rows; row numbers are below it.
+        dim: Number of values in a row.
+        dtype: Dtype of the values.
+        seed: Together with a row's number, the seed determines the row's initial values.
+        initializer: Distribution of initial values: normal with mean 0, uniform between -1 and 1, or zero.
+        scale: Factor of the initial values.
+        name: Name for messages.
 
     >>> EmbeddingTableSpec(10**9, 16).row_bytes
     64
@@ -43,11 +43,11 @@ class EmbeddingTableSpec:
 
     @property
     def row_bytes(self) -> int:
-        """Of one row's values."""
+        """Size of one row's values in bytes."""
         return self.dim * self.dtype.itemsize
 
     def servers_of(self, rows: torch.Tensor, num_servers: int) -> torch.Tensor:
-        """Which server has each row: the same everywhere. Neighbours, and rows that are used much, lie apart.
+        """Return the server of each row, the same everywhere. Neighbouring and frequent rows are spread over servers.
 
         >>> EmbeddingTableSpec(100, 4).servers_of(torch.arange(8), 2).tolist()
         [1, 1, 0, 0, 1, 0, 1, 1]

@@ -1,4 +1,4 @@
-"""Which rows a step needs, each once, and where."""
+"""The rows that a step needs, each once, and their positions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class UniqueRows:
     """The different rows among some numbers.
 
     Attributes:
-        rows: Rising, on the CPU; without the padding's.
-        places: As the numbers, on their device: where in `rows` each is. The padding's place is behind all others.
-        padded: Whether the padding is among them.
+        rows: Row numbers, rising, on the CPU; without the padding.
+        places: For each number, on its device, its position in `rows`. The padding's position is `len(rows)`.
+        padded: True if the padding is among the numbers.
     """
 
     rows: torch.Tensor
@@ -31,15 +31,15 @@ class UniqueRows:
 
     @staticmethod
     def of(numbers: torch.Tensor, num_rows: int, padding: int | None = None) -> UniqueRows:
-        """Find them.
+        """Find the different rows.
 
         Args:
-            numbers: Of rows.
-            num_rows: They must be below it.
-            padding: A row that is none.
+            numbers: Row numbers.
+            num_rows: Number of rows; all numbers must be below it.
+            padding: A number that stands for no row.
 
         Raises:
-            InvalidArgumentError: They are no integers, or out of range.
+            InvalidArgumentError: The numbers are no integers, or out of range.
 
         >>> found = UniqueRows.of(torch.tensor([[7, 3], [3, 0]]), 10, padding=0)
         >>> found.rows.tolist(), found.places.tolist()

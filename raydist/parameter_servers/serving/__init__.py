@@ -1,1 +1,1 @@
-"""What a parameter server is made of: what it holds, how that changes, and who may go on."""
+"""The parts of a parameter server: its state, changes of it, and the rule of consistency."""

@@ -1,4 +1,4 @@
-"""Changes of what one server has: gradients and values written by hand, each of them once. Single-threaded."""
+"""Changes of one server's state: gradients and values written by hand, each applied once. Single-threaded."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["Changes"]
 
 @final
 class Changes:
-    """Applies what workers push.
+    """Applies the changes that workers push.
 
     Args:
         values: The server's slices.
         optimizers: The server's optimizers, by handle.
-        ledger: Which changes are known.
-        waits: Where answers wait for their step.
-        meter: Counts.
+        ledger: The keys of known changes.
+        waits: Delayed answers.
+        meter: The server's counts.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Changes:
 
     @property
     def step(self) -> int:
-        """SyncWithBackups: the step that values are of."""
+        """SyncWithBackups: the step of the present values."""
         return self._collected.step
 
     def push(self, push: Push, tensors: Sequence[torch.Tensor]) -> Reply:
@@ -73,11 +73,11 @@ class Changes:
         return self._answered(push, verdict)
 
     def assign(self, assign: Assign, tensors: Sequence[torch.Tensor]) -> Answered:
-        """Write values."""
+        """Write values of slices."""
         return self._write_once(assign, lambda: self._write(assign, tensors))
 
     def write_states(self, written: WriteStates) -> Answered:
-        """Write what optimizers remember."""
+        """Write optimizer states."""
         return self._write_once(written, lambda: self._write_states(written))
 
     def _write_once(self, change: Assign | WriteStates, write: Callable[[], None]) -> Answered:
@@ -92,17 +92,17 @@ class Changes:
         return ServerAnswer(self._values.version, verdict, self.step), []
 
     def expect(self, step: int, completes: int) -> None:
-        """SyncWithBackups: a step has so many gradients."""
+        """SyncWithBackups: set the number of gradients of a step, and apply the step if it is complete."""
         self._collected.expect(step, completes)
         self._apply_complete()
 
     def drop(self, step: int, worker: int, completes: int) -> None:
-        """SyncWithBackups: do not wait for a worker in this step of so many gradients."""
+        """SyncWithBackups: do not wait for a worker in a step of so many gradients."""
         self._collected.drop(step, worker)
         self.expect(step, completes)
 
     def once_applied(self, step: int, answer: Callable[[], Answered]) -> Reply:
-        """Answer when a step has been applied here."""
+        """Answer once a step has been applied here."""
         return answer() if self.step > step else self._waits.add(lambda: self.step > step, answer)
 
     def _collect(self, push: Push, tensors: Sequence[torch.Tensor], *, known: bool) -> Reply:
@@ -188,7 +188,7 @@ class Changes:
 
     def _repeated(self, change: Push | Assign | WriteStates) -> None:
         self._meter.repeated += 1
-        self._ledger.enter(change.sender, change.key)  # for what it says of closures that have ended
+        self._ledger.enter(change.sender, change.key)  # for the key's `finished_below`
 
     def _answered(self, push: Push, verdict: Verdict) -> Answered:
         tensors = [self._values.value(number) for number in push.pull]

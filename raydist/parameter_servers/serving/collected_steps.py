@@ -1,4 +1,4 @@
-"""SyncWithBackups: the gradients of a step until all of them have come. Single-threaded, on every server."""
+"""SyncWithBackups: gradients of a step until all of them have come. Single-threaded, on every server."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ __all__ = ["CollectedSteps"]
 
 @final
 class CollectedSteps:
-    """Steps that are not complete yet, and the sums of what has come for them.
+    """Incomplete steps, and the sums of the gradients that have come for them.
 
-    A step is complete when everybody who makes it up has pushed, or is known to be dead.
+    A step is complete when each of its workers has pushed, or is known to be dead.
     """
 
     def __init__(self) -> None:
         self._steps: dict[int, _CollectedStep] = {}
         self._spare = _SpareMemory()
-        self.step = 0  # the one that values are of: all before it were applied
+        self.step = 0  # the step of the present values: all earlier steps were applied
 
     def expect(self, step: int, completes: int) -> None:
-        """A step has so many gradients."""
+        """Set the number of gradients of a step."""
         if completes and step >= self.step:
             self._of(step).completes = completes
 
     def add(self, step: int, worker: int, optimizer: int, gradients: ServerGradients | None) -> None:
-        """A worker's gradients for a step that is not applied yet; None: it was known, and counts as having come."""
+        """Add a worker's gradients to a step that is not applied yet; None: they were known, and count as present."""
         mine = self._of(step)
         mine.came.add(worker)
         if gradients is not None:
@@ -42,9 +42,9 @@ class CollectedSteps:
             self._of(step).came.add(worker)
 
     def take(self) -> Mapping[int, ServerGradients] | None:
-        """The present step if it is complete, by optimizer, as means; the next one is the present one then.
+        """Return the means of the present step by optimizer, and go on to the next step; None if it is incomplete.
 
-        What is given holds until this is called again.
+        The means are valid until the next call.
         """
         present = self._steps.get(self.step)
         if present is None or not present.completes or len(present.came) < present.completes:
@@ -68,7 +68,7 @@ class _CollectedStep:
 
 @final
 class _SpareMemory:
-    """Tensors for sums that are used again: new memory costs more than adding up."""
+    """Reusable tensors for sums: new memory costs more than the additions."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[torch.Tensor]] = {}
@@ -79,7 +79,7 @@ class _SpareMemory:
         return free.pop().copy_(gradient) if free else gradient.clone()
 
     def give(self, number: int, total: torch.Tensor) -> None:
-        """This was handed out as a mean: it is free after the next `all_free`."""
+        """Mark a sum that was returned as a mean: the next `all_free` frees it."""
         self._given.append((number, total))
 
     def all_free(self) -> None:
@@ -90,7 +90,7 @@ class _SpareMemory:
 
 @final
 class _GradientSum:
-    """Gradients of one optimizer, added up in memory of their own."""
+    """The sum of one optimizer's gradients, in memory of its own."""
 
     def __init__(self, spare: _SpareMemory) -> None:
         self._spare = spare
@@ -112,7 +112,7 @@ class _GradientSum:
             self._tables.setdefault(handle, []).append(_kept(rows))
 
     def mean(self) -> ServerGradients:
-        """Over all that pushed: who has no gradient for a slice counts as zeros there."""
+        """Return the mean over all pushes; a push without a gradient for a slice counts as zeros there."""
         slices: dict[int, torch.Tensor | PushedRows] = {}
         for number, total in self._dense.items():
             for rows in self._rows.pop(number, ()):

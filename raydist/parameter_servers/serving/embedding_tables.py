@@ -1,4 +1,4 @@
-"""What a server needs of an embedding table; `raydist.parameter_servers.rows` has them."""
+"""The interface of embedding tables for a server; `raydist.parameter_servers.rows` implements it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["ServedTable", "TableMaker"]
 
 
 TableMaker = Callable[[Any, int, int], "ServedTable"]
-"""Given an `EmbeddingTableSpec`, the number of a server and how many there are: that server's rows."""
+"""Makes a server's rows, given an `EmbeddingTableSpec`, the number of the server and the number of servers."""
 
 
 class ServedTable(Protocol):
-    """One server's rows of a table."""
+    """The rows of a table on one server."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all rows and of what optimizers remember of them."""
+        """Size of all rows and of their optimizer states in bytes."""
 
     def pull(self, rows: torch.Tensor, /) -> torch.Tensor:
-        """Values of these rows (int64, unique), made where they are touched for the first time."""
+        """Return values of these rows (int64, unique); rows are made when first touched."""
 
     def push(
         self,
@@ -32,16 +32,16 @@ class ServedTable(Protocol):
         options: Mapping[str, Any],
         /,
     ) -> None:
-        """Apply an optimizer of this class to these rows; gradients of one that comes twice are added up."""
+        """Apply an optimizer of this class to these rows; gradients of a repeated row are added up."""
 
     def require_optimizer(self, optimizer_kind: type[torch.optim.Optimizer], options: Mapping[str, Any], /) -> None:
-        """An InvalidArgumentError unless `push` will take this optimizer."""
+        """Raise InvalidArgumentError unless `push` accepts this optimizer."""
 
     def state(self) -> dict[str, Any]:
-        """All rows, and what optimizers remember of them."""
+        """Return all rows, and their optimizer states."""
 
     def anew(self) -> ServedTable:
-        """A table for the same rows, of which none exists yet."""
+        """Return an empty table for the same rows."""
 
     def load(self, states: Sequence[Mapping[str, Any]], /) -> None:
-        """Have those rows of these states that belong here, and no others."""
+        """Replace all rows by this server's rows of these states."""

@@ -1,4 +1,4 @@
-"""Gradients as they come with a `Push`, checked, and as optimizers take them."""
+"""Gradients of a `Push`, checked, and converted for optimizers."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ __all__ = ["PushedRows", "ServerGradients", "read_gradients"]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class PushedRows:
-    """Gradients of some rows; a row that stands twice in it has the sum.
+    """Gradients of some rows; the gradients of a repeated row are added up.
 
     Attributes:
-        rows: int64 numbers.
-        values: For each, as large as a row.
+        rows: int64 row numbers.
+        values: A gradient for each row, as large as the row.
     """
 
     rows: torch.Tensor
     values: torch.Tensor
 
     def sparse(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """As torch's optimizers take it."""
+        """Return the gradients as a sparse tensor, as torch's optimizers take it."""
         return torch.sparse_coo_tensor(self.rows[None], self.values, shape, check_invariants=False)
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerGradients:
-    """What one `Push` brings to one server.
+    """The gradients of one `Push` to one server.
 
     Attributes:
-        slices: By number: a tensor of the slice's shape, or some rows.
-        tables: Of embedding tables, by handle.
+        slices: By slice number a tensor of the slice's shape, or gradients of some rows.
+        tables: Gradients of embedding tables, by handle.
     """
 
     slices: Mapping[int, torch.Tensor | PushedRows]
@@ -49,10 +49,10 @@ class ServerGradients:
 
 
 def read_gradients(push: Push, tensors: Sequence[torch.Tensor], values: ServedSlices) -> ServerGradients:
-    """The gradients of a push, in place.
+    """Return the gradients of a push, without copies.
 
     Raises:
-        InvalidArgumentError: They do not belong to the slices.
+        InvalidArgumentError: The gradients do not fit the slices.
     """
     wanted = sum(1 if form == "dense" else 2 for form in push.forms) + 2 * len(push.tables)
     if len(push.forms) != len(push.slices) or len(tensors) != wanted:

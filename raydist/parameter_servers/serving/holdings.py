@@ -1,4 +1,4 @@
-"""What one parameter server has: slices, optimizers, embedding tables. Single-threaded."""
+"""The state of one parameter server: slices, optimizers, embedding tables. Single-threaded."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ __all__ = ["Holdings"]
 
 @final
 class Holdings:
-    """Makes, finds and describes what a server has; how that changes is not its affair.
+    """Creates, finds and saves a server's objects; other classes change their values.
 
     Args:
-        number: Of the server.
-        num_servers: How many there are.
-        memory: How many bytes it may hold; None: what the machine has.
-        timeout_s: How long a reader in another process may stand in the way of a change.
-        make_table: Makes its part of an embedding table.
-        saver: Writes its part of checkpoints; None where nobody asks for that.
-        restorer: Reads it.
+        number: Number of the server.
+        num_servers: Number of servers.
+        memory: Bytes that the server may hold; None: as many as the machine has.
+        timeout_s: Time limit for a reader in another process that holds up a change.
+        make_table: Makes the server's part of an embedding table.
+        saver: Writes the server's part of checkpoints; None if there are none.
+        restorer: Reads the server's part of checkpoints.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Holdings:
         self.tables: dict[int, ServedTable] = {}
 
     def manage(self, request: ServerRequest, tensors: Sequence[torch.Tensor]) -> Any:
-        """Do what is asked, and give what that is answered with."""
+        """Handle a request, and return the `value` of its answer."""
         match request:
             case CreateSlices():
                 return self.values.create(request.slices, tensors)
@@ -123,10 +123,10 @@ class Holdings:
                 )
 
     def table(self, handle: int) -> ServedTable:
-        """An embedding table.
+        """Return an embedding table.
 
         Raises:
-            InvalidArgumentError: It was never created.
+            InvalidArgumentError: The table was never created.
         """
         if handle not in self.tables:
             raise InvalidArgumentError(
@@ -141,9 +141,9 @@ class Holdings:
         values: Mapping[int, torch.Tensor],
         memories: Mapping[int, Mapping[int, Mapping[str, Any]]],
     ) -> None:
-        """See `PartHolder`. Workers keep no rows, and of values they ask for newer ones."""
+        """Implement `PartHolder.replace`. Workers keep no rows, and see newer values by their version."""
         for handle in tables:
-            self.table(handle)  # says which was never created
+            self.table(handle)  # raises if the table was never created
         for handle, states in memories.items():
             self._optimizer(handle).require_slices(states)
         if values:
@@ -153,23 +153,23 @@ class Holdings:
         self.tables.update(tables)
 
     def value(self, number: int) -> torch.Tensor:
-        """A slice's values, which the next request may change."""
+        """Return a slice's values, which the next request may change."""
         return self.values.value(number)
 
     def state(self, optimizer: int, number: int) -> Mapping[str, Any]:
-        """What an optimizer remembers of a slice, which the next request may change."""
+        """Return an optimizer's state of a slice, which the next request may change."""
         return self._optimizer(optimizer).remembered(number)
 
     def optimizer_kind(self, handle: int) -> type[torch.optim.Optimizer]:
-        """An optimizer's class."""
+        """Return an optimizer's class."""
         return self._optimizer(handle).kind
 
     def table_state(self, handle: int) -> Mapping[str, Any]:
-        """All rows of a table, copied."""
+        """Return copies of all rows of a table."""
         return self.table(handle).state()
 
     def close(self, within_s: float) -> None:
-        """Wait for what is being read or written, and let go of all memory. May be called twice."""
+        """Wait for reads and writes of checkpoints, and release all memory. May be called twice."""
         for each in (self._restorer, self._saver):
             if each is not None:
                 each.close(within_s)
@@ -177,7 +177,7 @@ class Holdings:
 
     @property
     def num_bytes(self) -> int:
-        """Of everything, what optimizers remember included."""
+        """Size of all objects, including optimizer states, in bytes."""
         optimizers = sum(optimizer.num_bytes for optimizer in self.optimizers.values())
         return self.values.num_bytes + optimizers + sum(table.num_bytes for table in self.tables.values())
 

@@ -1,4 +1,4 @@
-"""Which changes were applied, and who may still ask for some. Pure."""
+"""The record of applied changes and of dead workers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Ledger"]
 
 @final
 class Ledger:
-    """What one server remembers so that every change happens there once.
+    """The memory of one server by which it applies every change once.
 
-    A closure that runs again pushes under the keys of its first run, and a message may come twice: both find their key
-    here. Keys of closures that have ended are forgotten, and count as known.
+    A closure that runs again pushes under the keys of its first run, and a message may come twice: the record has their
+    keys. Keys of ended closures are forgotten, and count as known.
 
     >>> ledger = Ledger()
     >>> ledger.enter(Sender(0, 0), PushKey(closure=3, index=0))
@@ -29,15 +29,15 @@ class Ledger:
         self._fenced: dict[int, int] = {}
 
     def fence(self, sender: Sender) -> None:
-        """Refuse this generation of a worker, and those before it, from now on."""
+        """Refuse this generation of a worker, and earlier ones, from now on."""
         self._fenced[sender.worker] = max(sender.generation, self._fenced.get(sender.worker, -1))
 
     def is_fenced(self, sender: Sender) -> bool:
-        """Whether nothing that this sender asks may change anything."""
+        """Return True if the sender's generation is fenced, so its changes are refused."""
         return sender.generation <= self._fenced.get(sender.worker, -1)
 
     def check(self, sender: Sender, key: PushKey) -> Literal["applied", "known", "fenced"]:
-        """What is to become of a change: "applied" where it is new."""
+        """Return the verdict on a change: "applied" if it is new."""
         if self.is_fenced(sender):
             return "fenced"
         if key.closure < self._finished_below or key.index in self._known.get(key.closure, ()):
@@ -45,7 +45,7 @@ class Ledger:
         return "applied"
 
     def enter(self, sender: Sender, key: PushKey) -> Literal["applied", "known", "fenced"]:
-        """The same, and the key is known from now on."""
+        """Return the verdict on a change, and record its key."""
         verdict = self.check(sender, key)
         if verdict == "applied":
             self._known.setdefault(key.closure, set()).add(key.index)
@@ -57,5 +57,5 @@ class Ledger:
 
     @property
     def num_known(self) -> int:
-        """How many keys are remembered."""
+        """Number of recorded keys."""
         return sum(map(len, self._known.values()))

@@ -1,4 +1,4 @@
-"""What a server needs of whoever reads its part of checkpoints; `raydist.checkpoints.sharing` has that."""
+"""The interface of a server's checkpoint reader; `raydist.checkpoints.sharing` implements it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["PartHolder", "PartRestorer"]
 
 
 class PartHolder(Protocol):
-    """What a server has, for the time of one request."""
+    """The server's state as a restore sees it, for the time of one request."""
 
     def value(self, number: int, /) -> torch.Tensor:
-        """A slice's values, which the next request may change. InvalidArgumentError where it was never created."""
+        """Return a slice's values, which the next request may change. InvalidArgumentError if it was never created."""
 
     def state(self, optimizer: int, number: int, /) -> Mapping[str, Any]:
-        """What an optimizer remembers of a slice, which the next request may change."""
+        """Return an optimizer's state of a slice, which the next request may change."""
 
     def optimizer_kind(self, handle: int, /) -> type[torch.optim.Optimizer]:
-        """An optimizer's class. InvalidArgumentError where it was never added."""
+        """Return an optimizer's class. InvalidArgumentError if it was never added."""
 
     def table(self, handle: int, /) -> ServedTable:
-        """One of them. InvalidArgumentError where it was never created."""
+        """Return an embedding table. InvalidArgumentError if it was never created."""
 
     def replace(
         self,
@@ -35,38 +35,38 @@ class PartHolder(Protocol):
         memories: Mapping[int, Mapping[int, Mapping[str, Any]]],
         /,
     ) -> None:
-        """Have these in place of what there is, all or none: nobody reads a part of it.
+        """Replace present values, all or none: no reader sees a part of the change.
 
         Args:
-            tables: By handle.
-            values: Of slices, by number.
-            memories: By handle of an optimizer and number of a slice, what it remembers; tensors are its own now.
+            tables: Tables by handle.
+            values: Values of slices, by number.
+            memories: States by optimizer handle and slice number; the optimizer owns the tensors from now on.
         """
 
 
 class PartRestorer(ABC):
-    """Reads one server's part of checkpoints. Used by the server's thread."""
+    """Reads one server's part of checkpoints. The server's thread calls it."""
 
     @abstractmethod
     def begin(self, order: Any, held: PartHolder) -> None:
-        """Begin to read in a thread, beside what there is. An order that was begun before changes nothing.
+        """Begin to read in a thread, in the background. An order that was begun before changes nothing.
 
         Args:
-            order: What to read; what goes wrong with it is told by `report`.
-            held: What the server has.
+            order: The description of what to read; `report` tells errors.
+            held: The server's state.
         """
 
     @abstractmethod
     def report(self, token: str) -> Any:
-        """What became of it; None while that is not known."""
+        """Return the outcome of a read; None until it is known."""
 
     @abstractmethod
     def commit(self, token: str, held: PartHolder) -> None:
-        """Let the server have what was read. FailedPreconditionError where it was not; nothing is changed then."""
+        """Replace the values by the ones read. FailedPreconditionError if none were read, without a change."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Forget what was read, and what is being read."""
+        """Drop what was read, and stop reading."""
 
     @abstractmethod
     def close(self, within_s: float) -> None:

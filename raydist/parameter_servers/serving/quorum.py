@@ -1,4 +1,4 @@
-"""SyncWithBackups: which gradients make up a step. Pure; server 0 decides."""
+"""SyncWithBackups: the choice of the gradients that make up a step, on server 0."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["Accepted", "Quorum"]
 @final
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A worker's gradient is part of a step.
+    """The acceptance of a worker's gradient for a step.
 
     Attributes:
-        step: Which.
-        completes: How many gradients it has.
+        step: Number of the step.
+        completes: Number of gradients in the step.
     """
 
     step: int
@@ -24,13 +24,13 @@ class Accepted:
 
 @final
 class Quorum:
-    """Collects arrivals for one step after the other.
+    """Collects arrivals of gradients for one step after the other.
 
     A step is decided as soon as all workers that hold a closure but `num_backups` have arrived, at least one: by an
-    arrival, or because somebody who was waited for ends its closure or dies.
+    arrival, or because an awaited worker ends its closure or dies.
 
     Args:
-        num_backups: How many workers are not waited for.
+        num_backups: Number of workers for which no step waits.
 
     >>> quorum = Quorum(num_backups=1)
     >>> for worker in (0, 1, 2):
@@ -49,22 +49,22 @@ class Quorum:
         self.step = 0
 
     def begin(self, worker: int) -> None:
-        """A worker holds a closure: it counts."""
+        """Count a worker, which holds a closure now."""
         self._holding.add(worker)
 
     def end(self, worker: int) -> None:
-        """A worker holds no closure any more, or is dead: nobody waits for it. What it has arrived with stays."""
+        """Stop waiting for a worker that holds no closure any more, or is dead. Its arrival stays."""
         self._holding.discard(worker)
         self._decide()
 
     def forget(self, worker: int) -> None:
-        """A worker is dead: it counts no more, and what it has arrived with is no part of an undecided step."""
+        """Remove a dead worker, and its arrival for an undecided step."""
         self._arrived.discard(worker)
         self._accepted.pop(worker, None)
         self.end(worker)
 
     def arrive(self, worker: int, step: int) -> Literal["waiting", "accepted", "late"]:
-        """A worker has a gradient of this step. Awaited again, it answers the same, or what has become of it since."""
+        """Record a worker's gradient of a step. Repeated, it returns the same, or the present outcome."""
         accepted = self._accepted.get(worker)
         if accepted is not None and accepted.step == step:
             return "accepted"
@@ -75,11 +75,11 @@ class Quorum:
         return "waiting" if worker in self._arrived else "accepted"
 
     def accepted(self, worker: int) -> Accepted | None:
-        """The last step that this worker is part of."""
+        """Return the last step of which this worker is part."""
         return self._accepted.get(worker)
 
     def decide(self) -> Accepted | None:
-        """Let what has arrived be the present step; None where nothing has."""
+        """Decide the present step with the arrivals so far; None if there are none."""
         if not self._arrived:
             return None
         decided = Accepted(self.step, len(self._arrived))

@@ -21,19 +21,19 @@ __all__ = ["ServedOptimizer"]
 
 @final
 class ServedOptimizer:
-    """One optimizer. What it remembers lies beside the slices.
+    """One optimizer. Its state lies on the server, too.
 
     Args:
-        kind: Its class.
+        kind: Class of the optimizer.
         groups: See `AddOptimizer`.
         values: All slices of the server.
         tables: All embedding tables of the server, by handle.
 
     Attributes:
-        kind: Its class.
-        slices: Numbers of those in its groups.
-        known: And of those that were in one before, or of which something was given to be remembered: that is kept, as
-            torch does.
+        kind: Class of the optimizer.
+        slices: Numbers of the slices in its groups.
+        known: Numbers of these slices, and of slices that were in a group before or were given a state: their states
+            are kept, as torch does.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class ServedOptimizer:
         self.slices: frozenset[int] = frozenset()
         self.known: frozenset[int] = frozenset()
         self.change_groups(groups)
-        self._keeps_gradients("dense")  # now: the first push need not wait for the trial
+        self._keeps_gradients("dense")  # now, so that the first push need not wait for the trial
 
     def change_groups(self, groups: Sequence[OptimizerGroup]) -> None:
-        """Have these groups from now on; what is remembered of slices is kept, in whatever groups they are."""
+        """Replace the groups; states of slices are kept, in whatever groups the slices are."""
         for group in groups:
             for handle in group.tables:
                 self._tables[handle].require_optimizer(self.kind, server_options(group.options))
@@ -67,7 +67,7 @@ class ServedOptimizer:
         self._take_members()
 
     def drop(self, slices: Collection[int], tables: Collection[int]) -> None:
-        """Forget these, as long as their values are there; options stay as they are."""
+        """Drop slices and tables while their values still exist; options stay."""
         gone = self.known & frozenset(slices)
         if not gone and not any(handle in tables for group in self._groups for handle in group.tables):
             return
@@ -85,7 +85,7 @@ class ServedOptimizer:
         self._take_members()
 
     def _take_members(self) -> None:
-        """Have the tensors of the groups' slices."""
+        """Fill the groups with the tensors of their slices."""
         tensors = [[self._values.value(number) for number in group.slices] for group in self._groups]
         for group, mine in zip(self._optimizer.param_groups, tensors, strict=True):
             group["params"] = mine
@@ -94,10 +94,10 @@ class ServedOptimizer:
         self.known |= self.slices
 
     def require_known(self, gradients: ServerGradients) -> None:
-        """Check that the optimizer has all that these gradients are of.
+        """Check that the optimizer has all slices and tables of these gradients.
 
         Raises:
-            InvalidArgumentError: It has not.
+            InvalidArgumentError: A slice or table is in none of the groups.
         """
         tables = {handle for group in self._groups for handle in group.tables}
         strange = [number for number in gradients.slices if number not in self.slices]
@@ -109,10 +109,10 @@ class ServedOptimizer:
             )
 
     def change_options(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Have these options in the groups from now on.
+        """Replace the options of the groups.
 
         Raises:
-            InvalidArgumentError: They are not as many as the groups.
+            InvalidArgumentError: The number of options is not the number of groups.
         """
         if len(options) != len(self._optimizer.param_groups):
             raise InvalidArgumentError(
@@ -124,7 +124,7 @@ class ServedOptimizer:
         self._told = list(options)
 
     def step(self, gradients: ServerGradients) -> None:
-        """Apply gradients to slices; those without one stay as they are. Gradients are not kept."""
+        """Apply gradients to slices; slices without one stay as they are. Gradients are not kept."""
         if not gradients.slices:
             return
         touched: list[torch.Tensor] = []
@@ -149,14 +149,14 @@ class ServedOptimizer:
                     self._tables[handle].push(gradient.rows, gradient.values, self.kind, told)
 
     def _choose_passes(self, gradients: ServerGradients) -> None:
-        """Let torch pass over the memory once, where it can: not for some rows alone."""
+        """Use torch's fused kernels where they fit: not for gradients of some rows."""
         some = any(isinstance(gradient, PushedRows) for gradient in gradients.slices.values())
         for place, (group, told) in enumerate(zip(self._optimizer.param_groups, self._told, strict=True)):
             if may_fuse(self.kind, told, self._dtypes[place]):
                 group["fused"] = not some and self._fit_one_pass(self._groups[place].slices, gradients.slices)
 
     def _fit_one_pass(self, mine: Sequence[int], gradients: Mapping[int, Any]) -> bool:
-        """Whether torch can take all of a group's slices that have a gradient at once."""
+        """Return True if torch's fused kernel can step all of a group's slices that have a gradient."""
         alike: set[tuple[str, ...]] = set()
         for number in mine:
             gradient = gradients.get(number)
@@ -167,7 +167,7 @@ class ServedOptimizer:
             alike.add(tuple(sorted([name for name, each in state.items() if each is not None])))
             if not fits_one_pass(value, gradient, state):
                 return False
-        return len(alike) < 2  # momentum there is for all or for none
+        return len(alike) < 2  # the fused kernel needs momentum for all slices or for none
 
     def _as_taken(self, gradient: torch.Tensor | PushedRows, value: torch.Tensor) -> torch.Tensor:
         if isinstance(gradient, PushedRows):
@@ -185,22 +185,22 @@ class ServedOptimizer:
         try:
             return keeps_gradients(self.kind, options, "dense" if form == "dense" else "rows")
         except Exception:
-            return True  # it takes no such gradients at all: the step says so
+            return True  # the optimizer takes no such gradients: its step raises
 
     def state(self) -> dict[int, dict[str, Any]]:
-        """Copies of what is remembered of each slice, by number: of those too that are in no group any more."""
+        """Return copies of the states by slice number, including slices that are in no group any more."""
         known = {number: self._optimizer.state.get(self._values.value(number)) for number in sorted(self.known)}
         return {
             number: {name: _copied(each) for name, each in state.items()} for number, state in known.items() if state
         }
 
     def remembered(self, number: int) -> Mapping[str, Any]:
-        """What is remembered of one slice; nothing before its first step."""
+        """Return the state of one slice; empty before its first step."""
         found: Mapping[str, Any] = self._optimizer.state.get(self._values.value(number), {})
         return found
 
     def set_state(self, states: Mapping[int, Mapping[str, Any]]) -> None:
-        """Remember this of each slice instead; nothing of those that are not in it.
+        """Replace all states; slices that are not in `states` have none afterwards.
 
         Raises:
             InvalidArgumentError: The server has no such slice.
@@ -214,12 +214,12 @@ class ServedOptimizer:
                 self._optimizer.state[value] = {name: _copied(each) for name, each in states[number].items()}
 
     def require_slices(self, numbers: Iterable[int]) -> None:
-        """An InvalidArgumentError unless the server has all of these slices, whether they are in groups or not."""
+        """Raise InvalidArgumentError unless the server has all of these slices, in groups or not."""
         for number in numbers:
             self._values.slice(number)
 
     def replace_state(self, states: Mapping[int, Mapping[str, Any]]) -> None:
-        """Remember this of these slices instead, and of others what it was. Tensors are not copied."""
+        """Replace the states of these slices; others keep theirs. Tensors are not copied."""
         self.known |= states.keys()
         for number, state in states.items():
             value = self._values.value(number)
@@ -229,13 +229,13 @@ class ServedOptimizer:
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors that are remembered."""
+        """Size of all state tensors in bytes."""
         states = self._optimizer.state.values()
         return sum(_num_bytes(each) for state in states for each in state.values() if isinstance(each, torch.Tensor))
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:
-    if tensor.layout is torch.sparse_coo:  # what momentum of rows begins with
+    if tensor.layout is torch.sparse_coo:  # momentum of rows is sparse at first
         tensor = tensor.coalesce()
         return tensor.indices().nbytes + tensor.values().nbytes
     return tensor.nbytes

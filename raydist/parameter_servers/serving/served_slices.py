@@ -24,13 +24,13 @@ _LIVES = 0
 
 @final
 class ServedSlices:
-    """All slices of one server, for its one thread. Made by :meth:`open`.
+    """All slices of one server, for the server's thread. Made by :meth:`open`.
 
     Args:
         server: Number of the server.
-        segment: The head's memory.
-        timeout_s: How long readers may stand in the way of a change.
-        room: How many bytes more there may be; None: nobody knows.
+        segment: Memory of the head.
+        timeout_s: Time limit for readers that hold up a change.
+        room: Returns the number of bytes that are left; None: unknown.
     """
 
     def __init__(self, server: int, segment: Segment, timeout_s: float, room: Callable[[], int | None]) -> None:
@@ -45,10 +45,10 @@ class ServedSlices:
 
     @staticmethod
     def open(server: int, *, timeout_s: float, room: Callable[[], int | None] = free_memory) -> ServedSlices:
-        """No slices yet.
+        """Create a server's memory, without slices.
 
         Raises:
-            OSError: This machine gives no memory for them.
+            OSError: The machine has no memory for it.
         """
         segment = Segment.create_nameless(HEAD_BYTES)
         segment.hold(_LIVES)
@@ -56,26 +56,26 @@ class ServedSlices:
 
     @property
     def version(self) -> int:
-        """How often values have been changed so far."""
+        """Number of changes of the values so far."""
         return self._head.version
 
     @property
     def num_bytes(self) -> int:
-        """Of all values."""
+        """Size of all values in bytes."""
         return sum(shard.layout.num_bytes for shard, _ in self._shards)
 
     @property
     def address(self) -> SlicesAddress:
-        """By what processes of this host read them."""
+        """The address by which processes of this host read the values."""
         shards: tuple[tuple[ShardAddress, tuple[ServedSlice, ...]], ...]
         shards = tuple((shard.address, slices) for shard, slices in self._shards)
         return SlicesAddress(self._server, self._segment.name, self._segment.token, shards)
 
     def slice(self, number: int) -> ServedSlice:
-        """What is known of a slice.
+        """Return the description of a slice.
 
         Raises:
-            InvalidArgumentError: It is not here.
+            InvalidArgumentError: The server does not have the slice.
         """
         if number not in self._slices:
             raise InvalidArgumentError(
@@ -85,19 +85,19 @@ class ServedSlices:
         return self._slices[number]
 
     def value(self, number: int) -> torch.Tensor:
-        """A slice's values. Written inside of `changing` only."""
+        """Return a slice's values. They are written only within `changing`."""
         self.slice(number)
         return self._values[number]
 
     @contextlib.contextmanager
     def changing(self, *, step: int | None = None) -> Iterator[None]:
-        """Around changes: readers see all of it or nothing.
+        """Lock the values for a change: readers see all of it or nothing.
 
         Args:
-            step: Under SyncWithBackups: the step that values are of afterwards.
+            step: Under SyncWithBackups: the step of the values after the change.
 
         Raises:
-            DeadlineExceededError: A reader stood in the way for too long; nothing was changed.
+            DeadlineExceededError: A reader held the lock for too long; nothing was changed.
         """
         with self._head.writing(timeout_s=self._timeout_s), torch.no_grad():
             yield
@@ -105,10 +105,10 @@ class ServedSlices:
                 self._head.note_step(step)
 
     def create(self, slices: Sequence[ServedSlice], values: Sequence[torch.Tensor]) -> None:
-        """Have these slices; known numbers are overwritten.
+        """Create slices; slices with known numbers are overwritten.
 
         Raises:
-            InvalidArgumentError: Values and slices do not belong together, or there is no room for them.
+            InvalidArgumentError: Values do not fit the slices, or there is no room for them.
         """
         for each, value in zip(slices, values, strict=True):
             self._require_fitting(each, value)
@@ -120,10 +120,10 @@ class ServedSlices:
                 self._values[each.number].copy_(value)
 
     def replace(self, values: Mapping[int, torch.Tensor]) -> None:
-        """Have other values, by number: readers see all of them or none.
+        """Replace values by slice number: readers see all new values or none.
 
         Raises:
-            InvalidArgumentError: A slice is not here, or these are no values of it; nothing was changed.
+            InvalidArgumentError: A slice is unknown, or a value does not fit; nothing was changed.
         """
         for number, value in values.items():
             self._require_fitting(self.slice(number), value)
@@ -132,7 +132,7 @@ class ServedSlices:
                 self._values[number].copy_(value)
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Let go of slices. Memory goes when all are gone that were created together, with the last who reads it."""
+        """Drop slices. A shard's memory is freed when all slices created together are gone, and its last reader is."""
         known = [number for number in numbers if number in self._slices]
         if not known:
             return
@@ -178,7 +178,7 @@ class ServedSlices:
             )
 
     def close(self) -> None:
-        """Let go of all memory: it goes with its last reader. May be called twice."""
+        """Release all memory, which is freed with its last reader. May be called twice."""
         self._head.close()
         for shard, _ in self._shards:
             shard.close()

@@ -1,4 +1,4 @@
-"""What a server needs of whoever writes its part of checkpoints; `raydist.checkpoints.sharing` has that."""
+"""The interface of a server's checkpoint writer; `raydist.checkpoints.sharing` implements it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["SliceHolder", "SliceSaver"]
 
 
 class SliceHolder(Protocol):
-    """What a server has, for the time of one request."""
+    """The server's state as a save sees it, for the time of one request."""
 
     def value(self, number: int, /) -> torch.Tensor:
-        """A slice's values, which the next request may change."""
+        """Return a slice's values, which the next request may change."""
 
     def state(self, optimizer: int, number: int, /) -> Mapping[str, Any]:
-        """What an optimizer remembers of a slice, which the next request may change."""
+        """Return an optimizer's state of a slice, which the next request may change."""
 
     def table_state(self, handle: int, /) -> Mapping[str, Any]:
-        """Copies of all rows of an embedding table that are here, and of what optimizers remember of them."""
+        """Return copies of an embedding table's rows on this server, and of their optimizer states."""
 
 
 class SliceSaver(ABC):
@@ -29,18 +29,18 @@ class SliceSaver(ABC):
 
     @abstractmethod
     def begin(self, order: Any, tensors: Sequence[torch.Tensor], held: SliceHolder) -> None:
-        """Copy what is asked for, and write it in a thread. An order that was carried out before changes nothing.
+        """Copy the ordered values, and write them in a thread. An order that was carried out before changes nothing.
 
         Args:
-            order: What is asked for; what goes wrong with it is told by `report`.
-            tensors: Others that it speaks of; not kept once this returns.
-            held: What the server has.
+            order: The description of what to write; `report` tells errors.
+            tensors: Further tensors of the order; not kept after this returns.
+            held: The server's state.
         """
 
     @abstractmethod
     def report(self, token: str) -> Any:
-        """What became of a save; None while that is not known."""
+        """Return the outcome of a save; None until it is known."""
 
     @abstractmethod
     def close(self, within_s: float) -> None:
-        """Wait for what is being written."""
+        """Wait for saves that are being written."""

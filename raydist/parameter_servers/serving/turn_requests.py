@@ -1,4 +1,4 @@
-"""Requests by which workers keep the rule of consistency: who begins, arrives, ends, dies. Single-threaded."""
+"""The handler of requests about closures under a rule of consistency: begin, arrive, end, death. Single-threaded."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ TurnRequest = BeginClosure | EndClosure | Arrive | DropArrival | Finish | FenceW
 
 @final
 class TurnRequests:
-    """Answers them, now or later.
+    """Answers requests about closures, now or later.
 
     Args:
-        turns: Who may go on.
-        changes: What steps are applied by.
-        values: For the version in answers.
-        ledger: Who is dead.
-        waits: Where answers wait.
-        meter: Counts.
+        turns: The state of workers and steps.
+        changes: Applies steps.
+        values: Give the version in answers.
+        ledger: The record of dead workers.
+        waits: Delayed answers.
+        meter: The server's counts.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TurnRequests:
         self._meter = meter
 
     def take(self, request: TurnRequest) -> Reply:
-        """Answer such a request."""
+        """Handle a request."""
         match request:
             case FenceWorker():
                 return self._fence(request.sender), []
@@ -88,7 +88,7 @@ class TurnRequests:
         return self._changes.step >= pull.at_least_step
 
     def once(self, sender: Sender | None, ready: Callable[[], bool], answer: Callable[[], Answered]) -> Reply:
-        """Answer as soon as something holds, or the sender counts as dead."""
+        """Answer once `ready()` is true, or the sender is dead."""
 
         def is_fenced() -> bool:
             return sender is not None and self._ledger.is_fenced(sender)
@@ -101,7 +101,7 @@ class TurnRequests:
         return self._waits.add(lambda: is_fenced() or ready(), now)
 
     def answer(self, verdict: Verdict = "done") -> ServerAnswer:
-        """With present numbers."""
+        """Return an answer with the present version and step."""
         return ServerAnswer(self._values.version, verdict, self._changes.step)
 
     def _fence(self, sender: Sender) -> ServerAnswer:

@@ -1,4 +1,4 @@
-"""SyncWithBackups as server 0 decides it for all servers: who holds a closure, whose gradients make up a step.
+"""SyncWithBackups on server 0, which decides for all servers: workers with a closure, and gradients of steps.
 
 Single-threaded.
 """
@@ -19,12 +19,12 @@ __all__ = ["ArrivedGradient", "Turns"]
 @final
 @dataclass(frozen=True, slots=True)
 class ArrivedGradient:
-    """A worker has a gradient.
+    """The arrival of a worker's gradient.
 
     Attributes:
-        sender: Who.
-        change: Closure and index of its key.
-        step: The step that it is for.
+        sender: The worker.
+        change: Closure and index of the gradient's key.
+        step: The step of the gradient.
     """
 
     sender: Sender
@@ -34,31 +34,31 @@ class ArrivedGradient:
 
 @final
 class Turns:
-    """Which workers hold a closure, and what follows from that.
+    """The workers that hold a closure, and the steps that their gradients make up.
 
     Args:
-        consistency: The rule.
+        consistency: The consistency model.
     """
 
     def __init__(self, consistency: Consistency) -> None:
         self._quorum = Quorum(consistency.num_backups) if isinstance(consistency, SyncWithBackups) else None
         self._present: dict[int, tuple[int, int]] = {}  # generation and closure of each worker
         self._arrivals: dict[int, ArrivedGradient] = {}  # the last of each worker
-        self._left_behind: dict[Sender, Accepted] = {}  # what the dead were part of
-        self._owed: set[tuple[int, int]] = set()  # changes of theirs that some servers may have
+        self._left_behind: dict[Sender, Accepted] = {}  # steps of which dead workers were part
+        self._owed: set[tuple[int, int]] = set()  # changes of dead workers that some servers may have
 
     @property
     def in_steps(self) -> bool:
-        """Whether workers arrive."""
+        """True if workers arrive, as under SyncWithBackups."""
         return self._quorum is not None
 
     @property
     def open_step(self) -> int:
-        """The step that arrivals are accepted for; values may be of the one before still."""
+        """The step for which arrivals are accepted; present values may still be of the step before."""
         return 0 if self._quorum is None else self._quorum.step
 
     def begin(self, sender: Sender, closure: int) -> None:
-        """A worker begins a closure; told twice, it counts once."""
+        """Record that a worker begins a closure; repeated, it counts once."""
         if self._present.get(sender.worker) == (sender.generation, closure):
             return
         self._present[sender.worker] = sender.generation, closure
@@ -66,13 +66,13 @@ class Turns:
             self._quorum.begin(sender.worker)
 
     def end(self, sender: Sender) -> None:
-        """A worker holds no closure any more."""
+        """Record that a worker holds no closure any more."""
         self._leave(sender, lambda quorum: quorum.end(sender.worker))
 
     def fence(self, sender: Sender) -> Accepted | None:
-        """A worker is dead; the step that its gradient was accepted for last, whether that has come or not."""
+        """Remove a dead worker; return the last step for which its gradient was accepted, pushed or not."""
         generation, _ = self._present.get(sender.worker, (sender.generation, -1))
-        if generation > sender.generation:  # its successor is at work: this was told before
+        if generation > sender.generation:  # a later generation is at work: this is a repetition
             return self._left_behind.get(sender)
         arrival = self._arrivals.pop(sender.worker, None)
         accepted = None if arrival is None else self.accepted(arrival)
@@ -83,7 +83,7 @@ class Turns:
         return self._left_behind.get(sender)
 
     def arrive(self, sender: Sender, key: PushKey, step: int) -> ArrivedGradient | None:
-        """A worker has a gradient of a step; None where that comes late. Told twice, it counts once."""
+        """Record a worker's gradient of a step; None if it is late. Repeated, it counts once."""
         if self._quorum is None:
             return None
         change = key.closure, key.index
@@ -97,12 +97,12 @@ class Turns:
         return arrival
 
     def accepted(self, arrival: ArrivedGradient) -> Accepted | None:
-        """What an arrival is part of, once that is decided."""
+        """Return the step of which an arrival is part, once decided."""
         accepted = None if self._quorum is None else self._quorum.accepted(arrival.sender.worker)
         return accepted if accepted is not None and accepted.step == arrival.step else None
 
     def decide(self) -> Accepted | None:
-        """Let what has arrived be the present step; None where nothing has."""
+        """Decide the present step with the arrivals so far; None if there are none."""
         return None if self._quorum is None else self._quorum.decide()
 
     def _leave(self, sender: Sender, leave: Callable[[Quorum], None]) -> None:

@@ -1,4 +1,4 @@
-"""Answers that are given later: nothing blocks in a server, who must wait is answered when it may be."""
+"""Delayed answers: nothing blocks in a server; a request that must wait is answered later."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Answered = tuple[ServerAnswer, list[torch.Tensor]]
 
 @final
 class Later:
-    """The place of an answer that is still to come. Whoever carries it keeps it until `due()` gives it back."""
+    """A placeholder for a future answer. The transport keeps it until `due()` returns it."""
 
     __slots__ = ()
 
 
 Reply = Answered | Later
-"""What handling a request gives."""
+"""The result of handling a request."""
 
 
 @final
 class Waits:
-    """Requests that wait, in the order in which they came.
+    """Waiting requests, in the order in which they came.
 
     >>> waits, gates = Waits(), []
     >>> later = waits.add(lambda: bool(gates), lambda: (ServerAnswer(), []))
@@ -43,18 +43,18 @@ class Waits:
         self._waiting: list[tuple[Later, Callable[[], bool], Callable[[], Answered]]] = []
 
     def add(self, ready: Callable[[], bool], answer: Callable[[], Answered]) -> Later:
-        """Answer once something holds.
+        """Add a request that is answered once `ready()` is true.
 
         Args:
-            ready: Whether it does.
-            answer: The answer, made then.
+            ready: Returns True once the answer may be given.
+            answer: Makes the answer then.
         """
         later = Later()
         self._waiting.append((later, ready, answer))
         return later
 
     def due(self) -> list[tuple[Later, Answered | Exception]]:
-        """What may be answered by now, each once; an exception is to be raised where its request came from."""
+        """Return the answers that are ready, each once; an exception is to be raised at its request's sender."""
         ready = [entry for entry in self._waiting if entry[1]()]
         if ready:
             done = {id(entry) for entry in ready}

@@ -1,4 +1,4 @@
-"""One process's way to all servers: they are asked all at once, and work at the same time."""
+"""One process's connections to all servers, which handle its requests at the same time."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Ask", "ServerClient"]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Ask:
-    """What one server is asked.
+    """A request to one server.
 
     Attributes:
-        request: What.
+        request: The request.
         tensors: See `ServerLink.ask`.
         into: See `ServerLink.ask`.
     """
@@ -37,12 +37,12 @@ Answers = dict[int, tuple[ServerAnswer, Sequence[torch.Tensor]]]
 
 @final
 class ServerClient:
-    """Used by one thread. Opens its links when it first asks.
+    """The connections to all servers, for one thread. Opened at the first request.
 
     Args:
-        doors: Of all servers, in their order.
-        sender: Who asks.
-        timeout_s: How long an answer may take.
+        doors: Openers of the links to all servers, in their order.
+        sender: The sender of the requests.
+        timeout_s: Time limit for an answer.
     """
 
     def __init__(self, doors: Sequence[ServerDoor], sender: Sender, *, timeout_s: float) -> None:
@@ -58,10 +58,10 @@ class ServerClient:
         return self._opened
 
     def exchange(self, asks: Mapping[int, Ask]) -> Answers:
-        """Ask some servers, by number, and wait for all; their answers.
+        """Send requests to servers, by number; wait for all, and return their answers.
 
         Raises:
-            Exception: What the first one to fail raised, when all others have answered too.
+            Exception: The error of the first server that failed, after all others have answered.
         """
         links = self._opened if len(self._opened) == len(self._doors) else self._links()
         asked = {server: links[server].ask(ask.request, ask.tensors, ask.into) for server, ask in asks.items()}
@@ -77,23 +77,23 @@ class ServerClient:
         return answers
 
     def ask(self, server: int, request: ServerRequest) -> ServerAnswer:
-        """Ask one server something that has no tensors."""
+        """Send a request without tensors to one server."""
         return self.exchange({server: Ask(request)})[server][0]
 
     def ask_all(self, request: ServerRequest) -> list[ServerAnswer]:
-        """Ask all of them the same."""
+        """Send the same request to all servers."""
         answers = self.exchange({server: Ask(request) for server in range(self.num_servers)})
         return [answers[server][0] for server in range(self.num_servers)]
 
     def read(self, wanted: Mapping[int, Into], unless: Mapping[int, int] | None = None) -> dict[int, ServerAnswer]:
-        """Copy present values, from each server all of one version, with no rule that holds the read up.
+        """Copy present values, from each server all of one version, without waiting for any step.
 
         Args:
-            wanted: By server, what goes where.
-            unless: By server, a version that is held already: nothing is copied where it has no other.
+            wanted: By server, the targets of slices.
+            unless: By server, the version held already: nothing is copied if the server still has this version.
 
         Returns:
-            By server, the version of the values.
+            By server, an answer with the version of the values.
         """
         held = unless or {}
         asks = {
@@ -104,14 +104,14 @@ class ServerClient:
         return {server: answer for server, (answer, _) in self.exchange(asks).items()}
 
     def read_step(self, wanted: Mapping[int, Into], at_least: int) -> dict[int, ServerAnswer]:
-        """As `read`, but values of one synchronous step, the same on all servers.
+        """Copy values like `read`, but of one synchronous step, the same on all servers.
 
         Args:
-            wanted: By server, what goes where. All servers are waited for.
-            at_least: That step, or a later one.
+            wanted: By server, the targets of slices. The call waits for all servers.
+            at_least: The step; a later one will do.
 
         Raises:
-            DeadlineExceededError: Servers went on from step to step all the time.
+            DeadlineExceededError: The servers never were at the same step.
         """
         answers: dict[int, ServerAnswer] = {}
         waiting = list(range(self.num_servers))
@@ -133,7 +133,7 @@ class ServerClient:
         return {server: answer for server, (answer, _) in self.exchange(asks).items()}
 
     def close(self) -> None:
-        """Let go of all links. May be called twice."""
+        """Close all links. May be called twice."""
         links, self._opened = self._opened, []
         for link in links:
             link.close()

@@ -1,4 +1,4 @@
-"""Values on their way between a worker's GPU and servers: through pinned memory, beside what the GPU computes."""
+"""Transfers between a worker's GPU and servers: through pinned memory, beside the computation."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ __all__ = ["CudaSideStream", "HostGradients", "SideStream", "side_stream_for"]
 
 
 class SideStream(Protocol):
-    """What copies to a device need of it."""
+    """The interface of a device's copy stream."""
 
     def copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Start to copy to the first of each pair from the second, which is pinned. Does not wait.
+        """Start to copy to the first of each pair from the second, which is pinned. Does not block.
 
-        Done after all that the device was given so far, and before all that it is given from here on.
+        The copies run after all work that the device has now, and before all work that it gets later.
         """
 
     def wait(self) -> None:
-        """Wait until copies have read their sources."""
+        """Block until the copies have read their sources."""
 
     def fetch(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copy to the first of each pair, which is pinned, from the second, and wait for it."""
+        """Copy to the first of each pair, which is pinned, from the second; blocks."""
 
     def pinned(self, like: torch.Tensor) -> torch.Tensor:
-        """Pinned memory on the host for the values of a tensor."""
+        """Return pinned memory on the host for the values of a tensor."""
 
 
 @final
 class CudaSideStream:
-    """Of one CUDA device.
+    """The copy stream of a CUDA device.
 
     Args:
         device: The device.
@@ -42,7 +42,7 @@ class CudaSideStream:
         self._side = torch.cuda.Stream(device)
 
     def copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """See `SideStream`."""
+        """Start to copy to the device."""
         current = torch.cuda.current_stream(self._device)
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side), torch.no_grad():
@@ -52,11 +52,11 @@ class CudaSideStream:
         current.wait_stream(self._side)
 
     def wait(self) -> None:
-        """See `SideStream`."""
+        """Block until the copies have read their sources."""
         self._side.synchronize()
 
     def fetch(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """See `SideStream`."""
+        """Copy to the host; blocks."""
         current = torch.cuda.current_stream(self._device)
         with torch.no_grad():
             for target, source in pairs:
@@ -64,21 +64,21 @@ class CudaSideStream:
         current.synchronize()
 
     def pinned(self, like: torch.Tensor) -> torch.Tensor:
-        """See `SideStream`."""
+        """Return pinned memory like a tensor."""
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
 
 def side_stream_for(device: torch.device) -> SideStream:
-    """For a device of this process."""
+    """Return a copy stream for a device of this process."""
     return CudaSideStream(device)
 
 
 @final
 class HostGradients:
-    """Brings gradients to the host, into pinned memory that is used again.
+    """Copies gradients to the host, into reused pinned memory.
 
     Args:
-        side: Of the device; None: made where a gradient lies on one.
+        side: The device's copy stream; None: made for the first gradient on a device.
     """
 
     def __init__(self, side: SideStream | None = None) -> None:
@@ -86,7 +86,7 @@ class HostGradients:
         self._pinned: dict[tuple[int, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
 
     def bring(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The gradients on the host; those that are there already as they are. Valid until the next call."""
+        """Return the gradients on the host; gradients there already are not copied. Valid until the next call."""
         away = [(place, each) for place, each in enumerate(gradients) if not each.is_cpu]
         if not away:
             return list(gradients)

@@ -1,4 +1,4 @@
-"""Gradients cut into what each server has of them."""
+"""Gradients cut into the parts of each server."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Form = Literal["dense", "rows"]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class GradientCut:
-    """What one server is to be pushed.
+    """The part of a push for one server.
 
     Attributes:
         slices: Numbers of the slices.
-        forms: Of the gradient of each.
-        places: Which of the gradients each is of, and which slice it is; None where that is the whole variable.
+        forms: Form of each slice's gradient.
+        places: For each slice the position of its gradient, and the slice; None if it is the whole variable.
     """
 
     slices: tuple[int, ...]
@@ -31,10 +31,10 @@ class GradientCut:
     places: tuple[tuple[int, ServedSlice | None], ...]
 
     def tensors(self, gradients: Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-        """The tensors of the push.
+        """Return the tensors of the push.
 
         Args:
-            gradients: In the order that `places` counts; sparse ones as `rows_and_values`.
+            gradients: Gradients, indexed by `places`; sparse ones as `rows_and_values`.
         """
         found: list[torch.Tensor] = []
         for place, part in self.places:
@@ -47,12 +47,12 @@ class GradientCut:
 
 
 def form_of(gradient: torch.Tensor) -> Form:
-    """How a gradient travels: sparse ones by rows, where that is what they are."""
+    """Return the form of a gradient in a push: "rows" for sparse gradients of whole rows."""
     return "rows" if gradient.is_sparse and gradient.sparse_dim() == 1 else "dense"
 
 
 def rows_and_values(gradient: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """A dense gradient itself; of a sparse one its rows, rising, and their values."""
+    """Return a dense gradient as it is; of a gradient of rows, the rows, rising, and their values."""
     if gradient.layout is torch.strided:
         return gradient.detach()
     if form_of(gradient) == "dense":
@@ -62,11 +62,11 @@ def rows_and_values(gradient: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor
 
 
 def cut_gradients(slices: Sequence[Sequence[ServedSlice]], forms: Sequence[Form]) -> dict[int, GradientCut]:
-    """By server, which part of which gradient it gets.
+    """Return, by server, its parts of the gradients.
 
     Args:
-        slices: Of the variable of each gradient.
-        forms: Of each gradient.
+        slices: Slices of the variable of each gradient.
+        forms: Form of each gradient.
     """
     found: dict[int, list[tuple[int, ServedSlice]]] = {}
     for place, parts in enumerate(slices):
@@ -83,7 +83,7 @@ def cut_gradients(slices: Sequence[Sequence[ServedSlice]], forms: Sequence[Form]
 
 
 def _rows_within(part: ServedSlice, rows: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of one slice, counted from its first. There may be none: the push tells that there was a step."""
+    """Return the rows of one slice, counted from its first. An empty result is pushed, too: it counts as a step."""
     edges = torch.tensor([part.begin, part.begin + part.shape[0]])
     begin, end = torch.searchsorted(rows, edges).tolist()
     return rows[begin:end] - part.begin, values[begin:end]

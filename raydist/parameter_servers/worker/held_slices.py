@@ -1,4 +1,4 @@
-"""Where on servers the tensors of a worker's objects lie, for whoever saves or restores them there."""
+"""The slices of a worker's tensors and optimizers on servers, for saving and restoring."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["HeldSlices"]
 
 @final
 class HeldSlices:
-    """What a worker knows of the servers' slices. Used by its one thread.
+    """A worker's knowledge of the servers' slices, for the worker's thread.
 
     Args:
-        client: Its way to the servers.
+        client: The connection to the servers.
         table: All slices.
-        get: The worker's object with a handle; None where it is gone.
-        handle_of: What servers call one.
-        read_states: Lets optimizers remember here what the servers' do.
+        get: Returns the worker's object with a handle; None if it is gone.
+        handle_of: Returns the handle of an object.
+        read_states: Reads the servers' states of optimizers into this worker's.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class HeldSlices:
 
     @property
     def num_servers(self) -> int:
-        """All of them."""
+        """Number of servers."""
         return self._client.num_servers
 
     def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[ServedSlice, ...]]:
-        """By name the slices of those that are variables, in the order of their rows.
+        """Return, by name, the slices of the tensors that are variables, in the order of their rows.
 
-        A `state_dict` has variables detached: memory tells which they are, as none has that of another. One without
-        elements has no memory, and is known only where it is the variable itself: optimizers remember things of it.
+        A `state_dict` has detached variables, which are found by their memory: no two variables share memory. A
+        variable without elements has no memory, and is found only as the variable itself: optimizers have states of it.
         """
         variables = {handle: obj for handle in self._table.handles() if (obj := self._get(handle)) is not None}
         held = {obj.data_ptr(): handle for handle, obj in variables.items()}
@@ -60,7 +60,7 @@ class HeldSlices:
     def _handle_in(
         self, tensor: torch.Tensor, held: Mapping[int, int], variables: Mapping[int, torch.Tensor]
     ) -> int | None:
-        """Of the variable that a tensor is, or shows."""
+        """Return the handle of the variable that a tensor is, or is detached from."""
         handle = self._handle_of(tensor)
         if handle is None:
             handle = held.get(tensor.data_ptr())
@@ -68,7 +68,7 @@ class HeldSlices:
         return handle if handle in variables else None
 
     def handle_of(self, obj: torch.optim.Optimizer | torch.Tensor) -> int:
-        """What servers call an optimizer, or the table that a parameter stands for."""
+        """Return the handle of an optimizer, or of the table that a parameter stands for."""
         handle = self._handle_of(obj)
         if handle is None:
             raise FailedPreconditionError(
@@ -77,11 +77,11 @@ class HeldSlices:
         return handle
 
     def read_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimizer remember here what the servers' do."""
+        """Read the servers' state of an optimizer into this worker's."""
         self._read_states([optimizer])
 
     def exchange(self, asks: Mapping[int, Ask]) -> Answers:
-        """See `ServerClient.exchange`."""
+        """Call `ServerClient.exchange`."""
         return self._client.exchange(asks)
 
 

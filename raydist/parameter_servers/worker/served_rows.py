@@ -1,4 +1,4 @@
-"""Rows of embedding tables that lie on servers: pulled when a module needs them, pushed when an optimizer steps."""
+"""Rows of embedding tables on servers: pulled when a module needs them, pushed when an optimizer steps."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["ServedRows", "rows_by_server"]
 
 @final
 class ServedRows:
-    """The way to rows (a `RowAccess`), for one thread.
+    """The access to rows on servers (a `RowAccess`), for one thread.
 
     Args:
-        client: The way to the servers.
-        handle_of: The handle of a parameter that stands for a table; None where the servers do not have it.
+        client: The connection to the servers.
+        handle_of: Returns the handle of a parameter that stands for a table; None if the servers do not have the table.
     """
 
     def __init__(self, client: ServerClient, handle_of: Callable[[torch.Tensor], int | None]) -> None:
@@ -30,14 +30,14 @@ class ServedRows:
         self._handle_of = handle_of
 
     def create(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
-        """Let the servers have a table, with these rows."""
+        """Create a table on the servers, with these rows."""
         handle, spec = self._known(weight)
         self._ask_all(CreateTable(handle, spec))
         if states:
             self.import_rows(weight, states)
 
     def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """See `RowAccess`."""
+        """Implement `RowAccess.pull`."""
         handle, spec = self._known(weight)
         places = rows_by_server(spec, rows, self._client.num_servers)
         request = PullRows(handle, self._client.sender)
@@ -48,12 +48,12 @@ class ServedRows:
         return found
 
     def export_rows(self, weight: torch.Tensor) -> list[dict[str, Any]]:
-        """See `RowAccess`."""
+        """Implement `RowAccess.export_rows`."""
         handle, _ = self._known(weight)
         return [answer.value for answer in self._ask_all(RowState(handle))]
 
     def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
-        """See `RowAccess`."""
+        """Implement `RowAccess.import_rows`."""
         handle, _ = self._known(weight)
         self._ask_all(SetRowState(handle, list(states)))
 
@@ -73,7 +73,7 @@ class ServedRows:
 def rows_by_server(
     spec: EmbeddingTableSpec, rows: torch.Tensor, num_servers: int, *, everybody: bool = False
 ) -> dict[int, torch.Tensor | slice]:
-    """Places in `rows` of those that each server has; all servers where `everybody`, else those that have some."""
+    """Return the positions of each server's rows; of all servers with `everybody`, else of servers that have some."""
     if num_servers == 1:
         return {0: slice(None)}
     owners = spec.servers_of(rows, num_servers)

@@ -1,4 +1,4 @@
-"""Which slices there are, as workers know them, and which values they have read of each. Pure."""
+"""The slices that a worker knows, and the versions of values that it has read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NEVER = -1
 
 @final
 class SliceTable:
-    """All slices that were planned so far."""
+    """All slices planned so far."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[ServedSlice, ...]] = {}
 
     def add(self, slices: Iterable[ServedSlice]) -> list[int]:
-        """Take in slices; the handles of variables that were not known. What is known is passed over."""
+        """Add slices of new variables; return the handles of these variables."""
         found: dict[int, list[ServedSlice]] = {}
         for each in slices:
             if each.handle not in self._of:
@@ -33,21 +33,21 @@ class SliceTable:
         return handle in self._of
 
     def handles(self) -> list[int]:
-        """Of all variables that have slices."""
+        """Return the handles of all variables that have slices."""
         return list(self._of)
 
     def of(self, handle: int) -> tuple[ServedSlice, ...]:
-        """A variable's slices, in the order of their rows."""
+        """Return a variable's slices, in the order of their rows."""
         return self._of[handle]
 
     def forget(self, handle: int) -> tuple[ServedSlice, ...]:
-        """The variable is gone; what its slices were."""
+        """Remove a variable; return its slices."""
         return self._of.pop(handle, ())
 
 
 @final
 class ReadVersions:
-    """Of one server: which version of each slice's values a worker holds, and the newest that it knows of.
+    """The versions of one server's slices that a worker holds, and the newest version that it knows.
 
     >>> read = ReadVersions()
     >>> read.note([1, 2], 5)
@@ -61,39 +61,39 @@ class ReadVersions:
         self._at: dict[int, int] = {}
 
     def add(self, numbers: Iterable[int]) -> None:
-        """Slices of which nothing was read yet."""
+        """Add slices that were not read yet."""
         for number in numbers:
             self._at.setdefault(number, NEVER)
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Slices that are of no interest any more."""
+        """Remove slices."""
         for number in numbers:
             self._at.pop(number, None)
 
     def forget(self, numbers: Iterable[int] | None = None) -> None:
-        """What is held of these, or of all, may be anything."""
+        """Mark these slices, or all, as not read."""
         self._at.update(dict.fromkeys(list(self._at) if numbers is None else numbers, NEVER))
 
     def is_of(self, number: int, version: int) -> bool:
-        """Whether a slice is held as it was in a version."""
+        """Return True if the worker holds this version of a slice."""
         return self._at.get(number, NEVER) == version
 
     def note(self, numbers: Sequence[int], version: int) -> None:
-        """These were read, and are of this version."""
+        """Record that slices were read in a version."""
         self._at.update(dict.fromkeys(numbers, version))
         self.newest = max(self.newest, version)
 
     def note_change(self, numbers: Sequence[int], version: int) -> None:
-        """This worker has changed them, and holds what they are since; that made the version."""
+        """Record that this worker's change of slices made a version, and that it holds the changed values."""
         before = version - 1
         if self.newest == before:
             self._at = {number: version if at == before else at for number, at in self._at.items()}
         self.note(numbers, version)
 
     def older_than(self, version: int) -> list[int]:
-        """Slices of which an older version is held."""
+        """Return the slices of which an older version is held."""
         return [number for number, at in self._at.items() if at < version]
 
     def oldest(self, numbers: Iterable[int]) -> int:
-        """The oldest version that is held of some slices."""
+        """Return the oldest version that is held of some slices."""
         return min((self._at.get(number, NEVER) for number in numbers), default=self.newest)

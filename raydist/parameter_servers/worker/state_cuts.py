@@ -1,4 +1,4 @@
-"""What an optimizer remembers of a variable, cut into what belongs to its slices, and put together again. Pure."""
+"""An optimizer's state of a variable, cut into states of the variable's slices, and joined again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["cut_state", "joined_state"]
 def cut_state(
     state: Mapping[str, Any], shape: Sequence[int], slices: Sequence[ServedSlice]
 ) -> dict[int, dict[str, Any]]:
-    """By slice number, what is remembered of it: its rows of all that has the variable's shape, and all else whole."""
+    """Cut a state by slice number: a slice gets its rows of entries of the variable's shape, and copies of others."""
     return {
         part.number: {
             name: _copied(_within(part, value)) if _is_like(value, shape) else _copied(value)
@@ -29,12 +29,12 @@ def cut_state(
 def joined_state(
     states: Mapping[int, Mapping[str, Any]], shape: Sequence[int], slices: Sequence[ServedSlice]
 ) -> dict[str, Any]:
-    """Undo `cut_state`; empty where nothing is remembered yet.
+    """Undo `cut_state`; empty if the slices have no state yet.
 
     Args:
-        states: By slice number; there may be others.
-        shape: Of the variable.
-        slices: Of the variable, in the order of their rows.
+        states: States by slice number; there may be others.
+        shape: Shape of the variable.
+        slices: Slices of the variable, in the order of their rows.
     """
     parts = [(part, states[part.number]) for part in slices if states.get(part.number)]
     if not parts:
@@ -51,7 +51,7 @@ def joined_state(
 
 
 def _within(part: ServedSlice, value: torch.Tensor) -> torch.Tensor:
-    """Of momentum of rows, which is sparse, torch has no views."""
+    """Return a slice's part; torch has no views of sparse tensors, as momentum of rows is."""
     if value.layout is torch.strided:
         return part.within(value)
     return value if part.shape == tuple(value.shape) else value.narrow_copy(0, part.begin, part.shape[0])
@@ -62,5 +62,5 @@ def _is_like(value: Any, shape: Sequence[int]) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """Each slice has its own, lists too: servers step slices by themselves."""
+    """Copy a value, lists too: each slice has its own, because servers step slices independently."""
     return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)

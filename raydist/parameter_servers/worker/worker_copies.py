@@ -1,8 +1,8 @@
-"""A worker's copies of the variables that servers have: where pulled values are written, and what a program wrote.
+"""A worker's copies of variables on servers: targets of pulls, and detection of values that a program wrote.
 
-On the CPU a variable is a private mapping of memory into which values are pulled: the program sees them without one
-copy more, and what it writes by hand it has for itself, which the kernel tells (`raydist.storage.shard`). On a GPU
-values are pulled into pinned memory and copied from there by a stream of their own.
+On the CPU a variable is a private mapping of the memory into which values are pulled: the program sees them without a
+further copy. Pages that it writes become private, which the kernel reports (`raydist.storage.shard`). On a GPU,
+values are pulled into pinned memory and copied from there by a separate stream.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["WorkerCopies"]
 
 @final
 class WorkerCopies:
-    """All of them, by handle. Pulls may write `target` while nothing is `written`.
+    """All copies, by handle. Pulls may write `target` while the program has written nothing.
 
     Args:
-        side: Copies to the worker's device; None: made where a variable lies on a GPU.
+        side: The device's copy stream; None: made for the first variable on a GPU.
     """
 
     def __init__(self, side: SideStream | None = None) -> None:
@@ -36,8 +36,8 @@ class WorkerCopies:
         self._group_of: dict[int, _Group] = {}
 
     def add(self, variables: Sequence[tuple[int, torch.Tensor]]) -> None:
-        """Take over variables, with the values that they have: all memory that they use from now on is here."""
-        # Buffers are written by nearly every step: they share no page with parameters, which hardly ever are.
+        """Move variables, with their values, into memory of this object."""
+        # Nearly every step writes buffers, and hardly any step writes parameters: they share no page.
         for parameters in (True, False):
             some = [each for each in variables if isinstance(each[1], torch.nn.Parameter) is parameters]
             if some:
@@ -55,33 +55,33 @@ class WorkerCopies:
         return handle in self._group_of
 
     def tensor(self, handle: int) -> torch.Tensor:
-        """The variable itself."""
+        """Return the variable."""
         return self._group_of[handle].placed[handle].tensor
 
     def target(self, handle: int) -> torch.Tensor:
-        """Where its values are pulled to. What is written there the program sees after `show`."""
+        """Return the tensor into which values are pulled. The program sees them after `show`."""
         return self._group_of[handle].placed[handle].shared
 
     def own(self, handle: int) -> torch.Tensor:
-        """What the program sees, on the CPU."""
+        """Return the values that the program sees, on the CPU."""
         return self._group_of[handle].placed[handle].own.detach().cpu()
 
     def ready(self) -> None:
-        """Wait until targets may be written again."""
+        """Block until targets may be written again."""
         for group in self._groups:
             group.ready()
 
     def show(self, handles: Collection[int]) -> None:
-        """Values were pulled: let the program see them."""
+        """Make pulled values visible to the program."""
         for group in self._groups:
             group.show([handle for handle in handles if handle in group.placed])
 
     def written(self, *, parameters_only: bool = False) -> list[int]:
-        """Variables to which the program gave other values than were pulled.
+        """Return the variables to which the program gave other values than were pulled.
 
         Raises:
-            InvalidArgumentError: One was given data that it cannot keep; what others were given is there all the same,
-                and told when this is asked again.
+            InvalidArgumentError: A variable was given data that it cannot keep; other variables keep what they were
+                given, and the next call returns them.
         """
         asked = self._asked(parameters_only)
         refused = [error for group in asked for error in group.bring_back()]
@@ -90,12 +90,12 @@ class WorkerCopies:
         return [handle for group in asked for handle in group.written()]
 
     def keep_written(self, *, parameters_only: bool = False) -> None:
-        """Take what the program wrote for what was pulled."""
+        """Take the values that the program wrote for pulled ones."""
         for group in self._asked(parameters_only):
             group.keep_written()
 
     def drop_written(self) -> None:
-        """Let the program see what was pulled, whatever it wrote."""
+        """Replace the values that the program wrote by the pulled ones."""
         for group in self._groups:
             group.drop_written()
 
@@ -103,7 +103,7 @@ class WorkerCopies:
         return [group for group in self._groups if group.of_parameters or not parameters_only]
 
     def forget(self, handle: int) -> None:
-        """The program has dropped it."""
+        """Remove a variable that the program has dropped."""
         group = self._group_of.pop(handle, None)
         if group is not None:
             group.forget(handle)
@@ -112,14 +112,14 @@ class WorkerCopies:
                 group.close()
 
     def close(self) -> None:
-        """Let go of the memory that no variable uses. May be called twice."""
+        """Release memory that no variable uses. May be called twice."""
         for group in self._groups:
             group.close()
 
 
 @final
 class _Group:
-    """Variables that were taken over together."""
+    """Variables that were added together."""
 
     def __init__(self, variables: Sequence[tuple[int, torch.Tensor]], side: SideStream | None) -> None:
         self.of_parameters = isinstance(variables[0][1], torch.nn.Parameter)
@@ -153,7 +153,7 @@ class _Group:
         if self._side is not None:
             self._side.copy([(each.own, each.shared) for each in shown])
             self._marks = self._mark()
-        torch.autograd.graph.increment_version([each.tensor for each in shown])  # as if it were written here
+        torch.autograd.graph.increment_version([each.tensor for each in shown])  # as if the program had written it
 
     def written(self) -> list[int]:
         if self._side is not None:
@@ -183,7 +183,7 @@ class _Group:
         self._marks = self._mark()
 
     def bring_back(self) -> list[InvalidArgumentError]:
-        """Undo `parameter.data = ...` of all; errors of those that cannot keep the values, and have their own again."""
+        """Undo `parameter.data = ...` of all; return the errors of variables that cannot keep the values."""
         return [error for placed in self.placed.values() if (error := _bring_back(placed)) is not None]
 
     def drop_written(self) -> None:
@@ -196,7 +196,7 @@ class _Group:
             self.show(list(self.placed))
 
     def _mark(self) -> torch.Tensor:
-        """Numbers that other bits hardly have, where the variables are; `_version` does not see what `.data` writes."""
+        """Return hashes of the variables' bits, where they lie; `_version` misses writes through `.data`."""
         if self._side is None or not self.placed:
             return torch.empty(0)
         return torch.stack([mark_of_bits(placed.own) for placed in self.placed.values()])
@@ -210,7 +210,7 @@ class _Group:
 
 
 def _bring_back(placed: PlacedTensor) -> InvalidArgumentError | None:
-    """Undo `parameter.data = ...`: the values stay, in the variable's memory; an error where they cannot."""
+    """Undo `parameter.data = ...` but keep the values; return an error if the variable cannot hold them."""
     if placed.in_place:
         return None
     given, own = placed.tensor.detach(), placed.own
@@ -222,7 +222,7 @@ def _bring_back(placed: PlacedTensor) -> InvalidArgumentError | None:
             "scope."
         )
     with torch.no_grad():
-        own.copy_(given.clone())  # which may be the same memory, turned
+        own.copy_(given.clone())  # both may be the same memory, transposed
     return None
 
 
