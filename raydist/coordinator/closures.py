@@ -60,8 +60,8 @@ class ClosureQueue:
         max_clocks: How far a worker's clock may be ahead of the smallest one when it begins a closure; None: no limit.
 
     Attributes:
-        error: The first error that the program has not been told of.
-        epoch: How many errors it has been told of.
+        error: The first error that was not raised in the program yet.
+        epoch: Number of errors that were raised in the program.
     """
 
     def __init__(self, max_clocks: int | None = None) -> None:

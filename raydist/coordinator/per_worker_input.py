@@ -135,7 +135,7 @@ class PerWorkerInput:
         coordinator = self._coordinator()
         if not self._listens:
             self._listens = True
-            # The coordinator's thread outlives a strategy that is dropped: it must not hold it.
+            # The coordinator's thread outlives a dropped strategy, and must not keep it alive.
             coordinator.when_lost(functools.partial(_tell_living, weakref.WeakMethod(self._give_back)))
         coordinator.record(LogEntry(values=((value.name, pickled),)))
         self._living[value.name] = value

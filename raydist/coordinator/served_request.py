@@ -16,7 +16,7 @@ from raydist.replicas.step import ReplicaSetup
 __all__ = ["ServedPlan", "ServedRequest", "plan_served"]
 
 _JOBS = {"chief", "worker", "ps", "evaluator"}
-_MARK = 0.001  # of the resource "node:<address>", of which each node has 1: asking for it takes nothing else
+_MARK = 0.001  # of the resource "node:<address>", of which each node has 1: binds a bundle to the node
 _WORKERS_A_SERVER = 4
 
 

@@ -141,7 +141,7 @@ class Holdings:
         values: Mapping[int, torch.Tensor],
         memories: Mapping[int, Mapping[int, Mapping[str, Any]]],
     ) -> None:
-        """Implement `PartHolder.replace`. Workers keep no rows, and see newer values by their version."""
+        """Implement `PartHolder.replace`. Workers keep no rows, and read the values again, whose version is newer."""
         for handle in tables:
             self.table(handle)  # raises if the table was never created
         for handle, states in memories.items():

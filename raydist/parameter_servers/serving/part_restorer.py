@@ -49,7 +49,7 @@ class PartRestorer(ABC):
 
     @abstractmethod
     def begin(self, order: Any, held: PartHolder) -> None:
-        """Begin to read in a thread, in the background. An order that was begun before changes nothing.
+        """Begin to read in a background thread. An order that was begun before changes nothing.
 
         Args:
             order: The description of what to read; `report` tells errors.
@@ -66,7 +66,7 @@ class PartRestorer(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop what was read, and stop reading."""
+        """Drop what was read, and what is being read."""
 
     @abstractmethod
     def close(self, within_s: float) -> None:

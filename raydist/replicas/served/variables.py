@@ -39,11 +39,11 @@ _CHANGES: tuple[_Change, ...] = get_args(_Change)
 class ServedVariables(WorkerRules):
     """Rules of a worker whose variables live on servers.
 
-    worker: Number of the worker.
+    Args:
+        worker: Number of the worker.
         doors: Openers of the links to all servers.
         generation: Number of earlier starts of the worker.
         consistency: How far workers may be apart.
-        consistency: What a worker may read while others push.
         prefetch_pulls: Use the values that came with the last push for the next closure, unless the program had seen
             newer ones when it scheduled the closure; without it, every closure pulls.
         timeout_s: Time limit for an answer of a server.
