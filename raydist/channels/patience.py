@@ -1,4 +1,4 @@
-"""How long a rank watches its bell before it goes to sleep. Only arithmetic."""
+"""The policy for how long a waiting process spins before it sleeps on its futex. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ __all__ = ["Patience"]
 
 _WATCH_S = 200e-6
 _MOST_SKIPPED = 64
-_SHORT_SLEEP_S = 2 * _WATCH_S  # with the time that waking takes: watching would have seen it come
+_SHORT_SLEEP_S = 2 * _WATCH_S  # includes the wake-up time: spinning would have been enough
 
 
 @final
 class Patience:
-    """Learns whether what is waited for comes soon.
+    """An adaptive spin-then-sleep policy.
 
-    A rank that sleeps is woken 30 to 200 us late (measured on two cores of a virtual machine), and its peers then wait
-    for it in turn. So it watches first, giving its core to whoever wants it. Each time in vain it leaves that out for
-    twice as many waits as before: ranks that wait long hardly watch at all.
+    A sleeping rank is woken 30 to 200 us late (measured on two cores of a virtual machine), and its peers then wait for
+    it in turn. A rank therefore spins first, yielding its core. After each spin in vain, the rank skips spinning for
+    twice as many waits as before, so that ranks with long waits hardly spin.
 
     Args:
-        watches: Whether it ever does.
+        watches: False to never spin.
 
     Attributes:
-        watches: As given.
+        watches: The argument.
 
     >>> patience = Patience()
     >>> patience.watch_s() > 0
@@ -40,11 +40,11 @@ class Patience:
 
     @classmethod
     def among(cls, num_waiting: int) -> Self:
-        """Return the patience of one of `num_waiting` processes that wait for each other."""
+        """Return the policy of one of `num_waiting` processes that wait for each other; 0 never spins."""
         return cls(watches=num_waiting > 0)
 
     def watch_s(self) -> float:
-        """How many seconds to watch now."""
+        """Return the number of seconds to spin now."""
         if not self.watches:
             return 0.0
         if self._num_skipped < self._num_to_skip:
@@ -53,15 +53,15 @@ class Patience:
         return _WATCH_S
 
     def in_time(self) -> None:
-        """It came while it was watched for."""
+        """Record that the event came during the spin."""
         self._num_skipped = self._num_to_skip = 0
 
     def in_vain(self) -> None:
-        """It did not come while it was watched for."""
+        """Record that the event did not come during the spin."""
         self._num_skipped = 0
         self._num_to_skip = min(max(2 * self._num_to_skip, 1), _MOST_SKIPPED)
 
     def slept(self, seconds: float) -> None:
-        """It came after so long a sleep, without having been watched for."""
+        """Record that the process slept this long without a spin before."""
         if seconds < _SHORT_SLEEP_S:
             self._num_to_skip //= 2

@@ -1,4 +1,4 @@
-"""Messages from one process to another: a few slots of shared memory, filled and emptied in turn."""
+"""A ring buffer of messages from one process to another in shared memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Ring"]
 
 @final
 class Ring:
-    """One writer, one reader; neither ever waits. Every message is there once its counter is raised.
+    """A lock-free ring buffer for one writer and one reader. A message is complete once the writer raises the counter.
 
-    x86-64 keeps the order of stores and of loads, which is all that this needs.
+    Relies on x86-64, which keeps the order of stores and of loads.
 
     Args:
-        address: Of its first byte, in memory that stays mapped.
+        address: Address of the ring's first byte, in memory that stays mapped.
     """
 
     def __init__(self, address: int) -> None:
@@ -26,16 +26,16 @@ class Ring:
         self._taken = ctypes.c_uint64.from_address(address + ChannelLayout.taken())
 
     def has_room(self, messages: int = 1) -> bool:
-        """Whether so many more messages fit in (for the writer)."""
+        """Return True if this many more messages fit (for the writer)."""
         return self._written.value - self._taken.value + messages <= MESSAGES_UNDER_WAY
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to take (for the reader)."""
+        """Return True if there is no message (for the reader)."""
         return self._written.value == self._taken.value
 
     def put(self, message: bytes) -> bool:
-        """Add a message; False where it is too large, or there is no room."""
+        """Add a message; return False if the message is too large or the ring is full. Does not block."""
         if len(message) > MESSAGE_BYTES or not self.has_room():
             return False
         number = self._written.value
@@ -46,16 +46,16 @@ class Ring:
         return True
 
     def peek(self) -> bytes | None:
-        """The oldest message, which stays until `drop`."""
+        """Return the oldest message, None if the ring is empty. The message stays until `drop`."""
         if self.is_empty:
             return None
         place = self._address + ChannelLayout.slot(self._taken.value)
         return ctypes.string_at(place + 8, ctypes.c_uint64.from_address(place).value)
 
     def drop(self) -> None:
-        """The oldest message has been dealt with."""
+        """Remove the oldest message."""
         self._taken.value += 1
 
     def clear(self) -> None:
-        """Drop everything: for the writer, while there is no reader."""
+        """Remove all messages. For the writer, while there is no reader."""
         self._taken.value = self._written.value

@@ -1,4 +1,4 @@
-"""How a process of a channel waits for its own bell."""
+"""The wait of a channel's process for its own futex."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from raydist.collectives.shared_memory.futex import Bell
 __all__ = ["LOOK_S", "Sleeper"]
 
 LOOK_S = 0.25
-"""How long the death of the other side may go unnoticed by one that waits."""
+"""The longest time in seconds before a waiting process checks that the other side is alive."""
 
 
 @final
 class Sleeper:
-    """Waits for its own bell: watches it for a moment where that has paid, then sleeps.
+    """A wait for a futex: spin for a moment if spinning has helped before, then sleep.
 
     Args:
-        bell: That bell.
-        num_ends: Ends of its channel: in a crowd nobody watches.
+        bell: The futex of this process.
+        num_ends: Number of ends of the channel.
     """
 
     def __init__(self, bell: Bell, num_ends: int = 1) -> None:
@@ -28,11 +28,11 @@ class Sleeper:
         self._patience = Patience.among(num_ends)
 
     def count(self) -> int:
-        """Of rings so far: take it before looking for what is waited for."""
+        """Return the number of wake-ups so far; read it before checking for messages."""
         return self._bell.count()
 
     def wait(self, seen: int, seconds: float) -> None:
-        """Return once the bell was rung since `seen`, after `seconds`, or for no reason."""
+        """Block until a wake-up after count `seen`, for at most `seconds`; may return early without a reason."""
         watch_s = min(self._patience.watch_s(), seconds)
         if watch_s:
             end = time.perf_counter() + watch_s

@@ -1,9 +1,9 @@
-"""Control state: what steers training and is not a tensor of the model, as a flat table of paths.
+"""Control state (the state of training objects apart from tensors) as a flat table of paths.
 
-An object's control state is its `__dict__` (training flag, param_groups, a scheduler's counters, plain attributes, the
-names of submodules). Walking its dicts and lists gives one :class:`Attribute` per *path*, so that two sides can be
-compared, and changed attributes named, sent and patched one by one. Containers are patched in place: a dict somebody
-holds (`group = optimizer.param_groups[0]`) stays the one in use.
+The control state of an object is its `__dict__` (training flag, param_groups, a scheduler's counters, plain attributes,
+the names of submodules). Walking the dicts and lists in it gives one :class:`Attribute` per *path*, so that driver and
+replicas can compare, name, send and patch attributes one by one. Containers are patched in place: a dict that the
+program holds (`group = optimizer.param_groups[0]`) stays in use.
 
 >>> model = {"training": True, "groups": [{"lr": 0.1}]}
 >>> before = capture(model)
@@ -48,7 +48,7 @@ CONTAINERS = (dict, OrderedDict, list)
 @final
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The attribute of a container itself: its type, and its keys in order (indices for a list)."""
+    """The type and the ordered keys (indices for a list) of a container."""
 
     kind: type
     names: tuple[Hashable, ...]
@@ -57,7 +57,7 @@ class Keys:
 @final
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A value, and a mark of its content when it was captured (None where `value` itself cannot change)."""
+    """A value and a mark of its content at the time of capture (None if `value` is immutable)."""
 
     value: Any
     mark: Hashable = None
@@ -70,7 +70,7 @@ class Attribute:
         return type(self.value) is type(other.value) and bool(self.value == other.value)
 
     def sealed(self) -> Attribute:
-        """The attribute without its value, where the mark is enough: what is remembered must not keep objects alive."""
+        """Return the attribute without its value if it has a mark, so that a record keeps no objects alive."""
         return self if self.mark is None else Attribute(None, self.mark)
 
 
@@ -80,9 +80,9 @@ _EMPTY = {kind: Attribute(Keys(kind, ())) for kind in CONTAINERS}
 
 @final
 class Identity:
-    """A mark that is equal for one and the same object, and keeps it from nothing: not even from dying.
+    """A mark that is equal for one and the same object, held by weak reference if possible.
 
-    A plain id could be given to a second object after the first one's death.
+    A plain id would not do: Python reuses the ids of dead objects.
     """
 
     __slots__ = ("_ref",)
@@ -101,24 +101,24 @@ class Identity:
 
 
 def seal(flat: AttributeTable) -> AttributeTable:
-    """`flat` for later comparison, without references to mutable objects."""
+    """Return a copy of `flat` for later comparison, without references to mutable objects."""
     return {path: attribute.sealed() for path, attribute in flat.items()}
 
 
 def is_plain(value: Any) -> bool:
-    """Whether `value` cannot change and compares by content."""
+    """Return True if `value` is immutable and compares by content."""
     if type(value) in (tuple, frozenset):
         return all(is_plain(item) for item in value)
     return isinstance(value, (*_IMMUTABLE, Keys))
 
 
 def capture(root: dict[Any, Any], *, skip: Collection[str] = (), digest: Digest = Identity) -> AttributeTable:
-    """Every attribute below `root`, a `__dict__`, by its path.
+    """Return every attribute in `root`, a `__dict__`, by path.
 
     Args:
-        root: The dictionary to walk; dicts and lists in it are walked too, everything else is an attribute.
+        root: The dictionary to walk, with the dicts and lists in it; every other value is an attribute.
         skip: Keys of `root` that are not control state.
-        digest: Mark of a value that can change inside (an array, an object of a user's class).
+        digest: Returns the mark of a mutable value (an array, an object of a user's class).
     """
     flat: AttributeTable = {}
     top = {key: value for key, value in root.items() if key not in skip} if skip else root
@@ -146,7 +146,7 @@ def _items(container: Any) -> Iterator[tuple[Hashable, Any]]:
 
 
 def changed(before: AttributeTable, now: AttributeTable) -> dict[AttributePath, Any]:
-    """Values of `now` that differ from `before`; what was removed shows as new `Keys` of its container."""
+    """Return the values of `now` that differ from `before`; a removal shows as new `Keys` of the container."""
     found: dict[AttributePath, Any] = {}
     for path, attribute in now.items():
         old = before.get(path)
@@ -156,7 +156,7 @@ def changed(before: AttributeTable, now: AttributeTable) -> dict[AttributePath, 
 
 
 def patch(root: dict[str, Any], changes: Mapping[AttributePath, Any], *, skip: Collection[str] = ()) -> None:
-    """Make `root` what the other side's is, in place; `skip` as in :func:`capture`."""
+    """Apply the changes of the other side to `root`, in place; `skip` as in :func:`capture`."""
     by_depth = sorted(changes.items(), key=lambda item: len(item[0]))
     shapes = [(path[:-1], value) for path, value in by_depth if path[-1] is Keys]
     for prefix, keys in shapes:
@@ -192,7 +192,7 @@ def _put(container: Any, name: Any, value: Any) -> None:
 
 
 def _trim(container: Any, keys: Keys, *, kept: Collection[str]) -> None:
-    """Drop what the other side no longer has, and take its order."""
+    """Remove the items that the other side no longer has, and take over the order of its keys."""
     if isinstance(container, list):
         del container[len(keys.names) :]
         return
@@ -204,13 +204,13 @@ def _trim(container: Any, keys: Keys, *, kept: Collection[str]) -> None:
 
 
 def attributes(obj: Any) -> dict[str, Any]:
-    """The real `__dict__`, past everything a class does on attribute access."""
+    """Return the real `__dict__`, without running the class's attribute access."""
     found: dict[str, Any] = object.__getattribute__(obj, "__dict__")
     return found
 
 
 def attribute_name(path: AttributePath) -> str:
-    """A path as the user would write it.
+    """Return a path in Python syntax.
 
     >>> attribute_name(("param_groups", 0, "lr"))
     "param_groups[0]['lr']"

@@ -1,4 +1,4 @@
-"""Pickling small dataclasses that travel with every step: as a call of their class."""
+"""Fast pickling of small dataclasses that are sent with every step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ __all__ = ["by_fields"]
 
 
 def by_fields(self: Any) -> tuple[type, tuple[Any, ...]]:
-    """A `__reduce__` for dataclasses with slots and without a base: read back in one call, where the one that
-    dataclasses bring looks through all fields in Python.
-
+    """Reduce a dataclass with slots and no base to one call of its class; the default loops over fields in Python.
     >>> import pickle
     >>> from dataclasses import dataclass
     >>> from raydist.replicas.step import PartSource
@@ -26,7 +24,7 @@ def by_fields(self: Any) -> tuple[type, tuple[Any, ...]]:
 
 @functools.cache
 def _reader(cls: Any) -> Callable[[Any], tuple[Any, ...]]:
-    """Reads all fields at once, without a line of Python."""
+    """Return a function that reads all fields at once, in C."""
     names: tuple[str, ...] = cls.__slots__
     if len(names) == 1:
         return lambda value: (getattr(value, names[0]),)

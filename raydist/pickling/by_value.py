@@ -1,10 +1,10 @@
-"""Which functions and classes must be shipped by value: those of the user's program that reach a mirrored object.
+"""Find the functions and classes that must be pickled by value: the user's ones that reference a mirrored object.
 
-Pickle writes a function of an importable module as its name, and the replica would import the module and train *that*
-import's model. So the globals, closure, defaults and attributes of a function are walked, through containers,
-instances, methods and further functions, until a mirrored object is met.
+Pickle writes a function of an importable module as its name; a replica would import the module and train the model of
+*that* import. This module therefore walks the globals, closure, defaults and attributes of a function, through
+containers, instances, methods and further functions, until it meets a mirrored object.
 
-What an installed package defines is the same on every replica and travels by name: it is not walked.
+Functions of installed packages are the same on every replica: they are pickled by name and not walked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "replaced_methods",
 ]
 
-_SUITES = "raydist.testing."  # models and steps in there stand for a user's
+_SUITES = "raydist.testing."  # models and steps in there count as a user's
 _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 _STANDARD_LIBRARY = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
 _RAYDIST = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # may be an editable install
@@ -59,7 +59,7 @@ def is_installed(module_name: str | None) -> bool:
         return _is_package_file(file) or _is_in_distribution(file)
     if getattr(held.get("__spec__"), "origin", None) in ("built-in", "frozen"):
         return True
-    parent = name.rpartition(".")[0]  # whose C code made the module, or which made it while it ran (torch.ops)
+    parent = name.rpartition(".")[0]  # a module made by the parent's C code or at run time (torch.ops)
     return bool(parent) and is_installed(parent)
 
 
@@ -79,13 +79,13 @@ def _is_in_distribution(file: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _installed_into(folder: Path) -> frozenset[str]:
-    """The files and folders that the records of a folder's distributions list; none for an editable install."""
+    """Return the top-level names in the RECORD files of a folder's distributions; none for an editable install."""
     records = [record.read_text(errors="replace") for record in folder.glob("*.dist-info/RECORD")]
     return frozenset(line.split(",")[0].split("/")[0] for record in records for line in record.splitlines())
 
 
 def _is_importable(name: str | None) -> bool:
-    """Return False for a module that no import finds: made by a program while it runs, or from a file by its path."""
+    """Return False for a module that no import finds: one made at run time, or loaded from a file by its path."""
     held = _namespace(sys.modules.get(name or ""))
     file = held.get("__file__")
     return not isinstance(file, str) or _is_found(held["__name__"], file)
@@ -94,7 +94,7 @@ def _is_importable(name: str | None) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _is_found(name: str, file: str) -> bool:
     path = _namespace(sys.modules.get(name.rpartition(".")[0])).get("__path__")
-    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))  # very old ones have none
+    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))  # very old finders have none
     specs = (finder.find_spec(name, path) for finder in finders)
     return any(spec is not None and spec.origin == file for spec in specs)
 
@@ -102,8 +102,8 @@ def _is_found(name: str, file: str) -> bool:
 def is_installed_name(obj: types.FunctionType | type) -> bool:
     """Return True if the name of a function or class gives the same object wherever its package is installed.
 
-    A class that an installed package makes while the program runs has no such name. A function of the user's that was
-    put in the place of an installed one has the name of that one, but not its code.
+    False for a class that a package creates at run time, and for a user's function that replaces a package's function
+    (it may have the name, but not the code).
     """
     module = getattr(obj, "__module__", None)
     return isinstance(module, str) and is_installed(module) and not _is_users_function(obj) and has_name(obj)
@@ -113,13 +113,13 @@ def has_name(obj: Any) -> bool:
     """Return True if an object is found in its module under its name."""
     found: Any = sys.modules.get(obj.__module__)
     for part in obj.__qualname__.split("."):
-        found = _namespace(found).get(part)  # past `__getattr__`: a lazy module would import what it is asked for
+        found = _namespace(found).get(part)  # not by `__getattr__`: a lazy module would import the name
         found = found.__func__ if isinstance(found, staticmethod | classmethod) else found
     return found is obj
 
 
 def replaced_methods(cls: type) -> dict[str, Any]:
-    """The functions of the user's program that stand in an installed class, which has them from no import.
+    """Return the functions that the user's program has put into an installed class.
 
     >>> replaced_methods(dict)
     {}
@@ -129,7 +129,7 @@ def replaced_methods(cls: type) -> dict[str, Any]:
 
 
 def _is_users_function(obj: Any) -> bool:
-    """Return True for a function whose globals are those of a module of the user's, whatever module it names."""
+    """Return True for a function whose globals are those of a user's module, whatever its `__module__` says."""
     if type(obj) is not types.FunctionType:
         return False
     module = _module_of_globals(obj)
@@ -142,13 +142,13 @@ def globals_are_installed(function: types.FunctionType) -> bool:
 
 
 def _module_of_globals(function: types.FunctionType) -> str:
-    """The name of the module whose globals a function has; empty if it has globals of its own."""
+    """Return the name of the module whose globals a function has; empty if they belong to no module."""
     name = function.__globals__.get("__name__", "")
     return name if _namespace(sys.modules.get(name)) is function.__globals__ else ""
 
 
 def _namespace(obj: Any) -> Mapping[str, Any]:
-    """The `__dict__` of an object, past its `__getattr__` and `__getattribute__`; empty if it has none."""
+    """Return the `__dict__` of an object without calling `__getattr__` or `__getattribute__`; empty if it has none."""
     try:
         held: Mapping[str, Any] = object.__getattribute__(obj, "__dict__")
     except AttributeError:
@@ -157,14 +157,14 @@ def _namespace(obj: Any) -> Mapping[str, Any]:
 
 
 def referenced_globals(function: types.FunctionType) -> dict[str, Any]:
-    """The globals that the code of `function`, and of functions nested in it, names."""
+    """Return the globals that the code of `function`, and of functions nested in it, names."""
     names, _ = global_names(function.__code__)
     return {name: function.__globals__[name] for name in names if name in function.__globals__}
 
 
 @functools.lru_cache(maxsize=4096)
 def global_names(code: types.CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The globals that code, and code nested in it, reads or writes, and those of them that it writes."""
+    """Return the names of all globals that code and nested code use, and of the globals that they write."""
     steps = [step for step in dis.get_instructions(code) if step.opname.endswith(("_GLOBAL", "_GLOBALS", "_NAME"))]
     names = {step.argval: None for step in steps}
     written = {step.argval for step in steps if step.opname.startswith(("STORE_", "DELETE_"))}
@@ -177,39 +177,39 @@ def global_names(code: types.CodeType) -> tuple[tuple[str, ...], frozenset[str]]
 
 @final
 class Reach:
-    """Answers for one pickling; the answers may change with the next assignment to a global.
+    """The decisions about by-value pickling in one pickle; an assignment to a global may change them later.
 
     Args:
-        is_mirrored: Whether an object is, or would become, a mirrored one.
+        is_mirrored: Returns True for an object that is, or would become, mirrored.
     """
 
     def __init__(self, is_mirrored: Callable[[Any], bool]) -> None:
         self._is_mirrored = is_mirrored
         self._answers: dict[int, bool] = {}
-        self._kept: list[Any] = []  # so that no id is used twice
-        self._named: dict[str, set[str]] = {}  # by module, the globals that functions of the user's in it name
+        self._kept: list[Any] = []  # keeps objects alive, so that no id is reused
+        self._named: dict[str, set[str]] = {}  # by module: globals that the user's functions in it name
 
     def by_value(self, obj: types.FunctionType | type) -> bool:
         """Return True if a function or class must not be pickled as a name."""
         name = getattr(obj, "__module__", None)
-        if name == "__main__" or is_installed_name(obj):  # cloudpickle ships what is in __main__ by value anyway
+        if name == "__main__" or is_installed_name(obj):  # cloudpickle pickles __main__ by value anyway
             return False
-        # Under a name that the user's function took over, a replica would find the package's own.
+        # By the name of a replaced function, a replica would find the package's own function.
         taken_over = is_installed(name) and _is_users_function(obj)
         return taken_over or not _is_importable(name) or self.reaches(obj)
 
     def module_values(self, module: types.ModuleType) -> dict[str, Any]:
-        """The globals of a user's module that must not be the ones of the replica's own import."""
+        """Return the globals of a user's module that must be pickled by value."""
         if is_installed(module.__name__):
             return {}
         self._note_globals(module)
         return {name: value for name, value in vars(module).items() if name[:2] != "__" and self.reaches(value)}
 
     def settings(self) -> list[tuple[str, dict[str, Any]]]:
-        """Numbers and text in the user's modules, as far as functions name them that were met so far.
+        """Return numbers and strings in the user's modules that the functions met so far name.
 
-        Functions travel by name, and the replicas' own imports of their modules do not know what the program has set
-        since. A global that a function of its module writes is the replica's own.
+        Functions are pickled by name, and the replicas' own imports do not have values that the program has set since.
+        A global that a function of the module writes is left to the replica.
         """
         found = []
         for module, names in sorted(self._named.items()):
@@ -221,7 +221,7 @@ class Reach:
         return found
 
     def _note_globals(self, obj: Any) -> None:
-        """Remember the globals that a function of a module that replicas import names, or all of such a module."""
+        """Record the globals that a function names (all globals for a module), if replicas import the module."""
         if type(obj) is types.FunctionType:
             module, names = _module_of_globals(obj), global_names(obj.__code__)[0]
         elif type(obj) is types.ModuleType:
@@ -255,8 +255,8 @@ class Reach:
 
 
 def references_of(obj: Any) -> Iterator[Any]:
-    """What `obj` leads to. No code of the program's runs: no `__getattr__`, no property, no `__iter__`."""
-    cls: Any = type(obj)  # isinstance would ask `obj.__class__`, which a proxy answers as it likes
+    """Yield the objects that `obj` references, without running the program's code (`__getattr__`, `__iter__`, ...)."""
+    cls: Any = type(obj)  # isinstance would read `obj.__class__`, which a proxy may fake
     for kind, references in _CODE:
         if issubclass(cls, kind):
             yield from references(obj)
@@ -274,7 +274,7 @@ def _slots(obj: Any) -> Iterator[Any]:
     for base in type(obj).__mro__:
         for slot in list(vars(base).values()) if "__slots__" in vars(base) else ():
             if type(slot) is types.MemberDescriptorType:
-                with contextlib.suppress(AttributeError):  # without a value yet
+                with contextlib.suppress(AttributeError):  # a slot without a value
                     yield slot.__get__(obj)
 
 
@@ -314,7 +314,7 @@ def _module_references(module: types.ModuleType) -> Iterator[Any]:
 
 
 def _dict_references(held: dict[Any, Any]) -> Iterator[Any]:
-    if gc.is_tracked(held):  # else there are only numbers and text in it, as in a vocabulary
+    if gc.is_tracked(held):  # an untracked dict holds only numbers and strings, as a vocabulary
         yield from list(dict.keys(held))
         yield from list(dict.values(held))
 

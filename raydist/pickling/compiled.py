@@ -1,8 +1,8 @@
-"""Functions and modules under `torch.compile`: the original and the arguments travel, each replica compiles again.
+"""Pickling of `torch.compile` results: the original and the arguments are sent, and each replica compiles again.
 
-What `torch.compile` returns holds guards and compiled code of this process, which cannot be pickled. Its arguments are
-read back from the compile context that the wrapper keeps; where a torch version keeps them elsewhere, the original is
-compiled with torch's defaults, which changes speed, never results.
+The result of `torch.compile` holds guards and compiled code of this process, which cannot be pickled. The arguments are
+read from the compile context in the wrapper; if a torch version keeps them elsewhere, the replica compiles the original
+with torch's defaults, which changes speed, never results.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from raydist.compat.torch_internals import module_table
 __all__ = ["original_of", "reduce_compiled"]
 
 
-_MARK = "get_compiler_config"  # what torch puts on each function that it compiles
+_MARK = "get_compiler_config"  # an attribute that torch sets on each function that it compiles
 
 
 def reduce_compiled(obj: Any) -> tuple[Any, ...] | None:
-    """The pickle reduction of a compiled function or module, None for anything else."""
+    """Return the pickle reduction of a compiled function or module, None for other objects."""
     original = original_of(obj)
     if original is None:
         return None
@@ -32,9 +32,9 @@ def reduce_compiled(obj: Any) -> tuple[Any, ...] | None:
 
 
 def original_of(obj: Any) -> Any:
-    """What was compiled, or None if `obj` is not the result of `torch.compile`."""
+    """Return the original of a result of `torch.compile`, None for other objects."""
     if isinstance(obj, types.FunctionType):
-        # functools.wraps copies the mark onto functions around a compiled one, too.
+        # functools.wraps copies the mark to functions that wrap a compiled one, too.
         inner = vars(obj).get("__wrapped__")
         return inner if _MARK in vars(obj) and _MARK not in getattr(inner, "__dict__", {}) else None
     if isinstance(obj, torch.nn.Module) and "dynamo_ctx" in vars(obj):
@@ -49,7 +49,7 @@ def _context_of(obj: Any) -> Any:
 
 
 def _arguments(context: Any) -> dict[str, Any]:
-    """Keyword arguments of the `torch.compile` call that made `context`."""
+    """Return the keyword arguments of the `torch.compile` call that made `context`."""
     backend = _backend_of(context)
     found: dict[str, Any] = {
         "fullgraph": bool(getattr(context, "fullgraph", False)),
@@ -64,7 +64,7 @@ def _arguments(context: Any) -> dict[str, Any]:
 
 
 def _backend_of(context: Any) -> Any:
-    """Return what torch keeps of `backend`, `options` and `dynamic`, in callables that each hold the next one."""
+    """Return the object in the chain of compiler callbacks that holds `backend`, `options` and `dynamic`; else None."""
     waiting, seen = [getattr(context, "callback", None)], set()
     for each in waiting:
         held = getattr(each, "__dict__", {})

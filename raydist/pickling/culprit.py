@@ -1,4 +1,4 @@
-"""The name of what cannot be pickled, by the way that leads to it from the step function."""
+"""Find the object that makes a pickle fail, with the path to it from the step function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEPTH = 12
 
 
 def find_culprit(root: Any, can_pickle: Callable[[Any], bool]) -> str:
-    """The way from `root` to the innermost object that cannot be pickled, and that object's type.
+    """Return the path from `root` to the innermost object that cannot be pickled, and the object's type.
 
     >>> import threading
     >>> find_culprit({"a": 1, "locks": [threading.Lock()]}, lambda obj: "lock" not in repr(obj))
@@ -58,7 +58,7 @@ def _named_children(obj: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(obj: Any) -> dict[str, Any]:
-    with contextlib.suppress(AttributeError):  # hasattr would ask what a weak proxy stands for
+    with contextlib.suppress(AttributeError):  # hasattr would be answered by the referent of a weak proxy
         return attributes(obj)
     names = [field.name for field in dataclasses.fields(obj)] if dataclasses.is_dataclass(obj) else []
     return {name: getattr(obj, name) for name in names if hasattr(obj, name)}

@@ -1,7 +1,7 @@
 """Modules under `torch.nn.utils.parametrize` (weight_norm, spectral_norm, ...).
 
-A parametrized module has a class of its own, made at run time, whose properties compute the tensors; torch refuses to
-pickle it. All that the class says is in the module's `parametrizations`, from which it can be made again.
+A parametrized module has a class made at run time, whose properties compute the tensors; torch refuses to pickle it.
+The replica makes the class again from the module's `parametrizations`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["match_class", "reduce_parametrized"]
 
 
 def reduce_parametrized(module: Any) -> tuple[Any, ...] | None:
-    """The pickle reduction of a parametrized module, None for anything else."""
+    """Return the pickle reduction of a parametrized module, None for other objects."""
     if not isinstance(module, torch.nn.Module) or not _names(module):
         return None
     return _new, (parametrize.type_before_parametrizations(module),), attributes(module), None, None, _set_state
 
 
 def match_class(module: torch.nn.Module) -> None:
-    """Give a module the class that its `parametrizations` ask for, after they may have changed."""
-    # As torch sees it: the class of a mirrored module is a subclass that hides behind the one its author wrote.
+    """Give a module the class that fits its `parametrizations`, which may have changed."""
+    # `__class__` instead of type(): the type of a mirrored module is a subclass of the class to compare.
     cls, names = module.__class__, _names(module)
     plain = cls.__bases__[0] if _is_injected(cls) else cls
     if not names and plain is not cls:
@@ -37,7 +37,7 @@ def match_class(module: torch.nn.Module) -> None:
 
 
 def _parametrized_class(cls: type[torch.nn.Module], names: Sequence[str]) -> type[torch.nn.Module]:
-    """Have torch make the class again, for a module of which nothing else is used."""
+    """Return a parametrized class, which torch makes for a temporary module."""
     shell = _new(cls)
     torch.nn.Module.__init__(shell)
     for name in names:

@@ -1,11 +1,11 @@
-"""Pickling between the driver and its replicas: mirrored objects travel as handles, functions by value.
+"""Pickling between the driver and its replicas: mirrored objects are sent as handles, functions by value.
 
-A *handle* is the number under which both sides know one mirrored object. A persistent id stands for what exists on the
-other side already:
+A *handle* is the number of a mirrored object on both sides. A persistent id replaces an object that exists on the other
+side already:
 
     ("object", handle)       a mirrored module, parameter, optimizer, ...
     ("part", k)              this replica's part of the k-th PerReplica leaf
-    ("external", name)       something every replica has by itself (the strategy, ...)
+    ("external", name)       an object that every replica has by itself (the strategy, ...)
     ("device",)              the device of the replica that reads
 """
 
@@ -41,13 +41,13 @@ _PROTOCOL = 5
 
 @final
 class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
-    """Pickles one or more objects with a common memo.
+    """A pickler for one or more objects with a common memo.
 
     Args:
-        file: Where the pickle goes.
-        identify: The persistent id of an object, or None to pickle it by value.
-        reach: Decides which functions and classes go by value although the replicas could import them.
-        to_replica: Where tensors live afterwards, see `TensorReducer`.
+        file: The file to write to.
+        identify: Returns the persistent id of an object, or None to pickle the object by value.
+        reach: Decides which functions and classes are pickled by value although replicas could import them.
+        to_replica: Device of the tensors afterwards, see `TensorReducer`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
         return super().reducer_override(obj) if reduced is None else reduced
 
     def _reduce_reaching(self, obj: Any, reach: Reach) -> Any:
-        """What cloudpickle would write as a name, although the replica must not use its own import of it."""
+        """Reduce an object that cloudpickle would write as a name although replicas must not use their own import."""
         if isinstance(obj, types.ModuleType):
             values = reach.module_values(obj)
             return (_module_with, (obj.__name__, values)) if values else None
@@ -85,13 +85,13 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
             return self._dynamic_function_reduce(obj)
         if isinstance(obj, type) and reach.by_value(obj):
             return cloudpickle.cloudpickle._dynamic_class_reduce(obj)
-        if isinstance(obj, functools._lru_cache_wrapper):  # pickle would write its name, whatever it reaches
+        if isinstance(obj, functools._lru_cache_wrapper):  # pickle would write the name
             by_value = obj.__module__ == "__main__" or not has_name(obj) or reach.reaches(obj)
             return (_cache_again, (obj.__wrapped__, obj.cache_parameters())) if by_value else None
         return _reduce_patched(obj) if isinstance(obj, type) else None
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
-        """As cloudpickle does, but a function of an installed package uses the globals of the replica's own import."""
+        """Reduce as cloudpickle does, but let a function of an installed package use the replica's import's globals."""
         reduced = super()._dynamic_function_reduce(func)
         if not globals_are_installed(func):
             return reduced
@@ -106,7 +106,7 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
             return _rebuild_generator, (str(obj.device), obj.get_state())
         if isinstance(obj, torch.optim.Optimizer):
             require_step_of_class(obj)
-            # Its own __getstate__ forgets the hooks; its `step` is a bound wrapper that a scheduler put there.
+            # The optimizer's own __getstate__ drops the hooks; `step` is a bound wrapper by a scheduler.
             state = {name: value for name, value in vars(obj).items() if name != "step" and not _stays_here(value)}
             return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]  # not in typeshed
         if type(obj) is functools.cached_property:  # of Python 3.11 it holds a lock
@@ -129,7 +129,7 @@ def _cache_again(function: Callable[..., Any], parameters: dict[str, Any]) -> An
 
 
 def _reduce_patched(cls: type) -> tuple[Any, ...] | None:
-    """The reduction of an installed class of which, or of whose bases, the program has replaced methods; else None."""
+    """Return the reduction of an installed class if the program has replaced methods in it or its bases; else None."""
     patches = [(base.__module__, base.__qualname__, replaced_methods(base)) for base in cls.__mro__]
     patches = [patch for patch in patches if patch[2]]
     if not patches or not is_installed_name(cls):
@@ -138,7 +138,7 @@ def _reduce_patched(cls: type) -> tuple[Any, ...] | None:
 
 
 def _patched(module: str, name: str, patches: list[tuple[str, str, dict[str, Any]]]) -> type:
-    """The replica's own import of the class, with the methods that the driver's program has put there."""
+    """Return the replica's own import of a class, after setting the methods that the driver's program replaced."""
     for patch_module, patch_name, methods in patches:
         base = operator.attrgetter(patch_name)(importlib.import_module(patch_module))
         for method, value in methods.items():
@@ -150,7 +150,7 @@ def _patched(module: str, name: str, patches: list[tuple[str, str, dict[str, Any
 @final
 @dataclass(frozen=True, slots=True)
 class WithGlobals:
-    """Pickles as a function; reading it also sets the globals that `Reach.settings` knows of once it is pickled."""
+    """A function that, when unpickled, also sets the globals from `Reach.settings` (read after pickling it)."""
 
     function: Any
     reach: Reach
@@ -180,7 +180,7 @@ def _function_of(function: Any, _: None) -> Any:
 @final
 @dataclass(frozen=True, slots=True)
 class _ModuleGlobals:
-    """Pickles as the globals of the module of this name where it is read."""
+    """A placeholder that unpickles as the globals of the module of this name."""
 
     name: str
 
@@ -193,18 +193,18 @@ def _globals_of(name: str) -> dict[str, Any]:
 
 
 def _stays_here(value: Any) -> bool:
-    """Whether it is a method that a replica has put into an optimizer of its own."""
+    """Return True for a method that a replica has put into its own optimizer."""
     return getattr(value, "stays_here", False) is True
 
 
 def _is_special_module(obj: Any) -> bool:
-    """Whether it is a module of its own class (`torch.ops`, `torch.backends.cudnn`): cloudpickle knows plain ones."""
+    """Return True for a module of a special class (`torch.ops`, `torch.backends.cudnn`), unknown to cloudpickle."""
     is_one = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
     return is_one and sys.modules.get(obj.__name__) is obj
 
 
 def _module_with(name: str, values: dict[str, Any]) -> types.ModuleType:
-    """The module of this name as the driver sees it; the replica's own import stays as it is."""
+    """Return a copy of the module of this name with the driver's values; the replica's own import stays unchanged."""
     module = types.ModuleType(name)
     vars(module).update(vars(importlib.import_module(name)))
     vars(module).update(values)
@@ -219,7 +219,7 @@ def _rebuild_generator(device: str, state: torch.Tensor) -> torch.Generator:
 
 @final
 class HandleUnpickler(pickle.Unpickler):
-    """Reads what a :class:`HandlePickler` wrote; `resolve` gives the object of a persistent id."""
+    """The unpickler for a :class:`HandlePickler`; `resolve` returns the object of a persistent id."""
 
     def __init__(self, file: io.BytesIO, resolve: Callable[[PersistentId], Any]) -> None:
         super().__init__(file)
@@ -230,12 +230,12 @@ class HandleUnpickler(pickle.Unpickler):
 
 
 def dumps(obj: Any, identify: Callable[[Any], PersistentId | None], **how: Any) -> bytes:
-    """The bytes of one pickle; `how` as in :class:`HandlePickler`."""
+    """Return the pickle of an object as bytes; `how` as in :class:`HandlePickler`."""
     file = io.BytesIO()
     HandlePickler(file, identify, **how).dump(obj)
     return file.getvalue()
 
 
 def loads(data: bytes, resolve: Callable[[PersistentId], Any]) -> Any:
-    """The object of :func:`dumps`."""
+    """Return the object that :func:`dumps` pickled."""
     return HandleUnpickler(io.BytesIO(data), resolve).load()

@@ -1,4 +1,4 @@
-"""Optimizers step as their class says: a method that a program puts into one of them reaches no replica."""
+"""The check that an optimizer uses the `step` of its class: a `step` set on the instance is not sent to replicas."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["require_step_of_class"]
 
 
 def require_step_of_class(optimizer: torch.optim.Optimizer) -> None:
-    """Raise where a program has put a `step` of its own into an optimizer; a learning rate scheduler's is known.
+    """Raise if the program has set `step` on an optimizer instance; a learning rate scheduler's wrapper is allowed.
 
     Raises:
-        FailedPreconditionError: It has.
+        FailedPreconditionError: The optimizer has another `step`.
 
     >>> optimizer = torch.optim.SGD([torch.zeros(1)])
     >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)

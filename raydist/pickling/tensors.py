@@ -1,4 +1,4 @@
-"""Tensors as bytes: storages are sent once, so that views and tied tensors still share memory on the other side."""
+"""Pickling of tensors as bytes: each storage is sent once, so that views and tied tensors still share memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["ReplicaDevice", "StorageBytes", "TensorReducer"]
 
 @final
 class StorageBytes:
-    """The memory behind one or more tensors, as a byte array that pickles without a detour through torch."""
+    """The storage of one or more tensors as a numpy byte array, which pickles without torch."""
 
     def __init__(self, array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         self._array = array
         self._tensor: torch.Tensor | None = None
 
     def bytes_tensor(self) -> torch.Tensor:
-        """The memory as uint8; every call gives the same memory."""
+        """Return the memory as a uint8 tensor; every call returns the same memory."""
         if self._tensor is None:
             array = self._array if self._array.flags.writeable else self._array.copy()
             self._tensor = torch.from_numpy(array)
@@ -50,31 +50,30 @@ def _rebuild_parameter(values: torch.Tensor, device: str, requires_grad: bool) -
 
 @final
 class ReplicaDevice:
-    """Pickles as the device of the replica that reads it (see `pickler.HandlePickler`)."""
+    """A placeholder that unpickles as the device of the reading replica (see `pickler.HandlePickler`)."""
 
 
 @final
 class TensorReducer:
-    """Pickle reductions of the tensors of one pickling.
+    """The reductions of the tensors in one pickle.
 
     Args:
-        to_replica: Tensors of a model move to the device of the replica that reads them. Scalars on the CPU stay
-            there (optimizers count their steps in them), and so does everything when this is False, but a GPU's
-            tensors, which go to the reader's GPU.
+        to_replica: Move tensors to the device of the replica that unpickles them, except CPU scalars that are not
+            parameters (optimizers' step counts). If False, CPU tensors stay on the CPU. GPU tensors always move.
     """
 
     def __init__(self, *, to_replica: bool) -> None:
         self._to_replica = to_replica
         self._replica_device = ReplicaDevice()
         self._storages: dict[tuple[int, int], StorageBytes] = {}
-        self._copies: list[torch.Tensor] = []  # kept for as long as storages are told apart by where they are
+        self._copies: list[torch.Tensor] = []  # kept alive because storages are told apart by address
 
     def reduce(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
-        """How to pickle `tensor`; None to leave it to itself (sparse, quantised, ...)."""
+        """Return the reduction of `tensor`; None to use torch's own (sparse, quantised, ...)."""
         with plain_tensors():
             if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
                 return None
-            if tensor.is_conj() or tensor.is_neg():  # its memory is not what it shows
+            if tensor.is_conj() or tensor.is_neg():  # the memory does not hold the values
                 return None
             if isinstance(tensor, RowGradient):
                 return None
@@ -85,14 +84,14 @@ class TensorReducer:
             return _rebuild_parameter if is_parameter else _rebuild_tensor, arguments
 
     def _readable(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself, or a copy where its storage has no bytes, as XLA's have none."""
+        """Return the tensor, or a CPU copy of an XLA tensor, whose storage has no bytes."""
         if tensor.device.type != "xla":
             return tensor
         self._copies.append(tensor.cpu())
         return self._copies[-1]
 
     def storage_of(self, tensor: torch.Tensor) -> StorageBytes:
-        """The one `StorageBytes` of this pickling for the memory of `tensor`."""
+        """Return the one `StorageBytes` in this pickle for the memory of `tensor`."""
         storage = tensor.untyped_storage()
         key = storage.data_ptr(), storage.nbytes()
         if key not in self._storages:
@@ -103,7 +102,7 @@ class TensorReducer:
 
 @final
 class _Values:
-    """A detached tensor on its way: pickles as a view of its storage."""
+    """A detached tensor that pickles as a view of its storage."""
 
     def __init__(self, owner: TensorReducer, tensor: torch.Tensor) -> None:
         self._owner = owner

@@ -1,4 +1,4 @@
-"""Tensors that a step returned, as they travel: without graph and device."""
+"""The packed form in which tensors that a step returned are sent: without graph and device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raydist.pipelines.elements.small_floats import array_of_tensor, tensor_of_a
 
 __all__ = ["ArrivingTensor", "Travelling", "TravellingNumber", "TravellingTensor", "begin_packing", "pack_tensor"]
 
-# Whose values Python's numbers hold exactly, and give back.
+# The dtypes whose values Python numbers represent exactly.
 _EXACT = frozenset(
     {
         *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
@@ -27,7 +27,7 @@ _EXACT = frozenset(
 @final
 @dataclass(frozen=True, slots=True)
 class TravellingTensor:
-    """A tensor as a numpy array, whose bytes the object store maps instead of copying."""
+    """A tensor as a numpy array, which the object store maps without a copy."""
 
     array: np.ndarray[Any, np.dtype[Any]]
 
@@ -35,7 +35,7 @@ class TravellingTensor:
 
     @property
     def plain(self) -> Any:
-        """What of it travels, without the classes of this package."""
+        """The contents as a builtin or numpy object, without the classes of this package."""
         return self.array
 
     @property
@@ -43,19 +43,19 @@ class TravellingTensor:
         return self.array.nbytes
 
     def unpack(self) -> torch.Tensor:
-        # The mapping is read-only and shared; the user's tensor is neither.
+        # The mapping is read-only and shared; the user's tensor must be neither.
         tensor: torch.Tensor = tensor_of_array(self.array.copy(), torch.from_numpy)
         return tensor
 
 
 @final
-@dataclass(slots=True)  # not frozen, though nobody changes one: that takes twice as long to be read, in every step
+@dataclass(slots=True)  # immutable, but not frozen: unpickling a frozen one takes twice as long, in every step
 class TravellingNumber:
-    """A tensor of one number and no dimension, a loss most often: an array costs pickle ten times as much.
+    """A zero-dimensional tensor, most often a loss: pickling an array takes ten times as long.
 
     Attributes:
         value: The number.
-        dtype: The tensor's.
+        dtype: dtype of the tensor.
     """
 
     value: float
@@ -65,7 +65,7 @@ class TravellingNumber:
 
     @property
     def plain(self) -> Any:
-        """What of it travels, without the classes of this package."""
+        """The contents as a builtin or numpy object, without the classes of this package."""
         return self.value
 
     @property
@@ -81,10 +81,10 @@ Travelling = TravellingTensor | TravellingNumber
 
 @final
 class ArrivingTensor:
-    """A tensor of a GPU that is on its way to the host.
+    """A GPU tensor whose copy to the host is under way.
 
     Args:
-        read: Waits for it.
+        read: Waits for the copy and returns the tensor.
     """
 
     __slots__ = ("_read",)
@@ -93,19 +93,19 @@ class ArrivingTensor:
         self._read = read
 
     def arrived(self) -> Travelling | torch.Tensor:
-        """Return the tensor, fit to travel. Waits for the device."""
+        """Return the packed tensor. Waits for the device."""
         return pack_tensor(self._read())
 
 
 def begin_packing(tensor: torch.Tensor) -> Travelling | torch.Tensor | ArrivingTensor:
-    """Return a tensor fit to travel, as `pack_tensor` does; one of a GPU as a tensor that arrives later."""
+    """Pack a tensor as `pack_tensor` does; for a GPU tensor, start the copy to the host and return without waiting."""
     if tensor.is_cuda and tensor.layout is torch.strided:
         return ArrivingTensor(begin_host_copy(tensor))
     return pack_tensor(tensor)
 
 
 def pack_tensor(tensor: torch.Tensor) -> Travelling | torch.Tensor:
-    """A tensor fit to travel, detached and on the CPU (waits for a GPU); a copy where numpy has no word for it.
+    """Pack a tensor, detached and on the CPU (waits for a GPU); return a plain copy if numpy lacks its layout.
 
     >>> pack_tensor(torch.tensor(0.5, requires_grad=True)).unpack()
     tensor(0.5000)

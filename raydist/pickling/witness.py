@@ -1,7 +1,7 @@
-"""A quick look at control state: whether every attribute still holds the very object that it held.
+"""Identity snapshots of control state: a fast check that every attribute still holds the same object.
 
-Comparing values costs 60 us for an optimizer; in almost every step nothing was changed. A witness says so in a few
-microseconds. Where it says no, somebody has to look closely.
+Comparing values costs 60 us for an optimizer, and in almost every step nothing has changed. A snapshot (`Witness`)
+shows this in a few microseconds. If the check fails, the caller must compare values.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["Witness", "witness_of"]
 @final
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What a dictionary or list held.
+    """A snapshot of the items of a dictionary or list.
 
     Attributes:
-        kind: Its type.
-        names: Its keys in order; for a list as many as it has items.
-        checks: For each item whether it is what it was.
+        kind: Type of the container.
+        names: Keys in order; indices for a list.
+        checks: A function for each item that returns True for the same item.
     """
 
     kind: Any
@@ -32,7 +32,7 @@ class Witness:
     checks: tuple[Callable[[Any], bool], ...]
 
     def same(self, container: Any) -> bool:
-        """Whether `container` holds the same objects under the same names."""
+        """Return True if `container` holds the same objects under the same names."""
         if type(container) is not self.kind or len(container) != len(self.names):
             return False
         if isinstance(container, list):
@@ -43,12 +43,12 @@ class Witness:
         )
 
     def same_attributes(self, root: dict[str, Any], skip: Collection[str]) -> bool:
-        """`same` for a `__dict__`, some of whose keys are no control state."""
+        """Return :meth:`same` for a `__dict__` without the keys in `skip`."""
         return self.same({name: value for name, value in root.items() if name not in skip} if skip else root)
 
 
 def witness_of(root: dict[str, Any], *, skip: Collection[str], digest: Digest) -> Witness | None:
-    """A witness of the present attributes; None where some object can change inside while it stays the same object."""
+    """Return a snapshot of the present attributes; None if some attribute is mutable in place."""
     top = {name: value for name, value in root.items() if name not in skip}
     try:
         return Witness(dict, tuple(top), tuple(_check(value, digest, frozenset({id(root)})) for value in top.values()))
@@ -71,4 +71,4 @@ def _check(value: Any, digest: Digest, above: frozenset[int]) -> Callable[[Any],
     if type(mark) is not Identity and not (type(mark) is tuple and mark[0] == "handle"):
         raise TypeError(f"A value must count by identity to have a witness, got a {type(value).__name__}.")
     seen = weakref.ref(value)
-    return lambda now: now is not None and now is seen()  # of what died, a weak reference gives None
+    return lambda now: now is not None and now is seen()  # a dead weak reference gives None

@@ -1,4 +1,4 @@
-"""Where variables lie in a shard. Pure."""
+"""The offsets of variables in a shard. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import final
 
 __all__ = ["FIRST_BYTE", "ShardLayout"]
 
-FIRST_BYTE = 4096  # a page: what is written before the variables must not make one of theirs private
-_ALIGN = 64  # bytes of a cache line; and every dtype's size divides it
+FIRST_BYTE = 4096  # a page, so that writes to the header make no page of the variables private
+_ALIGN = 64  # bytes of a cache line; a multiple of every dtype's size
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
-    """A flat shard: variables one after the other.
+    """The layout of a shard: variables one after the other.
 
     Attributes:
-        sizes: Of each variable, in bytes.
-        offsets: Of each, in bytes from the begin of the file.
-        num_bytes: Of the whole file.
+        sizes: Size of each variable in bytes.
+        offsets: Offset of each variable in bytes from the beginning of the file.
+        num_bytes: Size of the file.
 
     >>> ShardLayout.of([8, 100, 8]).offsets
     (4096, 4160, 4288)
@@ -32,7 +32,7 @@ class ShardLayout:
 
     @staticmethod
     def of(sizes: Sequence[int]) -> ShardLayout:
-        """The layout of variables of these sizes."""
+        """Return the layout of variables of these sizes."""
         offsets: list[int] = []
         end = FIRST_BYTE
         for size in sizes:

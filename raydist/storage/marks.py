@@ -1,4 +1,4 @@
-"""Marks by which it is seen that a tensor was written: where its version says nothing, and a copy takes too long."""
+"""Checksums that show writes to a tensor, for tensors whose version does not count and whose copy takes too long."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from raydist.collectives.flat_bytes import flat_bytes
 __all__ = ["mark_of_bits"]
 
 _ROW = 1024
-# Of places in a row, and of those behind the last whole row, against rows: odd, and more than there are of these, so
-# that two numbers that change places change the mark.
+# Weights of columns, and of elements after the last whole row, relative to rows: odd, and larger than the number of
+# rows, so that swapping two numbers changes the checksum.
 _OF_COLUMNS, _OF_REST = (1 << 40) + 15, (1 << 52) + 21
 
 
 def mark_of_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A number, on the tensor's device, that other bits hardly have, nor the same ones in another order.
+    """Return a checksum of a tensor's bits and their order, on the tensor's device.
 
     Returns:
-        A scalar of int64. The tensor's memory is read twice; nothing as large is made, unless it is not contiguous.
+        An int64 scalar. Reads the tensor's memory twice; copies only a tensor that is not contiguous.
 
     >>> one, other = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 3.0, 2.0, 4.0])
     >>> mark_of_bits(one) == mark_of_bits(one.clone()), mark_of_bits(one) == mark_of_bits(other)
@@ -33,5 +33,5 @@ def mark_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _weighed(numbers: torch.Tensor) -> torch.Tensor:
-    """Their sum, each as often as its place says; modulo 2**64."""
+    """Return the sum of the numbers, each multiplied by its position; modulo 2**64."""
     return (numbers * torch.arange(1, len(numbers) + 1, device=numbers.device)).sum()

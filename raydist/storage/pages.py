@@ -1,4 +1,4 @@
-"""Which pages of a private mapping were written: the kernel tells, so that nothing must be compared."""
+"""Find the written pages of a private mapping by asking the kernel, without comparing memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["PAGE_BYTES", "written_ranges"]
 
 PAGE_BYTES = mmap.PAGESIZE
 
-# Of an entry of /proc/self/pagemap: the page is there, is swapped out, and is the file's own.
+# Bits of an entry of /proc/self/pagemap: the page is present, is swapped out, and belongs to the file.
 _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
 
-# Of the call that scans: its number, what it is given, and of a page: it is a file's own, is there or swapped.
+# The PAGEMAP_SCAN ioctl: its number, its argument, and the page categories "file" and "present or swapped".
 _PAGEMAP_SCAN = 0xC0606610
 _SCAN = struct.Struct("@12Q")
 _IS_FILE, _IS_THERE = 1 << 2, 1 << 3 | 1 << 4
@@ -25,16 +25,16 @@ _REGIONS = 64
 
 
 def written_ranges(address: int, num_bytes: int) -> list[tuple[int, int]] | None:
-    """Where a private mapping of a file has pages of its own.
+    """Return the ranges in which a private mapping of a file has private pages.
 
-    A page becomes the mapping's own when it is written for the first time.
+    A page becomes private when the process first writes to it.
 
     Args:
-        address: Of the mapping, at the begin of a page.
-        num_bytes: Its length.
+        address: Address of the mapping, page-aligned.
+        num_bytes: Length of the mapping.
 
     Returns:
-        (begin, end) in bytes from `address`, ascending and apart; None where this kernel does not tell.
+        (begin, end) in bytes from `address`, ascending and disjoint; None if the kernel does not support this.
     """
     end = address + -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
     try:
@@ -50,14 +50,14 @@ def written_ranges(address: int, num_bytes: int) -> list[tuple[int, int]] | None
 
 
 def _scanned(descriptor: int, begin: int, end: int) -> list[tuple[int, int]]:
-    """The kernel looks for such pages itself: a fifth of the time that it takes to tell of all of them."""
+    """Let the kernel search for private pages: a fifth of the time of reading the entries of all pages."""
     found: list[tuple[int, int]] = []
     regions = (ctypes.c_uint64 * (3 * _REGIONS))()
     at = begin
     while at < end:
         asked = _SCAN.pack(
             *(_SCAN.size, 0, at, end, 0, ctypes.addressof(regions), _REGIONS, 0),
-            *(_IS_FILE, _IS_FILE, _IS_THERE, _IS_THERE),  # not a file's, and any of these
+            *(_IS_FILE, _IS_FILE, _IS_THERE, _IS_THERE),  # not a file's page, and present or swapped
         )
         told = bytearray(asked)
         count = fcntl.ioctl(descriptor, _PAGEMAP_SCAN, told)

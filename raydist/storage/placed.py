@@ -1,4 +1,4 @@
-"""Tensors whose values lie in a shard: where each lies, and the views through which its process works on it."""
+"""Tensors whose values are stored in a shard: their positions, and their views in this process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["PlacedTensor", "TensorPlace", "can_be_placed", "distance_of", "place
 @final
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor lies in a shard: the same for every process.
+    """The position of a tensor in a shard, the same for every process.
 
     Attributes:
-        number: The variable of the shard; tensors that share memory have one together.
-        dtype: The tensor's.
-        size: Its shape.
-        stride: Its strides.
-        offset: Of its first element in the variable, in elements.
+        number: Number of the variable in the shard; tensors that share memory have the same number.
+        dtype: dtype of the tensor.
+        size: Shape of the tensor.
+        stride: Strides of the tensor.
+        offset: Offset of the tensor's first element in the variable, in elements.
     """
 
     number: int
@@ -34,7 +34,7 @@ class TensorPlace:
     offset: int
 
     def within(self, memory: torch.Tensor) -> torch.Tensor:
-        """The tensor in the bytes of its variable."""
+        """Return a view of the tensor in `memory`, the bytes of its variable."""
         whole = len(memory) // self.dtype.itemsize * self.dtype.itemsize
         return memory[:whole].view(self.dtype).as_strided(self.size, self.stride, self.offset)
 
@@ -42,14 +42,14 @@ class TensorPlace:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedTensor:
-    """One tensor of this process whose values are a shard's.
+    """One tensor of this process whose values are stored in a shard.
 
     Attributes:
-        tensor: The tensor, the same object all the time.
-        place: Where it lies.
-        shared: A view of the one copy.
-        own: What `tensor` shows between updates: the shard's own view, or a copy on another device.
-        mapped: Whether `own` is the shard's own view.
+        tensor: The tensor; always the same object.
+        place: Position of the tensor in the shard.
+        shared: View of the shared copy.
+        own: Memory of `tensor` between updates: the shard's private view, or a copy on another device.
+        mapped: True if `own` is the shard's private view.
     """
 
     tensor: torch.Tensor
@@ -60,7 +60,7 @@ class PlacedTensor:
 
     @staticmethod
     def bind(tensor: torch.Tensor, place: TensorPlace, shard: VariableShard, *, mapped: bool) -> PlacedTensor:
-        """Let `tensor` show the shard's values; `mapped` in the shard's memory, else as a copy where it is."""
+        """Make `tensor` show the shard's values: in the shard's memory if `mapped`, else as a copy on its device."""
         shared = place.within(shard.shared(place.number))
         own = place.within(shard.own(place.number)) if mapped else shared.to(tensor.device, copy=True)
         tensor.data = own
@@ -68,11 +68,11 @@ class PlacedTensor:
 
     @property
     def in_place(self) -> bool:
-        """Whether the tensor still lies where it was bound, and nobody has given it other memory."""
+        """Return True if the tensor still uses the memory it was bound to."""
         return self.tensor.is_set_to(self.own)
 
     def show_shared(self) -> None:
-        """Let the tensor be the one copy itself: who writes it now writes it for all."""
+        """Make the tensor use the shared copy: a write to the tensor is then visible to all processes."""
         self.tensor.data = self.shared
 
     def show_own(self) -> None:
@@ -80,13 +80,13 @@ class PlacedTensor:
         self.tensor.data = self.own
 
     def fetch(self) -> None:
-        """Bring a copy on another device up to date."""
+        """Update a copy on another device."""
         if not self.mapped:
-            self.own.copy_(self.shared)  # waits: the next update must not meet a copy that is still under way
+            self.own.copy_(self.shared)  # blocks: the next update must not overlap a running copy
 
 
 def distance_of(value: torch.Tensor, other: torch.Tensor) -> float:
-    """How far apart two tensors are, relative to the largest value of the other; inf where no number tells.
+    """Return the largest difference of two tensors, relative to the largest value of `other`; inf if undefined.
 
     >>> distance_of(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     0.5
@@ -103,7 +103,7 @@ def distance_of(value: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def can_be_placed(value: object) -> bool:
-    """Whether a value is a tensor with memory that a shard can hold."""
+    """Return True for a tensor with memory that a shard can hold."""
     return (
         isinstance(value, torch.Tensor)
         and value.layout is torch.strided
@@ -114,9 +114,9 @@ def can_be_placed(value: object) -> bool:
 
 
 def places_of(tensors: Sequence[torch.Tensor]) -> tuple[list[TensorPlace], list[torch.Tensor]]:
-    """Where tensors would lie in a shard of theirs, and one tensor for each of its variables.
+    """Return the positions of tensors in a new shard, and one tensor for each variable of the shard.
 
-    Tensors that share memory go on sharing it.
+    Tensors that share memory also share it in the shard.
     """
     numbers: dict[int, int] = {}
     firsts: list[torch.Tensor] = []
@@ -132,6 +132,6 @@ def places_of(tensors: Sequence[torch.Tensor]) -> tuple[list[TensorPlace], list[
 
 
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of the memory in which a tensor lies."""
+    """Return the whole storage of a tensor as bytes."""
     held = tensor.detach()
     return torch.empty(0, dtype=torch.uint8, device=held.device).set_(held.untyped_storage())

@@ -1,8 +1,8 @@
-"""One copy of some variables in a host's memory, which several processes map.
+"""One copy of some variables in a host's shared memory, mapped by several processes.
 
-Each process sees it twice. The *shared* view is the copy itself. The *own* view shows the same pages and costs no
-memory, until the process writes there: then it has the written pages for itself, and gives them up by `drop_own`. So
-readers map the variables and cannot harm them, and whoever owns the shard writes them in place, once.
+Each process maps the memory twice. The *shared* view is the copy itself. The *own* view is a private (copy-on-write)
+mapping: it shows the same pages and costs no memory until the process writes there; `drop_own` drops the written pages.
+Readers therefore cannot change the variables for others, and the owner of the shard writes them once, in place.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from raydist.storage.pages import PAGE_BYTES, written_ranges
 
 __all__ = ["ShardAddress", "VariableShard"]
 
-_VERSION_AT = TOKEN_BYTES  # an int64; even: nobody writes
-_CHUNK = 1 << 20  # bytes that are compared at once where the kernel does not tell what was written
+_VERSION_AT = TOKEN_BYTES  # an int64; even while no process writes
+_CHUNK = 1 << 20  # bytes compared at once if the kernel cannot list the written pages
 _POLL_S = 0.0005
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ShardAddress:
-    """By what another process of the host finds a shard, as long as its file has its name.
+    """The address by which another process of the host opens a shard, until the shard is unlinked.
 
     Attributes:
-        name: Of the file, as `Segment.name`.
-        token: Its first bytes.
-        sizes: Of the variables, in bytes.
+        name: Name of the file, as `Segment.name`.
+        token: First bytes of the file.
+        sizes: Sizes of the variables in bytes.
     """
 
     name: str
@@ -47,10 +47,10 @@ class ShardAddress:
 
 @final
 class VariableShard:
-    """One process's end of a shard. Made by :meth:`create` once, and by :meth:`open` in the other processes.
+    """The mapping of a shard in one process, made by :meth:`create` in one and by :meth:`open` in all others.
 
     Attributes:
-        layout: Where the variables lie.
+        layout: Offsets of the variables.
     """
 
     def __init__(self, segment: Segment, layout: ShardLayout) -> None:
@@ -67,10 +67,10 @@ class VariableShard:
 
     @staticmethod
     def create(sizes: Sequence[int]) -> VariableShard:
-        """A new shard for variables of these sizes, all zero. :meth:`unlink` it when the others have opened it.
+        """Create a shard for variables of these sizes, all zero. :meth:`unlink` it once the others have opened it.
 
         Raises:
-            UnavailableError: There is no room for it.
+            UnavailableError: The shared memory has no room.
         """
         layout = ShardLayout.of(sizes)
         try:
@@ -86,10 +86,10 @@ class VariableShard:
 
     @staticmethod
     def create_nameless(sizes: Sequence[int]) -> VariableShard:
-        """A new shard for variables of these sizes, all zero, which others may open as long as this process has it.
+        """Create a shard like :meth:`create`, but without a file name; others may open it while this process holds it.
 
         Raises:
-            UnavailableError: There is no memory for it.
+            UnavailableError: The host has not enough memory.
         """
         layout = ShardLayout.of(sizes)
         try:
@@ -104,10 +104,10 @@ class VariableShard:
 
     @staticmethod
     def open(address: ShardAddress) -> VariableShard:
-        """The shard that another process has created.
+        """Open the shard that another process has created.
 
         Raises:
-            UnavailableError: It cannot be seen from here.
+            UnavailableError: This process cannot open the file.
         """
         layout = ShardLayout.of(address.sizes)
         try:
@@ -120,20 +120,20 @@ class VariableShard:
 
     @property
     def address(self) -> ShardAddress:
-        """By what others open it."""
+        """The address by which other processes open the shard."""
         return ShardAddress(self._segment.name, self._segment.token, self.layout.sizes)
 
     @property
     def version(self) -> int:
-        """How often it was written so far, twice; odd while somebody writes."""
+        """Twice the number of updates so far; odd while a process writes."""
         return int(self._head.item())
 
     def shared(self, number: int) -> torch.Tensor:
-        """The bytes of one variable; what is written there all processes see."""
+        """Return the bytes of one variable; all processes see writes to them."""
         return self._segment.view(self.layout.offsets[number], self.layout.sizes[number], torch.uint8)
 
     def own(self, number: int) -> torch.Tensor:
-        """The same bytes; what is written there only this process sees, until it drops it."""
+        """Return the same bytes in the private view; only this process sees writes to them, until :meth:`drop_own`."""
         size = self.layout.sizes[number]
         if not size:
             return torch.empty(0, dtype=torch.uint8)
@@ -141,7 +141,7 @@ class VariableShard:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Around writes to `shared`, by one process at a time: the version tells others."""
+        """Mark the block as writing to `shared`, for readers of `version`. One process at a time."""
         self._head += 1
         try:
             yield
@@ -149,10 +149,10 @@ class VariableShard:
             self._head += 1
 
     def snapshot(self, *, timeout_s: float) -> tuple[int, list[torch.Tensor]]:
-        """A version and copies of all variables as they were then: never half of one update and half of another.
+        """Return a version and consistent copies of all variables at this version. Retries while a process writes.
 
         Raises:
-            DeadlineExceededError: It was written all the time, for `timeout_s`.
+            DeadlineExceededError: No copy succeeded within `timeout_s` because of constant writes.
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -168,7 +168,7 @@ class VariableShard:
         )
 
     def own_ranges(self) -> list[tuple[int, int]]:
-        """Where this process has pages for itself: (begin, end) in bytes of the file."""
+        """Return the ranges with private pages of this process: (begin, end) in bytes of the file."""
         told = written_ranges(self._own_address, self.layout.num_bytes)
         return self._differing_ranges() if told is None else told
 
@@ -179,7 +179,7 @@ class VariableShard:
         return [(begin, stop) for begin, stop in chunks if own[begin:stop] != shared[begin:stop]]
 
     def publish_own(self) -> None:
-        """Make what this process has for itself the variables' values, and drop it."""
+        """Copy this process's private pages to the shared copy, and drop them."""
         own, shared = memoryview(self._own), self._segment.bytes()
         with self.writing():
             for begin, end in self.own_ranges():
@@ -187,24 +187,24 @@ class VariableShard:
         self.drop_own()
 
     def drop_own(self) -> None:
-        """Give up what this process has for itself: `own` shows the shared values again."""
+        """Drop this process's private pages: `own` shows the shared values again."""
         for begin, end in self.own_ranges():
             first = begin // PAGE_BYTES * PAGE_BYTES
             self._own.madvise(mmap.MADV_DONTNEED, first, min(end, self.layout.num_bytes) - first)
 
     def pin(self) -> None:
-        """Let GPUs copy from the shared view, and to it, without a detour. May be called twice."""
+        """Pin the shared view's memory for direct copies from and to GPUs. Idempotent."""
         if not self._pinned:
             self._pinned = True
             address, num_bytes = self._segment.address, self.layout.num_bytes
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0))
 
     def unlink(self) -> None:
-        """Remove the file's name: nobody can open it any more, and it goes with its last user. May be called twice."""
+        """Remove the file's name: no process can open it any more; the last user frees the memory. Idempotent."""
         self._segment.unlink()
 
     def close(self) -> None:
-        """Stop showing that this process uses it. The memory goes with the last tensor. May be called twice."""
+        """Release this process's hold on the shard. The last tensor that uses the memory frees it. Idempotent."""
         if self._pinned:
             self._pinned = False
             torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self._segment.address))

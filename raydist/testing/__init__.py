@@ -1,6 +1,6 @@
-"""What raydist's own parts are tested with, for those who write parts of their own. Nothing else here needs pytest.
+"""Contract tests for authors of their own strategies; raydist's strategies pass the same tests. Needs pytest.
 
-`check_strategy(make)` is everything that a strategy promises.
+`check_strategy(make)` checks everything that a strategy promises.
 """
 
 from raydist.testing.strategy_contract import CHECKS, check_closing, check_program, check_strategy, checks_of

@@ -1,4 +1,4 @@
-"""Errors, copies, several strategies, and the end."""
+"""Checks of errors, copies, two strategies at once, and closing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _look_up(name: str) -> int:
 
 
 def check_errors(strategy: rd.Strategy) -> None:
-    """An error of a step keeps its type and comes at the latest with its result; wrong calls are named."""
+    """Check that a step's error keeps its type and is raised at the latest with the result, and errors of bad calls."""
     with pytest.raises(KeyError, match="mine"):
         on_all(strategy, _look_up, "mine")
     assert on_all(strategy, lambda: "goes on") == ["goes on"] * strategy.num_replicas_in_sync
@@ -49,7 +49,7 @@ def check_errors(strategy: rd.Strategy) -> None:
 
 
 def check_bad_steps(strategy: rd.Strategy) -> None:
-    """What a step must not do is an error that says so; the strategy goes on."""
+    """Check that forbidden calls in a step raise clear errors, and that the strategy stays usable."""
     count = strategy.num_replicas_in_sync
 
     def rank() -> int:
@@ -87,7 +87,7 @@ def check_bad_steps(strategy: rd.Strategy) -> None:
 
 
 def check_two_at_once(strategy: rd.Strategy) -> None:
-    """Two strategies live side by side; what is one's is not the other's."""
+    """Check that two strategies work side by side, and that neither accepts the objects of the other."""
     with rd.OneDeviceStrategy("cpu") as other:
         with strategy.scope():
             mine = nn.Linear(1, 1)
@@ -109,14 +109,14 @@ def check_two_at_once(strategy: rd.Strategy) -> None:
 
 
 def check_copies(strategy: rd.Strategy) -> None:
-    """A strategy says why it cannot be pickled or copied, also from within what is."""
+    """Check that pickling or copying a strategy raises an error that says why."""
     for copied in (pickle.dumps, cloudpickle.dumps, copy.deepcopy, copy.copy):
         with pytest.raises(rd.FailedPreconditionError, match="must stay in the process that made it"):
             copied(strategy)
 
 
 def check_closing(make: Callable[[], rd.Strategy]) -> None:
-    """Closing fetches the last values, may be done twice, and ends all use; `with` closes, after an error too."""
+    """Check that closing fetches the last values, may be repeated and ends all use; `with` closes after errors too."""
     with make() as strategy:
         with strategy.scope():
             weight = nn.Parameter(torch.zeros(()))

@@ -1,4 +1,4 @@
-"""What checks of strategies have in common: some uneven batches, and what every replica returns."""
+"""Helpers for the checks of strategies: uneven batches, and the results of every replica."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import raydist as rd
 __all__ = ["GLOBAL_BATCHES", "TOLERANCE", "batches_of", "on_all"]
 
 TOLERANCE = 1e-9
-GLOBAL_BATCHES = ([0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10])  # uneven on two replicas, and too few rows for all at the end
+GLOBAL_BATCHES = ([0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10])  # uneven on two replicas; the last has too few rows for all
 
 
 def batches_of(strategy: rd.Strategy) -> Any:
@@ -18,5 +18,5 @@ def batches_of(strategy: rd.Strategy) -> Any:
 
 
 def on_all(strategy: rd.Strategy, fn: Callable[..., Any], *args: Any) -> list[Any]:
-    """What each replica returned."""
+    """Run a function and return the result of each replica."""
     return list(strategy.local_results(strategy.run(fn, args=args)))

@@ -1,7 +1,7 @@
-"""What every strategy must keep, whatever runs underneath; `check_strategy` is all of it.
+"""The contract of every strategy, as checks; `check_strategy` runs all of them.
 
-A check is given a strategy that others have used before and will use again, and leaves it usable; `check_closing` is
-given a function that makes a new one.
+A check gets a strategy that other checks have used and will use again, and leaves the strategy usable; `check_closing`
+gets a function that makes a new strategy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def check_program(program: Program, strategy: rd.Strategy) -> None:
-    """N replicas are one device on the same global batches: losses and weights are those of a bare PyTorch loop."""
+    """Check that N replicas train as one device: losses and weights equal a bare PyTorch loop on the global batches."""
     alone, distributed = train_alone(program), train_distributed(program, strategy)
     for name, value in alone.after.items():
         message = f"{name} differs from the bare loop's"
@@ -54,14 +54,14 @@ def check_program(program: Program, strategy: rd.Strategy) -> None:
 
 
 def check_training(strategy: rd.Strategy) -> None:
-    """One fixed program of each model; batches and their last rest divide by no number of replicas."""
+    """Check one fixed program per model, with batch sizes that no number of replicas divides."""
     for model in sorted(MODELS):
         program = Program(model, "adamw", num_rows=11, batch_size=4, clip=True, accumulate=2, schedule=True, seed=3)
         check_program(program, strategy)
 
 
 def check_gradient_reduction(strategy: rd.Strategy) -> None:
-    """MEAN weighs by rows; SUM, asked for by the scope or by one run, adds what `compute_average_loss` gives."""
+    """Check that MEAN weighs gradients by rows, and that SUM in one run adds gradients of `compute_average_loss`."""
     with strategy.scope():
         weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
 
@@ -83,7 +83,7 @@ def check_gradient_reduction(strategy: rd.Strategy) -> None:
 
 
 def check_orders(strategy: rd.Strategy) -> None:
-    """Replicas may use their parameters in different orders: gradients meet all the same."""
+    """Check that gradients are reduced correctly if replicas use parameters in different orders."""
     with strategy.scope():
         layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(4)).double()
     for layer in layers:
@@ -105,7 +105,7 @@ def check_orders(strategy: rd.Strategy) -> None:
 
 
 def check_local_updates(strategy: rd.Strategy) -> None:
-    """Gradients are the mean of this replica's rows, and none where it has none."""
+    """Check that gradients are the mean over the replica's own rows, and None for a replica without rows."""
     with strategy.scope():
         weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
 
@@ -114,14 +114,14 @@ def check_local_updates(strategy: rd.Strategy) -> None:
         (weight * x.double()).mean().backward()
         return None if weight.grad is None else weight.grad.item(), x.double().tolist()
 
-    options = rd.RunOptions(empty_batch="zero_rows")  # all replicas tell
+    options = rd.RunOptions(empty_batch="zero_rows")  # all replicas run the step
     for batch in batches_of(strategy):
         for gradient, rows in strategy.local_results(strategy.run(gradient_of, args=(batch,), options=options)):
             assert gradient == (pytest.approx(np.mean(rows)) if rows else None)
 
 
 def check_numbers(strategy: rd.Strategy) -> None:
-    """Replicas and their devices are counted alike everywhere."""
+    """Check that driver and replicas agree on the numbers of replicas and devices."""
     count = strategy.num_replicas_in_sync
     assert count >= 1
     assert [type(name) for name in strategy.worker_devices] == [str] * count
@@ -134,7 +134,7 @@ def check_numbers(strategy: rd.Strategy) -> None:
 
 
 def check_values(strategy: rd.Strategy) -> None:
-    """Uneven batches: reduce, gather and local_results count every row once."""
+    """Check that reduce, gather and local_results count every row of uneven batches once."""
     for batch, rows in zip(batches_of(strategy), GLOBAL_BATCHES, strict=True):
         value = strategy.run(lambda x: x.double(), args=(batch,))
         assert strategy.gather(value).tolist() == rows
@@ -148,7 +148,7 @@ def check_values(strategy: rd.Strategy) -> None:
 
 
 def check_batches(strategy: rd.Strategy) -> None:
-    """A step knows its rows; every way in gives every row; an empty dataset gives no batch."""
+    """Check that steps know their rows, all kinds of input give every row, and an empty dataset gives no batch."""
 
     def rows_of(batch: torch.Tensor) -> tuple[int | None, int | None]:
         context = rd.get_replica_context()
@@ -179,7 +179,7 @@ def check_batches(strategy: rd.Strategy) -> None:
 
 
 def check_collectives(strategy: rd.Strategy) -> None:
-    """What replicas do together, in a step, over the ranks."""
+    """Check the collective calls of a step's replica context."""
     count = strategy.num_replicas_in_sync
 
     def together() -> tuple[Any, ...]:
@@ -196,7 +196,7 @@ def check_collectives(strategy: rd.Strategy) -> None:
 
 
 def check_scope(strategy: rd.Strategy) -> None:
-    """Who is current: in the scope, in a step, and outside of both."""
+    """Check the current strategy inside the scope, in a step, and outside of both."""
     with strategy.scope() as entered, strategy.scope():
         assert entered is strategy
         assert rd.get_strategy() is strategy
@@ -230,7 +230,7 @@ def _modes() -> Found:
 
 @contextlib.contextmanager
 def _globally() -> Iterator[None]:
-    """Another default dtype, deterministic algorithms, and products of less precision."""
+    """Set another default dtype, deterministic algorithms, and a lower matmul precision inside the block."""
     torch.set_default_dtype(torch.float64)
     torch.use_deterministic_algorithms(True)
     torch.set_float32_matmul_precision("medium")
@@ -252,7 +252,7 @@ _BLOCKS: tuple[Callable[[], AbstractContextManager[object]], ...] = (
 
 
 def check_modes(strategy: rd.Strategy) -> None:
-    """Steps see `no_grad`, `autocast`, the default dtype and the like as they where `run` is called; then no more."""
+    """Check that steps run with the caller's `no_grad`, `autocast`, default dtype, ..., and only while these hold."""
     usual = _modes()
     for block in _BLOCKS:
         with block():
@@ -263,7 +263,7 @@ def check_modes(strategy: rd.Strategy) -> None:
 
 
 def check_inference_mode(strategy: rd.Strategy) -> None:
-    """All that is done within it: steps, values and states that are read there are usual ones for later steps."""
+    """Check that values and states read under `torch.inference_mode` are ordinary tensors for later steps."""
     with strategy.scope():
         model = nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -311,31 +311,31 @@ CHECKS: tuple[Callable[[rd.Strategy], None], ...] = (
 )
 
 
-# Those of strategies whose replicas train on gradients of their own in the place of those that need global ones.
+# Checks that do not apply to strategies whose replicas train on their own gradients.
 _NEED_GLOBAL_GRADIENTS = (
     check_gradient_reduction,
     check_orders,
     check_state_dict,
-    check_inference_mode,  # compares what all replicas compute with what the driver does
+    check_inference_mode,  # compares results of all replicas with a computation on the driver
     check_training,
 )
 
 
 def checks_of(strategy: rd.Strategy) -> tuple[Callable[[rd.Strategy], None], ...]:
-    """The checks for what a strategy declares: all, or those for local updates."""
+    """Return the checks that apply to a strategy: all, or the ones for local updates."""
     if not isinstance(strategy, SynchronousStrategy) or strategy.replica_rules().exchanges_gradients:
         return CHECKS
     return (*(check for check in CHECKS if check not in _NEED_GLOBAL_GRADIENTS), check_local_updates)
 
 
 def check_strategy(make: Callable[[], rd.Strategy]) -> None:
-    """Everything that a strategy promises, for one from outside of this project as well.
+    """Check everything that a strategy promises; strategies from other projects can use this check as well.
 
     Args:
-        make: Makes a new strategy: called several times, each is closed.
+        make: Makes a new strategy; called several times. The check closes each strategy.
 
     Raises:
-        AssertionError: A promise is not kept.
+        AssertionError: The strategy breaks a promise.
     """
     check_closing(make)
     with make() as strategy:

@@ -1,4 +1,4 @@
-"""One training program, run on a strategy and as a bare PyTorch loop over the same batches."""
+"""A training program that runs on a strategy and as a bare PyTorch loop over the same batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["MODELS", "Program", "Trained", "train_alone", "train_distributed"]
 
 
 class Tied(nn.Module):
-    """An embedding whose weight is the output layer's too."""
+    """A model whose embedding and output layer share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Tied(nn.Module):
 
 
 class PartlyUsed(nn.Module):
-    """One layer is never used, another one only for some rows."""
+    """A model with one layer that is never used and one that is used only for some rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Program:
             yield torch.from_numpy(x[rows]), torch.from_numpy(y[rows])
 
     def updates_after(self, index: int) -> bool:
-        """Whether the optimizer steps with batch `index`."""
+        """Return True if the optimizer steps after batch `index`."""
         return (index + 1) % self.accumulate == 0 or index + 1 == self.num_steps
 
     @property
@@ -140,7 +140,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a program: parameters before and after, and the mean loss of every batch's rows."""
+    """The result of a program: parameters before and after, and the mean loss over the rows of every batch."""
 
     before: dict[str, torch.Tensor]
     after: dict[str, torch.Tensor]
@@ -152,7 +152,7 @@ def _state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def train_alone(program: Program) -> Trained:
-    """The bare loop: nothing of raydist in it."""
+    """Run the program as a bare PyTorch loop, without raydist."""
     model, optimizer, scheduler = program.build()
     before = _state(model)
     step = program.make_step(model, optimizer)
@@ -165,7 +165,7 @@ def train_alone(program: Program) -> Trained:
 
 
 def train_distributed(program: Program, strategy: rd.Strategy) -> Trained:
-    """The same under a strategy."""
+    """Run the program under a strategy."""
     with strategy.scope():
         model, optimizer, scheduler = program.build()
     before = _state(model)

@@ -1,4 +1,4 @@
-"""What is made under a scope: states, buffers, metrics, parameters that come later, and what was made elsewhere."""
+"""Checks of objects in a scope: states, buffers, metrics, parameters added later, and objects from outside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["check_aggregation", "check_late_parameters", "check_metrics", "check
 
 
 def check_state_dict(strategy: rd.Strategy) -> None:
-    """Models and optimizers save what the replicas hold, and training goes on from what is loaded as it did before."""
+    """Check that state dicts hold the replicas' values, and that training continues identically from loaded ones."""
     with strategy.scope():
         model = nn.Linear(1, 1).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -47,7 +47,7 @@ def check_state_dict(strategy: rd.Strategy) -> None:
 
 
 class Counts(nn.Module):
-    """Counts rows in two ways, and remembers how many there were last."""
+    """A module that counts rows in two buffers, and holds the number of rows of the last batch."""
 
     read: torch.Tensor
     written: torch.Tensor
@@ -63,7 +63,7 @@ class Counts(nn.Module):
 
 
 def check_aggregation(strategy: rd.Strategy) -> None:
-    """Buffers that add up count the rows of all replicas, from a value that was loaded and in a loop in a step, too."""
+    """Check that SUM buffers count the rows of all replicas, also after loading a value and in a loop in a step."""
     with strategy.scope():
         counts = Counts()
 
@@ -90,7 +90,7 @@ def check_aggregation(strategy: rd.Strategy) -> None:
 
 
 def check_late_parameters(strategy: rd.Strategy) -> None:
-    """Parameters that come later inside the scope are trained as if they had always been there; others are named."""
+    """Check that parameters added later inside the scope are trained, and that errors name the ones from outside."""
     with strategy.scope():
         model: Any = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1)).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -130,7 +130,7 @@ def check_late_parameters(strategy: rd.Strategy) -> None:
 
 
 def check_origin(strategy: rd.Strategy) -> None:
-    """What was not made under the scope is named, whatever way a step reaches it."""
+    """Check that errors name an object from outside the scope, however a step references it."""
     outside, norm = nn.Linear(1, 1), nn.BatchNorm1d(1, affine=False)
     sgd = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     with strategy.scope():
@@ -156,7 +156,7 @@ def check_origin(strategy: rd.Strategy) -> None:
 
 
 def metrics_of_rows() -> Any:
-    """Metrics that sum, average, take the largest, merge by formulas of their own, and keep all rows."""
+    """Return metrics with different kinds of states: sums, averages, and lists of all rows."""
     classification, regression = torchmetrics.classification, torchmetrics.regression
     return torchmetrics.MetricCollection(
         {
@@ -169,12 +169,12 @@ def metrics_of_rows() -> Any:
 
 
 def scored(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A score and a label for each row."""
+    """Return a score and a label for each row."""
     return (x * 7 % 11) / 11, x % 2
 
 
 def check_metrics(strategy: rd.Strategy) -> None:
-    """Metrics over uneven batches, of which some replicas get none, are those of one device, row by row in order."""
+    """Check that metrics over uneven batches equal those of one device, with rows in order."""
     with strategy.scope():
         metrics, values, peak = metrics_of_rows(), torchmetrics.CatMetric(), torchmetrics.MaxMetric()
         correlation = torchmetrics.regression.PearsonCorrCoef()

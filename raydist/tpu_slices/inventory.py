@@ -1,4 +1,4 @@
-"""The slices that a cluster's TPU hosts form, and which of them is meant. Pure."""
+"""The TPU slices that a cluster's hosts form, and the choice of one. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["TpuHost", "choose_shape", "count_whole", "describe_slices", "labels_
 @final
 @dataclass(frozen=True, slots=True)
 class TpuHost:
-    """One machine with TPU chips, by what Ray says of it.
+    """One machine with TPU chips, as Ray reports it.
 
     Attributes:
-        address: Of the machine.
-        chips: How many.
-        free_chips: Those that nobody has reserved.
-        slice_name: Of the slice that it belongs to; empty where Ray's labels do not say.
-        pod_type: Of that slice: "v4-16"; or empty.
-        topology: Of that slice: "2x2x2"; or empty.
+        address: Address of the machine.
+        chips: Number of TPU chips.
+        free_chips: Number of chips that are not reserved.
+        slice_name: Name of the machine's slice; empty if Ray's labels do not have it.
+        pod_type: Pod type of the slice ("v4-16"), or empty.
+        topology: Topology of the slice ("2x2x2"), or empty.
     """
 
     address: str
@@ -36,23 +36,23 @@ class TpuHost:
 
     @property
     def version(self) -> str | None:
-        """Of its chips; None where Ray's labels do not say."""
+        """The version of the host's chips; None if Ray's labels do not have it."""
         return parse_version(self.pod_type.split("-")[0]) if self.pod_type else None
 
 
 def choose_shape(
     hosts: Sequence[TpuHost], topology: str | None, version: str | None, *, may_grow: bool = False
 ) -> SliceShape:
-    """The kind of slice that is meant, by what has been named and what there is.
+    """Return the shape of the slice to reserve, from the requested names and the hosts of the cluster.
 
     Args:
-        hosts: Those of the cluster.
-        topology: None for that of the hosts.
-        version: None for that of the hosts.
-        may_grow: The cluster adds hosts with TPUs when they are asked for.
+        hosts: The TPU hosts of the cluster.
+        topology: Requested topology; None to use the topology of the hosts.
+        version: Requested chip version; None to use the version of the hosts.
+        may_grow: True if the cluster adds TPU hosts on demand.
 
     Raises:
-        InvalidArgumentError: There is no such slice, or more than one kind and none is named.
+        InvalidArgumentError: No such slice exists, or the names fit more than one kind of slice.
 
     >>> hosts = [TpuHost("10.0.0.1", 4, 4, "a", "v4-16", "2x2x2"), TpuHost("10.0.0.2", 4, 4, "a", "v4-16", "2x2x2")]
     >>> str(choose_shape(hosts, None, None))
@@ -81,14 +81,14 @@ def choose_shape(
 
 
 def _fits(host: TpuHost, topology: str | None, version: str | None) -> bool:
-    """Whether a host may be of a slice like this; what its labels do not say, it may be."""
+    """Return True if a host's labels do not contradict the topology and version; missing labels fit everything."""
     return (not host.topology or topology in (None, host.topology)) and (
         not host.version or version in (None, host.version)
     )
 
 
 def count_whole(hosts: Sequence[TpuHost], shape: SliceShape) -> int:
-    """Slices of a kind that all of their hosts are there of, free or not.
+    """Return the number of slices of this shape whose hosts are all in the cluster, free or not.
 
     >>> hosts = [TpuHost("10.0.0.1", 4, 4, "a", "v4-16", "2x2x2"), TpuHost("10.0.0.2", 4, 4, "a", "v4-16", "2x2x2")]
     >>> count_whole(hosts, SliceShape.of("v4", "2x2x2")), count_whole(hosts[:1], SliceShape.of("v4", "2x2x2"))
@@ -102,9 +102,9 @@ def count_whole(hosts: Sequence[TpuHost], shape: SliceShape) -> int:
 
 
 def labels_of_single_host(hosts: Sequence[TpuHost], shape: SliceShape) -> dict[str, str]:
-    """By which labels Ray is to find a slice of one host: by chips alone it takes a host of any other slice as well.
+    """Return labels by which Ray finds a slice of one host; by chips alone, Ray may take a host of another slice.
 
-    Empty where there are more hosts, which it finds by their slice's name, or where hosts have no labels.
+    Empty for slices of several hosts, which Ray finds by slice name, and for hosts without labels.
 
     >>> hosts = [TpuHost("10.0.0.1", 4, 4, "a", "v4-16", "2x2x2"), TpuHost("10.0.0.3", 4, 4, "b", "v5litepod-4", "2x2")]
     >>> labels_of_single_host(hosts, SliceShape.of("v5litepod", "2x2", 4))
@@ -124,7 +124,7 @@ def _hosts_of(hosts: Sequence[TpuHost], shape: SliceShape) -> list[TpuHost]:
 
 
 def describe_slices(hosts: Sequence[TpuHost]) -> str:
-    """Every slice with its hosts, for messages.
+    """Return a text of all slices with their hosts, for messages.
 
     >>> describe_slices([TpuHost("10.0.0.1", 4, 0, "a", "v4-8", "2x2x1")])
     "slice 'a' (v4-8, 2x2x1): host 10.0.0.1 with 0 of 4 chips free"

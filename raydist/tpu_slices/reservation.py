@@ -1,4 +1,4 @@
-"""Finding the TPU hosts of a cluster, and reserving a slice of them."""
+"""Find the TPU hosts of a cluster, and reserve a slice."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from raydist.tpu_slices.shape import SliceShape
 
 __all__ = ["cluster_adds_tpus", "place_slice", "tpu_hosts"]
 
-_CPUS = 1.0  # of a host, for the replicas' actor
-_JOIN_S = 5.0  # hosts that were started together have joined by then
+_CPUS = 1.0  # per host, for the replicas' actor
+_JOIN_S = 5.0  # hosts that start together join within this time
 _LOOK_S = 0.2
 
 
 def tpu_hosts() -> tuple[TpuHost, ...]:
-    """The living nodes of the cluster that have TPU chips."""
+    """Return the living nodes of the cluster that have TPU chips."""
     free = free_resources()
     return tuple(
         TpuHost(
@@ -42,24 +42,24 @@ def tpu_hosts() -> tuple[TpuHost, ...]:
 
 
 def cluster_adds_tpus() -> bool:
-    """Whether the cluster grows by itself, and TPU hosts may be among what is added."""
+    """Return True if the cluster autoscales and may add TPU hosts."""
     largest = global_state().get_max_resources_from_cluster_config() or {}
     return bool(largest.get("TPU"))
 
 
 def place_slice(shape: SliceShape, *, name: str, timeout_s: float) -> PlacementGroup:
-    """Reserve all hosts of one slice: a bundle each, with all of its chips.
+    """Reserve all hosts of one slice: one bundle per host, with all chips of the host.
 
-    Blocking: until a slice is free, at most `timeout_s` seconds.
+    Blocks until a slice is free, at most `timeout_s` seconds.
 
     Args:
-        shape: The kind of slice.
-        name: Of the reservation: what others read who wait for the slice.
-        timeout_s: The limit.
+        shape: Shape of the slice.
+        name: Name of the reservation, shown in the errors of other programs that wait for the slice.
+        timeout_s: Limit in seconds.
 
     Raises:
-        FailedPreconditionError: Hosts of the slice are missing, and nobody adds any.
-        DeadlineExceededError: No slice was free in time; says what there is, and who has it.
+        FailedPreconditionError: Hosts of the slice are missing, and the cluster adds none.
+        DeadlineExceededError: No slice was free in time; the message lists the slices and their holders.
     """
     deadline = time.monotonic() + timeout_s
     _require_whole(shape, min(deadline, time.monotonic() + _JOIN_S))
@@ -72,7 +72,7 @@ def place_slice(shape: SliceShape, *, name: str, timeout_s: float) -> PlacementG
     if not group.wait(max(deadline - time.monotonic(), 0.1)):
         granted.shutdown()
         raise _late(shape, name, timeout_s)
-    # All chips are held now; until here the slice's head was, so that nobody else began to take the same slice.
+    # All chips are reserved now. Until here the head reservation kept others from taking the same slice.
     granted.release_head_pgs()
     return group
 
@@ -90,7 +90,7 @@ def _require_whole(shape: SliceShape, deadline: float) -> None:
 
 @final
 class _Request:
-    """Ray's request for a slice, made in a thread: it waits for a task of its own, without a limit."""
+    """A request to Ray for a slice, made in a thread because Ray's call waits for a task without a limit."""
 
     def __init__(self, shape: SliceShape, name: str, timeout_s: float) -> None:
         self.error: BaseException | None = None
@@ -109,12 +109,12 @@ class _Request:
         return self._granted
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is answered within the limit."""
+        """Return True if Ray answers within the limit. Blocks."""
         self._thread.join(timeout_s + 1.0)
         return not self._thread.is_alive()
 
     def abandon(self) -> None:
-        """Give back what comes late."""
+        """Release the slice, also if Ray grants it later."""
         with self._lock:
             self._abandoned = True
             if self._granted is not None:
@@ -133,7 +133,7 @@ class _Request:
                 head_reservation_timeout_s=self._timeout_s,
                 bundle_label_selector=[labels] if labels else None,
             )
-        except Exception as error:  # whatever it is, it is why there is no slice
+        except Exception as error:  # raised as the cause of the deadline error
             self.error = error
             return
         with self._lock:
@@ -151,7 +151,7 @@ def _late(shape: SliceShape, name: str, timeout_s: float) -> DeadlineExceededErr
 
 
 def _holders(name: str) -> str:
-    """Who has reserved TPUs, in words."""
+    """Return a sentence about the placement groups that have reserved TPUs."""
     tables: Sequence[Any] = ()
     with contextlib.suppress(Exception):  # the message is not worth another error
         tables = placement_group_table().values()

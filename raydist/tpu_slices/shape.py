@@ -1,4 +1,4 @@
-"""What a TPU slice is made of, from its topology and the version of its chips. Needs no cluster."""
+"""The hosts and chips of a TPU slice, from the topology and the chip version. Needs no cluster."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from raydist.errors import InvalidArgumentError
 
 __all__ = ["SliceShape", "check_names", "parse_version"]
 
-# PJRT shows two devices a chip there, one elsewhere (torch_xla/_internal/tpu.py: num_logical_cores_per_chip).
+# Versions with two PJRT devices per chip, others have one (torch_xla/_internal/tpu.py: num_logical_cores_per_chip).
 _TWO_DEVICES = ("v2", "v3", "v7x")
-_CORES_A_CHIP = {"v5litepod": 1, "v6e": 1}  # pods of others are named by twice their number of chips
+_CORES_A_CHIP = {"v5litepod": 1, "v6e": 1}  # pod types of other versions count two cores per chip
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SliceShape:
-    """One kind of slice.
+    """The shape of a slice.
 
     Attributes:
-        version: Of the chips: "v4", "v5litepod", ...
-        topology: How many chips in each direction: "2x2x2".
-        num_hosts: Machines.
-        chips_per_host: Chips of each.
+        version: Version of the chips: "v4", "v5litepod", ...
+        topology: Number of chips in each dimension: "2x2x2".
+        num_hosts: Number of machines.
+        chips_per_host: Number of chips on each machine.
     """
 
     version: str
@@ -36,15 +36,15 @@ class SliceShape:
 
     @staticmethod
     def of(version: str, topology: str, chips_per_host: int | None = None) -> SliceShape:
-        """The shape of a slice whose names are known to be right.
+        """Return the shape of a slice with valid names (see :func:`check_names`).
 
         Args:
-            version: Of the chips.
-            topology: Of the slice.
-            chips_per_host: None for what is usual.
+            version: Version of the chips.
+            topology: Topology of the slice.
+            chips_per_host: Number of chips per host; None for the usual number.
 
         Raises:
-            InvalidArgumentError: The chips of the topology are not those of a number of such hosts.
+            InvalidArgumentError: The chips of the topology do not fill a whole number of such hosts.
 
         >>> SliceShape.of("v4", "2x2x2")
         SliceShape(version='v4', topology='2x2x2', num_hosts=2, chips_per_host=4)
@@ -64,12 +64,12 @@ class SliceShape:
 
     @property
     def devices_per_host(self) -> int:
-        """Devices that torch_xla has on each host: one replica each."""
+        """The number of torch_xla devices on each host; each runs one replica."""
         return self.chips_per_host * (2 if self.version in _TWO_DEVICES else 1)
 
     @property
     def pod_type(self) -> str:
-        """What Ray's labels call a slice like this.
+        """The pod type of the slice in Ray's labels.
 
         >>> SliceShape.of("v4", "2x2x2").pod_type, SliceShape.of("v5litepod", "4x4").pod_type
         ('v4-16', 'v5litepod-16')
@@ -82,7 +82,7 @@ class SliceShape:
 
 
 def num_chips(topology: str) -> int:
-    """Chips of a topology.
+    """Return the number of chips of a topology.
 
     >>> num_chips("2x2x4")
     16
@@ -94,10 +94,10 @@ def num_chips(topology: str) -> int:
 
 
 def parse_version(accelerator_version: str) -> str:
-    """The version that is meant, as Ray writes it.
+    """Return a chip version in Ray's notation.
 
     Raises:
-        InvalidArgumentError: There is none of this name.
+        InvalidArgumentError: No chip version has this name.
 
     >>> parse_version("TPU-V6E"), parse_version("v4")
     ('v6e', 'v4')
@@ -113,10 +113,10 @@ def parse_version(accelerator_version: str) -> str:
 
 
 def check_names(topology: str | None, accelerator_version: str | None) -> tuple[str | None, str | None]:
-    """Topology and version as Ray writes them, None where they are left open.
+    """Return topology and version in Ray's notation, None where not given.
 
     Raises:
-        InvalidArgumentError: There is no such version, or none that has this topology.
+        InvalidArgumentError: The version does not exist, or no such version has this topology.
 
     >>> check_names("2x2x2", "TPU-V4"), check_names("4X4", None)
     (('2x2x2', 'v4'), ('4x4', None))
