@@ -1,4 +1,4 @@
-"""Blocks and results of stages in a shared buffer: written once, joined on the way, and read where they lie."""
+"""Blocks and results of stages in a shared buffer: written once, concatenated while written, and read in place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raydist.pipelines.elements.items import Item, StageResult
 __all__ = ["BufferWriter", "BufferedBlock", "BufferedResult", "write_block", "write_result"]
 
 _LINE_BYTES = 64  # arrays begin at cache lines
-_SMALL_BYTES = 1 << 16  # less travels with the answer
+_SMALL_BYTES = 1 << 16  # smaller results are sent with the answer
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -27,10 +27,10 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 @final
 @dataclass(frozen=True, slots=True)
 class BufferedResult:
-    """A result whose arrays lie in a buffer.
+    """A result whose arrays are in a buffer.
 
     Attributes:
-        pickled: All else of it.
+        pickled: Pickle of the rest of the result.
         places: Offset and size of each array's memory.
     """
 
@@ -38,7 +38,7 @@ class BufferedResult:
     places: tuple[tuple[int, int], ...]
 
     def read(self, memory: _Array) -> StageResult:
-        """The result; its arrays are views of `memory`, which holds the buffer."""
+        """Return the result; the arrays in it are views of `memory`, the mapped buffer."""
         result: StageResult = _read(self.pickled, self.places, memory.data)
         return result
 
@@ -46,10 +46,10 @@ class BufferedResult:
 @final
 @dataclass(frozen=True, slots=True)
 class BufferedBlock:
-    """A block whose arrays lie in a buffer; attributes as above.
+    """A block whose arrays are in a buffer; attributes as in `BufferedResult`.
 
     Attributes:
-        address: The buffer.
+        address: Address of the buffer.
     """
 
     address: BufferAddress
@@ -57,7 +57,7 @@ class BufferedBlock:
     places: tuple[tuple[int, int], ...]
 
     def read(self, memory: Any) -> Block:
-        """The block; its arrays are read-only views: who gives them to a user copies them."""
+        """Return the block; its arrays are read-only views, which must be copied before a user gets them."""
         block: Block = _read(self.pickled, self.places, memoryview(memory).toreadonly())
         return block
 
@@ -67,7 +67,7 @@ def _read(pickled: bytes, places: Sequence[tuple[int, int]], view: memoryview) -
 
 
 def write_block(block: Block, address: BufferAddress, memory: _Array) -> BufferedBlock | None:
-    """`block` with its arrays in `memory`, which is the buffer at `address`; None if they are too many bytes."""
+    """Write a block's arrays into `memory`, the buffer at `address`; return None if they do not fit."""
     try:
         return BufferedBlock(address, *_write(block, BufferWriter(memory)))
     except _FullError:
@@ -75,9 +75,9 @@ def write_block(block: Block, address: BufferAddress, memory: _Array) -> Buffere
 
 
 def write_result(result: StageResult, writer: BufferWriter) -> BufferedResult | None:
-    """`result` with its arrays in the memory of `writer`; None if they are few bytes, or too many.
+    """Write a result's arrays into the memory of `writer`; return None if they are small, or do not fit.
 
-    Neighbouring blocks become one: large elements, which a map makes blocks of their own, lie side by side as a batch.
+    Neighbouring blocks become one, so that large elements, each a block of its own after a map, form one batch.
     """
     if sum(item.num_bytes for item in result.items if isinstance(item, Block)) < _SMALL_BYTES:
         return None
@@ -94,15 +94,15 @@ def _write(value: Any, writer: BufferWriter) -> tuple[bytes, tuple[tuple[int, in
 
 
 class _FullError(Exception):
-    """There is no room left."""
+    """The buffer has no room left."""
 
 
 @final
 class BufferWriter:
-    """Gives out a buffer's memory from its beginning on.
+    """An allocator that hands out a buffer's memory from the beginning on.
 
     Args:
-        memory: All of it, writable.
+        memory: The whole buffer, writable.
     """
 
     def __init__(self, memory: Any) -> None:
@@ -111,14 +111,14 @@ class BufferWriter:
         self._at = HEADER_BYTES
 
     def make_column(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Column | None:
-        """A column of numbers here; None for one of few bytes, or too many."""
+        """Allocate a column of numbers in the buffer; return None if it is small, or does not fit."""
         num_bytes = dtype.itemsize * math.prod(shape)
         if num_bytes < _SMALL_BYTES or self._at + num_bytes > len(self._memory):
             return None
         return np.ndarray(shape, dtype, self._memory.data, self.reserve(num_bytes))
 
     def reserve(self, num_bytes: int) -> int:
-        """The offset of `num_bytes` that nobody has."""
+        """Reserve `num_bytes` and return the offset."""
         offset = self._at
         if offset + num_bytes > len(self._memory):
             raise _FullError
@@ -126,7 +126,7 @@ class BufferWriter:
         return offset
 
     def place(self, data: _Array) -> tuple[int, int]:
-        """Where some bytes lie; they are copied if they do not lie here yet."""
+        """Return offset and size of some bytes in the buffer; copy them into the buffer if they are elsewhere."""
         offset = _address(data) - self._begin
         if not 0 < offset < len(self._memory):
             offset = self.reserve(len(data))
@@ -134,7 +134,7 @@ class BufferWriter:
         return offset, len(data)
 
     def column(self, parts: Sequence[Column], num_rows: int) -> Column:
-        """One column of all rows of `parts`."""
+        """Concatenate the rows of `parts` into one column in the buffer."""
         first = parts[0]
         size = first.itemsize * num_rows * int(np.prod(first.shape[1:], dtype=np.int64))
         offset = self.reserve(size)
@@ -157,7 +157,7 @@ def _joined(items: Sequence[Item], writer: BufferWriter) -> list[Item]:
 
 
 def _dense_kind(item: Item) -> Any:
-    """What blocks share that can be joined; None for what cannot."""
+    """Return a key that is equal for blocks that can be concatenated; None for other items."""
     if not isinstance(item, Block) or any(column.dtype == object for column in item.columns):
         return None
     return item.structure, item.specs, tuple((column.dtype, column.shape[1:]) for column in item.columns)

@@ -1,4 +1,4 @@
-"""Where the stages of a dataset's iterators run: in this process, or on a pool of input workers. A pool loads Ray."""
+"""Executors for the stages of a dataset's iterators: this process, or a pool of input workers. A pool loads Ray."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Executors", "open_executor"]
 
 
 def open_executor(options: Options) -> Executor:
-    """The executor of a single iterator: see :class:`Executors`. The caller closes it."""
+    """Open the executor of a single iterator: see :class:`Executors`. The caller closes it."""
     return Executors().open(options)
 
 
 @final
 class Executors:
-    """The executors of a dataset's iterators, one after the other. What costs much is kept between them.
+    """The executors of a dataset's iterators, one after the other.
 
-    That is what autotuners learned, and a pool of workers; the pool ends with this object, or when it was idle long.
+    Keeps autotuner results and a pool of workers between iterators. The pool ends with this object or after idle time.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Executors:
         self._pools: IteratorPools | None = None
 
     def open(self, options: Options) -> Executor:
-        """A pool of `num_input_workers` actors, or this process. The caller closes it."""
+        """Return a pool of `num_input_workers` actors, or this process if that is 0. The caller closes the executor."""
         if options.num_input_workers == 0:
             return local_executor(options, self._tuners)
         if self._pools is None:

@@ -1,4 +1,4 @@
-"""How many workers may die while they start before something else must be wrong."""
+"""A limit on the number of workers that die while they start."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from raydist.errors import UnavailableError
 
 __all__ = ["FailedStarts"]
 
-_MOST = 20  # in a row: killed from outside, every second one would be, once in a million
-_MOST_ERRORS = 3  # that its own constructor raised: it will again
-_OWN_ERROR = "creation task"  # what Ray says then
+_MOST = 20  # in a row: if every second start is killed from outside, this happens once in a million
+_MOST_ERRORS = 3  # errors of the worker's constructor, which will repeat
+_OWN_ERROR = "creation task"  # part of Ray's message for an error of the constructor
 
 
 @final
 class FailedStarts:
-    """Workers of a pool that died while they started, one behind the other. One that runs ends the row."""
+    """The number of a pool's workers that died in a row while they started."""
 
     def __init__(self) -> None:
         self._num = 0
 
     def end(self) -> None:
-        """A worker runs."""
+        """Reset the count because a worker runs."""
         self._num = 0
 
     def add(self, worker: str, error: Exception) -> None:
-        """A worker died before it ran.
+        """Count a worker that died before it ran.
 
         Raises:
-            UnavailableError: So did too many before it.
+            UnavailableError: Too many workers in a row died.
         """
         self._num += 1
         if self._num < (_MOST_ERRORS if _OWN_ERROR in str(error) else _MOST):

@@ -28,7 +28,7 @@ _PERIOD_S = 1.0
 
 
 def _idle_cores() -> float:
-    """Cores without work, in the mean over the last minute."""
+    """Return the mean number of idle cores over the last minute."""
     return num_cores() - os.getloadavg()[0]
 
 
@@ -39,13 +39,13 @@ def _leave(pool: ActorExecutor, num_workers: int) -> None:
 
 @final
 class GrowingExecutor(Executor):
-    """Looks once a second, when it is given a block, whether the pool should have one worker more.
+    """An executor that decides, at most once a second on submit, whether its pool gets one more worker.
 
     Args:
-        pool: The pool; when this executor is closed it is left to others with as many workers as it had.
-        num_workers: That it has.
-        most: Workers at most.
-        idle_cores: How many cores have nothing to do.
+        pool: The pool. Closing this executor restores the pool's initial number of workers.
+        num_workers: Initial number of workers.
+        most: Largest number of workers.
+        idle_cores: Returns the number of idle cores.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class GrowingExecutor(Executor):
         self._shared = SharedExecutor(pool, functools.partial(_leave, pool, num_workers))
         self._meters: IterationMeters | None = None
         self._stages: dict[str, Meter] = {}
-        self._last = (0.0, 0.0, 0.0, 0)  # time, and what the consumer waited, the stages waited and handed out by then
+        self._last = (0.0, 0.0, 0.0, 0)  # time, the consumer's and the stages' waiting seconds, elements
         self.place = self._shared.place
         self._show_size()
 

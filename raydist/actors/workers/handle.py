@@ -1,4 +1,4 @@
-"""One InputWorker actor as its pool sees it: what it was given, what it knows, whether it runs."""
+"""The pool's handle of one InputWorker actor: the blocks and stages it was sent, and its state."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from raydist.ray_session import RaySession
 
 __all__ = ["WorkerHandle", "WorkerKind"]
 
-_INLINE_BYTES = 1 << 16  # smaller blocks travel with the call
+_INLINE_BYTES = 1 << 16  # smaller blocks are sent with the call
 
 KEPT_STAGES = 64
-"""Stages that a worker keeps; every pass of a `repeat` has its own."""
+"""Number of stages that a worker keeps; every epoch of a `repeat` has its own stages."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """What the workers of one pool have in common.
+    """The settings that all workers of one pool share.
 
     Attributes:
-        resources: Ray resources of each; none means that they share the cores with what runs beside them.
-        node_ids: Ray nodes to run on, in turn; none for any. Of several each may be left out when it is gone.
-        memory_bytes: What each may take beyond what it needs to start; None for what is free on its machine then.
-        start_s: Limit of its start.
+        resources: Ray resources of each worker; empty: workers share the cores with other processes.
+        node_ids: Ray nodes to run on, round robin; empty for any node. With several, a dead node is skipped.
+        memory_bytes: Memory that a worker may use beyond its memory at start; None for the free memory at that time.
+        start_s: Limit for the start of a worker in seconds.
     """
 
     resources: Mapping[str, float] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class WorkerKind:
     start_s: float = 120.0
 
     def start(self, name: str, number: int = 0) -> Any:
-        """The actor of that number; does not wait for it."""
+        """Create the actor with this number in the pool. Does not wait for its start."""
         node, soft = None, False
         if self.node_ids:
             node_id, soft = self.node_ids[number % len(self.node_ids)], len(self.node_ids) > 1
@@ -57,7 +57,7 @@ class WorkerKind:
         options = {
             "name": name,
             **resource_options(self.resources),
-            # Ray 2.60 keeps a soft affinity only of actors that ask for something: one byte is enough.
+            # Ray 2.60 ignores the soft affinity of an actor without resources: one byte of memory is enough.
             "memory": self.resources.get("memory", 1 if soft else None),
             "scheduling_strategy": node,
             "max_restarts": 0,
@@ -69,20 +69,20 @@ class WorkerKind:
 
 @final
 class WorkerHandle:
-    """An actor and its blocks under way, oldest first. Its pool's lock guards all but :meth:`await_start`.
+    """An actor and its unfinished blocks, oldest first. The pool's lock guards every method but :meth:`await_start`.
 
     Attributes:
-        name: The actor's name.
-        shelf: Buffers for its results.
-        shares: Whether it has shown that it can open them.
-        started: Whether it has shown that it runs.
-        words: What it said when its own code ended it.
+        name: Name of the actor.
+        shelf: Shared buffers for the actor's results.
+        shares: True once the actor has opened a shared buffer.
+        started: True once the actor has answered.
+        words: The exit reason that the actor's process writes if its own code ends it.
     """
 
     def __init__(self, name: str, kind: WorkerKind, actor: Any) -> None:
         self.name = name
         self.shelf = BufferShelf()
-        self._block_shelf = BufferShelf()  # apart: a small block's buffer has few pages that are there already
+        self._block_shelf = BufferShelf()  # separate: a small block's buffer has few pages in memory
         self.shares = False
         self.started = False
         self.words = LastWords()
@@ -93,45 +93,45 @@ class WorkerHandle:
         self._ready: Any = actor.hello.remote(self.words.path, installed_packages())
         self._ran = False
         self._under_way: deque[Any] = deque()
-        self._read_from: dict[Any, Any] = {}  # the memory of blocks that it may not have read yet
+        self._read_from: dict[Any, Any] = {}  # memory of blocks that the actor may not have read yet
         self._digests: deque[bytes] = deque()
 
     @classmethod
     def start(cls, name: str, kind: WorkerKind, number: int = 0) -> Self:
-        """A new actor, of that number in its pool; does not wait for it."""
+        """Start a new actor with this number in the pool. Does not wait for its start."""
         return cls(name, kind, kind.start(name, number))
 
     @property
     def under_way(self) -> tuple[Any, ...]:
-        """References to the results of its blocks that were not finished when last looked."""
+        """References to the results of the blocks that `forget_finished` has not removed."""
         return tuple(self._under_way)
 
     @property
     def reachable(self) -> bool:
-        """Whether there is still the Ray that it is of."""
+        """Return True while the actor's Ray session is open."""
         return self._session.is_open
 
     @property
     def runs(self) -> bool:
-        """Whether its process is there, or was. Asks Ray until it is."""
+        """Return True once the actor's process has started. Asks Ray without blocking until then."""
         if not self._ran and self._ready is not None:
             self._ran = bool(ray.wait([self._ready], timeout=0, fetch_local=False)[0])
         return self._ran or self.started
 
     def forget_finished(self, finished: set[Any]) -> int:
-        """Leave out what is `finished`; the number of blocks that are left."""
+        """Remove the `finished` blocks; return the number of unfinished blocks."""
         while self._under_way and self._under_way[0] in finished:
             self._read_from.pop(self._under_way.popleft(), None)
         return len(self._under_way)
 
     def run(self, digest: bytes, stage: bytes, block: Block, starts: tuple[int, ...]) -> Any:
-        """Send a block; a stage comes along the first time. The reference to the result."""
+        """Send a block, with the stage if the actor does not have it; return the reference to the result."""
         ref = self._actor.run.remote(digest, self._unknown(digest, stage), block, starts)
         self._under_way.append(ref)
         return ref
 
     def run_into(self, lease: BufferLease, digest: bytes, stage: bytes, block: Block, starts: tuple[int, ...]) -> Any:
-        """:meth:`run`, with a buffer for the result; the block may travel in another one."""
+        """Do :meth:`run` with a shared buffer for the result; the block may be sent in another shared buffer."""
         argument, memory = self._buffered(block)
         ref = self._actor.run_into.remote(lease.address, digest, self._unknown(digest, stage), argument, starts)
         self._under_way.append(ref)
@@ -148,7 +148,7 @@ class WorkerHandle:
         return write_block(block, lease.address, memory) or block, memory
 
     def _unknown(self, digest: bytes, stage: bytes) -> bytes | None:
-        """The stage if the worker does not know it yet."""
+        """Return the stage's pickle if the worker does not have the stage yet, else None."""
         if digest in self._digests:
             return None
         self._learn(digest)
@@ -160,10 +160,13 @@ class WorkerHandle:
             self._actor.forget.remote([self._digests.popleft()])
 
     def await_start(self, cancelled: Callable[[], bool]) -> None:
-        """Return once it runs. Waits up to `start_s`; CancelledError as soon as `cancelled()`.
+        """Block until the actor runs, for at most `start_s` seconds.
 
         Raises:
-            RayActorError: It died before.
+            RayActorError: The actor died before it ran.
+            CancelledError: `cancelled()` returned True.
+            DeadlineExceededError: The actor did not start in time.
+            UnavailableError: The actor's constructor failed.
         """
         self._session.require(f"Input worker {self.name}")
         ready = self._ready
@@ -191,21 +194,21 @@ class WorkerHandle:
         self._ready, self.started = None, True
 
     def block_at_work(self) -> Any:
-        """Of a dead worker: the reference to the block that it died on; None if it had finished all it had."""
+        """Return the result reference of the block on which a dead worker died; None if it had finished all blocks."""
         for ref in self._under_way:
             try:
                 ray.get(ref, timeout=0)
             except RayActorError:
                 return ref
-            except RayError:  # finished, if badly
+            except RayError:  # finished with an error
                 continue
         return None
 
     def retire(self) -> None:
-        """End the actor once it has finished what it has."""
+        """End the actor once it has finished its blocks."""
         self._actor.__ray_terminate__.remote()
 
     def kill(self) -> None:
-        """End the actor at once; nothing in a forked child, which has a copy of the handle."""
+        """End the actor at once. Does nothing in a forked child, which has a copy of the handle."""
         if self._process.is_this and self._session.is_open:
             kill_actors([self._actor])

@@ -1,8 +1,8 @@
-"""What a worker's process says when its own code ends it, so that this can be told from a kill from outside.
+"""The exit reason of a worker's process, to tell a crash of its own code from a kill from outside.
 
-A process that is killed says nothing. One that crashes in native code, aborts or calls os._exit writes a line into a
-file without a name, which the pool keeps and the worker finds through /proc: so on the same machine only. Elsewhere,
-and where a function takes these ways out of our hands, the worker dies without a word.
+A process that crashes in native code, aborts or calls os._exit writes a line into a memfd, which the pool owns and the
+worker opens through /proc; a killed process writes nothing. There is no reason either on another machine, or if a
+function replaces these handlers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_BYTES = 4096
 
 @final
 class LastWords:
-    """The file of one worker, as its pool has it. Closed when it is dropped."""
+    """The pool's end of one worker's exit reason file. Closed with this object."""
 
     def __init__(self) -> None:
         self._fd: int | None = None
@@ -34,11 +34,11 @@ class LastWords:
 
     @property
     def path(self) -> str | None:
-        """Where another process of this machine finds the file; None if there is none."""
+        """The path by which another process of this machine opens the file; None if there is no file."""
         return None if self._fd is None else f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def read(self) -> str:
-        """The line that says what happened; "" for nothing."""
+        """Return the exit reason; "" if there is none."""
         if self._fd is None:
             return ""
         written = os.pread(self._fd, _MOST_BYTES, 0).decode(errors="replace")
@@ -46,21 +46,21 @@ class LastWords:
 
 
 def leave_words(path: str | None) -> bool:
-    """From now on this process says in the file at `path` how it ends itself. Whether it can."""
+    """Make this process write its exit reason to the file at `path`; return False if the file cannot be opened."""
     try:
-        # Process ids of another machine or container may mean anything here.
+        # A process id of another machine or container may name any process here.
         if path is None or _NAME not in os.readlink(path):
             return False
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     except OSError:
         return False
-    faulthandler.disable()  # Ray has it write to its log, and handlers of its own before it
+    faulthandler.disable()  # Ray has enabled it for its log, after its own handlers
     faulthandler.enable(fd, all_threads=False)
     os._exit = functools.partial(_exit_with_words, fd, os.getpid(), os._exit)
     return True
 
 
 def _exit_with_words(fd: int, pid: int, leave: Callable[[int], NoReturn], status: int) -> NoReturn:
-    if os.getpid() == pid:  # a forked child may go
+    if os.getpid() == pid:  # the exit of a forked child is no failure
         os.write(fd, f"os._exit({status})\n".encode())
     leave(status)

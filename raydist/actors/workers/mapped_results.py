@@ -1,4 +1,4 @@
-"""Which memory of this process maps which worker's result, so that a part of it can be handed on as it lies."""
+"""A registry of workers' results that are mapped in this process, so that parts of them can be sent by reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 @final
 @dataclass(frozen=True, slots=True)
 class ResultView:
-    """Where an array lies in a result: in which column of which item, and how."""
+    """The position of an array in a result: item, column, offset in bytes, shape and strides."""
 
     item: int
     column: int
@@ -38,16 +38,16 @@ class ResultView:
 
 @final
 class MappedResults:
-    """Which memory of this process maps which worker's result: as long as an array of it is in use."""
+    """The results whose arrays are in use in this process, by the memory of the arrays."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[_Array], Any, int, int]] = {}
 
     def remember(self, ref: Any, result: StageResult) -> None:
-        """Note the arrays of a result that was fetched from the object store."""
+        """Record the arrays of a result that was fetched from the object store."""
         for item, block in enumerate(result.items):
             for column, array in enumerate(block.columns if isinstance(block, Block) else ()):
-                if array.dtype != object and not array.flags.writeable:  # a writable one came with the answer
+                if array.dtype != object and not array.flags.writeable:  # a writable array came with the answer
                     self._note(_root(array), ref, item, column)
 
     def _note(self, root: _Array, ref: Any, item: int, column: int) -> None:
@@ -59,7 +59,7 @@ class MappedResults:
         self._known[key] = (weakref.ref(root, forget), ref, item, column)
 
     def find(self, array: _Array) -> tuple[Any, ResultView] | None:
-        """The result that `array` is a part of, and where it lies in it."""
+        """Return the reference of the result that `array` is a part of, and its position; None if there is none."""
         root = _root(array)
         known = self._known.get(id(root))
         if known is None or known[0]() is not root or array.dtype == object:
@@ -70,7 +70,7 @@ class MappedResults:
 
 
 def _root(array: _Array) -> _Array:
-    """The array that `array` is a view of, over all of its memory."""
+    """Return the array that owns the memory of `array`."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array

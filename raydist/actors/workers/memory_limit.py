@@ -1,7 +1,7 @@
 """The memory of a process: a limit for input workers, and settings of malloc.
 
-A function that takes too much memory gets a MemoryError, and no other process of the machine suffers. Linux counts
-private, writable mappings (RLIMIT_DATA): heap and arrays, neither mapped files nor the object store.
+A function that uses too much memory gets a MemoryError, without harm to other processes. Linux counts private, writable
+mappings (RLIMIT_DATA): heap and arrays, neither mapped files nor the object store.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MA
 
 
 def limit_memory(num_bytes: int | None) -> int | None:
-    """Let this process take `num_bytes` more than it has; None: what is free on the machine or in the container now.
+    """Limit this process to `num_bytes` more memory than now; None: the free memory of the machine or container.
 
-    Returns the number of bytes; None where the system has no such limit.
+    Returns the number of bytes; None if the system has no such limit.
     """
     if sys.platform != "linux":
         return None
@@ -37,10 +37,10 @@ def limit_memory(num_bytes: int | None) -> int | None:
 
 
 def keep_freed_memory(limit: int | None = None) -> None:
-    """Have glibc keep memory that this process frees: new pages cost more than a decoder needs to fill them.
+    """Make glibc keep memory that this process frees, because new pages take longer than a decoder needs to fill them.
 
-    Does nothing without glibc, and where the environment sets malloc up. A process with a `limit` keeps a small part of
-    it, because idle memory counts, too. Without a limit threads keep empty heaps of 64 MB: a step of a CNN that needed
+    Does nothing without glibc, or if the environment configures malloc. A process with a `limit` keeps a small part of
+    it, because idle memory counts, too. Without a limit, threads keep empty heaps of 64 MB: a step of a CNN that needed
     more took 62 ms instead of 41.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -55,6 +55,6 @@ def keep_freed_memory(limit: int | None = None) -> None:
 
 
 def _field(path: str, name: str) -> int:
-    """A field of a file of /proc, in bytes."""
+    """Return a field of a file of /proc in bytes."""
     found = re.search(rf"^{name}:\s+(\d+) kB", Path(path).read_text(), re.MULTILINE)
     return int(found[1]) * 1024 if found else 0

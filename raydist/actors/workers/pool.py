@@ -1,7 +1,7 @@
-"""A pool of InputWorker actors behind the executor port of the input engine.
+"""A pool of InputWorker actors that implements the executor interface of the input engine.
 
-Only a pool survives what a user's function may do to its process: a worker that crashes, exits, or runs out of memory
-is replaced, what it had is done again, and the element that killed it becomes an error in its place.
+A pool survives a user's function that ends its process: the pool replaces a worker that crashes, exits, or runs out of
+memory, and repeats the worker's blocks. An element that kills workers becomes an error at its position.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _POLL_S = 0.05
 
 @final
 class RunningWorkers:
-    """Watches the workers of one pool start.
+    """A watch over the start of one pool's workers.
 
     Args:
-        name: Of the pool.
-        kind: Of the workers.
+        name: Name of the pool.
+        kind: Settings of the workers.
     """
 
     def __init__(self, name: str, kind: WorkerKind) -> None:
@@ -63,14 +63,14 @@ class RunningWorkers:
         self._began = 0.0
 
     def await_first(self, start: Callable[[], Sequence[WorkerHandle]], closed: Callable[[], bool]) -> None:
-        """Where workers need resources: return once one of them runs, or `closed()`, or after `start_s`.
+        """Block until a worker runs, `closed()` returns True, or `start_s` is over; only if workers need resources.
 
         Raises:
-            FailedPreconditionError: The cluster can never hold one.
+            FailedPreconditionError: The cluster can never hold a worker.
         """
         if self._one_has_run or not self._kind.resources:
             return
-        with self._waiting:  # of several threads with blocks, one waits and tells
+        with self._waiting:  # of several threads with blocks, only one waits
             if not self._one_has_run:
                 self._await(start(), closed)
                 self._one_has_run = True
@@ -89,7 +89,7 @@ class RunningWorkers:
         await_placed(request, wait, timeout_s=self._kind.start_s)
 
     def place_of_next(self, workers: Sequence[WorkerHandle], loads: Sequence[int]) -> int:
-        """Of the worker that gets the next block: the least loaded of those that run, or of all where none does."""
+        """Return the index of the least loaded worker among the running ones, or among all if none runs."""
         self._began = self._began or time.monotonic()
         running = [place for place, worker in enumerate(workers) if worker.runs]
         if running and len(running) < len(workers):
@@ -109,14 +109,14 @@ class RunningWorkers:
 
 @final
 class StagePickles:
-    """Pickles every stage once; the last `most` are kept."""
+    """A cache of the pickles of at most `most` stages."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._known: dict[int, tuple[StageSpec, bytes, bytes]] = {}
 
     def get(self, spec: StageSpec) -> tuple[bytes, bytes]:
-        """A digest that names the stage, and its pickle.
+        """Return the digest and the pickle of a stage.
 
         Raises:
             InvalidArgumentError: A function cannot be pickled.
@@ -145,23 +145,23 @@ def _pickle(spec: StageSpec) -> bytes:
     return data
 
 
-_BLOCKS_PER_WORKER = 2  # one being worked on, one on its way
+_BLOCKS_PER_WORKER = 2  # one running, one being sent
 
 
 @final
 class ActorExecutor(Executor):
-    """Runs stages on a pool of actors, each block on the least loaded one. May be used by several threads.
+    """An executor that runs stages on a pool of actors, each block on the least loaded one. Thread-safe.
 
     Workers start with the first block. They die with the process that made the pool.
 
     Args:
         num_workers: Number of actors, >= 1.
-        name: Prefix of their names.
-        timeouts: `start_s` for their start, `element_s` for one block.
-        resources: Ray resources of each; by default none (CPU 0): they share the cores with what runs beside them.
-        node_ids: Ray nodes to run on, in turn; none for any.
-        memory_bytes: What each worker may take; by default `resources["memory"]`, else what is free when it starts.
-        consumed_here: Whether results stay in this process, so that memory shared with the workers is a way for them.
+        name: Prefix of the actors' names.
+        timeouts: `start_s` limits the start of an actor, `element_s` one block.
+        resources: Ray resources of each actor; by default none (CPU 0): actors share the cores with other processes.
+        node_ids: Ray nodes to run on, round robin; empty for any node.
+        memory_bytes: Memory limit of each worker; by default `resources["memory"]`, else the free memory at its start.
+        consumed_here: True if results stay in this process; they can then be passed in shared memory.
     """
 
     place: StagePlace = "actors"
@@ -188,7 +188,7 @@ class ActorExecutor(Executor):
         self._kind = WorkerKind(dict(resources or {}), tuple(node_ids), memory_bytes, self._timeouts.start_s)
         self._running = RunningWorkers(self._name, self._kind)
         self._session = RaySession()
-        self._lock = threading.RLock()  # of all that follows
+        self._lock = threading.RLock()  # guards all attributes below
         self._workers: list[WorkerHandle] = []
         self._retired: list[WorkerHandle] = []
         self._pickles = StagePickles(KEPT_STAGES)
@@ -197,7 +197,7 @@ class ActorExecutor(Executor):
         self._sizes: dict[tuple[tuple[str, ...], int], BlockSize] = {}
 
     def block_size(self, spec: StageSpec, together: int) -> BlockSize:
-        """What the last iteration over this stage has found out: light blocks need ten steps to grow."""
+        """Return the block size that the last iteration over this stage reached; growing it again takes ten steps."""
         key = (tuple(kernel.label for kernel in spec.kernels), together)
         found = self._sizes.pop(key, None) or super().block_size(spec, together)
         self._sizes[key] = found
@@ -209,7 +209,7 @@ class ActorExecutor(Executor):
         return PoolTask(self, spec, block, starts)
 
     def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Sending:
-        """Give a block to the least loaded worker of those that run; the others may wait for nodes."""
+        """Send a block to the least loaded running worker; other workers may still wait for nodes."""
         self._running.await_first(self._started_workers, lambda: self.closed)
         with self._lock:
             if self.closed:
@@ -229,7 +229,7 @@ class ActorExecutor(Executor):
             return Sending(worker, ref, self._timeouts.element_s * (1 + loads[place]), lease)
 
     def start(self) -> None:
-        """Start the workers before the first block does. Does not wait for them."""
+        """Start the workers before the first block. Does not wait for their start."""
         with self._lock:
             self._fill()
 
@@ -250,13 +250,13 @@ class ActorExecutor(Executor):
         return WorkerHandle.start(f"{self._name}-worker-{number}", self._kind, number)
 
     def _loads(self) -> list[int]:
-        """Blocks that each worker has not finished."""
+        """Return the number of unfinished blocks of each worker."""
         refs = [ref for worker in self._workers for ref in worker.under_way]
         finished = set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]) if refs else set()
         return [worker.forget_finished(finished) for worker in self._workers]
 
     def resize(self, num_workers: int) -> None:
-        """Have `num_workers` actors, >= 1, from the next block on. Who goes first finishes what it has."""
+        """Resize the pool to `num_workers` actors, >= 1, from the next block on. Removed actors finish their blocks."""
         if num_workers < 1:
             raise InvalidArgumentError(
                 f"A pool must have at least one input worker, got {num_workers}. num_input_workers=0 runs without a "
@@ -271,13 +271,13 @@ class ActorExecutor(Executor):
             del self._workers[num_workers:]
 
     def received(self, ref: Any, result: StageResult) -> None:
-        """The result of a block has been fetched by its reference."""
+        """Record that the result of a block was fetched by its reference."""
         self._apart.condemned.end()
         self._failed_starts.end()
         self.mapped.remember(ref, result)
 
     def replace(self, worker: WorkerHandle, error: RayActorError) -> Any:
-        """Put a new worker in the place of one that died; the reference to the block that it died on, or None."""
+        """Replace a dead worker; return the result reference of the block on which the worker died, or None."""
         with self._lock:
             if self.closed:
                 raise CancelledError(
@@ -299,7 +299,7 @@ class ActorExecutor(Executor):
             worker.kill()
 
     def run_alone(self, task: PoolTask, cancelled: Callable[[], bool]) -> StageResult:
-        """The result of a block on which a worker died; an element that kills its worker is an error in its place."""
+        """Run a block on which a worker died row by row; an element that kills workers becomes an error."""
         return self._apart.run(task, cancelled)
 
     def _start_apart(self) -> WorkerHandle:
@@ -312,7 +312,7 @@ class ActorExecutor(Executor):
 
     @property
     def worker_names(self) -> list[str]:
-        """Names of the actors that have been started and were not replaced."""
+        """The names of the present actors."""
         return [worker.name for worker in self._workers]
 
     def serves(
@@ -323,15 +323,14 @@ class ActorExecutor(Executor):
         memory_bytes: int | None = None,
         node_ids: Sequence[str] = (),
     ) -> bool:
-        """Whether this is a pool as asked for."""
+        """Return True if the pool has these settings."""
         kind = WorkerKind(dict(resources), tuple(node_ids), memory_bytes, timeouts.start_s)
         return (self.num_workers, self._kind, self._timeouts) == (num_workers, kind, timeouts)
 
     def is_idle(self, timeout_s: float) -> bool:
-        """Whether every worker finishes what it has within `timeout_s`, so that the pool can serve another pass.
+        """Return True if every worker finishes its blocks within `timeout_s`, so that the pool can serve another epoch.
 
-        Results that are there are forgotten: whoever has read them must not wait for another block until their memory
-        in the object store is free.
+        The pool drops the references to finished results, so that the object store can free their memory at once.
         """
         if self.closed or not self._session.is_open:
             return False
@@ -344,7 +343,7 @@ class ActorExecutor(Executor):
         return True
 
     def close(self) -> None:
-        """Kill the workers. What waits for a result gets CancelledError. May be called twice."""
+        """Kill the workers. A thread that waits for a result gets CancelledError. Idempotent."""
         with self._lock:
             self.closed = True
             workers, self._workers, self._retired = [*self._workers, *self._retired], [], []

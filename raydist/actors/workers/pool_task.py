@@ -1,4 +1,4 @@
-"""One block on a pool of input workers, whatever becomes of the worker that has it."""
+"""One block on a pool of input workers, with retries if the block's worker dies."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = ["PoolOfTask", "PoolTask", "Sending"]
 @final
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """A block on its way through a worker.
+    """A block that was sent to a worker.
 
     Attributes:
-        worker: Has it.
+        worker: The worker.
         ref: The reference to the result.
-        limit_s: How long that may take.
-        lease: The buffer that the worker may write the result into; None for none.
+        limit_s: Limit for the result in seconds.
+        lease: The shared buffer that the worker may write the result to; None for none.
     """
 
     worker: WorkerHandle
@@ -45,31 +45,31 @@ class Sending:
 
 
 class PoolOfTask(Protocol):
-    """What a task needs of the pool that runs it."""
+    """The interface of a pool that a task uses."""
 
     @property
     def closed(self) -> bool:
-        """Whether the pool was closed: then nobody waits for results any more."""
+        """Return True once the pool is closed; waiting tasks then stop."""
 
     def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Sending:
-        """Give a block to a worker."""
+        """Send a block to a worker."""
 
     def received(self, ref: Any, result: StageResult) -> None:
-        """The result of a block has been fetched by its reference."""
+        """Record that the result of a block was fetched by its reference."""
 
     def replace(self, worker: WorkerHandle, error: RayActorError) -> Any:
-        """Put a new worker in the place of one that died; the reference to the block that it died on, or None."""
+        """Replace a dead worker; return the result reference of the block on which the worker died, or None."""
 
     def give_up(self, worker: WorkerHandle) -> None:
         """Kill a worker that is stuck."""
 
     def run_alone(self, task: PoolTask, cancelled: Callable[[], bool]) -> StageResult:
-        """The result of a block on which a worker died."""
+        """Run a block on which a worker died row by row and return the result."""
 
 
 @final
 class PoolTask(Pending):
-    """A block, and the worker that has it now. Constructing one sends the block."""
+    """A block and the worker that runs it. The constructor sends the block."""
 
     def __init__(self, pool: PoolOfTask, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> None:
         self.spec = spec
@@ -81,7 +81,7 @@ class PoolTask(Pending):
         self._sent = pool.send(spec, block, starts)
 
     def cancel(self) -> None:
-        """Let whoever waits for the result, or will, have a CancelledError."""
+        """Make every present and later wait for the result raise CancelledError."""
         self._cancelled = True
 
     def _is_cancelled(self) -> bool:
@@ -97,13 +97,13 @@ class PoolTask(Pending):
             try:
                 self._sent.worker.await_start(self._is_cancelled)
                 return self._receive()
-            except RayTaskError as error:  # what the worker made could not be sent
+            except RayTaskError as error:  # the worker could not send the result
                 raise self._cause_of(error) from None
             except RayActorError as error:
                 if self._was_at_work(error):
                     return self._pool.run_alone(self, self._is_cancelled)
-                self._sent = self._pool.send(self.spec, self.block, self.starts)  # it had not been begun
-            except RayError as error:  # its result got lost with a machine, or does not fit into the object store
+                self._sent = self._pool.send(self.spec, self.block, self.starts)  # the worker had not begun this block
+            except RayError as error:  # the result was lost with a machine, or does not fit into the object store
                 raise UnavailableError(
                     f"A block of stage {self.spec.name} that input worker {self._sent.worker.name} made cannot be had: "
                     f"{first_line(error)} Iterate again, or load the last saved state.",
@@ -111,7 +111,7 @@ class PoolTask(Pending):
                 ) from error
 
     def _was_at_work(self, error: RayActorError) -> bool:
-        """Have a worker that died replaced; whether it may have died of this block."""
+        """Replace the dead worker; return True if this block may have killed it."""
         worker = self._sent.worker
         block_at_work = self._pool.replace(worker, error)
         if not worker.started:
@@ -124,7 +124,7 @@ class PoolTask(Pending):
             self._pool.give_up(self._sent.worker)
             raise self._late()
         answer = ray.get(self._sent.ref, timeout=self._sent.limit_s)
-        if answer is None:  # the worker cannot read what it was sent
+        if answer is None:  # the worker cannot open the block's shared buffer
             self._sent.worker.shares = False
             self._sent = self._pool.send(self.spec, self.block, self.starts)
             return self._receive()

@@ -1,4 +1,4 @@
-"""The pools of a dataset's own iterators, kept for a while between them."""
+"""Worker pools of a dataset's own iterators, kept for a while between iterators."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from raydist.pipelines.engine.executor import Executor
 
 __all__ = ["IteratorPools"]
 
-_KEPT_S = 60.0  # a pool that no iteration has asked for since is stopped
-_PATIENCE_S = 1.0  # for blocks that an iterator left behind when it was closed
+_KEPT_S = 60.0  # a pool that is idle for longer is stopped
+_PATIENCE_S = 1.0  # for unfinished blocks of an iterator that was closed
 
 
 @final
 class IteratorPools:
-    """Lends a pool to one iterator after the other: starting workers takes about a second.
+    """A pool that is reused by one iterator after the other, because starting workers takes about a second.
 
     Args:
-        kept_s: How long a pool may lie idle, in seconds.
+        kept_s: Seconds after which an idle pool stops.
     """
 
     def __init__(self, kept_s: float = _KEPT_S) -> None:
@@ -32,12 +32,12 @@ class IteratorPools:
         self._pools = PassPools(consumed_here=True)
         self._cluster = ""
         self._closed = False
-        self._lock = threading.Lock()  # of what is closed: iterators end in any thread
+        self._lock = threading.Lock()  # guards `_closed`: iterators end in any thread
 
     def open(self, options: Options) -> Executor:
-        """A pool of `options.num_input_workers` workers; closing it brings it back. Joins or starts Ray."""
+        """Return a pool of `options.num_input_workers` workers; closing it returns the pool. Joins or starts Ray."""
         ensure_ray()
-        if (cluster := _cluster_name()) != self._cluster:  # the workers that are kept ended with their cluster
+        if (cluster := _cluster_name()) != self._cluster:  # the kept workers ended with their cluster
             self._pools, self._cluster = PassPools(consumed_here=True), cluster
         pools = self._pools
         pool = pools.borrow(
@@ -59,12 +59,12 @@ class IteratorPools:
                 pools.clear()
 
     def close(self) -> None:
-        """Stop the pool that is kept; one that is lent stops when it comes back."""
+        """Stop the idle pool; a pool in use stops when its iterator returns it."""
         with self._lock:
             self._closed = True
         self._pools.clear()
 
 
 def _cluster_name() -> str:
-    """Names the cluster that this process is connected to."""
+    """Return a name of the cluster that this process is connected to."""
     return str(ray.get_runtime_context().gcs_address)

@@ -1,4 +1,4 @@
-"""Pools of input workers between the passes of one input pipeline: starting workers takes longer than a short epoch."""
+"""Pools of input workers that are reused between epochs: starting workers takes longer than a short epoch."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _MOST_WORKERS = 8
 def choose_num_workers(
     ops: Sequence[DatasetOp], *, num_cores: int, num_replicas: int, num_nodes: int = 1, are_elsewhere: bool = False
 ) -> int:
-    """Input workers for AUTOTUNE, to begin with.
+    """Return the initial number of input workers for AUTOTUNE.
 
-    None where nothing can run on them (no map, filter or parsing whose parallelism was left open). Else the cores that
-    neither a replica nor the pipeline itself keeps busy, at most 8 a node; with one or none to spare, none: the
-    pipeline has a process of its own anyway, and a block that stays there is not copied. But one where workers are
-    elsewhere: resources were named for them, which nodes of their own may have, or such as are added.
+    0 if no operation can run on workers (no map, filter or parsing without a fixed parallelism). Else the number of
+    cores that neither replicas nor the pipeline use, at most 8 per node. With one such core or none, 0, because the
+    pipeline has its own process and a block that stays there is not copied; but 1 if workers have resources of their
+    own (`are_elsewhere`), which may be on other nodes.
     """
     if not any(_may_spread(node) for op in ops for node in walk(op)):
         return 0
@@ -47,7 +47,7 @@ def _may_spread(node: DatasetOp) -> bool:
 
 @final
 class SharedExecutor(Executor):
-    """A pool as one iterator sees it: closing it gives up this iterator's blocks, and leaves the pool to others.
+    """One iterator's view of a pool: closing it cancels this iterator's blocks, and the pool stays open.
 
     Args:
         pool: The pool.
@@ -73,11 +73,11 @@ class SharedExecutor(Executor):
             )
         task = self._pool.submit(spec, block, starts)
         self._tasks.add(task)
-        self.window, self.num_workers = self._pool.window, self._pool.num_workers  # it may have been resized
+        self.window, self.num_workers = self._pool.window, self._pool.num_workers  # the pool may have been resized
         return task
 
     def close(self) -> None:
-        """Wake who waits for a block; the pool stays with its owner."""
+        """Cancel all blocks of this iterator; the pool stays open."""
         self._closed = True
         for task in tuple(self._tasks):
             task.cancel()
@@ -88,12 +88,12 @@ class SharedExecutor(Executor):
 
 @final
 class PassPools:
-    """Lends a pool to each pass, and keeps one that came back for the next pass that wants the like.
+    """A store of at most one idle pool, reused by the next epoch that asks for the same settings.
 
-    One that nobody wants for `Timeouts.idle_s` is stopped: it may hold resources on nodes that would go without it.
+    A pool that is idle for `Timeouts.idle_s` is stopped: its resources may keep autoscaled nodes alive.
 
     Args:
-        consumed_here: Whether what the workers make stays in this process.
+        consumed_here: True if the workers' results stay in this process.
     """
 
     def __init__(self, *, consumed_here: bool = False) -> None:
@@ -113,7 +113,7 @@ class PassPools:
         node_ids: Sequence[str] = (),
         memory_bytes: int | None = None,
     ) -> ActorExecutor:
-        """A pool for one pass."""
+        """Return the idle pool if it has these settings, else a new pool."""
         with self._lock:
             idle = self._take_idle()
             self._idle_s = timeouts.idle_s
@@ -132,7 +132,7 @@ class PassPools:
         )
 
     def give_back(self, pool: ActorExecutor, *, patience_s: float) -> None:
-        """Keep `pool` if its workers finish what they have within `patience_s`, else kill them."""
+        """Keep `pool` if its workers finish their blocks within `patience_s`, else kill them."""
         keep = pool.is_idle(patience_s)
         with self._lock:
             if keep and self._idle is None:
@@ -155,7 +155,7 @@ class PassPools:
         return idle
 
     def clear(self) -> None:
-        """Stop the pool that is kept."""
+        """Stop the idle pool."""
         with self._lock:
             idle = self._take_idle()
         if idle is not None:

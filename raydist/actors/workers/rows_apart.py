@@ -1,7 +1,7 @@
-"""A block on which a worker died, done again row by row on workers that have nothing else to do.
+"""Crash bisection: a block on which a worker died runs again row by row, on workers that get no other blocks.
 
-An element is condemned when it has killed two workers while nothing else was under way on them, and these have said so:
-see `last_words.py`. A worker that dies without a word may have been killed from outside, so that takes more of them.
+An element becomes an error when two workers died on it and reported an exit reason (see `last_words.py`). A worker that
+dies without a reason may have been killed from outside, so the error then takes more deaths.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 __all__ = ["RowsApart", "RowsDone", "RunRows", "Streak", "isolate"]
 
-_DEATHS = 2  # of which the worker itself says how it ended
+_DEATHS = 2  # with an exit reason
 _SILENT_DEATHS = 6
-_CONDEMNED_IN_A_ROW = 3  # as many elements, one behind the other: then it is not the elements
+_CONDEMNED_IN_A_ROW = 3  # if this many elements in a row fail, the cause is not the elements
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RowsDone:
-    """What became of some rows on a worker of their own.
+    """The results of rows on a fresh worker.
 
     Attributes:
-        results: In order, as far as it came.
-        worker: Its name.
-        words: What it said when its own code ended it; "" for nothing.
+        results: Results of the finished rows, in order.
+        worker: Name of the worker.
+        words: Exit reason of the worker; "" for none.
     """
 
     results: Sequence[StageResult]
@@ -52,26 +52,26 @@ class RowsDone:
 
 
 RunRows = Callable[[int], RowsDone]
-"""Does the rows from a given one on, each by itself, on a fresh worker, until it dies or there are no more."""
+"""Runs rows one by one on a fresh worker, from a given row on, until the worker dies or no row is left."""
 
 
 @final
 class Streak:
-    """How many elements were condemned since one did well: of all blocks of a pool, so that small ones count too."""
+    """The number of failed elements in a row, over all blocks of a pool."""
 
     def __init__(self) -> None:
         self.length = 0
 
     def end(self) -> None:
-        """An element did well."""
+        """Reset the number because an element succeeded."""
         self.length = 0
 
 
 def isolate(spec: StageSpec, block: Block, starts: tuple[int, ...], run_rows: RunRows, streak: Streak) -> StageResult:
-    """The result of a block, with an error in the place of each element that kills its worker.
+    """Return the result of a block, with an error at the position of each element that kills workers.
 
     Raises:
-        UnavailableError: Several elements in a row do: something else is wrong.
+        UnavailableError: Several elements in a row kill workers, so the cause is something else.
     """
     trial = _Trial(spec, starts, streak)
     while len(trial.results) < block.num_rows:
@@ -86,7 +86,7 @@ def isolate(spec: StageSpec, block: Block, starts: tuple[int, ...], run_rows: Ru
 
 @final
 class _Trial:
-    """Results of rows so far, and how often a worker died on the next one."""
+    """The results of rows so far, and the worker deaths on the next row."""
 
     def __init__(self, spec: StageSpec, starts: tuple[int, ...], streak: Streak) -> None:
         self.results: list[StageResult] = []
@@ -130,13 +130,13 @@ class _Trial:
 
 @final
 class RowsApart:
-    """Does such blocks for a pool. May be used by several threads.
+    """Crash bisection for the blocks of a pool. Thread-safe.
 
     Args:
-        start_worker: Starts a worker that gets no blocks of others.
-        pickle_of: A stage's digest and pickle.
-        element_s: Limit of one row.
-        failed_starts: Of the pool.
+        start_worker: Starts a worker that gets no other blocks.
+        pickle_of: Returns the digest and pickle of a stage.
+        element_s: Limit for one row in seconds.
+        failed_starts: Counter of the pool's failed starts.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class RowsApart:
         self.condemned = Streak()
 
     def run(self, task: PoolTask, cancelled: Callable[[], bool]) -> StageResult:
-        """The result of a block; an element that kills its worker is an error in its place."""
+        """Return the result of a block; an element that kills workers becomes an error in the result."""
 
         def run_rows(first: int) -> RowsDone:
             worker = self._running_worker(cancelled)
@@ -166,7 +166,7 @@ class RowsApart:
         return isolate(task.spec, task.block, task.starts, run_rows, self.condemned)
 
     def _running_worker(self, cancelled: Callable[[], bool]) -> WorkerHandle:
-        """A worker that runs. The caller kills it."""
+        """Return a running worker. The caller kills it."""
         while True:
             worker = self._start_worker()
             try:
@@ -182,10 +182,10 @@ class RowsApart:
     def _rows_on(
         self, worker: WorkerHandle, task: PoolTask, first: int, cancelled: Callable[[], bool]
     ) -> list[StageResult]:
-        """The results of single rows, from row `first` on, until the worker dies or there are no more."""
+        """Return the results of single rows, from row `first` on, until the worker dies or no row is left."""
         digest, stage = self._pickle_of(task.spec)
         results: list[StageResult] = []
-        # One by one: what a worker had done may not have been sent yet when the next row ends its process.
+        # One at a time: a finished result may not have been sent when the next row ends the worker's process.
         for row in range(first, task.block.num_rows):
             block, starts = task.block.slice(row, row + 1), tuple(start + row for start in task.starts)
             ref = worker.run(digest, stage, block, starts)

@@ -1,9 +1,8 @@
-"""Memory that this process shares with one input worker: results are written into it, and handed out where they lie.
+"""A pool of memory buffers that this process shares with one input worker, which writes results into them.
 
-A buffer is a file without a name. The worker opens it through /proc, where it finds it only on the same machine, and
-knows it by its first bytes. It goes back to its shelf when the last array in it is gone, so that its pages are there
-already when the next result is written. What a user holds is never written again: a buffer that a forked child may see
-as well is given up.
+A buffer is a memfd. The worker opens the buffer through /proc, which works only on the same machine, and checks the
+token in its first bytes. A buffer returns to the pool when the last array in it is gone, and the next result reuses its
+pages. A buffer that a forked child may see as well is never written again.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ import numpy as np
 __all__ = ["BUFFER_NAME", "HEADER_BYTES", "MOST_BUFFERS", "BufferAddress", "BufferLease", "BufferShelf", "SharedBuffer"]
 
 BUFFER_NAME = "raydist-results"
-HEADER_BYTES = 64  # the token, and room up to a cache line
+HEADER_BYTES = 64  # the token, padded to a cache line
 _TOKEN_BYTES = 16
-_BUFFER_BYTES = 64 << 20  # of these only what is written takes memory
-MOST_BUFFERS = 10  # of one worker; a result that finds none free travels through the object store
+_BUFFER_BYTES = 64 << 20  # only written pages take memory
+MOST_BUFFERS = 10  # of one worker; a result without a free buffer is sent by the object store
 
 _Array = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -33,13 +32,13 @@ _Array = np.ndarray[Any, np.dtype[np.uint8]]
 @final
 @dataclass(frozen=True, slots=True)
 class BufferAddress:
-    """How another process of this machine finds a buffer.
+    """The address by which another process of this machine opens a buffer.
 
     Attributes:
-        pid: The process that made it.
-        fd: Its file there.
-        token: Its first bytes.
-        num_bytes: Its size.
+        pid: Process that made the buffer.
+        fd: File descriptor of the buffer in that process.
+        token: First bytes of the buffer.
+        num_bytes: Size of the buffer.
     """
 
     pid: int
@@ -50,12 +49,12 @@ class BufferAddress:
 
 @final
 class SharedBuffer:
-    """One file without a name, mapped. It is closed, and its memory freed, when nobody refers to it or its arrays.
+    """A mapped memfd. It is closed and its memory freed when this object and all arrays in it are gone.
 
     Args:
-        fd: The file; closed with this object.
-        memory: The mapping of all of it.
-        token: Its first bytes.
+        fd: File descriptor; closed with this object.
+        memory: Mapping of the whole file.
+        token: First bytes of the file.
     """
 
     def __init__(self, fd: int, memory: mmap.mmap, token: bytes) -> None:
@@ -65,7 +64,7 @@ class SharedBuffer:
 
     @classmethod
     def create(cls, num_bytes: int = _BUFFER_BYTES) -> Self:
-        """A new one. OSError where the system has no such files, or too many are open."""
+        """Create a buffer. Raises OSError if the system has no memfd, or too many files are open."""
         if not hasattr(os, "memfd_create"):
             raise OSError(f"Files without a name must be known to the system, got {sys.platform}. Do without them.")
         fd = os.memfd_create(BUFFER_NAME, os.MFD_CLOEXEC)
@@ -82,7 +81,7 @@ class SharedBuffer:
 
 @final
 class BufferLease:
-    """A buffer for the result of one block: goes back when that was not fetched, else with the last of its arrays."""
+    """A buffer lent for one block's result. Returns to the pool with this object, or once opened, with the arrays."""
 
     def __init__(self, buffer: SharedBuffer, give_back: Callable[[SharedBuffer], None]) -> None:
         self._buffer = buffer
@@ -92,11 +91,11 @@ class BufferLease:
 
     @property
     def address(self) -> BufferAddress:
-        """Where a worker finds it."""
+        """The address by which a worker opens the buffer."""
         return self._buffer.address
 
     def open(self) -> _Array:
-        """All of its memory, writable. The buffer goes back when the last array over it is gone. To be called once."""
+        """Return the buffer's memory, writable; the buffer returns to the pool with the last array. Call it once."""
         memory = np.frombuffer(self._buffer.memory, np.uint8)
         if self._finalizer.detach() is None:
             raise AssertionError(f"raydist bug: buffer {self.address} of a result was opened twice.")
@@ -106,10 +105,10 @@ class BufferLease:
 
 @final
 class BufferShelf:
-    """The buffers of one worker. Any thread may lease one.
+    """The buffer pool of one worker. Thread-safe.
 
-    A buffer that comes back from a block whose result nobody fetched may still be written by it; the worker does its
-    blocks in order, so it has finished with that before it writes the next result into the buffer.
+    A buffer may return to the pool while its block, whose result nobody fetched, still runs. The worker runs blocks in
+    order, so this block has ended before the worker writes the next result into the buffer.
     """
 
     def __init__(self, most: int = MOST_BUFFERS) -> None:
@@ -120,7 +119,7 @@ class BufferShelf:
         os.register_at_fork(after_in_parent=_weakly(self._give_up_lent))
 
     def lease(self) -> BufferLease | None:
-        """The buffer that was used last, whose memory is warm, or a new one; None when all are in use."""
+        """Lend the buffer that was used last, whose memory is warm, or a new one; None if all are in use."""
         buffer = self._take()
         if buffer is None:
             return None
@@ -143,18 +142,18 @@ class BufferShelf:
     def _put_back(self, buffer: SharedBuffer) -> None:
         token = buffer.address.token
         if token not in self._lent:
-            self._made -= 1  # a child of this process may see it
+            self._made -= 1  # a forked child may see this buffer
             return
         del self._lent[token]
         self._idle.append(buffer)
 
     def _give_up_lent(self) -> None:
-        """This process has forked: the child sees what is lent now, and must not see it change."""
+        """Never reuse the buffers that are lent at a fork: the child sees them and must not see changes."""
         self._lent.clear()
 
 
 def _weakly(method: Any) -> Callable[..., None]:
-    """`method` as long as its object lives: what outlives a shelf must not keep its memory."""
+    """Return a function that calls a bound method while its object lives, without keeping the object alive."""
     found = weakref.WeakMethod(method)
 
     def call(*args: Any) -> None:

@@ -1,4 +1,4 @@
-"""The InputWorker actor: runs stages on blocks. Results are what its calls return, so that the caller owns them."""
+"""The InputWorker actor, which runs stages on blocks. Its calls return the results, so that the caller owns them."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 __all__ = ["InputWorker", "MappedBuffers", "PackedError", "WorkerResult", "unpack_result"]
 
-_MOST_MAPPED = 2 * MOST_BUFFERS  # of blocks and results; one that was given up goes when another takes its place
+_MOST_MAPPED = 2 * MOST_BUFFERS  # for blocks and for results
 
 
 @final
 class MappedBuffers:
-    """Maps every buffer once; the last ones used are kept."""
+    """An LRU cache of mapped buffers."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, mmap.mmap | None] = {}  # None for one that is not to be had here
+        self._known: dict[bytes, mmap.mmap | None] = {}  # None for a buffer that cannot be opened here
 
     def get(self, address: BufferAddress) -> mmap.mmap | None:
-        """The memory of a buffer; None where this process cannot open it, being on another machine, say."""
+        """Return the memory of a buffer; None if this process cannot open it (on another machine, say)."""
         token = address.token
         memory = self._known.pop(token) if token in self._known else _mapped(address)
         self._known[token] = memory
@@ -56,7 +56,7 @@ class MappedBuffers:
 def _mapped(address: BufferAddress) -> mmap.mmap | None:
     path = f"/proc/{address.pid}/fd/{address.fd}"
     try:
-        # Process ids of another machine or container may mean anything here, a device whose opening does something too.
+        # A process id of another machine may name any process here, and the path a device with side effects on open.
         if BUFFER_NAME not in os.readlink(path):
             return None
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -76,7 +76,7 @@ def _mapped(address: BufferAddress) -> mmap.mmap | None:
 
 @final
 class PackedError(Exception):
-    """Carries a portable error in the place of an element's error."""
+    """A wrapper that carries a portable error in place of an element's error."""
 
     def __init__(self, packed: PortableError) -> None:
         super().__init__(packed)
@@ -84,22 +84,22 @@ class PackedError(Exception):
 
 
 WorkerResult = StageResult | PortableError
-"""A stage's result with packed errors; or the error of the whole block (its function could not be loaded, say)."""
+"""A stage's result with packed errors; or the error of the whole block (a function that cannot be loaded, say)."""
 
 
 @final
 class InputWorker:
-    """Runs inside an actor, one block at a time. Stages are kept, and sent once each.
+    """The class of the actor, which runs one block at a time. The actor keeps stages, so that each is sent once.
 
     Args:
-        name: The worker's name, for messages.
-        memory_bytes: What it may take beyond what it has now; None: what is free now.
+        name: Name of the worker, for messages.
+        memory_bytes: Memory that the worker may use beyond its present memory; None for the free memory.
     """
 
     def __init__(self, name: str, memory_bytes: int | None = None) -> None:
         self._name = name
         self._memory_bytes = memory_bytes
-        self._specs: dict[bytes, StageSpec | Exception] = {}  # the error of one that cannot be loaded
+        self._specs: dict[bytes, StageSpec | Exception] = {}  # an error for a stage that cannot be loaded
         self._buffers = MappedBuffers()
         self._owns_process = False
         self._refusal: FailedPreconditionError | None = None
@@ -108,11 +108,11 @@ class InputWorker:
         return spoken_title(self._name)
 
     def hello(self, words: str | None = None, driver: Software | None = None) -> int:
-        """Limit the process's memory, and let it keep what it frees; its id.
+        """Limit the process's memory, make malloc keep freed memory, and return the process id.
 
         Args:
-            words: See `leave_words`.
-            driver: What the program's process runs with: functions of another version's are refused.
+            words: Path for the exit reason, see `leave_words`.
+            driver: Package versions of the driver; with other versions here, every block fails with an error.
         """
         leave_words(words)
         self._refusal = None if driver is None else _misfit(driver, self._name)
@@ -145,7 +145,7 @@ class InputWorker:
             result = _run(known, block, starts, make_column)
             end_forked_child(pid, next((item.error for item in result.items if isinstance(item, ElementError)), None))
             return self._pack(result)
-        except BaseException as error:  # nothing that a function raises may end the worker
+        except BaseException as error:  # no exception of a function may end the worker
             end_forked_child(pid, error)
             return pack_error(error, f"In {self._name}.")
 
@@ -157,9 +157,9 @@ class InputWorker:
         block: Block | BufferedBlock,
         starts: tuple[int, ...],
     ) -> WorkerResult | BufferedResult | None:
-        """:meth:`run`; a result that fits into the buffer at `address` is written there.
+        """Do :meth:`run`, and write a result that fits into the buffer at `address`.
 
-        The block may lie in a buffer too; None where this process cannot have that.
+        Returns None if the block is in a buffer that this process cannot open.
         """
         if isinstance(block, BufferedBlock):
             given = self._buffers.get(block.address)
@@ -178,14 +178,14 @@ class InputWorker:
         first = not self._specs
         self._specs[digest] = _load(spec)
         if first and self._owns_process:
-            # What was imported stays: to look through it for garbage took 43 ms, once in fifteen passes of 30 ms.
+            # Imported modules stay: collecting garbage among them took 43 ms, once in fifteen epochs of 30 ms.
             gc.freeze()
 
     def forget(self, digests: Sequence[bytes]) -> None:
         """Drop stages that will not be used again."""
         for digest in digests:
             self._specs.pop(digest, None)
-        gc.unfreeze()  # a function that refers to itself is garbage from here on, with all that it holds
+        gc.unfreeze()  # a self-referencing function can be collected from here on
 
     def _pack(self, result: StageResult) -> StageResult:
         items = tuple(
@@ -217,13 +217,13 @@ def _misfit(driver: Software, name: str) -> FailedPreconditionError | None:
 def _load(pickled: bytes) -> StageSpec | Exception:
     try:
         spec: StageSpec = pickle.loads(pickled)
-    except Exception as error:  # a module that this process does not find, say
+    except Exception as error:  # a missing module, say
         return error
     return spec
 
 
 def _run(spec: StageSpec, block: Block, starts: tuple[int, ...], make_column: MakeColumn | None = None) -> StageResult:
-    """`run_stage`; a function that wants to leave the process (sys.exit, Ctrl-C) fails on that element only."""
+    """Do `run_stage`; a function that leaves the process (sys.exit, Ctrl-C) fails on that element only."""
     try:
         return run_stage(spec, block, starts, make_column=make_column)
     except LEAVING as error:
@@ -247,7 +247,7 @@ def _left(spec: StageSpec, index: int, error: BaseException) -> StageResult:
 
 
 def unpack_result(result: WorkerResult) -> StageResult:
-    """The result with the users' own errors in it; raises the error of a whole block."""
+    """Return the result with the users' own errors in it; raise the error of a whole block."""
     if isinstance(result, PortableError):
         raise result.restore()
     items = tuple(
