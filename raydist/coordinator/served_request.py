@@ -146,7 +146,7 @@ def plan_served(
     """
     kind = "GPU" if any(node.num_gpus for node in cluster.nodes) else "CPU"
     num_workers = request.num_workers or _default_workers(cluster.nodes, kind)
-    num_ps = request.num_ps or max(1, num_workers // _WORKERS_A_SERVER)
+    num_ps = request.num_ps or _default_servers(num_workers)
     wanted = dict(request.worker_resources or cluster.replica_resources(kind))
     if request.worker_resources is not None:
         kind = "GPU" if wanted.get("GPU") else "CPU"
@@ -159,10 +159,17 @@ def plan_served(
 
 
 def _default_workers(nodes: tuple[Node, ...], kind: str) -> int:
-    """Return one worker a GPU; without GPUs one a node, or on a single node one a core except one core."""
+    """Return one worker a GPU; without GPUs one a node, or on a single node one a core that no server needs."""
     if kind == "GPU":
         return sum(node.num_gpus for node in nodes)
-    return len(nodes) if len(nodes) > 1 else max(1, nodes[0].num_cpus - 1)
+    if len(nodes) > 1:
+        return len(nodes)
+    num_cores = nodes[0].num_cpus
+    return next((count for count in range(num_cores, 1, -1) if count + _default_servers(count) <= num_cores), 1)
+
+
+def _default_servers(num_workers: int) -> int:
+    return max(1, num_workers // _WORKERS_A_SERVER)
 
 
 def _placed(bundle: Mapping[str, float], count: int, addresses: tuple[str, ...]) -> tuple[Mapping[str, float], ...]:

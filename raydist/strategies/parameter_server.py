@@ -65,7 +65,7 @@ class ParameterServerStrategy(HostedStrategy):
 
     Args:
         num_workers: Number of workers. Default: the number in the cluster resolver; else one for each GPU, or without
-            GPUs one for each node, on a single node one for each core but one.
+            GPUs one for each node, on a single node one for each core that no server needs.
         num_ps: Number of parameter servers. Default: the number in the resolver; else one for four workers.
         variable_partitioner: Called with a variable's shape and dtype; returns the number of parts along each dimension
             (only the first may be split): `rd.FixedShardsPartitioner`, `rd.MinSizePartitioner`,
