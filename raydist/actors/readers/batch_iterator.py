@@ -1,4 +1,4 @@
-"""The ways to ask an iterator of batches for the next one."""
+"""The base class of iterators over batches, with the methods that return the next batch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["BatchIterator"]
 
 
 class BatchIterator(Iterator[Any]):
-    """One pass over a distributed dataset. Threads may share it: each batch goes to exactly one of them."""
+    """One epoch of a distributed dataset. Threads may share the iterator: each batch goes to exactly one thread."""
 
     @final
     def __iter__(self) -> Self:
-        """Itself: an iterator is one pass.
+        """Return the iterator itself.
 
         >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(1)))
         >>> iter(iterator) is iterator
@@ -27,22 +27,22 @@ class BatchIterator(Iterator[Any]):
 
     @abstractmethod
     def __next__(self) -> Any:
-        """The next batch. Waits up to `Timeouts.input_s`.
+        """Return the next batch. Blocks for at most `Timeouts.input_s`.
 
         Returns:
-            A nest as the dataset's elements are: its leaves have one part per replica.
+            A nest with the structure of the dataset's elements; each leaf has one part per replica.
 
         Raises:
             StopIteration: The data has ended.
-            Exception: The error of the batch at this place, with its type; iteration goes on after it.
+            Exception: The error of this batch, with its type; the next call returns the batch after it.
             DeadlineExceededError: The batch did not come in time.
             FailedPreconditionError: The iterator was closed.
-            UnavailableError: The input pipeline or one of its workers is gone; names it.
+            UnavailableError: The input pipeline or one of its workers is gone; the message names the process.
         """
 
     @final
     def get_next(self) -> Any:
-        """The next batch, for loops that are not `for`. Waits and raises as `next` does, but at the end.
+        """Return the next batch, for loops other than `for`. Blocks and raises as `next` does, except at the end.
 
         Returns:
             The batch: a nest whose leaves have one part per replica.
@@ -65,10 +65,10 @@ class BatchIterator(Iterator[Any]):
 
     @final
     def get_next_as_optional(self) -> Optional[Any]:
-        """The next batch, or an empty Optional at the end, so that no exception is needed. Waits as `next` does.
+        """Return the next batch as an Optional, which is empty at the end. Blocks as `next` does.
 
         Returns:
-            An :class:`Optional`: `has_value()` tells whether there is a batch, `get_value()` gives it.
+            An :class:`Optional`: `has_value()` is True if there is a batch, and `get_value()` returns it.
 
         >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(2)))
         >>> [iterator.get_next_as_optional().has_value() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The leaves of a distributed batch, as the driver holds them."""
+"""The leaves of a distributed batch on the driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["BatchLeaf"]
 
 @final
 class BatchLeaf(PerReplica):
-    """One leaf of a distributed batch. The parts lie in the object store, where the replicas map them."""
+    """One leaf of a distributed batch. The parts are in the object store, and replicas map them from there."""
 
     def __init__(self, batch: StepBatch, index: int, link: PipelineLink) -> None:
         super().__init__(())

@@ -1,4 +1,4 @@
-"""The driver's reading end of a distributed dataset: batches as references, one part per replica."""
+"""The driver's iterator over a distributed dataset: batches are references, one part per replica."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = ["DistributedIterator"]
 
 
 class _Place(NamedTuple):
-    """Where an iterator was.
+    """The position of an iterator.
 
     Attributes:
-        state: As its `state_dict` gave it.
-        num_loans: How often the replicas had read it.
+        state: The iterator's state, as from `state_dict`.
+        num_loans: Number of times that the iterator was lent to the replicas.
     """
 
     state: IteratorState | None
@@ -41,19 +41,19 @@ class _Place(NamedTuple):
 
 @final
 class DistributedIterator(BatchIterator):
-    """One pass over a distributed dataset, read by the driver, or by the replicas when it is passed to `strategy.run`.
+    """One epoch of a distributed dataset, read by the driver, or by replicas if passed to `strategy.run`.
 
-    Nothing runs before the first batch is asked for. The pass ends with the data, with :meth:`close`, or when the
-    iterator is collected. Threads may share it: each batch goes to exactly one of them.
+    Nothing runs before the first batch is requested. The epoch ends with the data, with :meth:`close`, or when the
+    iterator is collected. Threads may share the iterator: each batch goes to exactly one thread.
 
-    Made by `iter()` of a :class:`DistributedDataset`. On one device `iter()` gives a
-    :class:`DatasetIterator`, which has the same methods: it stands in the examples here.
+    Made by `iter()` of a :class:`DistributedDataset`. On one device `iter()` returns a
+    :class:`DatasetIterator`, which has the same methods; the examples here use it.
 
     Args:
-        opener: Starts the pass.
-        job: The pass.
-        find_spec: Gives the nest of TensorSpec of one replica's part.
-        drain: Waits until every dispatched step is done: the replicas may be reading this iterator.
+        opener: Starts the epoch on the input pipeline.
+        job: Describes the epoch.
+        find_spec: Returns the nest of TensorSpec of one replica's part.
+        drain: Waits until every dispatched step is done, because replicas may be reading this iterator.
 
     >>> strategy = rd.OneDeviceStrategy("cpu")
     >>> iterator = iter(strategy.distribute_dataset(rd.Dataset.range(6).batch(2)))
@@ -80,7 +80,7 @@ class DistributedIterator(BatchIterator):
 
     @property
     def element_spec(self) -> Any:
-        """Nest of TensorSpec of one replica's part of a batch: see `DistributedDataset.element_spec`.
+        """The nest of TensorSpec of one replica's part of a batch: see `DistributedDataset.element_spec`.
 
         >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(2)))
         >>> iterator.element_spec
@@ -92,18 +92,18 @@ class DistributedIterator(BatchIterator):
 
     @folded
     def __next__(self) -> Any:
-        """The next batch. Waits up to `Timeouts.input_s`.
+        """Return the next batch. Blocks for at most `Timeouts.input_s`.
 
         Returns:
-            A nest as the dataset's elements are, each leaf a :class:`PerReplica`. It holds references: rows stay in the
-            object store until a replica, or `values` of a leaf, asks for them.
+            A nest with the structure of the dataset's elements, each leaf a :class:`PerReplica` with references: rows
+            stay in the object store until a replica, or `values` of a leaf, fetches them.
 
         Raises:
             StopIteration: The data has ended.
-            Exception: The error of the batch at this place, with its type; iteration goes on after it.
+            Exception: The error of this batch, with its type; the next call returns the batch after it.
             DeadlineExceededError: The batch did not come in time.
             FailedPreconditionError: The iterator was closed.
-            UnavailableError: The input pipeline or one of its workers is gone; names it.
+            UnavailableError: The input pipeline or one of its workers is gone; the message names the process.
 
         >>> next(iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(2))))
         tensor([0, 1])
@@ -130,10 +130,10 @@ class DistributedIterator(BatchIterator):
     def _read(self) -> ReadPlace:
         self._open()
         self._take_back()
-        self._require_open()  # another thread may have closed it before the pass was open,
+        self._require_open()  # another thread may have closed the iterator before the pass was open,
         place = self._pass.reader.next_place()
         if place.entry.error is None:
-            self._require_open()  # or meanwhile; else the pass has told so
+            self._require_open()  # or in the meantime
         return place
 
     def _require_open(self) -> None:
@@ -148,18 +148,18 @@ class DistributedIterator(BatchIterator):
         self._pass.open(self._state)
 
     def _take_back(self) -> None:
-        """After a loop in the replicas: go on where they stopped."""
+        """Continue where the replicas stopped, after a loop in them. Blocks until dispatched steps end."""
         if self._pass.lent:
             self._drain()
             self._state = self._pass.take_back()
 
     def _finish(self, place: ReadPlace) -> None:
-        """Stop the pass; pieces of earlier batches live on in the store."""
+        """Stop the pass; the data of earlier batches stays in the object store."""
         self._last = place
         self._pass.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To the replicas goes their own reading end; the driver gives back what it read ahead."""
+        """Reduce to a `ReplicaIterator` for the replicas; the driver returns the batches that it has read ahead."""
         with self._lock:
             if self._last is not None:
                 return ReplicaIterator, (None,)
@@ -168,17 +168,17 @@ class DistributedIterator(BatchIterator):
             return ReplicaIterator, (self._pass.link,)
 
     def stats(self) -> PipelineStats:
-        """What every stage of the pipeline did in this pass, and which of them limits the others; see `Dataset.stats`.
+        """Return statistics of every stage of the pipeline in this epoch, and the bottleneck; see `Dataset.stats`.
 
-        The consumer is what puts the batches into the object store, as far ahead of the replicas as it may. Waits up to
-        `Timeouts.start_s` for an answer. A pass that was closed, or whose end the replicas read, tells nothing.
+        The consumer is the thread that puts batches into the object store, ahead of the replicas. Blocks for at most
+        `Timeouts.start_s`. Empty if the iterator was closed, or the replicas have read the end.
 
         Returns:
-            The numbers since the start of the pass; `str()` of them is a table.
+            The numbers since the start of the epoch; `str()` of them is a table.
 
         Raises:
             UnavailableError: The input pipeline is gone.
-            DeadlineExceededError: It does not answer.
+            DeadlineExceededError: The input pipeline does not answer.
 
         >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(2)))
         >>> batch = next(iterator)
@@ -200,14 +200,14 @@ class DistributedIterator(BatchIterator):
 
     @property
     def has_ended(self) -> bool:
-        """Whether its end was seen, here or in the replicas, or it was closed. Waits for replicas that read it.
+        """Return True if the driver or the replicas have read the end, or it was closed. Blocks while replicas read.
 
         >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(2)))
         >>> _ = list(iterator)
         >>> iterator.has_ended
         True
 
-        Source: raydist's own; for what saves a position.
+        Source: raydist's own; for code that saves a position.
         """
         with self._lock:
             if self._last is None and not self._closed:
@@ -215,27 +215,27 @@ class DistributedIterator(BatchIterator):
             return self._last is not None or self._closed or self._pass.ended
 
     def _place(self) -> _Place | None:
-        """Where it is, at no cost; None where no batch was handed out yet."""
+        """Return the position, at no cost; None if no batch was handed out yet."""
         with self._lock:
             num_loans = self._pass.num_loans
             return _Place(self._state, num_loans) if self._state is not None or num_loans else None
 
     def _state_at(self, place: _Place) -> IteratorState:
-        """The state of a place, or the present one where the replicas have read since: what they drew they used."""
+        """Return the state at a position, or the present state if the replicas have read batches since then."""
         state, num_loans = place
         return self.state_dict() if state is None or num_loans != self._pass.num_loans else dict(state)
 
     def state_dict(self) -> IteratorState:
-        """State after the last batch handed out, here or in the replicas.
+        """Return the state after the last batch handed out, on the driver or in the replicas.
 
-        Waits for dispatched steps, which may read batches, and up to `Timeouts.start_s` for the pipeline.
+        Blocks until dispatched steps end, which may read batches, and up to `Timeouts.start_s` for the pipeline.
 
         Returns:
-            A JSON-able dict. It fits any number of replicas, nodes and input workers; where workers read data of their
-            own (`AutoShardPolicy.FILE` and `OFF`, datasets from a function), as many pipelines.
+            A JSON-able dict. It fits any number of replicas, nodes and input workers; if workers read data of their own
+            (`AutoShardPolicy.FILE` and `OFF`, datasets from a function), only the same number of pipelines.
 
         Raises:
-            FailedPreconditionError: The iterator was closed before it gave a batch.
+            FailedPreconditionError: The iterator was closed before the first batch.
             UnavailableError: The input pipeline is gone.
 
         >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(4).batch(2)))
@@ -254,10 +254,10 @@ class DistributedIterator(BatchIterator):
             return dict(self._state)
 
     def load_state_dict(self, state: IteratorState) -> None:
-        """Go on after the batch at which `state` was taken; `state_dict` says where it fits.
+        """Continue after the batch at which `state` was taken; see `state_dict` for compatible states.
 
-        What this iterator did before is given up. Waits for dispatched steps that read it; the pass itself begins, and
-        errors of a state that does not fit are raised, with the next batch.
+        Drops the iterator's present position. Blocks until dispatched steps that read the iterator end. The epoch
+        starts with the next batch, which also raises the error of a state that does not fit.
 
         Args:
             state: From `state_dict` of an iterator over the same dataset.
@@ -281,7 +281,7 @@ class DistributedIterator(BatchIterator):
             self._state = dict(state)
 
     def close(self) -> None:
-        """End the pass and stop what produces it. Does not wait. May be called twice; a later `next` raises.
+        """End the epoch and stop the pipeline's work for it. Does not block. Idempotent; a later `next` raises.
 
         >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(4).batch(2)))
         >>> batch = next(iterator)

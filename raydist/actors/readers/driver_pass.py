@@ -1,4 +1,4 @@
-"""One pass as the driver reads it: opened when it is first needed, lent to the replicas, taken back, ended."""
+"""The driver's side of one pass: opened on first use, lent to the replicas, taken back, and ended."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["DriverPass", "PassOpener"]
 
 
 class PassOpener(Protocol):
-    """Starts passes over datasets: `actors.passes.input_host.InputHost`."""
+    """The interface that starts passes over datasets: `actors.passes.input_host.InputHost`."""
 
     def open(self, job: InputJob | MergedJob) -> PipelineLink:
-        """Begin the pass that `job` describes."""
+        """Start the pass that `job` describes."""
 
 
 @final
 class DriverPass:
-    """A pass and the driver's reader of it. It ends with `end`, or when this is collected. Used under its owner's lock.
+    """A pass and the driver's reader. The pass ends with `end`, or when this object is collected. Not thread-safe.
 
     Args:
-        opener: Starts it.
-        job: What it does.
+        opener: Starts the pass.
+        job: Describes the pass.
 
     Attributes:
-        lent: The replicas read it; the driver must take it back before it goes on.
-        num_loans: How often it was lent to them.
-        ended: They have read its end.
+        lent: True while the replicas read the pass; the driver must take it back before it reads on.
+        num_loans: Number of times that the pass was lent to the replicas.
+        ended: True if the replicas have read the end.
     """
 
     def __init__(self, opener: PassOpener, job: InputJob | MergedJob) -> None:
@@ -50,25 +50,25 @@ class DriverPass:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has begun, and was not forgotten."""
+        """Return True if the pass was started, and not forgotten since."""
         return self._link is not None
 
     @property
     def link(self) -> PipelineLink:
-        """The way to it."""
+        """The link to the pass."""
         if self._link is None:
             raise FailedPreconditionError(f"raydist bug: {self._job.label} must have been opened, got no pass.")
         return self._link
 
     @property
     def reader(self) -> StepReader:
-        """The driver's reader."""
+        """The driver's reader of the pass."""
         if self._reader is None:
             raise FailedPreconditionError(f"raydist bug: {self._job.label} is open and must have a reader, got none.")
         return self._reader
 
     def open(self, state: IteratorState | None) -> None:
-        """Begin it at `state`, unless it has begun. Waits until its actor has it."""
+        """Start the pass at `state`, unless it has started. Blocks until the actor has it."""
         if self._link is None:
             self._link = self._opener.open(replace(self._job, state=state))
             self._finalizer = weakref.finalize(self, self._link.abandon)
@@ -79,17 +79,17 @@ class DriverPass:
         return StepReader(self.link, rank=None, start=start)
 
     def lend(self) -> None:
-        """Leave the reading to the replicas, and give back what was read ahead."""
+        """Lend the pass to the replicas, and return the batches that the driver has read ahead."""
         if self._reader is not None:
             self._reader.give_back("lend")
         else:
-            self.link.call("lend", 0)  # lent already: one more loop will follow the one under way
+            self.link.call("lend", 0)  # lent already: another loop follows the running one
         self._reader = None
         self.lent = True
         self.num_loans += 1
 
     def take_back(self) -> IteratorState:
-        """Go on where the replicas stopped; the state there. They must have stopped."""
+        """Continue where the replicas stopped, and return the state there. The replicas must have stopped."""
         position = self.link.reclaim()
         self._reader = self._reader_from(position.number)
         self.lent = False
@@ -97,16 +97,16 @@ class DriverPass:
         return position.state
 
     def end(self) -> None:
-        """Stop it, once; pieces that it has made live on in the store. Any thread may call this."""
+        """Stop the pass, once; data that it has made stays in the object store. Any thread may call this."""
         if self._finalizer is not None and self._finalizer.detach() is not None:
             self.link.close()
 
     def release(self) -> None:
-        """`end`, and read no more."""
+        """End the pass and drop the reader."""
         self._reader = None
         self.end()
 
     def forget(self) -> None:
-        """`release`; what is opened next is another pass."""
+        """Release the pass; the next `open` starts another pass."""
         self.release()
         self._link, self.lent, self.ended = None, False, False

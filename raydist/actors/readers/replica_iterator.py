@@ -1,6 +1,6 @@
-"""A distributed iterator inside a replica: it draws the replica's own pieces straight from the input pipeline.
+"""A distributed iterator inside a replica, which fetches the replica's pieces of batches from the input pipeline.
 
-A thread fetches the next pieces ahead. A small piece of a group that is mapped already is copied where it is asked for.
+A thread fetches the next piece ahead. A small piece of a group that is already mapped is copied on request instead.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = ["FetchAhead", "ReplicaIterator"]
 
 @final
 class FetchAhead:
-    """Takes the places of a reader, one step ahead of who asks for them. The reader is used by nobody else meanwhile.
+    """A prefetcher of one step for a reader, which nothing else may use meanwhile.
 
     Args:
-        reader: Of one replica.
-        fetch: Gives the leaves of this replica's piece of a step.
-        is_quick: Whether that takes no longer than to wake a thread.
+        reader: Reader of one replica.
+        fetch: Returns the leaves of this replica's piece of a step.
+        is_quick: Returns True if `fetch` takes no longer than waking a thread.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class FetchAhead:
         self._coming: Future[tuple[int, list[Any]] | None] | None = None
 
     def next_place(self) -> tuple[ReadPlace, list[Any]]:
-        """The next place, and the leaves of its step (none of an error or the end). See `StepReader.next_place`."""
+        """Return the next place and the leaves of the step (empty for an error or the end). Blocks for the step."""
         self._reader.work_ends()
         fetched = self._await_coming()
         place = self._reader.take()
@@ -84,16 +84,16 @@ class FetchAhead:
             raise self._reader.late() from None
 
     def _look(self, stop: Future[None]) -> tuple[int, list[Any]] | None:
-        """Number and leaves of the next step, once it is there; None if it is no step, or not wanted any more."""
+        """Wait for the next step and return its number and leaves; None for an error or the end, or after `stop`."""
         try:
-            self._reader.look_ahead()  # here: to send a question takes half a millisecond
+            self._reader.look_ahead()  # in this thread: sending a poll takes half a millisecond
             place = self._reader.await_place(stop)
             return None if place is None or place.batch is None else (place.number, self._fetch(place.batch))
-        except Exception:  # whoever asks for this place meets it too, where it can be raised
+        except Exception:  # the caller's own fetch of this place raises it again
             return None
 
     def close(self) -> StepReader:
-        """Stop looking ahead, and give the reader back."""
+        """Stop prefetching, and return the reader."""
         if not self._stop.done():
             self._stop.set_result(None)
         self._threads.shutdown()
@@ -105,32 +105,32 @@ def _keep(value: Any) -> Any:
 
 
 _Moves = tuple[Callable[[Any], Any], Callable[[Any], Any]]
-"""What begins to bring a leaf to the device, and what ends it."""
+"""Functions that start and finish the copy of a leaf to the device."""
 
-_QUICK_BYTES = 256 << 10  # copied in 10 us; to hand over between threads takes 50 and more
+_QUICK_BYTES = 256 << 10  # copied in 10 us; a hand-over between threads takes 50 us and more
 
 
 def _ignore(batch: StepBatch) -> None:
-    """Nobody asked for the batches."""
+    """Do nothing: the default of `on_batch`."""
 
 
 def _draw_freely() -> None:
-    """Nothing ends here."""
+    """Do nothing: the default of `before_draw`."""
 
 
 @final
 class ReplicaIterator(BatchIterator):
-    """What a DistributedIterator becomes when it is sent to a replica.
+    """The form of a DistributedIterator in a replica.
 
-    The replica's runner calls `bind` before the step function and `release` after it, whatever happened in between;
-    both may be repeated. All replicas see the same number of steps.
+    The replica's runner calls `bind` before the step function and `release` after it, even after an error; both may be
+    repeated. All replicas see the same number of steps.
 
     Args:
-        link: The pass; None for one that has ended.
-        held: Nobody else reads the pass: `release` does nothing, and the next `bind` goes on reading.
+        link: Link to the pass; None for a pass that has ended.
+        held: True if only this replica reads the pass: `release` does nothing, and the next `bind` continues.
 
     Attributes:
-        num_drawn: How many batches it has given.
+        num_drawn: Number of batches handed out.
     """
 
     def __init__(self, link: PipelineLink | DealtLink | None, *, held: bool = False) -> None:
@@ -141,7 +141,7 @@ class ReplicaIterator(BatchIterator):
         self._ahead: FetchAhead | None = None
         self._ended = link is None
         self._state: IteratorState | None = None
-        self._lock = threading.Lock()  # threads of a step function may share it
+        self._lock = threading.Lock()  # threads of a step function may share the iterator
         self._before_draw = _draw_freely
         self._bind(0, (_keep, _keep), _ignore, "stand_in")
 
@@ -165,15 +165,15 @@ class ReplicaIterator(BatchIterator):
         empty_batch: Literal["stand_in", "zero_rows"] = "stand_in",
         before_draw: Callable[[], None] = _draw_freely,
     ) -> None:
-        """Begin to read for replica `rank`, where it stopped last time.
+        """Start to read for replica `rank`, at the place where it last stopped.
 
         Args:
-            rank: The replica.
-            begin: Applied to each leaf as soon as it is here, perhaps in another thread (starts to copy it).
-            place: Applied to that when it is handed out (a tensor on the replica's device).
-            on_batch: Told about each step before it is handed out: `rows` of all replicas, `step`.
-            empty_batch: What a replica without rows is handed: two other rows of the global batch, or zero rows.
-            before_draw: Called when a batch is asked for; what it raises is raised there.
+            rank: Rank of the replica.
+            begin: Applied to each leaf once it is fetched, perhaps in another thread (starts a copy to the device).
+            place: Applied to the result of `begin` when a batch is handed out (a tensor on the replica's device).
+            on_batch: Called with each step before it is handed out: `rows` of all replicas, `step`.
+            empty_batch: The batch for a replica without rows: padding rows ("stand_in") or zero rows.
+            before_draw: Called when the program asks for a batch; may raise.
         """
         self._before_draw = before_draw
         self._bind(rank, (begin, place), on_batch, empty_batch)
@@ -210,7 +210,7 @@ class ReplicaIterator(BatchIterator):
         if self._ended:
             raise StopIteration
         if self._ahead is None and self._held:
-            raise StopIteration  # until the next closure asks
+            raise StopIteration  # until the next closure binds the iterator
         if self._ahead is None:
             raise FailedPreconditionError(
                 "A distributed iterator that was copied can be read inside strategy.run only; this "
@@ -226,23 +226,23 @@ class ReplicaIterator(BatchIterator):
         return place.batch, leaves
 
     def _end_pass(self) -> None:
-        if isinstance(self._link, DealtLink):  # another worker may die, and what it had be left to this one
+        if isinstance(self._link, DealtLink):  # if another worker dies, this one may get its batches
             self._ahead = None
         else:
             self._ended = True
 
     @property
     def has_ended(self) -> bool:
-        """Whether its end was seen."""
+        """Return True once the end of the data was read."""
         return self._ended
 
     def confirm(self, used: int) -> None:
-        """So many batches of those drawn so far are used for good."""
+        """Record that the first `used` batches need not be repeated if this worker dies."""
         if isinstance(self._link, DealtLink):
             self._link.used = used
 
     def state_dict(self) -> IteratorState:
-        """State after the last batch that this replica was handed, as `DistributedIterator.state_dict` gives it."""
+        """Return the state after the last batch handed to this replica, as `DistributedIterator.state_dict` does."""
         if self._state is None:
             raise FailedPreconditionError(
                 f"The state of an iterator in a replica is known while it is read there; replica {self._rank} has "
@@ -251,7 +251,7 @@ class ReplicaIterator(BatchIterator):
         return dict(self._state)
 
     def release(self) -> None:
-        """Stop reading for now and tell the pipeline how far this replica has come."""
+        """Stop reading for now and send this replica's position to the pipeline."""
         if not self._held:
             self._stop()
 

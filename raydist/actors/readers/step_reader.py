@@ -1,4 +1,4 @@
-"""A reader of places: long polls for groups, with the next question on its way while the last answer is used."""
+"""A reader of places by long polls; the next poll is under way while the last answer is used."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadPlace", "StepReader"]
 
-_FEW = 2  # places left: the next ones should be on their way
+_FEW = 2  # remaining places at which the reader acknowledges, so that the pipeline can go on
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadPlace:
-    """What one call of `next` gives.
+    """The result of one call of `next`.
 
     Attributes:
-        number: Places before this one.
-        state: Of the pipeline, after it.
-        batch: The step, if it is one; else it is the end, or what the entry says.
-        entry: What it came in.
+        number: Number of places before this one.
+        state: State of the pipeline after this place.
+        batch: The step; None for an error or the end.
+        entry: The queue entry with this place.
     """
 
     number: int
@@ -41,17 +41,17 @@ class ReadPlace:
 
     @property
     def last(self) -> bool:
-        """Nothing follows."""
+        """Return True if no place follows."""
         return self.entry.last
 
 
 @final
 class StepReader:
-    """Reads the places of one pass in order: those of one replica, or of all (the driver).
+    """A reader of the places of one pass in order, for one replica or (on the driver) for all.
 
     Args:
-        link: The pass.
-        rank: The replica; None for the driver.
+        link: Link to the pass.
+        rank: Rank of the replica; None for the driver.
         start: Number of the first place.
     """
 
@@ -67,20 +67,20 @@ class StepReader:
 
     @property
     def position(self) -> int:
-        """Number of the next place; the one before it is in use."""
+        """The number of the next place; the place before it is in use."""
         return self._next
 
     def next_place(self) -> ReadPlace:
-        """The next place; the one before it is done with. Waits up to `Timeouts.input_s`.
+        """Return the next place and finish the one before it. Blocks for at most `Timeouts.input_s`.
 
-        The last place is given again and again.
+        After the last place, every call returns the last place again.
         """
         place = self.take()
         self.look_ahead()
         return place
 
     def take(self) -> ReadPlace:
-        """`next_place`, without asking for more yet."""
+        """Do `next_place` without sending the next poll."""
         self.work_ends()
         self._done = self._next
         place = self.peek()
@@ -95,11 +95,11 @@ class StepReader:
         return place
 
     def work_ends(self) -> None:
-        """Whoever reads is done with the place before the next, and asks for that: from here on it waits."""
+        """Record that the consumer has finished its work on the last place and waits from now on."""
         self._pace.work_ends()
 
     def peek(self) -> ReadPlace | None:
-        """The next place, if it is there; it is not taken."""
+        """Return the next place without taking it; None if it has not arrived."""
         while self._entries and self._entries[0].end <= self._next:
             self._entries.popleft()
         return self._place(self._entries[0]) if self._entries else None
@@ -109,7 +109,7 @@ class StepReader:
         return ReadPlace(self._next, entry.states[at], StepBatch(entry.group, at) if entry.group else None, entry)
 
     def await_place(self, stop: Future[None]) -> ReadPlace | None:
-        """The next place, once it is there; it is not taken. None when `stop` is done, or when it was not asked for."""
+        """Wait for the next place and return it without taking it; None once `stop` is done, or if no poll was sent."""
         place = self.peek()
         while place is None and self._asked is not None:
             self._tell_done()
@@ -132,7 +132,7 @@ class StepReader:
                 raise self.late()
 
     def _tell_done(self) -> None:
-        """The question on its way names an older place: a pass that has no credit left would not go on without news."""
+        """Acknowledge places while a poll is under way: a pass without credits left would otherwise not continue."""
         if self._asked is not None and self._told < self._done:
             self._told = self._done
             self._link.acknowledge(self._asked, self._rank, self._done)
@@ -142,11 +142,11 @@ class StepReader:
 
     @property
     def limit_s(self) -> float:
-        """How long the next place may take."""
+        """The limit for the next place in seconds."""
         return self._link.timeouts.input_s
 
     def late(self) -> DeadlineExceededError:
-        """The error to raise when it took longer."""
+        """Return the error for a place that took longer than the limit."""
         return DeadlineExceededError(
             f"The next element of input pipeline {self._link.name} must come within {self.limit_s:g} s "
             "(Timeouts.input_s), and has not. A function or a file system may be stuck; if it is only slow, use more "
@@ -154,7 +154,7 @@ class StepReader:
         )
 
     def look_ahead(self) -> None:
-        """Ask for more with the last group that is here, once a group: that tells what is done with, too."""
+        """Send the next poll, which also acknowledges, once the last group that has arrived is in use."""
         if self._asked is None and len(self._entries) <= 1 and not self._holds_last():
             self._asked = self._ask()
 
@@ -167,7 +167,7 @@ class StepReader:
         return self._link.ask(Poll(self._rank, start, self._done, self._link.timeouts.poll_s, self._pace.mean_s()))
 
     def give_back(self, method: str, *args: Any) -> None:
-        """Forget what was read ahead, and tell the pass how far this reader has come: `method(*args, position)`."""
+        """Drop the places read ahead, and send this reader's position to the pass: `method(*args, position)`."""
         self._entries.clear()
         self._asked = None
         self._link.call(method, *args, self._next)
@@ -175,7 +175,7 @@ class StepReader:
 
 @final
 class _Pace:
-    """Seconds that the reader's work on a place takes, without its waits."""
+    """The mean seconds of the reader's work on a place, without waits."""
 
     def __init__(self) -> None:
         self._begun_s: float | None = None
@@ -193,7 +193,7 @@ class _Pace:
             self._begun_s = None
 
     def mean_s(self) -> float | None:
-        """Of the places since it was asked for last; None before the first."""
+        """Return the mean over the places since the last call; the previous mean if there are none, or None."""
         if self._count:
             self._mean_s, self._work_s, self._count = self._work_s / self._count, 0.0, 0
         return self._mean_s
