@@ -1,4 +1,4 @@
-"""Consecutive steps that travel together: one object of the store for each replica, one entry of the queues."""
+"""Groups of consecutive steps that are sent together: one stored object per replica, one entry of the queues."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ __all__ = ["MadeStep", "OpenGroup", "StepBatch", "BatchGroup"]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchGroup:
-    """Consecutive global batches, as references to the replicas' pieces of them.
+    """Consecutive global batches, as references to the replicas' pieces.
 
     Attributes:
         step: Index of the first batch in its epoch.
-        refs: The object with each replica's pieces, or these themselves where they are small; None in another
-            replica's view.
-        rows: Of each step: the rows of each replica's piece.
+        refs: Reference to the object with each replica's pieces, or small pieces themselves; None for other replicas in
+            the view of one replica.
+        rows: For each step, the number of rows of each replica's piece.
         structure: The nest of a batch.
-        spans: The place of the first step in each replica's object, and the steps in there; None where they are those
-            of this group.
-        borrowed: Replicas that no worker has data for any more: theirs is another replica's object.
+        spans: Position of the first step in each replica's object, and the number of steps in the object; None if each
+            object holds exactly the steps of this group.
+        borrowed: Replicas whose worker has no more data; they refer to another replica's object.
     """
 
     step: int
@@ -53,34 +53,34 @@ class BatchGroup:
     borrowed: frozenset[int] = frozenset()
 
     def span(self, rank: int) -> tuple[int, int]:
-        """See `spans`."""
+        """Return the span of one replica, see `spans`."""
         return (0, len(self.rows)) if self.spans is None else self.spans[rank]
 
     def only(self, rank: int) -> BatchGroup:
-        """These steps with the pieces of one replica: a process that holds a reference takes part in counting it."""
+        """Return the group with the pieces of one replica only, so that others' references are not counted there."""
         return replace(self, refs=tuple(ref if index == rank else None for index, ref in enumerate(self.refs)))
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class StepBatch:
-    """One global batch of a group."""
+    """One global batch of a group, at position `place`."""
 
     group: BatchGroup
     place: int
 
     @property
     def step(self) -> int:
-        """Index of the batch in its epoch."""
+        """The index of the batch in its epoch."""
         return self.group.step + self.place
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Rows of each replica's piece."""
+        """The number of rows of each replica's piece."""
         return self.group.rows[self.place]
 
     def place_on(self, rank: int, *, stand_in: bool) -> int:
-        """Where in its object replica `rank` finds its piece, or without rows its stand-in, if it wants one."""
+        """Return the position of replica `rank`'s piece in its object; of its padding rows if `stand_in` and empty."""
         first, num_steps = self.group.span(rank)
         place = first + self.place
         if rank in self.group.borrowed:
@@ -91,14 +91,14 @@ class StepBatch:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeStep:
-    """One step before it travels.
+    """One step before it is stored.
 
     Attributes:
-        step: Its index in its epoch.
-        cuts: One a replica.
+        step: Index of the step in its epoch.
+        cuts: The part of each replica.
         structure: The nest of a batch.
-        state: Of the pipeline, after it.
-        shared: One a replica, of a step that goes by reference to what input workers made: see `share_step`.
+        state: State of the pipeline after the step.
+        shared: The piece of each replica, by reference to results of input workers; see `share_step`.
     """
 
     step: int
@@ -108,11 +108,11 @@ class MadeStep:
     shared: tuple[OnePiece, ...] | None = None
 
     def sizes(self) -> tuple[int, ...]:
-        """Bytes of each replica's piece, about."""
+        """Return the approximate number of bytes of each replica's piece."""
         return tuple(num_bytes_of(cut.columns) + num_bytes_of(cut.stand_in or ()) for cut in self.cuts)
 
     def kind(self) -> Any:
-        """What steps of one group share; None for a step that goes alone."""
+        """Return a key that is equal for steps that fit into one group; None for a step that needs its own group."""
         if self.shared is not None:
             return self.structure, "shared"
         pieces = [columns for cut in self.cuts for columns in (cut.columns, cut.stand_in) if columns is not None]
@@ -121,7 +121,7 @@ class MadeStep:
 
 
 def _entry(column: np.ndarray[Any, Any]) -> type | None:
-    """Of which type what is no number is: a column of the group is text or bytes, as its first entry is."""
+    """Return the type of the first entry of an object column (text or bytes); None for numbers."""
     return type(column.flat[0]) if column.dtype == object and column.size else None
 
 
@@ -130,7 +130,7 @@ class OpenGroup:
     """The group that steps are being added to.
 
     Args:
-        most_bytes: Of one replica's pieces; a larger step goes alone.
+        most_bytes: Limit for one replica's pieces in the group; a larger step gets its own group.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -141,28 +141,28 @@ class OpenGroup:
 
     @property
     def num_steps(self) -> int:
-        """Steps in it."""
+        """The number of steps in the group."""
         return len(self._steps)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all replicas' pieces."""
+        """The number of bytes of all replicas' pieces."""
         return sum(self._sizes)
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more fits in, whatever its size."""
+        """Return True if no step of any size fits."""
         return bool(self._steps) and (self._kind is None or max(self._sizes) >= self._most_bytes)
 
     def accepts(self, kind: Any, sizes: tuple[int, ...]) -> bool:
-        """Whether a step of `kind` and `sizes` can be added."""
+        """Return True if a step of `kind` and `sizes` can be added."""
         if not self._steps:
             return True
         fits = max(map(sum, zip(self._sizes, sizes, strict=True))) <= self._most_bytes
         return kind is not None and kind == self._kind and fits
 
     def add(self, step: MadeStep, kind: Any, sizes: tuple[int, ...]) -> None:
-        """Add a step that it accepts."""
+        """Add a step for which `accepts` is True."""
         self._sizes = tuple(map(sum, zip(self._sizes, sizes, strict=True))) if self._steps else sizes
         self._kind = kind
         self._steps.append(step)
@@ -173,7 +173,7 @@ class OpenGroup:
         return tuple(step.state for step in self._steps)
 
     def store(self, put: Callable[[GroupPiece], Any], *, zero_copy: bool) -> BatchGroup:
-        """Write each replica's pieces with `put` (small ones not at all) and give the group that names them."""
+        """Store each replica's pieces with `put` (small ones stay inline) and return the group of references."""
         first = self._steps[0]
         refs = tuple(self._store(rank, put, zero_copy) for rank in range(len(first.cuts)))
         rows = tuple(tuple(cut.num_rows for cut in step.cuts) for step in self._steps)

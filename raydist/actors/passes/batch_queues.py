@@ -1,9 +1,8 @@
-"""One bounded queue per replica over one numbered sequence of places. No input or output in here: the rules alone.
+"""One bounded queue per replica over one numbered sequence of places. Pure logic, without I/O.
 
-A *place* is what one call of `next` gives: a step (a global batch cut into pieces), the error that stands in its stead,
-or the end. An *entry* holds the places of a group of steps, or one other place. Entries are kept until every replica
-has said that it is done with all of their places, so a reader that lost an answer, or a new reader, asks for the same
-number again.
+A *place* is the result of one call of `next`: a step (a global batch cut into pieces), an error, or the end. An *entry*
+holds the places of a group of steps, or one other place. The queues keep an entry until every replica has acknowledged
+all places in it, so a reader that lost an answer, or a new reader, can ask for the same number again.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ __all__ = ["BatchQueues", "QueueEntry", "Position"]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class QueueEntry:
-    """What some consecutive calls of `next` give.
+    """The results of some consecutive calls of `next`.
 
     Attributes:
-        number: Places before this entry.
-        states: Of the pipeline, after each place.
-        group: The steps, if it is steps: one a place.
-        error: The error raised here, if it is one.
-        last: Nothing follows: the end of the data if there is no error.
-        stats: What the stages of the pipeline did, told with the end of the data.
+        number: Number of places before this entry.
+        states: State of the pipeline after each place.
+        group: The steps, one per place; None for an error or the end.
+        error: The error at this place; None otherwise.
+        last: True if no entry follows; without an error, this entry is the end of the data.
+        stats: Statistics of the pipeline's stages, set at the end of the data.
     """
 
     number: int
@@ -46,18 +45,18 @@ class QueueEntry:
 
     @property
     def end(self) -> int:
-        """Number of the place behind this entry."""
+        """The number of the place after this entry."""
         return self.number + len(self.states)
 
     def only(self, rank: int | None) -> QueueEntry:
-        """This entry as replica `rank` sees it; None for all of it."""
+        """Return this entry with the pieces of replica `rank` only; all pieces for None."""
         return self if rank is None or self.group is None else replace(self, group=self.group.only(rank))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far reading has come: number of the next place, the pipeline's state before it, whether it is the end."""
+    """A reading position: the number of the next place, the state before it, and True in `ended` at the end."""
 
     number: int
     state: IteratorState
@@ -72,52 +71,52 @@ class BatchQueues:
         self._entries: deque[QueueEntry] = deque()
         self._bytes: deque[int] = deque()
         self._done = [0] * num_replicas  # each replica is done with the places before this number
-        self._first = Position(0, start)  # of the entries
+        self._first = Position(0, start)  # position of the first entry
         self._ended = False
         self._closed = False
 
     @property
     def num_offered(self) -> int:
-        """Number of the place behind the last entry."""
+        """The number of the place after the last entry."""
         return self._entries[-1].end if self._entries else self._first.number
 
     @property
     def num_done(self) -> int:
-        """Places that every replica is done with."""
+        """The number of places that every replica has acknowledged."""
         return min(self._done)
 
     @property
     def num_ahead(self) -> int:
-        """Places that a replica is not done with."""
+        """The number of offered places that some replica has not acknowledged."""
         return self.num_offered - min(self._done)
 
     @property
     def num_kept(self) -> int:
-        """Places whose pieces are held: those ahead, and what else is in the group in use."""
+        """The number of places in the kept entries: unacknowledged places, and the rest of the group in use."""
         return self.num_offered - self._first.number
 
     @property
     def num_entries(self) -> int:
-        """Entries that are held: the one that is in use, and those after it."""
+        """The number of kept entries: the one in use and the ones after it."""
         return len(self._entries)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of what is held."""
+        """The number of bytes of all kept entries."""
         return sum(self._bytes)
 
     @property
     def finished(self) -> bool:
-        """Whether nothing will be offered any more."""
+        """Return True after the last entry or `close`."""
         return self._ended or self._closed
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Return True once `close` was called."""
         return self._closed
 
     def offer(self, entry: QueueEntry, num_bytes: int = 0) -> None:
-        """Add the next entry. After one that is `last` nothing may follow."""
+        """Add the next entry. No entry may follow one that is `last`."""
         if self._closed:
             return
         if entry.number != self.num_offered or self._ended:
@@ -129,13 +128,13 @@ class BatchQueues:
         self._ended = entry.last
 
     def ready(self, start: int) -> bool:
-        """Whether `take` from `start` has something to give (or to raise)."""
+        """Return True if `take` from `start` returns an entry or raises."""
         return self._closed or start < self.num_offered
 
     def take(self, rank: int | None, start: int) -> tuple[QueueEntry, ...]:
-        """The entries from the one with place `start` on, as replica `rank` (None: the driver) sees them.
+        """Return the entries from place `start` on, with the pieces of replica `rank` (None: all, for the driver).
 
-        Taking changes nothing: the same entries can be taken again until they are acknowledged.
+        Does not remove entries: they can be taken again until they are acknowledged.
 
         Raises:
             CancelledError: The queues were closed.
@@ -154,7 +153,7 @@ class BatchQueues:
         return tuple(entry.only(rank) for entry in self._entries if entry.end > start)
 
     def acknowledge(self, rank: int | None, done: int) -> None:
-        """Replica `rank` (None: every replica) is done with the places before `done`. Older news are ignored."""
+        """Record that replica `rank` (None: every one) has finished the places before `done`, unless it is lower."""
         for replica in range(len(self._done)) if rank is None else (rank,):
             self._done[replica] = max(self._done[replica], min(done, self.num_offered))
         self._drop_done()
@@ -167,12 +166,12 @@ class BatchQueues:
             self._first = Position(entry.end, entry.states[-1])
 
     def reclaim(self) -> Position:
-        """Go on, for every reader, after the furthest place that any replica is done with."""
+        """Move every reader after the furthest place that any replica has acknowledged; return that position."""
         self.acknowledge(None, max(self._done))
         return self.position_of(0)
 
     def position_of(self, rank: int) -> Position:
-        """Where replica `rank` goes on."""
+        """Return the position at which replica `rank` continues."""
         done = self._done[rank]
         for entry in self._entries:
             if entry.number < done <= entry.end:
@@ -180,7 +179,7 @@ class BatchQueues:
         return self._first
 
     def close(self) -> None:
-        """Drop everything; later takes raise."""
+        """Drop all entries; later calls of `take` raise."""
         self._closed = True
         self._entries.clear()
         self._bytes.clear()

@@ -1,7 +1,7 @@
-"""How far ahead of its readers a pass may be, and how much goes into one group. Pure.
+"""Limits for how far a pass may run ahead of its readers, and for the size of a group. Pure functions.
 
-The first groups are single steps. Once a reader has told its pace, so many steps go together as it takes in half
-a second, while they are small: a group costs some milliseconds of all processes together, however few steps it holds.
+The first groups are single steps. Once a reader has reported its pace, a group holds the steps of half a second, if
+they are small: a group costs some milliseconds of all processes together, however few steps it holds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import final
 
 __all__ = ["Credits"]
 
-_GROUP_BYTES = 32 << 20  # of one replica; with 16 MB a step of 8 MB took 3.5 ms where it takes 2.8
+_GROUP_BYTES = 32 << 20  # of one replica; with 16 MB, a step of 8 MB took 3.5 ms instead of 2.8
 _GROUP_S = 0.5  # work for the reader in one group
 _MOST_STEPS = 128  # in one group
 _GROUPS = 3  # one in use, one ready, one being made
@@ -20,12 +20,12 @@ _GROUPS = 3  # one in use, one ready, one being made
 @final
 @dataclass(frozen=True, slots=True)
 class Credits:
-    """What a pass may make before its readers are done with something.
+    """The limits for the unacknowledged steps of a pass.
 
     Attributes:
-        capacity: Steps made and not done with, however large they are.
-        spare_bytes: What may be held in steps beyond `capacity`, while their reader is quick; 0 for none.
-        group_bytes: Of one replica's piece of a group, at most; a larger step goes alone.
+        capacity: Number of unacknowledged steps that are always allowed, however large.
+        spare_bytes: Limit in bytes for steps beyond `capacity`, while readers are fast; 0 for no such steps.
+        group_bytes: Limit for one replica's piece of a group; a larger step gets its own group.
     """
 
     capacity: int
@@ -34,13 +34,13 @@ class Credits:
 
     @classmethod
     def within(cls, store_bytes: int | None, capacity: int, num_replicas: int, *, only_capacity: bool) -> Credits:
-        """Credits that leave most of an object store of `store_bytes` (None: not known) to others.
+        """Return credits that use at most an eighth of an object store for steps beyond `capacity`.
 
         Args:
-            store_bytes: Its size.
+            store_bytes: Size of the object store; None if unknown.
             capacity: See the class.
-            num_replicas: Replicas that share a step.
-            only_capacity: No steps beyond `capacity`, however small they are.
+            num_replicas: Number of replicas that share a step.
+            only_capacity: True to allow no steps beyond `capacity`.
         """
         spare = _GROUPS * num_replicas * _GROUP_BYTES
         if store_bytes is not None:
@@ -48,18 +48,18 @@ class Credits:
         return cls(capacity, 0 if only_capacity else spare, spare // (_GROUPS * num_replicas))
 
     def group_steps(self, pace_s: float | None) -> int:
-        """Steps in one group at most, for a reader that lately needed `pace_s` seconds for one (None: not known)."""
+        """Return the most steps in one group, for a reader that takes `pace_s` seconds per step (None: unknown)."""
         few = max(1, self.capacity // 2)  # the reader holds one group while the next one is made
         if not self.spare_bytes or pace_s is None:
             return few
         return max(few, min(_MOST_STEPS, int(_GROUP_S / max(pace_s, 1e-6))))
 
     def allow(self, *, ahead: int, held_bytes: int, step_bytes: int, pace_s: float | None) -> bool:
-        """Whether one more step may be made.
+        """Return True if the pass may make one more step.
 
         Args:
-            ahead: Steps made and not done with.
-            held_bytes: Bytes of all that is held.
+            ahead: Number of unacknowledged steps.
+            held_bytes: Bytes of all kept steps.
             step_bytes: Bytes of the last step.
             pace_s: See `group_steps`.
         """

@@ -1,4 +1,4 @@
-"""A worker's way to a pass whose splits are dealt: to those that read, a pass of this worker's own."""
+"""A worker's link to a pass with dynamic sharding; to a reader it looks like a pass of this worker alone."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["DealtLink"]
 
 @final
 class DealtLink:
-    """What readers use of a `PipelineLink`; places are numbered as they come to this worker.
+    """The part of `PipelineLink` that readers use; places are numbered in the order in which this worker gets them.
 
     Args:
-        link: The pass.
-        reader: Who this is.
+        link: Link to the pass.
+        reader: This worker.
 
     Attributes:
-        used: How many batches the driver knows to be used for good.
+        used: Number of batches that need not be repeated if this worker dies.
     """
 
     def __init__(self, link: PipelineLink, reader: Reader) -> None:
@@ -38,11 +38,11 @@ class DealtLink:
         self.on_host = link.on_host
 
     def ask(self, poll: Poll) -> Any:
-        """See `PipelineLink.ask`."""
+        """Claim the next split, without waiting; see `PipelineLink.ask`."""
         return self._link.claim(self._reader, self.used)
 
     def receive(self, asked: Any) -> tuple[QueueEntry, ...]:
-        """See `PipelineLink.receive`."""
+        """Return the claimed split as an entry; see `PipelineLink.receive`."""
         split: DealtSplit | None = self._link.receive_split(asked)
         if split is None:
             return ()
@@ -52,23 +52,23 @@ class DealtLink:
         return (entry,)
 
     def is_answered(self, asked: Any, stop: Future[None]) -> bool:
-        """See `PipelineLink.is_answered`."""
+        """Wait for the answer; see `PipelineLink.is_answered`."""
         return self._link.is_answered(asked, stop)
 
     def acknowledge(self, asked: Any, rank: int | None, done: int) -> None:
-        """The driver tells what is done."""
+        """Do nothing: the driver reports the used batches."""
 
     def call(self, method: str, *args: Any) -> Any:
-        """The calls of a pass that belongs to its readers: where this one is, and that it stops."""
+        """Return this worker's position for "position_of"; do nothing for other calls."""
         return Position(self._next, {}) if method == "position_of" else None
 
     def fetch(self, ref: Any) -> Any:
-        """See `PipelineLink.fetch`."""
+        """Fetch the pieces of a group; see `PipelineLink.fetch`."""
         return self._link.fetch(ref)
 
     def leaves(self, piece: Any, place: int, num_leaves: int) -> list[Any]:
-        """See `PipelineLink.leaves`."""
+        """Return the leaves of a piece; see `PipelineLink.leaves`."""
         return self._link.leaves(piece, place, num_leaves)
 
     def close(self) -> None:
-        """The pass is the driver's."""
+        """Do nothing: the driver closes the pass."""

@@ -1,4 +1,4 @@
-"""Splits of a pass that are dealt first come, first served: each goes to one reader, once."""
+"""Dynamic sharding of a pass: each split goes to the first reader that asks, once."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 __all__ = ["DealtSplit", "DealtSplits", "Reader", "SplitDesk"]
 
-_WAIT_S = 0.25  # for the pass: nobody else is dealt anything meanwhile
+_WAIT_S = 0.25  # for the pass; other readers' claims wait meanwhile
 
 
 @final
 class SplitDesk:
-    """Of one pass, which nobody else reads. Any thread may ask.
+    """The server of the splits of one pass. Thread-safe.
 
     Args:
-        served: The pass; for it there is one reader.
+        served: The pass, which is only read through this object, as one reader.
     """
 
     def __init__(self, served: ServedPass) -> None:
@@ -32,11 +32,11 @@ class SplitDesk:
         self._lock = threading.Lock()
 
     def claim(self, reader: Reader, used: int) -> DealtSplit | None:
-        """The next split for a reader; None where there is none yet. The end, and an error, is given to everyone.
+        """Return the next split for a reader; None if there is none yet. Every reader gets the end and fatal errors.
 
         Args:
-            reader: Who asks.
-            used: How many batches it has used for good.
+            reader: The reader that asks.
+            used: Number of batches of the reader that need not be repeated.
         """
         with self._lock:
             self._splits.confirm(reader, used)
@@ -50,23 +50,23 @@ class SplitDesk:
             return DealtSplit(entries[0]) if entries[0].last else self._splits.give(reader, entries[0])
 
     def lost(self, reader: Reader, used: int) -> None:
-        """A reader is gone; see `DealtSplits.lost`."""
+        """Return the splits of a dead reader to the queue; see `DealtSplits.lost`."""
         with self._lock:
             self._splits.lost(reader, used)
 
 
 Reader = tuple[int, int]
-"""A worker, and how often it was started before."""
+"""A worker's index, and the number of its earlier starts."""
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class DealtSplit:
-    """Consecutive batches of a pass that one reader is given.
+    """Consecutive batches of a pass for one reader.
 
     Attributes:
-        entry: What they came in.
-        begin: How many of that others have used.
+        entry: The queue entry with the batches.
+        begin: Number of batches at the start of the entry that other readers have used.
     """
 
     entry: QueueEntry
@@ -74,29 +74,29 @@ class DealtSplit:
 
     @property
     def num_batches(self) -> int:
-        """In it."""
+        """The number of batches in the split."""
         return len(self.entry.states) - self.begin
 
 
 @dataclass
 class _Held:
-    """What one reader was given.
+    """The splits of one reader.
 
     Attributes:
-        splits: Those that are not known to be used up, in order.
-        before: How many batches came before them.
+        splits: Splits that are not completely used, in order.
+        before: Number of the reader's batches before these splits.
     """
 
     splits: deque[DealtSplit] = field(default_factory=deque)
     before: int = 0
 
     def drop(self, used: int) -> None:
-        """So many batches are used for good."""
+        """Drop the splits whose batches are all among the first `used` ones."""
         while self.splits and self.before + self.splits[0].num_batches <= used:
             self.before += self.splits.popleft().num_batches
 
     def rest(self, used: int) -> list[DealtSplit]:
-        """What is left but so many batches."""
+        """Return the splits without the first `used` batches."""
         self.drop(used)
         if self.splits and used > self.before:
             first = self.splits.popleft()
@@ -109,7 +109,7 @@ class DealtSplits:
     """The splits of one pass.
 
     Attributes:
-        next_place: Of the pass: where the first split begins that nobody was given.
+        next_place: Number of the pass's first place that no reader was given.
     """
 
     def __init__(self) -> None:
@@ -119,11 +119,11 @@ class DealtSplits:
         self._lost: set[Reader] = set()
 
     def confirm(self, reader: Reader, used: int) -> None:
-        """A reader has used so many batches for good: nobody will need them again."""
+        """Record that the first `used` batches of a reader need not be repeated."""
         self._of(reader).drop(used)
 
     def again(self, reader: Reader) -> DealtSplit | None:
-        """A split that another one had, for this reader; None where there is none."""
+        """Give a split of a dead reader to this reader and return it; None if there is none."""
         if not self._returned:
             return None
         split = self._returned.popleft()
@@ -131,7 +131,7 @@ class DealtSplits:
         return split
 
     def give(self, reader: Reader, entry: QueueEntry) -> DealtSplit:
-        """The entry at `next_place` is this reader's; of one that was lost it is the next one's."""
+        """Give the entry at `next_place` to this reader; for a lost reader, keep it for the next one that asks."""
         self.next_place = entry.end
         split = DealtSplit(entry)
         if reader in self._lost:
@@ -141,7 +141,7 @@ class DealtSplits:
         return split
 
     def lost(self, reader: Reader, used: int) -> None:
-        """A reader is gone: what it had, but for so many batches, is for the next that ask."""
+        """Keep the splits of a dead reader, without the first `used` batches, for the next readers that ask."""
         self._lost.add(reader)
         self._returned.extend(self._of(reader).rest(used))
         del self._held[reader]

@@ -1,4 +1,4 @@
-"""The InputPipeline actors of a strategy: one, or one on the node of each worker that reads data of its own."""
+"""The InputPipeline actors of a strategy: one, or one on the node of each worker with its own data."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _on_one_node() -> Sequence[str | None]:
 
 @final
 class InputHost:
-    """Starts InputPipeline actors when passes are opened that need them, and a new one for one that died.
+    """The owner of the InputPipeline actors, which starts them on demand and replaces dead ones.
 
     Args:
         name: Prefix of the actors' names; made unique.
-        num_replicas: Readers that may wait at the same time.
+        num_replicas: Number of readers that may wait at the same time.
         timeouts: Limits.
         node_id: Ray node to run on; None for any.
-        worker_nodes: Gives the node of each worker, for passes over data of their own. May wait for their placement.
+        worker_nodes: Returns the node of each worker, for workers with their own data. May wait for their placement.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class InputHost:
         self._num_replicas = num_replicas
 
     def open(self, job: InputJob | MergedJob) -> PipelineLink:
-        """Begin a pass. Waits until the actors have it (`Timeouts.start_s`)."""
+        """Start a pass. Blocks until the actors have it (`Timeouts.start_s`)."""
         self._process.require("read")
         if self._session is not None:
             self._session.require("The strategy of a distributed dataset")
@@ -86,7 +86,7 @@ class InputHost:
         return whole
 
     def way_to_passes(self, *, on_host: bool = False) -> PipelineLink:
-        """A way to passes that are yet to be opened, by whoever it is given to (`PipelineLink.keyed`)."""
+        """Return a link for passes that another process opens later (`PipelineLink.keyed`)."""
         self._process.require("read")
         self.start()
         return PipelineLink(self._main.actor, self._main.title, uuid.uuid4().hex, self._timeouts, on_host=on_host)
@@ -100,7 +100,7 @@ class InputHost:
         if hosted.actor is not None:
             try:
                 return self._ask(hosted, method, job, *args)
-            except UnavailableError:  # it died since the last pass
+            except UnavailableError:  # the actor died since the last pass
                 hosted.actor = None
         self._start(hosted)
         return self._ask(hosted, method, job, *args)
@@ -113,16 +113,16 @@ class InputHost:
 
     @property
     def actor_name(self) -> str:
-        """Name of the last actor started for passes over one dataset; empty before the first."""
+        """The name of the last main actor; empty before its start."""
         return self._main.name
 
     @property
     def actor_names(self) -> tuple[str, ...]:
-        """Names of the last actors started, that one first; empty for one that never was."""
+        """The names of the last actors, the main one first; empty names for actors that were never started."""
         return tuple(hosted.name for hosted in self._hosted.values())
 
     def start(self) -> None:
-        """Start the actor if there is none, without waiting for it."""
+        """Start the main actor if there is none. Does not block."""
         self._start(self._main)
 
     def _start(self, hosted: _Hosted) -> None:
@@ -131,7 +131,7 @@ class InputHost:
             hosted.start()
 
     def close(self) -> None:
-        """Kill the actors; with them go their passes, threads and input workers. May be called twice."""
+        """Kill the actors with their passes, threads and input workers. Idempotent."""
         actors = [hosted.actor for hosted in self._hosted.values() if hosted.actor is not None]
         for hosted in self._hosted.values():
             hosted.actor = None
@@ -144,8 +144,8 @@ class _Hosted:
     """One InputPipeline actor.
 
     Attributes:
-        actor: Its handle; None while there is none.
-        name: Of the last one; empty before the first.
+        actor: Handle of the actor; None while there is none.
+        name: Name of the last actor; empty before the first.
     """
 
     def __init__(self, prefix: str, num_replicas: int, node_id: str | None) -> None:
@@ -157,11 +157,11 @@ class _Hosted:
 
     @property
     def title(self) -> str:
-        """Its name in messages."""
+        """The actor's name in messages."""
         return self.name if self.node_id is None else f"{self.name} (of Ray node {self.node_id[:8]})"
 
     def start(self) -> None:
-        """Start a new actor, without waiting for it."""
+        """Start a new actor. Does not block."""
         self.name = f"{self._prefix}-input-{uuid.uuid4().hex[:8]}"
         node = None if self.node_id is None else NodeAffinitySchedulingStrategy(self.node_id, soft=False)
         self.actor = (
@@ -173,7 +173,7 @@ class _Hosted:
                 scheduling_strategy=node,
                 max_restarts=0,
                 max_task_retries=0,
-                enable_task_events=False,  # a poll more or less is no news: Ray's agents would spend CPU on each
+                enable_task_events=False,  # Ray's agents would spend CPU on every poll
             )
             .remote(self.name, node_id=self.node_id, own_process=True)
         )

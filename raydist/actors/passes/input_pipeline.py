@@ -60,7 +60,7 @@ _DESCRIBED = {
 @final
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was told of a pass before."""
+    """The numbers of a pass at the last update."""
 
     batches: float = 0.0
     num_bytes: float = 0.0
@@ -69,12 +69,12 @@ class _Seen:
 
 @final
 class InputMetrics:
-    """Of one input pipeline, in its process.
+    """The Ray metrics of one input pipeline.
 
     Args:
-        pipeline: Its name, a tag.
-        counters: What takes the counts.
-        fill: What takes how full queues are.
+        pipeline: Name of the pipeline, used as a tag.
+        counters: Counters of batches, bytes and waiting time.
+        fill: Gauge of the fill of queues.
     """
 
     def __init__(self, pipeline: str, counters: Any = None, fill: Any = None) -> None:
@@ -88,7 +88,7 @@ class InputMetrics:
         self._seen: dict[str, _Seen] = {}
 
     def update(self, key: str, stats: PipelineStats, wait_s: float) -> None:
-        """A pass has done this since it began."""
+        """Add the progress of a pass since the last update; the arguments count from the start of the pass."""
         before = self._seen.get(key, _Seen())
         num_bytes = stats.stages[-1].bytes if stats.stages else 0
         now = self._seen[key] = _Seen(stats.elements, num_bytes, wait_s)
@@ -104,24 +104,24 @@ class InputMetrics:
                 self._fill.set(stage.queue_fill, tags={**self._tags, "stage": stage.name})
 
     def forget(self, key: str) -> None:
-        """A pass has ended."""
+        """Drop the numbers of a pass that has ended."""
         self._seen.pop(key, None)
 
 
-_PUBLISH_S = 5.0  # between two looks at what passes have done, for Ray's metrics
-_PATIENCE_S = 1.0  # how long a closed pass may finish what it does, before the workers it had are killed
+_PUBLISH_S = 5.0  # interval between updates of Ray's metrics
+_PATIENCE_S = 1.0  # for a closed pass to finish its work before its workers are killed
 
 
 @final
 class InputPipeline:
-    """Runs inside an actor; one thread per pass, and Ray's threads for the calls below.
+    """The class of the actor, with one thread per pass, and Ray's threads for the calls below.
 
     Args:
-        name: The actor's name, which its input workers' names begin with.
-        put: Stores a piece and returns its reference.
-        node_id: Ray node for its input workers, unless resources are asked for them or a pass serves several nodes;
-            None for any.
-        own_process: Memory that batches leave free may be kept for the next ones.
+        name: Name of the actor; prefix of the input workers' names.
+        put: Stores a piece and returns a reference.
+        node_id: Ray node for the input workers, unless they need resources or a pass serves several nodes; None for
+            any.
+        own_process: True in an actor process: set up metrics, SIGTERM handling, and malloc to keep freed memory.
     """
 
     def __init__(
@@ -161,12 +161,12 @@ class InputPipeline:
 
     def _measure(self, metrics: InputMetrics, key: str) -> None:
         served = self._passes.get(key)
-        if isinstance(served, Production):  # what others are made of is counted where that is
-            with contextlib.suppress(Exception):  # no number is worth an error of a pass
+        if isinstance(served, Production):  # passes merged from other pipelines are counted there
+            with contextlib.suppress(Exception):  # a failed metric must not fail a pass
                 metrics.update(key, served.stats(), served.starved_s)
 
     def open(self, key: str, job: InputJob) -> None:
-        """Begin a pass. What goes wrong in opening it (a missing file, say) is raised here."""
+        """Start a pass. Raises the errors of opening it (a missing file, say)."""
         try:
             self._open(key, job)
         except Exception as error:
@@ -188,7 +188,7 @@ class InputPipeline:
         production.start()
 
     def open_merged(self, key: str, job: MergedJob, links: Sequence[WorkerLink]) -> None:
-        """Begin a pass over what several workers' passes give; `links` reach these, here or elsewhere."""
+        """Start a pass that merges the passes of several workers, given by `links`."""
         merged = self._passes[key] = MergedPass(links, job)
         merged.start()
 
@@ -247,14 +247,14 @@ class InputPipeline:
             ) from None
 
     def poll(self, key: str, poll: Poll) -> tuple[QueueEntry, ...]:
-        """See `ServedPass.poll`. A pass that was closed answers with that error as its last entry."""
+        """Do `ServedPass.poll`; return an error of a closed pass as the last entry."""
         try:
             return self._pass(key).poll(poll)
-        except RaydistError as error:  # as a value: Ray would log a failure that nobody waits for any more
+        except RaydistError as error:  # returned as a value: Ray would log an exception without a waiting caller
             return (QueueEntry(poll.start, ({},), error=pack_error(error), last=True),)
 
     def claim(self, key: str, reader: Reader, used: int) -> DealtSplit | None:
-        """See `SplitDesk.claim`. A pass that was closed answers with that error as its end."""
+        """Do `SplitDesk.claim`; return an error of a closed pass as the last split."""
         try:
             with self._claiming:
                 desk = self._desks.setdefault(key, SplitDesk(self._pass(key)))
@@ -263,53 +263,53 @@ class InputPipeline:
             return DealtSplit(QueueEntry(0, ({},), error=pack_error(error), last=True))
 
     def give_back_splits(self, key: str, reader: Reader, used: int) -> None:
-        """See `SplitDesk.lost`. Nothing for a pass that is gone."""
+        """Do `SplitDesk.lost`; does nothing for a pass that is gone."""
         with self._claiming:
             desk = self._desks.get(key)
         if desk is not None:
             desk.lost(reader, used)
 
     def acknowledge(self, key: str, rank: int | None, done: int) -> None:
-        """See `ServedPass.acknowledge`. Nothing for a pass that is gone."""
+        """Do `ServedPass.acknowledge`; does nothing for a pass that is gone."""
         if key in self._passes:
             self._passes[key].acknowledge(rank, done)
 
     def lend(self, key: str, done: int) -> None:
-        """See `ServedPass.lend`."""
+        """Do `ServedPass.lend`."""
         self._pass(key).lend(done)
 
     def release(self, key: str, rank: int, done: int) -> None:
-        """See `ServedPass.release`. The last reader of an abandoned pass ends it."""
+        """Do `ServedPass.release`; end an abandoned pass after the last reader."""
         served = self._pass(key)
         served.release(rank, done)
         if key in self._abandoned and not served.in_use:
             self.close(key, _PATIENCE_S)
 
     def abandon(self, key: str, timeout_s: float) -> None:
-        """The driver's iterator is gone: end the pass, now or when the replicas that read it have stopped."""
+        """End a pass whose driver iterator is gone: now, or when the replicas that read it have stopped."""
         self._abandoned.add(key)
         served = self._passes.get(key)
         if served is None or not served.in_use:
             self.close(key, timeout_s)
 
     def position_of(self, key: str, rank: int) -> Position:
-        """See `ServedPass.position_of`."""
+        """Return `ServedPass.position_of`."""
         return self._pass(key).position_of(rank)
 
     def reclaim(self, key: str) -> Position:
-        """See `ServedPass.reclaim`."""
+        """Return `ServedPass.reclaim`."""
         return self._pass(key).reclaim()
 
     def stats(self, key: str) -> PipelineStats:
-        """See `ServedPass.stats`."""
+        """Return `ServedPass.stats`."""
         return self._pass(key).stats()
 
     def num_kept(self, key: str) -> int:
-        """See `ServedPass.num_kept`."""
+        """Return `ServedPass.num_kept`."""
         return self._pass(key).num_kept()
 
     def close(self, key: str, timeout_s: float) -> bool:
-        """End a pass; False if its thread is still busy after `timeout_s`. A pass that is gone is closed already."""
+        """End a pass; return False if its thread is still busy after `timeout_s`. Returns True if the pass is gone."""
         served = self._passes.get(key)
         if served is None:
             return True
@@ -328,15 +328,15 @@ class InputPipeline:
         return ended
 
     def open_passes(self) -> list[str]:
-        """Keys of the passes that are open."""
+        """Return the keys of the open passes."""
         return list(self._passes)
 
 
 def _share(mapped: MappedResults, zero_copy: bool, step: MadeStep) -> MadeStep:
-    """The step by reference to what workers have made, where its pieces are parts of that."""
+    """Return the step with its pieces as references to workers' results, if they are parts of these."""
     return replace(step, shared=share_step(mapped, step.cuts, step.structure.paths(), zero_copy=zero_copy))
 
 
 def _on_one_node() -> bool:
-    """Whether every replica can map what a worker has made. Another node would have to fetch all of it for a part."""
+    """Return True if the cluster has one node, where replicas can map workers' results. Other nodes would copy them."""
     return ray.is_initialized() and sum(node["Alive"] for node in ray.nodes()) == 1

@@ -1,4 +1,4 @@
-"""What an input pipeline is told to do."""
+"""The job descriptions that an input pipeline gets."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class InputJob:
 
     Attributes:
         label: Name of the pass, for messages.
-        ops: The pickled tuple of operations: one pipeline, or one per replica.
-        dealt: Elements go to replicas whole, one each; else each element is a global batch to cut.
+        ops: Pickled tuple of operations: one pipeline, or one per replica.
+        dealt: True if replicas get whole elements, one each; else each element is a global batch to cut.
         num_replicas: Number of replicas.
         seed: Root seed.
-        epoch: Which epoch this is.
-        options: The pipeline's options.
-        input_options: How it is distributed.
+        epoch: Number of the epoch.
+        options: Options of the pipeline.
+        input_options: Options of the distribution.
         timeouts: Limits.
-        state: Where to go on, from `DistributedIterator.state_dict`; None for the beginning.
-        serves_workers: It is the one pipeline of several workers: its input workers are spread over their nodes.
-        node_ids: These nodes; none until it is opened, and where it is alone on its node.
-        num_pieces: For one of several workers: replicas of all of them, for each of which its batches have a piece.
+        state: State to continue from, from `DistributedIterator.state_dict`; None for the beginning.
+        serves_workers: True for the one pipeline of several workers, whose input workers are spread over their nodes.
+        node_ids: Nodes of these workers; set when the pass is opened, else empty.
+        num_pieces: Set if the job is one worker's of several: replicas of all workers, as each batch has their pieces.
     """
 
     label: str
@@ -52,26 +52,26 @@ class InputJob:
 
     @property
     def num_workers(self) -> int:
-        """Input workers: of the input options, else of the pipeline's own; AUTOTUNE if neither says."""
+        """The number of input workers: of the input options, else of the pipeline's options, else AUTOTUNE."""
         wanted = self.input_options.num_input_workers
         return self.options.num_input_workers or AUTOTUNE if wanted == AUTOTUNE else wanted
 
     @property
     def capacity(self) -> int:
-        """Steps made and not done with: those ready, and the one in use."""
+        """The number of unacknowledged steps: the prefetched ones and the one in use."""
         return (self.input_options.prefetch_batches or self.num_replicas) + 1
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class MergedJob:
-    """One pass over a distributed dataset whose workers each read a part of their own.
+    """One pass over a distributed dataset whose workers read separate parts.
 
     Attributes:
         label: Name of the pass, for messages.
-        jobs: What each worker's pipeline does, as many replicas each.
-        num_pipelines: Operations in each of them.
-        state: Where to go on; None for the beginning.
+        jobs: Job of each worker's pipeline, with the same number of replicas each.
+        num_pipelines: Number of operations in each job.
+        state: State to continue from; None for the beginning.
     """
 
     label: str
@@ -81,24 +81,24 @@ class MergedJob:
 
     @property
     def num_replicas(self) -> int:
-        """Of all workers."""
+        """The number of replicas of all workers."""
         return sum(job.num_replicas for job in self.jobs)
 
     @property
     def timeouts(self) -> Timeouts:
-        """Limits."""
+        """The limits, which all jobs share."""
         return self.jobs[0].timeouts
 
     @property
     def input_options(self) -> InputOptions:
-        """How it is distributed."""
+        """The options of the distribution, which all jobs share."""
         return self.jobs[0].input_options
 
     def of_workers(self) -> tuple[InputJob, ...]:
-        """The jobs, each from where it is to go on.
+        """Return the jobs, each with its part of the state.
 
         Raises:
-            InvalidArgumentError: The state is of another number of pipelines.
+            InvalidArgumentError: The state has another number of pipelines.
         """
         if self.state is None:
             return self.jobs
