@@ -1,4 +1,4 @@
-"""The driver's and the replicas' way to an InputPipeline actor: every call has a limit, every failure a name."""
+"""The link from the driver and the replicas to an InputPipeline actor: every call has a limit, every error a name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["PipelineLink"]
 
 @final
 class PipelineLink:
-    """One pass on an InputPipeline actor, as its readers reach it. Picklable."""
+    """A reader's link to one pass on an InputPipeline actor. Picklable."""
 
     def __init__(self, actor: Any, name: str, key: str, timeouts: Timeouts, *, on_host: bool = False) -> None:
         self._actor = actor
@@ -51,56 +51,56 @@ class PipelineLink:
         return _link_again, (self._actor, self.name, self.key, self.timeouts, self.on_host)
 
     def keyed(self, key: str) -> PipelineLink:
-        """The way to another pass of the same actor, opened or yet to be."""
+        """Return a link to another pass of the same actor, which may be opened later."""
         return PipelineLink(self._actor, self.name, key, self.timeouts, on_host=self.on_host)
 
     def call(self, method: str, *args: Any) -> Any:
-        """A method of the actor for this pass. Waits up to `Timeouts.start_s`: a busy process answers late."""
+        """Call a method of the actor for this pass. Blocks for at most `Timeouts.start_s`."""
         self._require_reachable()
         return self._answer(getattr(self._actor, method).remote(self.key, *args), self.timeouts.start_s, method)
 
     def ask(self, poll: Poll) -> Any:
-        """Send a poll without waiting; :meth:`receive` gives its answer."""
+        """Send a poll without waiting; :meth:`receive` returns the answer."""
         self._require_reachable()
         return self._actor.poll.remote(self.key, poll).future()
 
     def claim(self, reader: Reader, used: int) -> Any:
-        """Ask for the next split of a pass whose splits are dealt, without waiting; see `receive_split`."""
+        """Ask for the next split of a pass with dynamic sharding, without waiting; see `receive_split`."""
         self._require_reachable()
         return self._actor.claim.remote(self.key, reader, used).future()
 
     def receive_split(self, asked: Any) -> DealtSplit | None:
-        """The answer to a claim: None when there is nothing yet."""
+        """Return the answer to a claim: None if there is no split yet."""
         split: DealtSplit | None = self._guard(lambda: asked.result(self._answer_s), "claim")
         return split
 
     def give_back_splits(self, reader: Reader, used: int) -> None:
-        """A reader of dealt splits is gone, with so many batches used for good. Does not wait."""
+        """Return the splits of a dead reader, without its first `used` batches, to the pass. Does not block."""
         if self._is_reachable:
             self._actor.give_back_splits.remote(self.key, reader, used)
 
     def acknowledge(self, asked: Any, rank: int | None, done: int) -> None:
-        """Tell how far replica `rank` is while a poll waits. Does not wait; nothing where the poll is answered."""
+        """Acknowledge places of replica `rank` while a poll is pending; else do nothing. Does not block."""
         if not asked.done():
             self._actor.acknowledge.remote(self.key, rank, done)
 
     def is_answered(self, asked: Any, stop: Future[None]) -> bool:
-        """Wait until :meth:`receive` would answer at once; False if `stop` is done before."""
+        """Block until :meth:`receive` can answer at once; return False if `stop` is done first."""
         wait([asked, stop], timeout=self._answer_s, return_when=FIRST_COMPLETED)
         return bool(asked.done() or not stop.done())
 
     def receive(self, asked: Any) -> tuple[QueueEntry, ...]:
-        """The answer to a poll: empty when there is nothing yet."""
+        """Return the answer to a poll: empty if there is no entry yet."""
         entries: tuple[QueueEntry, ...] = self._guard(lambda: asked.result(self._answer_s), "poll")
         return entries
 
     @property
     def _answer_s(self) -> float:
-        # The poll itself waits poll_s in the actor; so much longer means that the actor does not answer at all.
+        # The poll waits up to poll_s in the actor; `start_s` more means that the actor does not answer at all.
         return self.timeouts.poll_s + self.timeouts.start_s
 
     def fetch(self, ref: Ref) -> GroupPiece | SharedPieces:
-        """The pieces of a group, mapped out of the object store; small ones came along."""
+        """Return the pieces of a group, mapped from the object store; small pieces are in `ref` itself."""
         self._process.require("read")
         if isinstance(ref, GroupPiece | SharedPieces):
             return ref
@@ -108,24 +108,24 @@ class PipelineLink:
         return piece
 
     def leaves(self, piece: GroupPiece | SharedPieces, place: int, num_leaves: int) -> list[Any]:
-        """What a user gets of the piece at `place`."""
+        """Return the leaves of the piece at `place`, in the form that users get."""
         if isinstance(piece, SharedPieces):
             self._guard(lambda: piece.fetch(place, self.timeouts.input_s), "fetching a piece")
         return [piece.leaf(index, place) for index in range(num_leaves)]
 
     def reclaim(self) -> Position:
-        """See `Production.reclaim`."""
+        """Return `ServedPass.reclaim`."""
         position: Position = self.call("reclaim")
         return position
 
     def close(self) -> None:
-        """End the pass without waiting for it."""
+        """End the pass. Does not block."""
         if self._is_reachable:
             self._actor.close.remote(self.key, self.timeouts.close_s)
 
     def abandon(self) -> None:
-        """End the pass once no replica reads it any more, without waiting. For finalizers."""
-        # A finalizer may run when Ray is half gone, or is another Ray by now: then the actor is gone as well.
+        """End the pass once no replica reads it any more. Does not block. For finalizers."""
+        # A finalizer may run during Ray's shutdown or in a later Ray session: then the actor is gone as well.
         if not self._is_reachable:
             return
         with contextlib.suppress(Exception):

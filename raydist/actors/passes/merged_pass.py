@@ -1,10 +1,9 @@
-"""One pass over the data of several workers, each of which has an input pipeline on its own node.
+"""A pass that merges the passes of several workers, each of which has an input pipeline on its own node.
 
-Only references and row counts come together here: rows go from the node that made them to the replicas there.
-
-Row counts and the end of data meet here, so that replicas weigh each other by the rows of all of them. A worker whose
-data has ended hands out no rows until all have ended; a step in which nobody has rows is passed over; an error of a
-worker takes a place of its own, and the steps of the others wait behind it.
+Only references and row counts are merged here: rows go from the node that made them to the replicas there. Replicas
+weigh by the row counts of all workers. A worker that runs out of data contributes empty batches until every worker is
+done; a step without rows on all workers is skipped; an error of a worker takes its own place, and the other workers'
+steps follow after it.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ class WorkerFeed:
     """The entries of one worker's queue, used place by place.
 
     Attributes:
-        state: Of the worker's pipeline, after what was used.
+        state: State of the worker's pipeline after the used places.
         used: Number of the next place.
-        ended: The worker has no more data.
+        ended: True if the worker has no more data.
     """
 
     def __init__(self, state: IteratorState) -> None:
@@ -49,36 +48,36 @@ class WorkerFeed:
         self._entries: deque[QueueEntry] = deque()
 
     def add(self, entries: Sequence[QueueEntry]) -> None:
-        """What the worker has sent: entries in order, after those that it sent before."""
+        """Append the entries that the worker has sent, in order."""
         self._entries.extend(entries)
 
     @property
     def asks_from(self) -> int:
-        """Number of the first place that the worker has not sent."""
+        """The number of the first place that the worker has not sent."""
         return max(self.used, self._entries[-1].end) if self._entries else self.used
 
     @property
     def holds_last(self) -> bool:
-        """Whether the worker has sent its last entry."""
+        """Return True if the worker has sent its last entry."""
         return self.ended or (bool(self._entries) and self._entries[-1].last)
 
     @property
     def waits(self) -> bool:
-        """Whether the worker must send something before its next place is known."""
+        """Return True if the worker must send an entry before its next place is known."""
         while self._entries and self._entries[0].end <= self.used:
             self._entries.popleft()
         return not self.ended and not self._entries
 
     @property
     def entry(self) -> QueueEntry:
-        """The entry with the next place, which must be here."""
+        """The entry with the next place, which the worker must have sent."""
         if self.waits or self.ended:
             raise FailedPreconditionError(f"raydist bug: a worker must have sent place {self.used}, and has not.")
         return self._entries[0]
 
     @property
     def group(self) -> BatchGroup:
-        """The steps of the entry, which must be some."""
+        """The steps of the next entry, which must have steps."""
         group = self.entry.group
         if group is None:
             raise FailedPreconditionError(f"raydist bug: place {self.used} of a worker must be a step, and is none.")
@@ -86,20 +85,20 @@ class WorkerFeed:
 
     @property
     def place(self) -> int:
-        """Of the next step in its group."""
+        """The position of the next step in its group."""
         return self.used - self.entry.number
 
     @property
     def num_steps(self) -> int:
-        """Steps of the group that are left."""
+        """The number of remaining steps of the group."""
         return len(self.group.rows) - self.place
 
     def state_after(self, num_places: int) -> IteratorState:
-        """The state of the worker's pipeline when so many more places of the entry are used."""
+        """Return the state of the worker's pipeline after `num_places` more places of the entry."""
         return self.entry.states[self.place + num_places - 1] or self.state if num_places else self.state
 
     def use(self, num_places: int) -> None:
-        """Go on behind so many places of the entry."""
+        """Use the next `num_places` places of the entry."""
         entry = self.entry
         self.state = self.state_after(num_places)
         self.used += num_places
@@ -109,7 +108,7 @@ class WorkerFeed:
 @final
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """An entry that was given: the number of its first place and each worker's, and which workers move on with it."""
+    """A merged entry: its first place, the first place of each worker, and a flag for each worker that moves on."""
 
     number: int
     before: tuple[int, ...]
@@ -118,44 +117,44 @@ class _Given:
 
 @final
 class MergedSteps:
-    """Takes the entries of each worker's queue, and gives those of the queue of all of them.
+    """The merge of the entries of all workers' queues into the entries of one queue. Pure logic.
 
     Args:
-        starts: The state of each worker's pipeline at the beginning.
-        num_replicas: Of each worker.
+        starts: Initial state of each worker's pipeline.
+        num_replicas: Number of replicas of each worker.
         step: Number of the first step.
     """
 
     def __init__(self, starts: Sequence[IteratorState], num_replicas: int, step: int = 0) -> None:
         self._feeds = [WorkerFeed(state) for state in starts]
         self._num_replicas = num_replicas
-        self._number = 0  # of the next place
+        self._number = 0  # number of the next place
         self._step = step
         self._given: deque[_Given] = deque()
 
     @property
     def state(self) -> IteratorState:
-        """After everything that was given."""
+        """The state after all merged entries so far."""
         return join_workers([feed.state for feed in self._feeds], self._step)
 
     def add(self, worker: int, entries: Sequence[QueueEntry]) -> None:
-        """What the queue of `worker` gave."""
+        """Add entries from the queue of `worker`."""
         self._feeds[worker].add(entries)
 
     def missing(self) -> list[int]:
-        """The workers that must be asked before there is a next entry."""
+        """Return the workers that must send entries before the next merged entry."""
         return [worker for worker, feed in enumerate(self._feeds) if feed.waits]
 
     def asks_from(self, worker: int) -> int:
-        """Number of the first place that `worker` has not given."""
+        """Return the number of the first place that `worker` has not sent."""
         return self._feeds[worker].asks_from
 
     def holds_last(self, worker: int) -> bool:
-        """Whether `worker` has given all that it will ever give."""
+        """Return True if `worker` has sent its last entry."""
         return self._feeds[worker].holds_last
 
     def done_by(self, done: int) -> tuple[int, ...]:
-        """How many places of each worker are done with when the first `done` places are. `done` never goes back."""
+        """Return the number of finished places of each worker for the first `done` merged places. `done` only grows."""
         while len(self._given) > 1 and self._given[1].number <= done:
             self._given.popleft()
         if not self._given:
@@ -165,7 +164,7 @@ class MergedSteps:
         return tuple(before + moved * moving for before, moving in zip(given.before, given.moving, strict=True))
 
     def next_entry(self) -> QueueEntry | None:
-        """The next entry; None where some workers are `missing`."""
+        """Return the next merged entry; None if some workers are `missing`."""
         while not self.missing():
             live = [feed for feed in self._feeds if not feed.ended]
             if not live:
@@ -179,14 +178,14 @@ class MergedSteps:
         return None
 
     def _end_of(self, live: Sequence[WorkerFeed]) -> bool:
-        """Whether the data of some workers ends here; then they are `ended`."""
+        """Mark the workers whose data ends here as `ended`; return True if there are any."""
         ending = [feed for feed in live if feed.entry.last]
         for feed in ending:
             feed.use(1)
         return bool(ending)
 
     def _offer(self, moving: Sequence[WorkerFeed], num_places: int = 1, **what: Any) -> QueueEntry:
-        """The entry with the next places, in which the feeds of `moving` move on."""
+        """Return the entry with the next places, and move the feeds in `moving` forward."""
         before = tuple(feed.used for feed in self._feeds)
         self._given.append(_Given(self._number, before, tuple(feed in moving for feed in self._feeds)))
         states = tuple(self._state_after(moving, count + 1) for count in range(num_places))
@@ -201,7 +200,7 @@ class MergedSteps:
         return join_workers(states, self._step + (num_places if moving else 0))
 
     def _steps_of(self, live: Sequence[WorkerFeed]) -> QueueEntry | None:
-        """Steps that all workers with data have; None where nobody had rows, and they were passed over."""
+        """Return the steps that all workers with data have; None after skipping steps without rows."""
         if len({feed.group.structure for feed in live}) > 1:
             return self._offer((), error=pack_error(_structures_differ(live)), last=True)
         rows = [self._rows_of(live, count) for count in range(min(feed.num_steps for feed in live))]
@@ -216,13 +215,13 @@ class MergedSteps:
         return self._offer(live, stop, group=self._group_of(live, tuple(rows[:stop]), lender))
 
     def _rows_of(self, live: Sequence[WorkerFeed], count: int) -> tuple[int, ...]:
-        """The rows of every replica in the next step but `count`."""
+        """Return the number of rows of every replica, `count` steps after the next one."""
         none = (0,) * self._num_replicas
         of_workers = [feed.group.rows[feed.place + count] if feed in live else none for feed in self._feeds]
         return tuple(rows for of_worker in of_workers for rows in of_worker)
 
     def _group_of(self, live: Sequence[WorkerFeed], rows: tuple[tuple[int, ...], ...], lender: int) -> BatchGroup:
-        """The next steps of all workers. Replicas whose worker has ended borrow the object of `lender`."""
+        """Return the next steps of all workers. Replicas of ended workers refer to the object of `lender`."""
         worker, local = divmod(lender, self._num_replicas)
         lent, span = self._feeds[worker].group.refs[local], _span_of(self._feeds[worker])
         refs = [
@@ -247,19 +246,19 @@ def _structures_differ(live: Sequence[WorkerFeed]) -> SpecError:
 
 
 class WorkerLink(Protocol):
-    """One worker's pass: `actors.passes.link.PipelineLink`."""
+    """The interface of a link to one worker's pass: `actors.passes.link.PipelineLink`."""
 
     def call(self, method: str, *args: Any) -> Any:
-        """A method of the pass; waits for its answer."""
+        """Call a method of the pass. Blocks."""
 
     def ask(self, poll: Poll) -> Any:
-        """Send a poll without waiting."""
+        """Send a poll. Does not block."""
 
     def receive(self, asked: Any) -> tuple[QueueEntry, ...]:
-        """The answer to a poll: empty when there is nothing yet."""
+        """Return the answer to a poll: empty if there is no entry yet."""
 
     def acknowledge(self, asked: Any, rank: int | None, done: int) -> None:
-        """Tell how far the readers are while a poll waits. Does not wait."""
+        """Acknowledge places while a poll is pending. Does not block."""
 
     def close(self) -> None:
         """End the pass."""
@@ -267,11 +266,11 @@ class WorkerLink(Protocol):
 
 @final
 class MergedPass(ServedPass):
-    """Reads the passes of all workers as far ahead as these make steps, and acknowledges what the replicas have done.
+    """A pass that reads the passes of all workers as they make steps, and forwards acknowledgements to them.
 
     Args:
-        links: One per worker.
-        job: What they do together.
+        links: One link per worker.
+        job: The merged job.
     """
 
     def __init__(self, links: Sequence[WorkerLink], job: MergedJob) -> None:
@@ -282,7 +281,7 @@ class MergedPass(ServedPass):
         self._links = tuple(links)
         self._wait_s = job.timeouts.poll_s
         self._asked: list[Any] = [None] * len(links)
-        self._told = [0] * len(links)  # places of each worker, that it knows to be done with
+        self._told = [0] * len(links)  # acknowledged places of each worker
         self._pace_s: float | None = None
         self._stats: PipelineStats | None = None
 
@@ -291,7 +290,7 @@ class MergedPass(ServedPass):
             while not self._is_finished():
                 if not self._offer_next():
                     self._read()
-        except BaseException as error:  # a worker's pipeline is gone, or does not answer: nothing can follow
+        except BaseException as error:  # a worker's pipeline is gone or does not answer
             self._fail(error, f"In {self._label}.")
         finally:
             for link in self._links:
@@ -302,7 +301,7 @@ class MergedPass(ServedPass):
             return self._queues.finished
 
     def _offer_next(self) -> bool:
-        """Offer the next entry; False where a worker must be asked first."""
+        """Offer the next entry; return False if a worker must send entries first."""
         with self._changed:
             entry = self._merged.next_entry()
             if entry is not None and not self._queues.closed:
@@ -311,14 +310,14 @@ class MergedPass(ServedPass):
             return entry is not None
 
     def _read(self) -> None:
-        """Wait until those workers have answered that hold the others up. All of them are asked."""
+        """Poll all workers, and wait for the answers of the missing ones."""
         for worker, link in enumerate(self._links):
             with self._changed:
                 poll = self._poll_of(worker)
             if poll is not None:
                 self._asked[worker] = link.ask(poll)
         with self._changed:
-            self._acknowledged()  # news that came while a question was being sent
+            self._acknowledged()  # acknowledgements that came while polls were sent
             missing = self._merged.missing()
         for worker in missing:
             entries = self._receive(worker)
@@ -326,7 +325,7 @@ class MergedPass(ServedPass):
                 self._merged.add(worker, entries)
 
     def _poll_of(self, worker: int) -> Poll | None:
-        """What to ask a worker; None if it was asked, or has no more."""
+        """Return the poll to send to a worker; None if one is pending, or the worker has sent its last entry."""
         if self._asked[worker] is not None or self._merged.holds_last(worker):
             return None
         done = self._told[worker] = self._merged.done_by(self._queues.num_done)[worker]
@@ -338,13 +337,13 @@ class MergedPass(ServedPass):
         except Exception as error:
             annotate(error, f"It made the batches of worker {worker} of {len(self._links)}.")
             raise
-        self._asked[worker] = None  # only now: while it waits, it is told of what is done with
+        self._asked[worker] = None  # reset last: a pending poll receives acknowledgements
         if worker == 0 and entries and entries[-1].stats is not None:
             self._stats = entries[-1].stats
         return entries
 
     def _acknowledged(self) -> None:
-        """Tell the workers whose poll waits: without news one that has no credit left would not go on."""
+        """Acknowledge to workers with a pending poll: a worker without credits would otherwise not continue."""
         for worker, done in enumerate(self._merged.done_by(self._queues.num_done)):
             asked = self._asked[worker]
             if asked is not None and done > self._told[worker]:
@@ -359,7 +358,7 @@ class MergedPass(ServedPass):
             return self._queues.take(poll.rank, poll.start)
 
     def stats(self) -> PipelineStats:
-        """Of the first worker's pipeline."""
+        """Return the statistics of the first worker's pipeline."""
         if self._stats is None:
             stats: PipelineStats = self._links[0].call("stats")
             return stats

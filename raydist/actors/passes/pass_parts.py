@@ -1,4 +1,4 @@
-"""What a pass is made of, as its job says."""
+"""Functions that build the parts of a pass from its job."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["credits_of", "executor_on", "step_source_of"]
 
 
 def credits_of(job: InputJob) -> Credits:
-    """How far ahead of its readers the pass may be."""
+    """Return the limits for how far the pass may run ahead of its readers."""
     only_capacity = job.input_options.prefetch_batches is not None
     return Credits.within(_store_bytes(), job.capacity, job.num_replicas, only_capacity=only_capacity)
 
 
 def _store_bytes() -> int | None:
-    """Size of the smallest node's object store; None where there is no Ray."""
+    """Return the size of the smallest object store of a node; None without Ray."""
     if not ray.is_initialized():
         return None
     sizes = [node["Resources"].get("object_store_memory") for node in ray.nodes() if node["Alive"]]
@@ -41,7 +41,7 @@ def _store_bytes() -> int | None:
 
 
 def executor_on(pool: ActorExecutor, job: InputJob, num_iterators: int, options: Options) -> Executor:
-    """The pool for one of so many iterators; it may grow where raydist chose its size for one iterator alone."""
+    """Return the pool for one of `num_iterators` iterators; it may grow if AUTOTUNE chose the size for a single one."""
     if job.num_workers != AUTOTUNE or num_iterators > 1 or not options.autotune.enabled:
         return SharedExecutor(pool)
     most = options.autotune.cpu_budget or num_cores() * max(1, len(job.node_ids))
@@ -49,7 +49,7 @@ def executor_on(pool: ActorExecutor, job: InputJob, num_iterators: int, options:
 
 
 def step_source_of(job: InputJob, ops: Sequence[DatasetOp], make_executor: Callable[[Options], Executor]) -> StepSource:
-    """What makes the steps of the pass, at the place where it is to go on. Opens nothing that was not opened before."""
+    """Return the step source of the pass, at the state in the job."""
     iterators = [
         DatasetIterator(
             op, options=job.options, seed=job.seed, epoch=job.epoch, convert=element_views, make_executor=make_executor

@@ -1,14 +1,14 @@
-"""What an input pipeline stores for one replica: its rows of consecutive steps, as one Arrow record batch.
+"""The rows of one replica in consecutive steps, stored as one Arrow record batch.
 
-Pickling hands the buffers of a record batch over as they are, so a piece is written into the store once and read where
-it lies: by replicas through `GroupPiece.leaf`, by any other Arrow reader through `GroupPiece.batch`.
+Pickling passes the buffers of a record batch out of band, so a piece is written into the object store once and read in
+place: by replicas with `GroupPiece.leaf`, by other Arrow readers with `GroupPiece.batch`.
 
-Ray writes the buffers of a pickle into the store in their order, each at a multiple of 64 bytes: those of a multiple of
-64 bytes have no gaps between them, and are one array where they are read. To join them first would be a copy more.
-Where they do not lie so, the arrays are joined by who reads them.
+Ray writes the buffers of a pickle into the store in order, each at a multiple of 64 bytes: buffers whose size is a
+multiple of 64 bytes follow each other without gaps, and the reader sees them as one array without a copy. Other parts
+are concatenated by the reader.
 
-Ray starts six threads for each buffer of 1 MB or more, to write it. Where there are few cores, that takes longer than
-to write it: 8 MB in one buffer take 1.1 ms, in nine 0.7 (two cores). So large arrays are cut.
+Ray starts six threads to write a buffer of 1 MB or more. With few cores, the threads cost more time than the write:
+8 MB in one buffer take 1.1 ms, in nine 0.7 (two cores). So large arrays are cut.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ __all__ = [
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 _ALIGNMENT = 64
-_LEAST_BYTES = 32 << 10  # of a part: a buffer of its own costs some microseconds
-_MOST_BYTES = (1 << 20) - _ALIGNMENT  # that Ray writes without threads
-_CORES_FOR_THREADS = 12  # as many as Ray starts, in two processes
+_LEAST_BYTES = 32 << 10  # of a part: a separate buffer costs some microseconds
+_MOST_BYTES = (1 << 20) - _ALIGNMENT  # largest buffer that Ray writes without threads
+_CORES_FOR_THREADS = 12  # the number of threads that Ray starts in two processes
 
 
 @final
 class LaidParts:
-    """Parts of one column, in order; a pickle of it gives one array.
+    """The parts of one column, in order, which unpickle as one array.
 
     Args:
-        parts: Alike but for their rows.
+        parts: Arrays of the same dtype and row shape.
     """
 
     def __init__(self, parts: Sequence[_Array]) -> None:
@@ -67,7 +67,7 @@ class LaidParts:
 
     @classmethod
     def suit(cls, parts: Sequence[_Array]) -> bool:
-        """Whether it saves something to keep these parts apart until they are written."""
+        """Return True if writing these parts separately saves time."""
         if parts[0].dtype.kind not in "biuf" or not all(part.flags.c_contiguous for part in parts):
             return False
         if len(parts) == 1:
@@ -76,11 +76,11 @@ class LaidParts:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all parts."""
+        """The number of bytes of all parts."""
         return sum(part.nbytes for part in self._parts)
 
     def join(self) -> _Array:
-        """All parts as one array; copied where they are several."""
+        """Return all parts as one array, a copy if there are several."""
         return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -94,13 +94,13 @@ class LaidParts:
 
 
 def _cuts(num_bytes: int) -> list[slice]:
-    """Where an array of so many bytes is cut."""
+    """Return the slices into which an array of `num_bytes` is cut."""
     most = _MOST_BYTES if num_cores() < _CORES_FOR_THREADS else max(num_bytes, 1)
     return [slice(start, min(start + most, num_bytes)) for start in range(0, num_bytes, most)]
 
 
 def _as_one(dtype: np.dtype[Any], row_shape: tuple[int, ...], *buffers: Any) -> _Array:
-    """The array that lies in `buffers`, one after the other; joined if they do not follow each other in memory."""
+    """Return the array in `buffers`, a view if they are contiguous in memory, else a copy."""
     parts = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
     starts = [part.__array_interface__["data"][0] for part in parts]
     follow = all(start + len(part) == after for start, part, after in zip(starts, parts, starts[1:], strict=False))
@@ -115,18 +115,18 @@ def _as_one(dtype: np.dtype[Any], row_shape: tuple[int, ...], *buffers: Any) -> 
 Ref = Any  # a ray.ObjectRef of a GroupPiece, a SharedPieces, or a small GroupPiece itself; None for none
 
 INLINE_BYTES = 16 << 10
-"""Smaller pieces travel with their group: to store one costs 0.8 ms, whatever its size."""
+"""Smaller pieces are sent inside their group: storing one costs 0.8 ms, whatever the size."""
 
 FIRST_ROWS = 1 << 40
-"""Added to a place: the first rows of the piece there, for a replica that has no object with a stand-in of its own."""
+"""Added to a place: the first rows of the piece there, for a replica without an object with its own padding rows."""
 NO_ROWS = 1 << 41
-"""Added to a place: none of its rows."""
+"""Added to a place: none of the rows of the piece there."""
 
 _PICKLED = b"pickle"  # in place of a dtype: the entries are pickled, one by one
-# What is copied for a user goes into memory of earlier copies. The first batches of each pass took 30 ms for 8 MB where
-# they take 0.7: each pass is read by a thread of its own, which allocates in other places than the last one.
+# Copies for users reuse the memory of earlier copies. Without this, the first batches of each pass took 30 ms for 8 MB
+# instead of 0.7: each pass has its own reader thread, whose allocations do not reuse the last thread's memory.
 _copies = RecycledMemory(most_idle_bytes=32 << 20)
-_MOST_ENTRIES = (1 << 31) - 1  # of a row of Arrow's fixed-size lists
+_MOST_ENTRIES = (1 << 31) - 1  # limit for a row of Arrow's fixed-size lists
 
 
 ArrowColumn = tuple[pa.Array, bytes]
@@ -135,15 +135,15 @@ ArrowColumn = tuple[pa.Array, bytes]
 
 @final
 class GroupPiece:
-    """One replica's pieces of consecutive steps, as the object store holds them (implements `values.Leaves`).
+    """One replica's pieces of consecutive steps in the object store (implements `values.Leaves`).
 
     Args:
-        names: Of the columns.
-        columns: One per leaf: the rows of all steps, then those of stand-ins.
-        ranges: First row and row behind the last of the piece at each place, then of its stand-in where any has one.
-        whole: Each piece is one entry of each column: for leaves that are no rows, or not equally many.
-        zero_copy: Hand out the store's own memory instead of a private copy.
-        stand_in: The stand-in of a `whole` piece, which has other shapes.
+        names: Names of the columns.
+        columns: One column per leaf: the rows of all steps, then the padding rows.
+        ranges: First and end row of the piece at each place, then of the padding rows if any piece has some.
+        whole: True if each piece is one entry of each column: for leaves that are not equally many rows.
+        zero_copy: Return the object store's memory instead of a private copy.
+        stand_in: The padding piece of a `whole` piece, which has other shapes.
     """
 
     def __init__(
@@ -164,19 +164,19 @@ class GroupPiece:
         self._batch: pa.RecordBatch | None = None
         self._mapped: dict[int, _Array] = {}  # whole columns of numbers: a step's part of one is a slice
         self.zero_copy = zero_copy
-        self.absent = False  # a piece is input, and input is always there, if only with zero rows
+        self.absent = False  # input is always present, perhaps with zero rows
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self._names, self._columns, self._ranges, self._whole, self.zero_copy, self._stand_in)
 
     @functools.cached_property  # asked for before every step of a replica
     def num_bytes(self) -> int:
-        """Bytes of its columns."""
+        """The number of bytes of the columns."""
         return sum(map(_bytes_of, self._columns))
 
     @property
     def batch(self) -> pa.RecordBatch:
-        """The columns as they lie there."""
+        """The columns as an Arrow record batch, without a copy."""
         if self._batch is None:
             packed = [_packed(column) for column in self._columns]
             fields = [
@@ -187,10 +187,10 @@ class GroupPiece:
         return self._batch
 
     def array(self, index: int, place: int = 0) -> _Array:
-        """Leaf `index` of the piece at `place`: for numbers read-only and without a copy."""
+        """Return leaf `index` of the piece at `place`; numbers are a read-only view without a copy."""
         if place >= FIRST_ROWS:
             return few_rows(lambda inner: self.array(index, inner), place)
-        if place >= len(self._ranges):  # the stand-in, where there is none here
+        if place >= len(self._ranges):  # padding rows
             place -= len(self._ranges)
             if self._stand_in is not None:
                 return self._stand_in.array(index)
@@ -212,16 +212,16 @@ class GroupPiece:
         return _unpack(column.slice(start, stop - start), name)
 
     def leaf(self, index: int, place: int = 0) -> Any:
-        """Leaf `index` as a torch tensor on the CPU; bytes and text as a numpy object array (a scalar as itself).
+        """Return leaf `index` as a CPU tensor; bytes and text as a numpy object array (a scalar as itself).
 
         The tensor is private and writable. With `zero_copy` it is the object store's memory, shared with every process
-        that maps this piece: torch does not know that it must not be written.
+        that maps this piece: the program must not write to it, which torch does not check.
         """
         return hand_out(self.array(index, place), zero_copy=self.zero_copy)
 
 
 def few_rows(piece: Callable[[int], _Array], place: int) -> _Array:
-    """None or the first rows of the piece that `piece` gives, as `place` says; of a scalar itself, as `deal` does."""
+    """Return no rows or the first rows of a piece, depending on `place`; a scalar is returned whole, as by `deal`."""
     some, at = divmod(place, FIRST_ROWS)
     array = piece(at)
     num_rows = STAND_IN_ROWS if some == 1 else 0
@@ -231,7 +231,7 @@ def few_rows(piece: Callable[[int], _Array], place: int) -> _Array:
 
 
 def hand_out(array: _Array, *, zero_copy: bool) -> Any:
-    """What a user gets of an array that lies in the store; see `GroupPiece.leaf`."""
+    """Return an array of the object store in the form that users get; see `GroupPiece.leaf`."""
     box = _box_in(array)
     if array.dtype == object and box is None:
         return array if array.ndim else array.item()
@@ -269,12 +269,12 @@ def _unpack(array: pa.Array, dtype: bytes) -> _Array:
 
 
 def is_regular(columns: Columns) -> bool:
-    """Whether the leaves are rows, equally many of each: those of several steps can stand one after the other."""
+    """Return True if all leaves have the same number of rows, so that several steps can be concatenated."""
     return all(column.ndim and len(column) == len(columns[0]) for column in columns)
 
 
 def num_bytes_of(columns: Columns) -> int:
-    """Bytes that the leaves will take in the store, about."""
+    """Return the approximate number of bytes of the leaves in the store."""
     return sum(_text_bytes(column) if column.dtype == object else column.nbytes for column in columns)
 
 
@@ -290,12 +290,12 @@ def pack_piece(
     stand_ins: Mapping[int, Columns] | None = None,
     zero_copy: bool = False,
 ) -> GroupPiece:
-    """One replica's pieces of consecutive steps as one.
+    """Pack one replica's pieces of consecutive steps into one.
 
     Args:
-        pieces: The leaves of each step; of several steps only if all are regular and alike.
-        names: Of the leaves.
-        stand_ins: By step, where there are any; of the same kind as the piece, if it is regular.
+        pieces: The leaves of each step; several steps only if all are regular, with the same dtypes and row shapes.
+        names: Names of the leaves.
+        stand_ins: Padding rows by step; with the same dtypes and row shapes as a regular piece.
         zero_copy: See `GroupPiece`.
     """
     stand_ins = stand_ins or {}
@@ -360,7 +360,7 @@ def _pack_column(column: _Array) -> ArrowColumn:
         return _pickle_rows(column), _PICKLED
     try:
         return column_to_arrow(column), _dtype_of(column)
-    except (pa.ArrowException, TypeError, ValueError):  # text that is no Unicode (file names may be so), objects
+    except (pa.ArrowException, TypeError, ValueError):  # text that is not Unicode (file names, say), objects
         return _pickle_rows(column), _PICKLED
 
 

@@ -1,6 +1,6 @@
-"""One pass over a distributed dataset: a thread makes steps while credits last, readers take them by long poll.
+"""One pass over a distributed dataset: a thread makes steps while credits last, and readers take them by long poll.
 
-Steps gather in an open group, which is stored and offered as soon as it is full or a reader has nothing else to do.
+Steps are added to an open group, which is stored and offered once it is full or a reader has no other work.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from raydist.pipelines.run.steps import StepSource
 
 __all__ = ["Production"]
 
-# After these there is no sense in going on: a worker is gone or stuck, and every later element would tell the same.
+# Errors that end the pass: a worker is gone or stuck, and every later element would fail in the same way.
 _FATAL = (UnavailableError, DeadlineExceededError, CancelledError)
 
-_LINGER_S = 0.001  # how long a step waits for others although a reader has none: to store and send it takes as long
-_HELD_S = 0.05  # how long a step is held back at most for a reader that said that it has work for so long
+_LINGER_S = 0.001  # a step waits this long for others even if a reader is idle: storing and sending takes as long
+_HELD_S = 0.05  # the longest time that a step is held back for a reader that reports enough work
 
 
 def _nothing() -> None:
-    """No more to do at the end."""
+    """Do nothing: the default of `on_end`."""
 
 
 @final
 class Production(ServedPass):
-    """Runs a step source in a thread of its own, so far ahead of the slowest reader as the credits allow.
+    """A pass that runs a step source in a thread, as far ahead of the slowest reader as the credits allow. Thread-safe.
 
-    `put` stores a piece and returns its reference; `where` ends notes on errors; `share` may name what lies in the
-    store already; `on_end` is called once, by the thread, when the source is closed. Any thread may call methods.
+    `put` stores a piece and returns a reference; `where` is appended to notes on errors; `share` may replace pieces by
+    references to data in the store; the thread calls `on_end` once, when the source is closed.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class Production(ServedPass):
         self._share = share
         self._on_end = on_end
         self._ended = False
-        self._storing = threading.Lock()  # taken before `_changed`: groups are stored one after the other
+        self._storing = threading.Lock()  # acquired before `_changed`; groups are stored one at a time
         self._open = OpenGroup(credit.group_bytes)
         self._moving = OpenGroup(credit.group_bytes)  # closed, and being stored
         self._open_since = 0.0
         self._step_bytes = 0
-        self._hungry: list[float] = []  # of the polls that wait: when their readers have no more work
+        self._hungry: list[float] = []  # for each pending poll, the time at which the reader runs out of work
         self._pace_s: float | None = None
 
     def _run(self) -> None:
         try:
             while self._await_credit():
                 self._make_place()
-        except BaseException as error:  # not of an element: a thread that died silently would leave readers waiting
+        except BaseException as error:  # not an element's error: without an answer, readers would wait
             self._store_open()
             self._fail(error)
         finally:
@@ -88,15 +88,15 @@ class Production(ServedPass):
             self._on_end()
 
     def _acknowledged(self) -> None:
-        """Whoever waits for credit is woken by all news."""
+        """Do nothing: the caller notifies `_changed`, which wakes a wait for credits."""
 
     def _await_credit(self) -> bool:
-        """Wait until one more step may be made; False if none is wanted any more."""
+        """Block until one more step may be made; return False if the pass is finished."""
         with self._changed:
             if self._may_go_on():
                 return not self._queues.finished
             others_are_ready = self._queues.num_entries > 1
-        if not others_are_ready:  # it cannot grow now, and a reader soon has nothing else
+        if not others_are_ready:  # the open group cannot grow now, and a reader soon needs it
             self._store_open()
         with self._changed:
             self._changed.wait_for(self._may_go_on)
@@ -118,7 +118,7 @@ class Production(ServedPass):
         except StopIteration:
             self._store_open()
             state, stats = self._source.state_dict(), self._source.stats()
-            self._end()  # before a reader knows: what it opens next finds everything given back
+            self._end()  # before readers see the end, so that their next pass finds the resources free
             self._offer((state,), last=True, stats=stats)
         except BaseException as error:
             self._store_open()
@@ -133,7 +133,7 @@ class Production(ServedPass):
             self._gather(made if self._share is None else self._share(made), time.monotonic() - began)
 
     def _gather(self, step: MadeStep, took_s: float) -> None:
-        """Add a step to the open group, and store that where nothing speaks for waiting."""
+        """Add a step to the open group, and store the group if it is full or due."""
         kind, sizes = step.kind(), step.sizes()
         with self._changed:
             fits = self._open.accepts(kind, sizes)
@@ -148,17 +148,17 @@ class Production(ServedPass):
             due_s = min(self._hungry, default=float("inf"))
             late = time.monotonic() + took_s > self._due_s(due_s)
             if not full and not late and self._open.num_steps == 1 and self._hungry:
-                self._changed.notify_all()  # whoever waits stores it, if the next step takes longer than this one
+                self._changed.notify_all()  # a pending poll stores the group if the next step is slow
         if full or late:
             self._store_open()
 
     def _due_s(self, hungry_s: float) -> float:
-        """When the open group must be on its way to a reader that has no work from `hungry_s` on."""
+        """Return the time at which to store the open group, for a reader that has no work from `hungry_s` on."""
         linger_s = _LINGER_S if self._queues.num_offered else 0.0
         return max(hungry_s, self._open_since + linger_s)
 
     def _store_open(self) -> None:
-        """Store and offer the open group, if there is anything in it."""
+        """Store and offer the open group, unless it is empty."""
         with self._storing:
             with self._changed:
                 if not self._open.num_steps or self._queues.finished:
@@ -181,7 +181,7 @@ class Production(ServedPass):
                     self._moving = OpenGroup(0)
 
     def poll(self, poll: Poll) -> tuple[QueueEntry, ...]:
-        """The next entries for a reader. Waits up to `wait_s` for the first one."""
+        """Return the next entries for a reader. Blocks up to `wait_s` for the first one."""
         now_s = time.monotonic()
         end_s = now_s + poll.wait_s
         hungry_s = now_s + min(poll.has_work_s, _HELD_S)
@@ -200,7 +200,7 @@ class Production(ServedPass):
             return self._queues.take(poll.rank, poll.start)
 
     def _await_entry(self, start: int, hungry_s: float, end_s: float) -> bool:
-        """Wait for place `start`; True when the open group should be stored for it."""
+        """Wait for place `start`; return True if the caller should store the open group."""
         with self._changed:
             while not self._queues.ready(start):
                 now_s = time.monotonic()
@@ -211,5 +211,5 @@ class Production(ServedPass):
             return False
 
     def stats(self) -> PipelineStats:
-        """What the stages of the pipeline did so far."""
+        """Return the statistics of the pipeline's stages so far."""
         return self._source.stats()

@@ -1,4 +1,4 @@
-"""What all passes share: a thread that offers entries, and replicas or the driver that take them by long poll."""
+"""The base class of passes: a thread offers entries, and replicas or the driver take them by long poll."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["Poll", "ServedPass"]
 @final
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """A reader's question for more.
+    """A reader's request for entries.
 
     Attributes:
-        rank: The replica that asks; None: the driver, for all of them.
-        start: Number of the first place wanted.
-        done: The reader is done with the places before this number, and has work until `start`.
-        wait_s: How long the answer may be waited for; an answer without entries is none yet.
-        pace_s: Seconds of work that a step lately was for the reader; None where it has not done any.
+        rank: The replica that asks; None for the driver, which asks for all replicas.
+        start: Number of the first requested place.
+        done: The reader has finished the places before this number, and has work until `start`.
+        wait_s: Limit for the wait in seconds; the answer is empty if no entry comes in time.
+        pace_s: Mean seconds of the reader's recent work on a step; None if there was none.
     """
 
     rank: int | None
@@ -39,33 +39,33 @@ class Poll:
 
     @property
     def has_work_s(self) -> float:
-        """How long the reader can do without an answer, as far as it knows."""
+        """The estimated seconds until the reader runs out of work."""
         return (self.start - self.done) * (self.pace_s or 0.0)
 
 
 class ServedPass(ABC):
-    """A thread offers entries; readers take and acknowledge them. Methods may be called from any thread.
+    """A pass whose thread offers entries, which readers take and acknowledge. Thread-safe.
 
     Args:
-        num_replicas: Readers that take part.
-        start: The state in front of the first place.
-        label: Of the pass, for messages.
+        num_replicas: Number of readers.
+        start: State before the first place.
+        label: Name of the pass, for messages.
 
     Attributes:
-        starved_s: Seconds that readers waited for an entry and had no work, of all readers together.
+        starved_s: Seconds that readers waited for an entry without work, summed over readers.
     """
 
     def __init__(self, num_replicas: int, start: IteratorState, label: str) -> None:
         self._label = label
         self.starved_s = 0.0
         self._changed = threading.Condition()
-        self._loans = [0] * num_replicas  # loops that each replica has been sent and has not left
+        self._loans = [0] * num_replicas  # number of loops sent to each replica that it has not left
         self._queues = BatchQueues(num_replicas=num_replicas, start=start)
         self._thread = threading.Thread(target=self._run, name=f"raydist-input-{label}", daemon=True)
 
     @final
     def start(self) -> None:
-        """Begin to produce."""
+        """Start the thread."""
         self._thread.start()
 
     @abstractmethod
@@ -74,11 +74,11 @@ class ServedPass(ABC):
 
     @abstractmethod
     def poll(self, poll: Poll) -> tuple[QueueEntry, ...]:
-        """The next entries for a reader. Waits up to `wait_s` for the first one."""
+        """Return the next entries for a reader. Blocks up to `wait_s` for the first one."""
 
     @abstractmethod
     def stats(self) -> PipelineStats:
-        """What the stages of the pipeline did so far."""
+        """Return the statistics of the pipeline's stages so far."""
 
     @final
     def _offer(self, states: tuple[Any, ...], *, num_bytes: int = 0, **what: Any) -> None:
@@ -89,7 +89,7 @@ class ServedPass(ABC):
 
     @final
     def _fail(self, error: BaseException, *notes: str) -> None:
-        """No batch may be passed over: nothing follows."""
+        """Offer an error as the last entry: no batch may be skipped."""
         self._offer(({},), error=pack_error(error, *notes), last=True)
 
     @final
@@ -100,24 +100,24 @@ class ServedPass(ABC):
 
     @abstractmethod
     def _acknowledged(self) -> None:
-        """Called with `_changed` held when readers have told how far they are."""
+        """Handle an acknowledgement. Called with `_changed` held."""
 
     @final
     def acknowledge(self, rank: int | None, done: int) -> None:
-        """Replica `rank` (None: every one) is done with the places before `done`, says a reader whose poll waits."""
+        """Record that replica `rank` (None: every one) has finished the places before `done`."""
         with self._changed:
             self._acknowledge(rank, done)
 
     @final
     def lend(self, done: int) -> None:
-        """The driver, done with the places before `done`, leaves the reading to the replicas: each will `release`."""
+        """Lend the pass to the replicas after the driver finished the places before `done`; each must `release` it."""
         with self._changed:
             self._acknowledge(None, done)
             self._loans = [loans + 1 for loans in self._loans]
 
     @final
     def release(self, rank: int, done: int) -> None:
-        """Replica `rank` stops reading for now, done with the places before `done`."""
+        """Record that replica `rank` stops reading for now, and has finished the places before `done`."""
         with self._changed:
             self._acknowledge(rank, done)
             self._loans[rank] = max(0, self._loans[rank] - 1)
@@ -125,19 +125,19 @@ class ServedPass(ABC):
     @final
     @property
     def in_use(self) -> bool:
-        """Whether a replica still reads, or is yet to begin."""
+        """Return True while a replica reads the pass, or will begin to."""
         with self._changed:
             return any(self._loans) and not self._queues.closed
 
     @final
     def position_of(self, rank: int) -> Position:
-        """Where replica `rank` goes on reading."""
+        """Return the position at which replica `rank` continues."""
         with self._changed:
             return self._queues.position_of(rank)
 
     @final
     def reclaim(self) -> Position:
-        """The driver goes on, for everybody, where the furthest replica stopped."""
+        """Move all readers to the place where the furthest replica stopped, and return that position."""
         with self._changed:
             self._loans = [0] * len(self._loans)
             position = self._queues.reclaim()
@@ -147,19 +147,19 @@ class ServedPass(ABC):
 
     @final
     def num_kept(self) -> int:
-        """Places whose pieces are held."""
+        """Return the number of places in the kept entries."""
         with self._changed:
             return self._queues.num_kept
 
     def close(self) -> None:
-        """Stop producing; every waiting or later poll raises CancelledError. Does not wait: see `join`."""
+        """Stop producing; every pending or later poll raises CancelledError. Does not block: see `join`."""
         with self._changed:
             self._queues.close()
             self._changed.notify_all()
 
     @final
     def join(self, timeout_s: float) -> bool:
-        """Wait until the thread has ended; False if a user's function still keeps it busy."""
+        """Block until the thread has ended; return False if it has not within `timeout_s`."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()

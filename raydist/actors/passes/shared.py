@@ -1,7 +1,7 @@
-"""A worker's result handed on to the replicas as it lies in the object store, where a piece of a batch is a part of it.
+"""Pieces of batches that are parts of an input worker's result: replicas map the result in the object store.
 
-A batch that a worker made whole, or that is a run of the elements of one of its blocks, is a view of memory that every
-process of the machine can map. To store the piece would only copy it.
+A batch that a worker made as a whole, or that consists of consecutive elements of one block, is a view of memory that
+every process of the machine can map. Storing the piece again would only copy it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class SharedPiece:
     """A replica's piece of one step that is a part of a worker's result.
 
     Args:
-        ref: The result's.
-        views: Of the leaves.
-        zero_copy: As for `GroupPiece`.
+        ref: Reference to the result.
+        views: Positions of the leaves in the result.
+        zero_copy: See `GroupPiece`.
     """
 
     def __init__(self, ref: Any, views: tuple[ResultView, ...], zero_copy: bool) -> None:
@@ -52,30 +52,30 @@ class SharedPiece:
         return SharedPiece, (self._ref, self._views, self.zero_copy)
 
     def fetch(self, limit_s: float) -> None:
-        """Map the result. Waits up to `limit_s` seconds; raises what Ray raises."""
+        """Map the result. Blocks for at most `limit_s` seconds; raises Ray's errors."""
         if self._result is None:
             self._result = ray.get(self._ref, timeout=limit_s)
 
     def array(self, index: int, place: int = 0) -> _Array:
-        """Leaf `index` as it lies there, read-only; of one step."""
+        """Return leaf `index` as a read-only view."""
         self.fetch(Timeouts().input_s)
         return self._views[index].of(self._result)
 
     def leaf(self, index: int, place: int = 0) -> Any:
-        """See `GroupPiece.leaf`; of one step."""
+        """Return leaf `index` as `GroupPiece.leaf` does."""
         return hand_out(self.array(index), zero_copy=self.zero_copy)
 
 
 OnePiece = SharedPiece | GroupPiece
-"""A replica's piece of one step; a `GroupPiece` where it is too small to be shared."""
+"""A replica's piece of one step; a `GroupPiece` if it is too small to be shared."""
 
 
 @final
 class SharedPieces:
-    """A replica's pieces of consecutive steps, as `GroupPiece` gives them out, in the results that they are parts of.
+    """A replica's pieces of consecutive steps as parts of workers' results, with the interface of `GroupPiece`.
 
     Args:
-        pieces: One a step.
+        pieces: One piece per step.
     """
 
     def __init__(self, pieces: tuple[OnePiece, ...]) -> None:
@@ -83,13 +83,13 @@ class SharedPieces:
         self.absent = False
 
     def fetch(self, place: int, limit_s: float) -> None:
-        """Map what holds the piece at `place`. Waits up to `limit_s` seconds; raises what Ray raises."""
+        """Map the result with the piece at `place`. Blocks for at most `limit_s` seconds; raises Ray's errors."""
         piece = self.pieces[place % FIRST_ROWS % len(self.pieces)]
         if isinstance(piece, SharedPiece):
             piece.fetch(limit_s)
 
     def leaf(self, index: int, place: int = 0) -> Any:
-        """See `GroupPiece.leaf`."""
+        """Return leaf `index` of the piece at `place` as `GroupPiece.leaf` does."""
         if place >= FIRST_ROWS:
             zero_copy = self.pieces[place % FIRST_ROWS % len(self.pieces)].zero_copy
             return hand_out(few_rows(lambda inner: self._array(index, inner), place), zero_copy=zero_copy)
@@ -104,7 +104,7 @@ class SharedPieces:
 def share_step(
     mapped: MappedResults, cuts: Sequence[Cut], names: Sequence[str], *, zero_copy: bool
 ) -> tuple[OnePiece, ...] | None:
-    """Each replica's piece of one step as a part of a worker's result; None where that does not save a copy."""
+    """Return each replica's piece of one step as a part of a worker's result; None if this saves no copy."""
     pieces: list[OnePiece] = []
     for cut in cuts:
         shared = None if cut.stand_in is not None else _share(mapped, cut.columns, zero_copy)
