@@ -28,7 +28,7 @@ class DriverTable:
         return self._next
 
     def add(self, obj: Any, handle: int) -> None:
-        """Let `obj` be known by `handle`."""
+        """Register `obj` under `handle`."""
         key = id(obj)
 
         def forget(_: weakref.ref[Any]) -> None:
@@ -43,7 +43,7 @@ class DriverTable:
             self._refs[handle] = lambda: obj
 
     def handle_of(self, obj: Any) -> int | None:
-        """The handle of `obj`, None if it has none."""
+        """Return the handle of `obj`, None if it has none."""
         return self._handles.get(id(obj))
 
     def object_of(self, handle: int) -> Any:
@@ -96,19 +96,19 @@ class ReplicaTable:
         self.changes = 0
 
     def add(self, handle: int, obj: Any) -> None:
-        """Let `obj` be known by `handle`."""
+        """Register `obj` under `handle`."""
         self._objects[handle] = obj
         self.changes += 1
         self._handles[id(obj)] = handle
 
     def release(self, handle: int) -> None:
-        """Drop a handle."""
+        """Drop a handle and its object."""
         obj = self._objects.pop(handle, None)
         self.changes += 1
         self._handles.pop(id(obj), None)
 
     def handle_of(self, obj: Any) -> int | None:
-        """The handle of `obj`, None if it has none."""
+        """Return the handle of `obj`, None if it has none."""
         return self._handles.get(id(obj))
 
     def object_of(self, handle: int) -> Any:
