@@ -28,7 +28,7 @@ _AGGREGATIONS = {"mean": "mean", "sum": "sum", "first": "first", "only_first_rep
 @final
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """What the values that replicas hold of one buffer are together.
+    """The rule that combines the values of one buffer on all replicas.
 
     Attributes:
         synchronization: "on_read": each replica keeps its own, the driver reads all; "on_write": they agree after each
@@ -54,7 +54,7 @@ _MEAN, _FIRST = Aggregation("on_read", "mean"), Aggregation("on_read", "first")
 
 
 def is_averaged(tensor: torch.Tensor) -> bool:
-    """Whether the driver reads the mean if nobody chose: a buffer of running statistics (a sparse one is none)."""
+    """Return True for a dense floating-point buffer, whose default is that the driver reads the mean."""
     is_dense = tensor.layout is torch.strided
     return is_dense and tensor.is_floating_point() and not isinstance(tensor, torch.nn.Parameter)
 
@@ -122,7 +122,7 @@ def set_aggregation(
 
 
 def is_chosen_for(module: torch.nn.Module) -> bool:
-    """Whether somebody said what a buffer of this module itself is."""
+    """Return True if an aggregation was set for a buffer of this module itself."""
     return bool(attributes(module).get(_NOTE))
 
 
@@ -185,10 +185,10 @@ def _require_fit(buffer: torch.Tensor, name: str, chosen: Aggregation) -> None:
 
 @final
 class Aggregations:
-    """What was chosen for the buffers of one side's modules.
+    """The aggregations of the buffers of all modules on one side.
 
     Attributes:
-        are_chosen: Whether anything was.
+        are_chosen: True if the program has set any aggregation.
     """
 
     def __init__(self) -> None:
@@ -224,7 +224,7 @@ class Aggregations:
         self.are_chosen = bool(self._chosen)
 
     def of(self, handle: int, tensor: torch.Tensor) -> Aggregation:
-        """What holds for a tensor; parameters are the same everywhere."""
+        """Return the aggregation of a tensor; parameters are equal on all replicas."""
         return self._chosen.get(handle) or (_MEAN if is_averaged(tensor) else _FIRST)
 
     def written(self) -> list[tuple[int, str]]:

@@ -1,7 +1,7 @@
-"""Where a replica's mirrored buffers are registered, and what to do when a step registers another tensor there.
+"""The modules and names under which mirrored buffers are registered, to find buffers that a step has replaced.
 
-`self.mean = 0.9 * self.mean + ...` in a step leaves a tensor that nobody has a handle for: it would be read from the
-first replica only, and no stand-in would take it over. It is meant as a new value, so the buffer gets that value.
+`self.mean = 0.9 * self.mean + ...` in a step leaves a tensor without a handle: the driver would read it from the first
+replica only, and no other replica could take it over. The program means a new value, so the buffer gets that value.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class ReplicaBuffers:
         return [(self._table.object_of(handle), how) for handle, how in written]
 
     def arrived(self, handles: Iterable[int]) -> list[int]:
-        """What the driver holds has arrived whole: keep this replica's share of it; handles of what was divided."""
+        """Keep this replica's share of values that the driver sent whole; return the handles of divided tensors."""
         objects = [(handle, self._table.object_of(handle)) for handle in dict.fromkeys(handles)]
         if any(isinstance(obj, torch.nn.Module | torch.Tensor) for _, obj in objects):
             self.look()

@@ -1,4 +1,4 @@
-"""What the values of all replicas are together, and what each replica is given of one value. Pure."""
+"""Aggregation of the values of all replicas, and division of one value among replicas. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["aggregate", "average", "share_of", "wide"]
 
 
 def aggregate(values: Sequence[torch.Tensor], how: str) -> torch.Tensor:
-    """What the values of all replicas, in rank order, are together.
+    """Return the aggregate of the values of all replicas, in rank order.
 
     >>> aggregate([torch.tensor(1), torch.tensor(2)], "sum"), aggregate([torch.tensor(1), torch.tensor(2)], "first")
     (tensor(3), tensor(1))

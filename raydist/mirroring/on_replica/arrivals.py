@@ -1,4 +1,4 @@
-"""What the driver sends to a replica beside functions and arguments: new objects, and what it has written."""
+"""Apply new objects and the driver's writes, which arrive in shipments, on a replica."""
 
 from __future__ import annotations
 

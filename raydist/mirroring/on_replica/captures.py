@@ -41,11 +41,11 @@ class _Size(enum.Enum):
 
 @final
 class Captures:
-    """What a function holds in copies, and how it was when this was made.
+    """A snapshot of the objects that a function holds as copies.
 
     Args:
         function: A step function, as it has arrived.
-        is_shared: Whether an object is no copy (a mirrored one, the strategy).
+        is_shared: Returns True for an object that is not a copy (a mirrored one, the strategy).
     """
 
     def __init__(self, function: Any, is_shared: Callable[[Any], bool]) -> None:
@@ -90,7 +90,7 @@ class Captures:
 
 
 def _items(obj: Any) -> list[tuple[Hashable, Any]] | None:
-    """What something that can be changed holds (of much a part); None for everything else."""
+    """Return the items of a mutable object (some of them, if there are many); None for other objects."""
     if isinstance(obj, types.FunctionType):
         return None if is_installed(obj.__module__) else _variables(obj)
     if isinstance(obj, types.MethodType):
@@ -114,7 +114,7 @@ def _attributes(obj: Any) -> list[tuple[Hashable, Any]] | None:
 
 
 def _variables(function: types.FunctionType) -> list[tuple[Hashable, Any]]:
-    """What a function's code reads and writes beyond its own names, unless it is this process's own import of it."""
+    """Return the globals (unless the function is this process's own import) and closure variables of a function."""
     found: dict[Hashable, Any] = {}
     if not _is_imported(function):
         found.update(referenced_globals(function))

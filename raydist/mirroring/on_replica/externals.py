@@ -1,4 +1,4 @@
-"""What functions may reach by name that each replica has by itself: its strategy, its iterators, its saves."""
+"""The objects that functions reference by name and each replica has by itself: strategy, iterators, saves."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ class Externals:
         return self._values[name]
 
     def holds(self, obj: Any) -> bool:
-        """Whether an object is one of the values."""
+        """Return True if an object is one of the values."""
         return any(obj is known for known in self._values.values())

@@ -1,4 +1,4 @@
-"""What replicas hold apart, merged by themselves where they stand: the driver would have to wait until it could ask."""
+"""The merge of per-replica states by the replicas themselves; the driver would have to wait for the steps first."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class StateMerger:
         self._gather = gather
 
     def __call__(self, objects: Mapping[str, Any], alone: Mapping[str, Mapping[str, int]]) -> MergedStates:
-        """What the driver would read of metrics, and of buffers that differ.
+        """Return the values that the driver would read of metrics, and of buffers that differ.
 
         Args:
-            objects: By name.
+            objects: Objects by name.
             alone: By name of a metric, see `merge_states`.
         """
         metrics = {name: obj for name, obj in metrics_in(objects).items() if name in objects or _is_saved_within(obj)}
@@ -68,7 +68,7 @@ class StateMerger:
 
 
 def _is_saved_within(metric: Any) -> bool:
-    """Whether the state of a module has something of a metric in it: as torch has it, only where that is asked for."""
+    """Return True if a module's `state_dict` contains states of the metric, which is so only for persistent states."""
     return any(attributes(metric)["_persistent"].values())
 
 

@@ -138,7 +138,7 @@ class MirrorReplica(MirrorCalls):
         self._buffers.places.settle()
 
     def take_remarks(self) -> tuple[str, ...]:
-        """What the program should be warned of, each once."""
+        """Return the new warnings for the program, each once."""
         return self._functions.take_remarks()
 
     def take_loaded_states(self) -> frozenset[int]:
@@ -160,7 +160,7 @@ class MirrorReplica(MirrorCalls):
         return self._table.changes
 
     def object_of(self, handle: int) -> Any:
-        """What the driver knows by this handle."""
+        """Return the object of a handle."""
         return self._table.object_of(handle)
 
     def objects(self) -> list[Any]:
@@ -184,7 +184,7 @@ class MirrorReplica(MirrorCalls):
 
     @property
     def aggregates_buffers(self) -> bool:
-        """Whether anything was chosen for buffers: else there are no `written_buffers`, and no step asks for them."""
+        """Return True if the program chose an aggregation for a buffer; else there are no `written_buffers`."""
         return self._buffers.aggregations.are_chosen
 
     def written_buffers(self) -> list[tuple[torch.Tensor, str]]:
@@ -278,7 +278,7 @@ class MirrorReplica(MirrorCalls):
         self._functions.clear()  # they refer to the objects of before; the driver sends them again
 
     def _is_shared(self, obj: Any) -> bool:
-        """Whether a function that holds `obj` holds more than a copy."""
+        """Return True if `obj` is a mirrored or external object, not a copy."""
         return self._table.handle_of(obj) is not None or self.externals.holds(obj)
 
     def _identify(self, obj: Any) -> PersistentId | None:

@@ -1,4 +1,4 @@
-"""What a replica hooks into torch, for what only holds in its process: the driver made the objects, steps use them."""
+"""Hooks of a replica on mirrored objects, for behaviour that is needed only in the replica's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica reports to the driver: only what changed since the driver last heard of it."""
+"""The reports of a replica to the driver, which contain only changes since the last report."""
 
 from __future__ import annotations
 

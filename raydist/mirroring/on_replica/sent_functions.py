@@ -1,4 +1,4 @@
-"""The functions that the driver has sent to a replica: each is unpickled once, and looked after."""
+"""The step functions that the driver has sent to a replica: each is unpickled once, and watched for mutated copies."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["SentFunctions"]
 
 @final
 class SentFunctions:
-    """See the module.
+    """The cache of unpickled step functions on one replica.
 
     Args:
-        loads: Unpickles one.
-        is_shared: Whether a function that holds an object holds more than a copy of it.
-        rank: The replica's number. The first one looks after each run at what the function holds.
+        loads: Unpickles a function.
+        is_shared: Returns True for an object that is not a copy (a mirrored one, the strategy).
+        rank: Rank of the replica. Rank 0 checks after each run for changes of copies in the function.
     """
 
     def __init__(self, loads: Callable[[bytes], Any], is_shared: Callable[[Any], bool], rank: int) -> None:
@@ -49,13 +49,13 @@ class SentFunctions:
         return self._functions[shipment.digest][1]
 
     def after_run(self) -> None:
-        """It has run to its end: note what it has changed of copies."""
+        """Record the changes that the function, which has run to its end, made to copies."""
         remark = self._running.after_run() if self._running is not None else ""
         if remark:
             self._remarks.setdefault(remark, True)
 
     def take_remarks(self) -> tuple[str, ...]:
-        """What the program should be warned of, each once."""
+        """Return the new warnings for the program, each once."""
         if not any(self._remarks.values()):
             return ()
         told = tuple(remark for remark, untold in self._remarks.items() if untold)

@@ -1,4 +1,4 @@
-"""What a replica's optimizers have done: it travels with each backward pass, so that no replica drifts away unseen."""
+"""The log of a replica's optimizer steps, sent with each backward pass, so that diverging replicas are noticed."""
 
 from __future__ import annotations
 
