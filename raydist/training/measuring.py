@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from raydist.context.strategy import Strategy
-    from raydist.training.callbacks.callback_list import CallbackList
-    from raydist.training.display.reporter import Reporter
 
 __all__ = ["MeasuredModel"]
 

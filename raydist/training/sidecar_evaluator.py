@@ -28,7 +28,6 @@ from raydist.training.model import Model
 if TYPE_CHECKING:
     from raydist.context.strategy import Strategy
     from raydist.training.callbacks.callback import Callback
-    from raydist.training.model import Model
 
 __all__ = ["Evaluated", "SidecarEvaluator", "SidecarWork"]
 

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from raydist.actors.workers.mapped_results import MappedResults
     from raydist.actors.workers.pool import ActorExecutor
     from raydist.pipelines.engine.op import DatasetOp
-    from raydist.pipelines.metering.stats import PipelineStats
 
 __all__ = ["InputMetrics", "InputPipeline"]
 

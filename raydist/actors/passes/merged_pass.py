@@ -23,8 +23,7 @@ from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.joined_states import join_workers
 
 if TYPE_CHECKING:
-    from raydist.actors.passes.batch_group import BatchGroup
-    from raydist.actors.passes.batch_queues import Position, QueueEntry
+    from raydist.actors.passes.batch_queues import Position
     from raydist.actors.passes.job import MergedJob
     from raydist.pipelines.elements.items import IteratorState
 

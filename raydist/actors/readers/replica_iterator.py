@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from raydist.actors.passes.batch_queues import Position
     from raydist.actors.passes.link import PipelineLink
     from raydist.actors.passes.piece import Ref
-    from raydist.actors.readers.step_reader import ReadPlace, StepReader
+    from raydist.actors.readers.step_reader import ReadPlace
     from raydist.pipelines.elements.items import IteratorState
 
 __all__ = ["FetchAhead", "ReplicaIterator"]

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import ray
 from ray.exceptions import RayActorError
@@ -34,9 +34,6 @@ from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.metering.reading import StagePlace
 from raydist.placement import Request, await_placed
 from raydist.ray_session import RaySession
-
-if TYPE_CHECKING:
-    from raydist.actors.workers.handle import WorkerHandle, WorkerKind
 
 __all__ = ["ActorExecutor", "RunningWorkers", "StagePickles"]
 

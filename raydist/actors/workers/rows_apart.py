@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from raydist.actors.workers.failed_starts import FailedStarts
     from raydist.actors.workers.handle import WorkerHandle
     from raydist.actors.workers.pool_task import PoolTask
-    from raydist.pipelines.elements.items import StageResult
-    from raydist.pipelines.engine.kernel import StageSpec
 
 __all__ = ["RowsApart", "RowsDone", "RunRows", "Streak", "isolate"]
 

@@ -27,7 +27,6 @@ from raydist.pipelines.engine.stages.row_results import join_results
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from raydist.actors.workers.shared_buffers import BufferAddress
     from raydist.pipelines.elements.blocks import Block
     from raydist.pipelines.elements.column_memory import MakeColumn
 
