@@ -275,6 +275,38 @@ def test_compiled_code_trains_as_plain_code_does(strategy: rd.Strategy, what: st
     torch.testing.assert_close(found, list(plain.state_dict().values()), rtol=1e-9, atol=1e-12)
 
 
+def compiled_anew() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def breaks_and_graphs() -> tuple[int, int]:
+    """How often torch.compile could not go on, and how many graphs it has made, in this process."""
+    counters = torch._dynamo.utils.counters
+    return sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("what", ["module", "step"])
+@traced
+def test_compiled_code_has_no_more_graphs_and_graph_breaks_than_on_one_device(strategy: rd.Strategy, what: str) -> None:
+    with strategy.scope():
+        model = compiled_network(what, "eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = training_step(model, optimizer, what, "eager")
+    strategy.run(compiled_anew)
+    for batch in batches_of(strategy, dtype=torch.float64):
+        strategy.run(step, args=(batch,))
+    found = strategy.local_results(strategy.run(breaks_and_graphs))
+    plain = compiled_network(what, "eager")
+    plain_step = training_step(plain, torch.optim.SGD(plain.parameters(), lr=0.1), what, "eager")
+    compiled_anew()
+    for batch in batches_of(rd.OneDeviceStrategy("cpu"), dtype=torch.float64):
+        plain_step(batch)
+    breaks, graphs = breaks_and_graphs()
+    assert graphs
+    assert all(theirs[0] <= breaks and 1 <= theirs[1] <= graphs for theirs in found)
+
+
 @traced
 def test_a_compiled_step_skips_bad_batches(strategy: rd.Strategy) -> None:
     with strategy.scope():

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch.nn.modules import module as torch_module
 
-from raydist.compat.torch_internals import is_wrapped_step, mark_as_stepped, mark_as_wrapped_step
+from raydist.compat.torch_internals import disable_compiler, is_wrapped_step, mark_as_stepped, mark_as_wrapped_step
 from raydist.errors import FailedPreconditionError
 
 __all__ = ["ParameterGuard", "note_steps"]
@@ -128,6 +128,7 @@ def note_steps(
     reference = weakref.ref(optimizer)
     original = type(optimizer).step
 
+    @disable_compiler  # in a compiled step torch would trace the bookkeeping and the exchange, in many pieces
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
         owner = reference()
@@ -151,6 +152,7 @@ def note_steps(
 def _clearing(
     reference: weakref.ref[torch.optim.Optimizer], on_cleared: Callable[[torch.optim.Optimizer], None]
 ) -> Callable[..., None]:
+    @disable_compiler  # as torch has it
     @functools.wraps(torch.optim.Optimizer.zero_grad)
     def zero_grad(set_to_none: bool = True) -> None:
         owner = reference()
