@@ -21,6 +21,99 @@ from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 __all__ = ["SkipOp", "TakeOp", "TakeWhileOp"]
 
 _ASKED_ROWS = 256  # elements per call of the predicate: some after the end may be read for nothing
+_ROWS = 1024  # elements read at a time while skipping
+
+
+class _CountedIterator(ClosesInput, OpIterator):
+    """An iterator that counts elements of its input; errors pass and are not counted."""
+
+    def __init__(self, source: OpIterator, count: int) -> None:
+        self._source = source
+        self._left = count
+
+    def state_dict(self) -> IteratorState:
+        return {"left": self._left, "input": self._source.state_dict()}
+
+    def load_state_dict(self, state: IteratorState) -> None:
+        self._left = int(state["left"])
+        self._source.load_state_dict(state["input"])
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TakeOp(UnaryOp):
+    """The first `count` elements of `input`; a negative count takes all."""
+
+    pure: ClassVar[bool] = True
+    content_blind: ClassVar[bool] = True
+    state_is_recent: ClassVar[bool] = True
+    count: int
+
+    @property
+    def label(self) -> str:
+        return f"take({self.count})"
+
+    @property
+    def is_noop(self) -> bool:
+        return self.count < 0
+
+    def cardinality(self) -> int:
+        count = self.input.cardinality()
+        if self.count < 0 or (count == UNKNOWN_CARDINALITY and self.count > 0):
+            return count
+        return self.count if count == INFINITE_CARDINALITY else min(self.count, max(0, count))
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        source = ctx.build(self.input)
+        return source if self.count < 0 else _TakeIterator(source, self.count)
+
+
+@final
+class _TakeIterator(_CountedIterator):
+    def next_block(self, limit: int) -> Block:
+        if self._left <= 0:
+            raise StopIteration
+        block = self._source.next_block(min(limit, self._left))
+        self._left -= block.num_rows
+        return block
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SkipOp(UnaryOp):
+    """`input` without its first `count` elements; a negative count skips all."""
+
+    pure: ClassVar[bool] = True
+    content_blind: ClassVar[bool] = True
+    state_is_recent: ClassVar[bool] = True
+    count: int
+
+    @property
+    def label(self) -> str:
+        return f"skip({self.count})"
+
+    @property
+    def is_noop(self) -> bool:
+        return self.count == 0
+
+    def cardinality(self) -> int:
+        count = self.input.cardinality()
+        if self.count < 0:
+            return 0
+        return count if count < 0 else max(0, count - self.count)
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return _SkipIterator(ctx.build(self.input), self.count)
+
+
+@final
+class _SkipIterator(_CountedIterator):
+    def next_block(self, limit: int) -> Block:
+        if self._left < 0:
+            raise StopIteration
+        while self._left:
+            self._left -= self._source.next_block(min(_ROWS, self._left)).num_rows
+        return self._source.next_block(limit)
 
 
 @final
@@ -91,109 +184,3 @@ class _Taking(ClosesInput, ResumableProducer):
     def restore(self, border: IteratorState) -> None:
         self._index, self._ended = int(border["index"]), bool(border["ended"])
         self._source.load_state_dict(border["input"])
-
-
-_ROWS = 1024  # elements read at a time while skipping
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class SkipOp(UnaryOp):
-    """`input` without its first `count` elements; a negative count skips all."""
-
-    pure: ClassVar[bool] = True
-    content_blind: ClassVar[bool] = True
-    state_is_recent: ClassVar[bool] = True
-    count: int
-
-    @property
-    def label(self) -> str:
-        return f"skip({self.count})"
-
-    @property
-    def is_noop(self) -> bool:
-        return self.count == 0
-
-    def cardinality(self) -> int:
-        count = self.input.cardinality()
-        if self.count < 0:
-            return 0
-        return count if count < 0 else max(0, count - self.count)
-
-    def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return _SkipIterator(ctx.build(self.input), self.count)
-
-
-@final
-class _SkipIterator(ClosesInput, OpIterator):
-    """An iterator that raises errors among the skipped elements, and does not count them."""
-
-    def __init__(self, source: OpIterator, count: int) -> None:
-        self._source = source
-        self._left = count
-
-    def next_block(self, limit: int) -> Block:
-        if self._left < 0:
-            raise StopIteration
-        while self._left:
-            self._left -= self._source.next_block(min(_ROWS, self._left)).num_rows
-        return self._source.next_block(limit)
-
-    def state_dict(self) -> IteratorState:
-        return {"left": self._left, "input": self._source.state_dict()}
-
-    def load_state_dict(self, state: IteratorState) -> None:
-        self._left = int(state["left"])
-        self._source.load_state_dict(state["input"])
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class TakeOp(UnaryOp):
-    """The first `count` elements of `input`; a negative count takes all."""
-
-    pure: ClassVar[bool] = True
-    content_blind: ClassVar[bool] = True
-    state_is_recent: ClassVar[bool] = True
-    count: int
-
-    @property
-    def label(self) -> str:
-        return f"take({self.count})"
-
-    @property
-    def is_noop(self) -> bool:
-        return self.count < 0
-
-    def cardinality(self) -> int:
-        count = self.input.cardinality()
-        if self.count < 0 or (count == UNKNOWN_CARDINALITY and self.count > 0):
-            return count
-        return self.count if count == INFINITE_CARDINALITY else min(self.count, max(0, count))
-
-    def make_iterator(self, ctx: IterContext) -> OpIterator:
-        source = ctx.build(self.input)
-        return source if self.count < 0 else _TakeIterator(source, self.count)
-
-
-@final
-class _TakeIterator(ClosesInput, OpIterator):
-    """An iterator that counts elements; errors pass and are not counted."""
-
-    def __init__(self, source: OpIterator, count: int) -> None:
-        self._source = source
-        self._left = count
-
-    def next_block(self, limit: int) -> Block:
-        if self._left <= 0:
-            raise StopIteration
-        block = self._source.next_block(min(limit, self._left))
-        self._left -= block.num_rows
-        return block
-
-    def state_dict(self) -> IteratorState:
-        return {"left": self._left, "input": self._source.state_dict()}
-
-    def load_state_dict(self, state: IteratorState) -> None:
-        self._left = int(state["left"])
-        self._source.load_state_dict(state["input"])

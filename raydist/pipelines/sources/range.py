@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -10,9 +10,8 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError
 from raydist.nest import LEAF
-from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.items import IteratorState
-from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
@@ -25,101 +24,6 @@ __all__ = ["CounterOp", "RandomOp", "RangeOp"]
 
 _MAX_ROWS = 4096
 _BOUND = 1 << 32  # range of tf.data's random: 32 bits in an int64
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class RandomOp(SourceOp):
-    """Random int64 numbers below 2^32; the same in every epoch unless `rerandomize_each_iteration`."""
-
-    seed: int | None
-    rerandomize_each_iteration: bool
-
-    @property
-    def label(self) -> str:
-        return f"random({'' if self.seed is None else f'seed={self.seed}'})"
-
-    @property
-    def gives_rows(self) -> bool:
-        return True
-
-    def cardinality(self) -> int:
-        return INFINITE_CARDINALITY
-
-    def element_spec(self) -> Any:
-        return TensorSpec((), np.int64)
-
-    def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return _Random(ctx.key(self, self.seed, every_epoch=self.rerandomize_each_iteration))
-
-
-@final
-class _Random(OpIterator):
-    def __init__(self, key: RandomKey) -> None:
-        self._key = key
-        self._next = 0
-
-    def next_block(self, limit: int) -> Block:
-        rows = min(limit, _MAX_ROWS)
-        numbers = self._key.integers(self._next, rows, _BOUND)
-        self._next += rows
-        return Block(LEAF, (TensorSpec((), np.int64),), (numbers,), rows)
-
-    def state_dict(self) -> IteratorState:
-        return {"next": self._next}
-
-    def load_state_dict(self, state: IteratorState) -> None:
-        self._next = int(state["next"])
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class CounterOp(SourceOp):
-    """The numbers `start`, `start + step`, ..."""
-
-    start: int
-    step: int
-    dtype: np.dtype[Any]
-
-    @property
-    def label(self) -> str:
-        return f"counter({self.start}, {self.step})"
-
-    @property
-    def gives_rows(self) -> bool:
-        return True
-
-    def cardinality(self) -> int:
-        return INFINITE_CARDINALITY
-
-    def element_spec(self) -> Any:
-        return TensorSpec((), self.dtype)
-
-    def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return _Counter(self)
-
-
-@final
-class _Counter(OpIterator):
-    def __init__(self, op: CounterOp) -> None:
-        self._op = op
-        self._next = 0
-
-    def next_block(self, limit: int) -> Block:
-        rows = min(limit, _MAX_ROWS)
-        first = self._op.start + self._next * self._op.step
-        numbers = first + np.arange(rows, dtype=np.int64) * self._op.step
-        self._next += rows
-        spec = TensorSpec((), self._op.dtype)
-        return Block(LEAF, (spec,), (numbers.astype(self._op.dtype, copy=False),), rows)
-
-    def state_dict(self) -> IteratorState:
-        return {"next": self._next}
-
-    def load_state_dict(self, state: IteratorState) -> None:
-        self._next = int(state["next"])
-
-
 _FEW = 1024  # up to this many numbers are made at once
 
 
@@ -187,3 +91,83 @@ class _RangeAccess(RandomAccess):
     def gather(self, indices: Any) -> Block:
         column = (indices * self.numbers.step + self.numbers.start).astype(self.dtype, copy=False)
         return Block(LEAF, (TensorSpec((), self.dtype),), (column,), len(indices))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CounterOp(SourceOp):
+    """The numbers `start`, `start + step`, ..."""
+
+    start: int
+    step: int
+    dtype: np.dtype[Any]
+
+    @property
+    def label(self) -> str:
+        return f"counter({self.start}, {self.step})"
+
+    @property
+    def gives_rows(self) -> bool:
+        return True
+
+    def cardinality(self) -> int:
+        return INFINITE_CARDINALITY
+
+    def element_spec(self) -> Any:
+        return TensorSpec((), self.dtype)
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return _Numbers(self.element_spec(), self._numbers)
+
+    def _numbers(self, first: int, rows: int) -> Column:
+        numbers = self.start + first * self.step + np.arange(rows, dtype=np.int64) * self.step
+        return numbers.astype(self.dtype, copy=False)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RandomOp(SourceOp):
+    """Random int64 numbers below 2^32; the same in every epoch unless `rerandomize_each_iteration`."""
+
+    seed: int | None
+    rerandomize_each_iteration: bool
+
+    @property
+    def label(self) -> str:
+        return f"random({'' if self.seed is None else f'seed={self.seed}'})"
+
+    @property
+    def gives_rows(self) -> bool:
+        return True
+
+    def cardinality(self) -> int:
+        return INFINITE_CARDINALITY
+
+    def element_spec(self) -> Any:
+        return TensorSpec((), np.int64)
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        key = ctx.key(self, self.seed, every_epoch=self.rerandomize_each_iteration)
+        return _Numbers(self.element_spec(), lambda first, rows: key.integers(first, rows, _BOUND))
+
+
+@final
+class _Numbers(OpIterator):
+    """An endless iterator over numbers, which `make` returns for an index and a count."""
+
+    def __init__(self, spec: TensorSpec, make: Callable[[int, int], Column]) -> None:
+        self._spec = spec
+        self._make = make
+        self._next = 0
+
+    def next_block(self, limit: int) -> Block:
+        rows = min(limit, _MAX_ROWS)
+        numbers = self._make(self._next, rows)
+        self._next += rows
+        return Block(LEAF, (self._spec,), (numbers,), rows)
+
+    def state_dict(self) -> IteratorState:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: IteratorState) -> None:
+        self._next = int(state["next"])
