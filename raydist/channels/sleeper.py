@@ -5,10 +5,56 @@ from __future__ import annotations
 import time
 from typing import final
 
-from raydist.channels.patience import Patience
 from raydist.collectives.shared_memory.futex import Bell
 
-__all__ = ["LOOK_S", "Sleeper"]
+__all__ = ["LOOK_S", "SpinPolicy", "Sleeper"]
+
+_SPIN_S = 200e-6
+_MOST_SKIPPED = 64
+_SHORT_SLEEP_S = 2 * _SPIN_S  # includes the wake-up time: spinning would have been enough
+
+
+@final
+class SpinPolicy:
+    """An adaptive spin-then-sleep policy.
+
+    A sleeping rank is woken 30 to 200 us late (measured on two cores of a virtual machine), and its peers then wait for
+    it in turn. A rank therefore spins first, yielding its core. After each spin in vain, the rank skips spinning for
+    twice as many waits as before, so that ranks with long waits hardly spin.
+
+    >>> policy = SpinPolicy()
+    >>> policy.spin_s() > 0
+    True
+    >>> policy.in_vain()
+    >>> policy.spin_s()
+    0.0
+    """
+
+    def __init__(self) -> None:
+        self._num_skipped = 0
+        self._num_to_skip = 0
+
+    def spin_s(self) -> float:
+        """Return the number of seconds to spin now."""
+        if self._num_skipped < self._num_to_skip:
+            self._num_skipped += 1
+            return 0.0
+        return _SPIN_S
+
+    def in_time(self) -> None:
+        """Record that the event came during the spin."""
+        self._num_skipped = self._num_to_skip = 0
+
+    def in_vain(self) -> None:
+        """Record that the event did not come during the spin."""
+        self._num_skipped = 0
+        self._num_to_skip = min(max(2 * self._num_to_skip, 1), _MOST_SKIPPED)
+
+    def slept(self, seconds: float) -> None:
+        """Record that the process slept this long without a spin before."""
+        if seconds < _SHORT_SLEEP_S:
+            self._num_to_skip //= 2
+
 
 LOOK_S = 0.25
 """The longest time in seconds before a waiting process checks that the other side is alive."""
@@ -20,12 +66,11 @@ class Sleeper:
 
     Args:
         bell: The futex of this process.
-        num_ends: Number of ends of the channel.
     """
 
-    def __init__(self, bell: Bell, num_ends: int = 1) -> None:
+    def __init__(self, bell: Bell) -> None:
         self._bell = bell
-        self._patience = Patience.among(num_ends)
+        self._policy = SpinPolicy()
 
     def count(self) -> int:
         """Return the number of wake-ups so far; read it before checking for messages."""
@@ -33,17 +78,17 @@ class Sleeper:
 
     def wait(self, seen: int, seconds: float) -> None:
         """Block until a wake-up after count `seen`, for at most `seconds`; may return early without a reason."""
-        watch_s = min(self._patience.watch_s(), seconds)
-        if watch_s:
-            end = time.perf_counter() + watch_s
+        spin_s = min(self._policy.spin_s(), seconds)
+        if spin_s:
+            end = time.perf_counter() + spin_s
             while time.perf_counter() < end:
                 if self._bell.count() != seen:
-                    self._patience.in_time()
+                    self._policy.in_time()
                     return
                 self._bell.yield_core()
-            self._patience.in_vain()
+            self._policy.in_vain()
             self._bell.sleep(seen, min(seconds, LOOK_S))
             return
         began = time.perf_counter()
         self._bell.sleep(seen, min(seconds, LOOK_S))
-        self._patience.slept(time.perf_counter() - began)
+        self._policy.slept(time.perf_counter() - began)
