@@ -15,7 +15,7 @@ import torch
 
 from raydist.collectives.base import ALL_REDUCE, Communicator, Membership, Work
 from raydist.collectives.reducing import reduce_parts
-from raydist.collectives.tensors import check_reducible, check_rows, check_swapped, rows_name
+from raydist.collectives.tensors import check_parts, check_reducible, check_rows, check_swapped, rows_name
 from raydist.collectives.translation import describe_operation
 from raydist.errors import (
     CancelledError,
@@ -148,6 +148,7 @@ class LocalGroup(Communicator):
         return self._meet(ALL_REDUCE[op], [tensor], [tensor], lambda parts: _same(parts, [_fold(parts, op)]))
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        check_parts("all_gather", outputs, tensor, self.world_size)
         return self._meet("all_gather", [tensor], outputs, lambda parts: _same(parts, [part[0] for part in parts]))
 
     def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
@@ -177,6 +178,7 @@ class LocalGroup(Communicator):
 
     def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
         check_reducible(output.dtype, op)
+        check_parts("reduce_scatter", inputs, output, self.world_size)
 
         def combine(parts: Sequence[_Tensors]) -> list[_Tensors]:
             return [[_fold([[part[rank]] for part in parts], op)] for rank in range(len(parts))]

@@ -348,6 +348,12 @@ def refused_reductions(communicator: Communicator) -> list[str]:
         with pytest.raises(InvalidArgumentError) as caught:
             communicator.all_reduce(torch.ones(2).to(dtype), op)
         messages.append(str(caught.value))
+    too_many = [torch.ones(2) for _ in range(communicator.world_size + 1)]
+    for parts in (too_many, too_many[:-2], [*too_many[:-2], torch.ones(3)]):
+        with pytest.raises(InvalidArgumentError, match="one a rank"):
+            communicator.reduce_scatter(torch.ones(2), parts, ReduceOp.SUM)
+        with pytest.raises(InvalidArgumentError, match="one a rank"):
+            communicator.all_gather(parts, torch.ones(2))
     with pytest.raises(FailedPreconditionError, match="generation"):
         communicator.reconfigure(communicator.membership)
     communicator.barrier()
