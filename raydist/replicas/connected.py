@@ -135,9 +135,9 @@ class Connected(Peers):
         self._num_batches = 0
         self._check_in_sync = 0
         self._policy = policy
-        self._sync_check = SyncCheck(communicator, self._gather_objects, mirror.objects)
-        self._held_buffers: list[torch.Tensor] = []
         self._rules = rules or ReplicaRules()
+        self._sync_check = SyncCheck(communicator, self._gather_objects, self._compared)
+        self._held_buffers: list[torch.Tensor] = []
         self._has_rules = type(self._rules) is not ReplicaRules  # otherwise there is nothing to call between steps
         self.variables = VariablesView(communicator, mirror, self._gather_objects, lambda: self.rows)
         self._written = WrittenBuffers(mirror, self._gather_all)
@@ -314,6 +314,13 @@ class Connected(Peers):
             self._sync_check.compare()
         elif self._check_in_sync and self._num_batches & (self._num_batches - 1) == 0:  # after 1, 2, 4, 8, ... batches
             self._sync_check.compare_buffers()
+
+    def _compared(self) -> list[Any]:
+        """Return the objects that all replicas have alike."""
+        objects = self._mirror.objects()
+        if self._rules.replicates_optimizer_state:
+            return objects
+        return [obj for obj in objects if not isinstance(obj, torch.optim.Optimizer)]
 
     def _agree_on_buffers(self) -> None:
         self._written.agree(self._batch.present)

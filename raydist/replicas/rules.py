@@ -91,6 +91,8 @@ class ReplicaRules:
     Attributes:
         exchanges_gradients: Gradients are global when `backward()` returns. With False, gradients stay on the replica
             (without rows there are none), replicas may differ, and `check_in_sync` is off.
+        replicates_optimizer_state: Every replica has the state of the optimizers. With False `check_in_sync` compares
+            parameters only.
 
     Source: tf.distribute.StrategyExtended, from which custom strategies derive.
 
@@ -110,6 +112,7 @@ class ReplicaRules:
     """
 
     exchanges_gradients: bool = True
+    replicates_optimizer_state: bool = True
 
     def restart(self) -> None:
         """Reset the rules when the replicas form their group: at the start, and again after a step that failed.

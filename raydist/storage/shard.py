@@ -7,32 +7,28 @@ Readers therefore cannot change the variables for others, and the owner of the s
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
 
-from raydist.errors import DeadlineExceededError, UnavailableError
-from raydist.shared_segment import DIRECTORY, TOKEN_BYTES, Segment, remove_leftovers
+from raydist.errors import UnavailableError
+from raydist.shared_segment import DIRECTORY, Segment
 from raydist.storage.layout import FIRST_BYTE, ShardLayout
 from raydist.storage.pages import PAGE_BYTES, written_ranges
 
 __all__ = ["ShardAddress", "VariableShard"]
 
-_VERSION_AT = TOKEN_BYTES  # an int64; even while no process writes
 _CHUNK = 1 << 20  # bytes compared at once if the kernel cannot list the written pages
-_POLL_S = 0.0005
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ShardAddress:
-    """The address by which another process of the host opens a shard, until the shard is unlinked.
+    """The address by which another process of the host opens a shard, while the creator holds it.
 
     Attributes:
         name: Name of the file, as `Segment.name`.
@@ -47,7 +43,7 @@ class ShardAddress:
 
 @final
 class VariableShard:
-    """The mapping of a shard in one process, made by :meth:`create` in one and by :meth:`open` in all others.
+    """The mapping of a shard in one process, made by :meth:`create_nameless` in one and by :meth:`open` in all others.
 
     Attributes:
         layout: Offsets of the variables.
@@ -63,30 +59,10 @@ class VariableShard:
             os.close(descriptor)
         self._own_address = torch.frombuffer(self._own, dtype=torch.uint8).data_ptr()
         self._pinned = False
-        self._head = segment.view(_VERSION_AT, 1, torch.int64)
-
-    @staticmethod
-    def create(sizes: Sequence[int]) -> VariableShard:
-        """Create a shard for variables of these sizes, all zero. :meth:`unlink` it once the others have opened it.
-
-        Raises:
-            UnavailableError: The shared memory has no room.
-        """
-        layout = ShardLayout.of(sizes)
-        try:
-            remove_leftovers()
-            segment = Segment.create(layout.num_bytes)
-            segment.hold(0)
-            return VariableShard(segment, layout)
-        except OSError as error:
-            raise UnavailableError(
-                f"Variables of {layout.num_bytes:,} bytes must fit into the host's shared memory, but {DIRECTORY} gave "
-                f"none: {error.strerror or error}. Make it larger (docker run --shm-size), or use MirroredStrategy."
-            ) from error
 
     @staticmethod
     def create_nameless(sizes: Sequence[int]) -> VariableShard:
-        """Create a shard like :meth:`create`, but without a file name; others may open it while this process holds it.
+        """Create a shard for variables of these sizes, all zero; others may open it while this process holds it.
 
         Raises:
             UnavailableError: The host has not enough memory.
@@ -123,11 +99,6 @@ class VariableShard:
         """The address by which other processes open the shard."""
         return ShardAddress(self._segment.name, self._segment.token, self.layout.sizes)
 
-    @property
-    def version(self) -> int:
-        """Twice the number of updates so far; odd while a process writes."""
-        return int(self._head.item())
-
     def shared(self, number: int) -> torch.Tensor:
         """Return the bytes of one variable; all processes see writes to them."""
         return self._segment.view(self.layout.offsets[number], self.layout.sizes[number], torch.uint8)
@@ -138,34 +109,6 @@ class VariableShard:
         if not size:
             return torch.empty(0, dtype=torch.uint8)
         return torch.frombuffer(self._own, dtype=torch.uint8, count=size, offset=self.layout.offsets[number])
-
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Mark the block as writing to `shared`, for readers of `version`. One process at a time."""
-        self._head += 1
-        try:
-            yield
-        finally:
-            self._head += 1
-
-    def snapshot(self, *, timeout_s: float) -> tuple[int, list[torch.Tensor]]:
-        """Return a version and consistent copies of all variables at this version. Retries while a process writes.
-
-        Raises:
-            DeadlineExceededError: No copy succeeded within `timeout_s` because of constant writes.
-        """
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            before = self.version
-            if before % 2 == 0:
-                copies = [self.shared(number).clone() for number in range(len(self.layout.sizes))]
-                if self.version == before:
-                    return before, copies
-            time.sleep(_POLL_S)
-        raise DeadlineExceededError(
-            f"Shared variables must rest for as long as it takes to copy them, but were written again and again for "
-            f"{timeout_s:g} s. Write less often, or wait longer."
-        )
 
     def own_ranges(self) -> list[tuple[int, int]]:
         """Return the ranges with private pages of this process: (begin, end) in bytes of the file."""
@@ -181,9 +124,8 @@ class VariableShard:
     def publish_own(self) -> None:
         """Copy this process's private pages to the shared copy, and drop them."""
         own, shared = memoryview(self._own), self._segment.bytes()
-        with self.writing():
-            for begin, end in self.own_ranges():
-                shared[max(begin, FIRST_BYTE) : end] = own[max(begin, FIRST_BYTE) : end]
+        for begin, end in self.own_ranges():
+            shared[max(begin, FIRST_BYTE) : end] = own[max(begin, FIRST_BYTE) : end]
         self.drop_own()
 
     def drop_own(self) -> None:
@@ -198,10 +140,6 @@ class VariableShard:
             self._pinned = True
             address, num_bytes = self._segment.address, self.layout.num_bytes
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0))
-
-    def unlink(self) -> None:
-        """Remove the file's name: no process can open it any more; the last user frees the memory. Idempotent."""
-        self._segment.unlink()
 
     def close(self) -> None:
         """Release this process's hold on the shard. The last tensor that uses the memory frees it. Idempotent."""

@@ -139,8 +139,8 @@ class _Group:
             shared = place.within(self._shard.shared(number))
             shared.copy_(tensor)
             if self._side is None:
-                return PlacedTensor.bind(tensor, place, self._shard, mapped=True)
-            return PlacedTensor(tensor, place, shared, tensor.data, mapped=False)
+                return PlacedTensor.bind(tensor, place, self._shard)
+            return PlacedTensor(tensor, place, shared, tensor.data)
 
     def ready(self) -> None:
         if self._side is not None:

@@ -1,4 +1,4 @@
-"""Replicas as threads that share one copy; `tests/strategies/test_central_storage.py` has them in processes."""
+"""Replicas as threads; `tests/strategies/test_central_storage.py` has them in processes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.replicas.central.central_variables import CentralVariables
+from raydist.replicas.central_variables import CentralVariables
 from raydist.replicas.replica_view import VariablesView
 from tests.replicas.rank_variables import on_ranks
-
-MAPPED = pytest.mark.parametrize("map_parameters", [True, False])
 
 
 def make(cls: type[torch.optim.Optimizer] = torch.optim.Adam, **options: Any) -> Sequence[Any]:
@@ -45,13 +43,12 @@ def alone(make: Callable[[], Sequence[Any]]) -> list[float]:
     return found
 
 
-@MAPPED
 @pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.SGD, torch.optim.Rprop, torch.optim.Adadelta])
-def test_updates_are_applied_once(map_parameters: bool, cls: type[torch.optim.Optimizer]) -> None:
+def test_updates_are_applied_once(cls: type[torch.optim.Optimizer]) -> None:
     stepped: list[int] = []
 
-    def body(variables: VariablesView, layer: Any, _w: Any, _b: Any, optimizer: Any) -> tuple[list[float], int]:
-        rules = CentralVariables(map_parameters=map_parameters)
+    def body(variables: VariablesView, layer: Any, _w: Any, _b: Any, optimizer: Any) -> tuple[list[float], int, int]:
+        rules = CentralVariables()
 
         def carry_out(owner: Any, plain: Callable[..., Any], *args: Any) -> Any:
             def counted() -> Any:
@@ -65,14 +62,25 @@ def test_updates_are_applied_once(map_parameters: bool, cls: type[torch.optim.Op
             by_hand(layer)
             step(optimizer, count, carry_out)
             by_hand(layer)
-            rules.after_run(variables)
-        rules.close()
-        return layer.weight.flatten().tolist(), layer.weight._version - version
+        return layer.weight.flatten().tolist(), layer.weight._version - version, len(optimizer.state)
 
     results = on_ranks(3, lambda: make(cls), body)
-    assert [values for values, _ in results] == [pytest.approx(alone(lambda: make(cls)), rel=1e-12)] * 3
+    assert [values for values, _, _ in results] == [pytest.approx(alone(lambda: make(cls)), rel=1e-12)] * 3
     assert stepped == [0] * 4, "only the first steps"
-    assert all(versions > 0 for _, versions in results)
+    assert all(versions > 0 for _, versions, _ in results)
+    assert [states for _, _, states in results][1:] == [0, 0], "only the first has a state"
+
+
+def test_a_layout_without_rows_in_order_is_kept() -> None:
+    def columns() -> Sequence[Any]:
+        weight = torch.nn.Parameter(torch.arange(6.0).view(3, 2).t())
+        return [weight, torch.optim.SGD([weight], lr=1.0)]
+
+    def body(variables: VariablesView, weight: Any, optimizer: Any) -> Any:
+        step(optimizer, 1, lambda owner, plain: CentralVariables().step_optimizer(variables, owner, plain))
+        return weight.tolist(), weight.stride()
+
+    assert on_ranks(2, columns, body) == [([[-1.0, 1.0, 3.0], [0.0, 2.0, 4.0]], (1, 2))] * 2
 
 
 class Counting(torch.optim.SGD):
@@ -87,68 +95,40 @@ class Counting(torch.optim.SGD):
         return "given back"
 
 
-def test_what_an_optimizer_remembers_beside_tensors_reaches_all() -> None:
+def test_all_get_what_the_step_returned() -> None:
     def body(variables: VariablesView, _l: Any, weight: Any, _b: Any, optimizer: Any) -> tuple[Any, ...]:
-        rules = CentralVariables()
         results = []
 
         def carry_out(owner: Any, plain: Callable[..., Any]) -> None:
-            results.append(rules.step_optimizer(variables, owner, plain))
+            results.append(CentralVariables().step_optimizer(variables, owner, plain))
 
         for count in range(1, 4):
             step(optimizer, count, carry_out)
-        state = optimizer.state[weight]
-        return results, state["count"], [each.item() for each in state["history"]]
+        return results, optimizer.state[weight].get("count")
 
-    expected = (["given back"] * 3, 3, [1.0, 2.0, 3.0])
-    assert on_ranks(2, lambda: make(Counting, momentum=0.5), body) == [expected] * 2
+    expected = ["given back"] * 3
+    assert on_ranks(2, lambda: make(Counting, momentum=0.5), body) == [(expected, 3), (expected, None)]
+
+
+def test_a_closure_gives_every_replica_the_state() -> None:
+    def body(variables: VariablesView, _l: Any, weight: Any, _b: Any, optimizer: Any) -> tuple[Any, ...]:
+        rules = CentralVariables()
+        step(optimizer, 1, lambda owner, plain: rules.step_optimizer(variables, owner, plain))
+        step(optimizer, 2, lambda owner, plain: rules.step_optimizer(variables, owner, plain, lambda: None))
+        return weight.tolist(), optimizer.state[weight]["exp_avg"].tolist(), optimizer.state[weight]["step"].item()
+
+    one, other = on_ranks(2, make, body)
+    assert one == other
+    assert one[2] == 2
 
 
 def test_one_replica_alone_is_left_alone() -> None:
     def body(variables: VariablesView, layer: Any, _w: Any, _b: Any, optimizer: Any) -> Any:
         rules, before = CentralVariables(), layer.weight.data_ptr()
         step(optimizer, 1, lambda owner, plain: rules.step_optimizer(variables, owner, plain))
-        rules.after_run(variables)
         return layer.weight.data_ptr() == before
 
     assert on_ranks(1, make, body) == [True]
-
-
-def test_a_new_generation_begins_with_the_values_of_replica_0() -> None:
-    def body(variables: VariablesView, layer: Any, _w: Any, _b: Any, _o: Any) -> Any:
-        rules = CentralVariables()
-        for value in (3.0, 4.0):
-            rules.restart()
-            layer.weight.data.fill_(value)
-            rules.after_run(variables)
-        return layer.weight.sum().item()
-
-    assert on_ranks(2, make, body) == [24.0, 24.0]
-
-
-@MAPPED
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_replica_that_writes_alone_is_told(map_parameters: bool, rank: int) -> None:
-    def body(variables: VariablesView, layer: Any, _w: Any, _b: Any, _o: Any) -> None:
-        rules = CentralVariables(map_parameters=map_parameters)
-        rules.after_run(variables)
-        if variables.rank == rank:
-            layer.weight.data.add_(1.0)
-        rules.after_run(variables)
-
-    with pytest.raises(rd.CollectiveMismatchError, match=r"all must write the same to it by hand"):
-        on_ranks(2, make, body)
-
-
-def test_last_bits_become_those_of_replica_0() -> None:
-    def body(variables: VariablesView, layer: Any, _w: Any, _b: Any, _o: Any) -> Any:
-        rules = CentralVariables()
-        rules.after_run(variables)
-        layer.weight.data.fill_(1.0 + variables.rank * 1e-9)
-        rules.after_run(variables)
-        return layer.weight.sum().item()
-
-    assert on_ranks(2, make, body) == [6.0, 6.0]
 
 
 def test_replicas_that_step_different_optimizers_are_told() -> None:
