@@ -1,23 +1,22 @@
 """Interception of `torch.autograd.backward`, to detect the beginning and the end of a backward pass.
 
 The end-of-backward callback of the autograd engine fires once per segment under reentrant checkpointing, and not at all
-for a frozen model. So `torch.autograd.backward`, which `Tensor.backward` calls, is wrapped while there are users.
+for a frozen model. So `torch.autograd.backward`, which `Tensor.backward` calls, is wrapped by the first interception of
+the process and stays wrapped. Without a handler the wrapper only forwards.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
-import weakref
 from collections.abc import Callable
 from contextvars import ContextVar, Token
-from typing import Any, final
+from typing import Any
 
 import torch
 
 from raydist.compat.torch_internals import disable_compiler
 
-__all__ = ["Interception"]
+__all__ = ["begin_interception", "end_interception"]
 
 Backward = Callable[..., None]
 Handler = Callable[[Backward, tuple[Any, ...], dict[str, Any]], None]
@@ -26,98 +25,30 @@ Handler = Callable[[Backward, tuple[Any, ...], dict[str, Any]], None]
 _HANDLER: ContextVar[Handler | None] = ContextVar("raydist_backward_handler", default=None)
 
 
-@final
-class Interception:
-    """Context manager that passes every `backward()` of this thread inside the block to `handler`.
-
-    Other threads are not affected. Every step enters the block again, so torch's function stays wrapped between blocks,
-    until `close` or the deletion of the object.
-
-    Args:
-        handler: Called in place of `torch.autograd.backward`.
-    """
-
-    __slots__ = ("__weakref__", "_handler", "_release", "_token")
-
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
-        self._token: Token[Handler | None] | None = None
-        self._release: Callable[[], object] | None = None
-
-    def __enter__(self) -> None:
-        if self._release is None:
-            _WRAPPER.acquire()
-            self._release = weakref.finalize(self, _WRAPPER.release)
-        elif torch.autograd.backward is not _WRAPPER.installed:  # other code has restored the original
-            _WRAPPER.install()
-        self._token = _HANDLER.set(self._handler)
-
-    def __exit__(self, *_: object) -> None:
-        if self._token is not None:
-            _HANDLER.reset(self._token)
-
-    def close(self) -> None:
-        """Restore torch's function, unless other interceptions need the wrapper. May be called twice."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
+def begin_interception(handler: Handler) -> Token[Handler | None]:
+    """Pass every `backward()` of this thread to `handler`, until `end_interception` with the returned token."""
+    present = torch.autograd.backward
+    if not getattr(present, "hands_to_raydist", False):  # also after other code has restored torch's function
+        torch.autograd.backward = _wrapped(present)
+    return _HANDLER.set(handler)
 
 
-@final
-class _Wrapper:
-    """Installs the wrapper for the first user in the process, and removes it after the last user.
-
-    Attributes:
-        installed: The wrapper while it is installed, else None.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_users = 0
-        self._original: Backward = torch.autograd.backward
-        self._wrapped: Backward = self._original
-        self.installed: Backward | None = None
-
-    def acquire(self) -> None:
-        with self._lock:
-            self._num_users += 1
-            if self.installed is None:
-                self._install()
-
-    def install(self) -> None:
-        """Install the wrapper again, around the present `torch.autograd.backward`."""
-        with self._lock:
-            self._install()
-
-    def release(self) -> None:
-        with self._lock:
-            self._num_users -= 1
-            # If other code has wrapped the wrapper meanwhile, it stays installed; without a handler it only forwards.
-            if self._num_users == 0 and torch.autograd.backward is self.installed:
-                torch.autograd.backward = self._original
-                self.installed = None
-
-    def _install(self) -> None:
-        # One wrapper for all steps, since torch would disable its compiler for each new function again.
-        if torch.autograd.backward is not self._original or self._wrapped is self._original:
-            self._original = torch.autograd.backward
-            self._wrapped = self._wrap(self._original)
-        self.installed = self._wrapped
-        torch.autograd.backward = self.installed
-
-    @staticmethod
-    def _wrap(original: Backward) -> Backward:
-        @disable_compiler  # collectives must not be traced in a compiled step
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> None:
-            handler = _HANDLER.get()
-            if handler is None:
-                original(*args, **kwargs)
-            else:
-                handler(original, args, kwargs)
-
-        return backward
+def end_interception(token: Token[Handler | None]) -> None:
+    """Restore the handler that was set before."""
+    _HANDLER.reset(token)
 
 
-# One per process, like the function that it wraps.
-_WRAPPER = _Wrapper()
+@functools.lru_cache(maxsize=8)  # torch would disable its compiler for each new function again
+def _wrapped(original: Backward) -> Backward:
+    @disable_compiler  # collectives must not be traced in a compiled step
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        handler = _HANDLER.get()
+        if handler is None:
+            original(*args, **kwargs)
+        else:
+            handler(original, args, kwargs)
+
+    wrapper: Any = backward
+    wrapper.hands_to_raydist = True
+    return backward

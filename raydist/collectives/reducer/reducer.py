@@ -14,7 +14,7 @@ import torch
 from raydist.collectives.base import Communicator
 from raydist.collectives.reducer.buckets import Buckets
 from raydist.collectives.reducer.exchange import StepWeight
-from raydist.collectives.reducer.interception import Interception
+from raydist.collectives.reducer.interception import begin_interception, end_interception
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.collectives.reducer.parameter_hooks import TrainedParameters
 from raydist.collectives.reducer.passes import EngineCall, SynchronisedPasses
@@ -80,7 +80,7 @@ class GradientReducer:
         self._num_steps = 0
         self._local = False
         self._inside = False
-        self._interception = Interception(self._backward)
+        self._intercepted: Any = None
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Reduce the gradients of these parameters from now on, and of no others.
@@ -176,11 +176,11 @@ class GradientReducer:
         self._weight = weight
         self._num_steps = self._num_steps if index is None else index
         self._passes.begin_step(self._num_steps, weight, adds_up=adds_up)
-        self._interception.__enter__()
+        self._intercepted = begin_interception(self._backward)
 
     def end_step(self) -> None:
         """Close the open step."""
-        self._interception.__exit__(None, None, None)
+        end_interception(self._intercepted)
         self._num_steps += 1
         self._weight = None
 
@@ -198,9 +198,8 @@ class GradientReducer:
             self._local = before
 
     def close(self) -> None:
-        """Detach from the parameters and from autograd. May be called twice."""
+        """Detach from the parameters. May be called twice."""
         self._parameters.close()
-        self._interception.close()
 
     def _backward(self, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._passes.in_hooks:
