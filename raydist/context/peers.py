@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
 
 from raydist.collectives.differentiable import promote, require_axis
-from raydist.collectives.reducer.checked_backward import CheckedBackward
+from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.options import CommunicationOptions
 from raydist.values import ReduceOp
 
@@ -62,11 +62,11 @@ class Alone(Peers):
 
     Args:
         device: Device of the replica.
-        checked: Checks the gradients of the replica; None for no checks.
+        reducer: Checks the gradients of the replica; None for no checks.
     """
 
-    def __init__(self, device: torch.device, checked: CheckedBackward | None = None) -> None:
-        self._checked = checked
+    def __init__(self, device: torch.device, reducer: GradientReducer | None = None) -> None:
+        self._reducer = reducer
         self.rank, self.world_size, self.device = 0, 1, device
         self.rows = None
 
@@ -81,7 +81,5 @@ class Alone(Peers):
     def merge_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return fn(*args, **kwargs)
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        with contextlib.nullcontext() if self._checked is None else self._checked.no_sync():
-            yield
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._reducer is None else self._reducer.no_sync()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch.utils.data import DataLoader
 
-from raydist.collectives.reducer.checked_backward import CheckedBackward
+from raydist.collectives.base import Membership
+from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
+from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.context.advice import advise
 from raydist.context.current import enter_replica
 from raydist.context.devices import Device, parse_device
@@ -73,7 +75,17 @@ class OneDeviceStrategy(Strategy):
         self._steps: CheckedSteps | None = CheckedSteps(f"this {type(self).__name__}", self._torch_device.type)
         self._made = self._steps.scope
         self._policy = NonfinitePolicy(lambda parameters: names_of(parameters, self._made.objects()))
-        self._checked = CheckedBackward(self._policy)
+
+    @functools.cached_property
+    def _reducer(self) -> GradientReducer:
+        """The reducer of a single rank, which checks gradients for NaN and infinities."""
+        if self._steps is None:
+            raise InvalidArgumentError(
+                "RunOptions(on_nonfinite=...) needs a strategy whose scope has made the model, got the default one, "
+                "which knows no parameters. Make a strategy, rd.OneDeviceStrategy() for example."
+            )
+        group = LocalGroup(LocalHub(), Membership("one device", generation=0, rank=0, world_size=1), timeout_s=60.0)
+        return GradientReducer(group.start(), policy=self._policy)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -106,7 +118,8 @@ class OneDeviceStrategy(Strategy):
         self._begin_run()
         require_call(fn, args, kwargs, options)
         choice = (options or _DEFAULTS).on_nonfinite
-        peers = Alone(self._torch_device, None if choice == "pass" else self._checked)
+        checks = self._reducer if choice != "pass" else None
+        peers = Alone(self._torch_device, checks)
         args, named = plain_call(args, kwargs)
         leaves = leaves_in(args) + (leaves_in(named) if named else [])
         if self._steps is not None:
@@ -119,9 +132,10 @@ class OneDeviceStrategy(Strategy):
         self._num_steps += 1
         with enter_replica(ReplicaContext(self, peers)):
             try:
-                if choice == "pass":
+                if checks is None:
                     return fn(*args, **named)
-                with self._policy.run(choice), self._checked.step():
+                checks.attach(_parameters_among(self._made.objects()))
+                with self._policy.run(choice), checks.step(index=self._num_steps - 1):
                     return fn(*args, **named)
             except BaseException as error:
                 advise(error)
@@ -194,6 +208,17 @@ def default_strategy() -> OneDeviceStrategy:
 def _counter_without_scope() -> StepCounter:
     """Return the counter of the process: every call of `default_strategy` makes another strategy."""
     return StepCounter()
+
+
+def _parameters_among(objects: Iterable[Any]) -> list[torch.nn.Parameter]:
+    """Return the parameters among some objects, those of modules included."""
+    found: list[torch.nn.Parameter] = []
+    for obj in objects:
+        if isinstance(obj, torch.nn.Module):
+            found.extend(obj.parameters(recurse=False))
+        elif isinstance(obj, torch.nn.Parameter):
+            found.append(obj)
+    return found
 
 
 def _num_rows(leaves: Sequence[Any]) -> int:

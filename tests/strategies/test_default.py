@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
+from raydist.errors import InvalidArgumentError
+from raydist.options import RunOptions
 from raydist.strategies.default import get_replica_context, get_strategy
 from raydist.strategies.one_device import OneDeviceStrategy
 
@@ -27,3 +30,8 @@ def test_a_run_has_both() -> None:
 def test_the_strategy_outside_of_every_scope_runs_whatever_it_is_given() -> None:
     layer = torch.nn.Linear(1, 1)
     assert get_strategy().run(lambda: layer(torch.ones(1, 1)).shape) == (1, 1)
+
+
+def test_it_checks_no_gradients() -> None:
+    with pytest.raises(InvalidArgumentError, match="needs a strategy whose scope has made the model"):
+        get_strategy().run(lambda: None, options=RunOptions(on_nonfinite="raise"))

@@ -149,7 +149,8 @@ class SynchronisedPasses:
         }
         hooks = HeldBack(self._parameters.hooked())
         try:
-            made = self._count_made(earlier) if earlier else {}
+            alone = self._communicator.world_size == 1
+            made = self._count_made(earlier) if earlier and not alone else {}
             for index in earlier:
                 self._parameters.all[index].grad = None
             if local:
