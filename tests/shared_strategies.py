@@ -159,11 +159,11 @@ def dispatching_thread(strategy: rd.Strategy) -> threading.Thread:
     assert isinstance(strategy, SynchronousStrategy)
     group = strategy._launched
     assert group is not None
-    dispatcher = group._steps._dispatcher
-    with dispatcher._changed:
-        dispatcher._wake_thread()
-    assert dispatcher._thread is not None
-    return dispatcher._thread
+    steps = group._steps
+    with steps._changed:
+        steps._wake_thread()
+    assert steps._thread is not None
+    return steps._thread
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from raydist.actors.workers.memory_limit import keep_freed_memory
 from raydist.cluster import release
 from raydist.ray_session import RaySession
 
-__all__ = ["CrowdedHost", "ReplicaActors", "ReplicaHost", "Seat"]
+__all__ = ["ReplicaActors", "ReplicaHost", "Seat"]
 
 
 _DISCARD_S = 1.0  # refused steps answer at once; an actor that does not answer is killed soon
@@ -77,14 +77,11 @@ class ReplicaActors:
         self._kind = kind
 
     def _launch(self, seat: Seat, name: str) -> Any:
-        several = self._per_process > 1
-        threads = {"control": 1, **{_thread_of(place): 1 for place in range(self._per_process if several else 0)}}
+        places = range(self._per_process if self._per_process > 1 else 0)  # one replica alone has the main thread
+        threads = {"control": 1, **{_thread_of(place): 1 for place in places}}
         decorate = ray.remote(concurrency_groups=threads)  # type: ignore[call-overload]  # an option Ray leaves out
-        actor_class = decorate(CrowdedHost if several else ReplicaHost)
         options = bundle_options(self._group, seat.bundle, seat.resources, name)
-        if several:
-            return actor_class.options(**options).remote(self._per_process, dict(seat.env))
-        return actor_class.options(**options).remote(dict(seat.env))
+        return decorate(ReplicaHost).options(**options).remote(dict(seat.env))
 
     @property
     def reachable(self) -> bool:
@@ -96,11 +93,11 @@ class ReplicaActors:
         return self._handles[rank // self._per_process]
 
     def _ask(self, rank: int, method: str, *args: Any) -> Any:
-        asked = getattr(self._handle(rank), method)
-        if self._per_process == 1:
-            return asked.remote(*args)
         place = rank % self._per_process
-        return asked.options(concurrency_group=_thread_of(place)).remote(place, *args)
+        asked = getattr(self._handle(rank), method)
+        if self._per_process > 1:
+            asked = asked.options(concurrency_group=_thread_of(place))
+        return asked.remote(place, *args)
 
     def about(self, rank: int) -> Any:
         return self._ask(rank, "about")
@@ -128,14 +125,11 @@ class ReplicaActors:
         """Call a method of every runner concurrently with running steps, without waiting for an answer."""
         for handle in self._handles if self.reachable else ():
             for place in range(self._per_process):
-                self._control(handle, place, method, *args)
-
-    def _control(self, handle: Any, place: int, method: str, *args: Any) -> Any:
-        return handle.control.remote(*(() if self._per_process == 1 else (place,)), method, *args)
+                handle.control.remote(place, method, *args)
 
     def ask_beside(self, rank: int, method: str, *args: Any) -> Any:
         """Call a method of a replica's runner concurrently with its steps; return the ref. Thread-safe."""
-        return self._control(self._handle(rank), rank % self._per_process, method, *args)
+        return self._handle(rank).control.remote(rank % self._per_process, method, *args)
 
     def wait(self, refs: Sequence[Any], names: Sequence[str], **limits: Any) -> list[Any]:
         """Return the values of `refs`; blocks as `supervision.wait_for_all` does."""
@@ -157,7 +151,7 @@ class ReplicaActors:
         if not self.reachable:
             return []
         names = self.names[:: self._per_process]
-        asked = {self._control(handle, 0, "ping"): name for handle, name in zip(self._handles, names, strict=True)}
+        asked = {handle.control.remote(0, "ping"): name for handle, name in zip(self._handles, names, strict=True)}
         return [asked[ref] for ref in ray.wait(list(asked), num_returns=len(asked), timeout=within_s)[1]]
 
     def discard(self, refs: Sequence[Any]) -> None:
@@ -187,7 +181,9 @@ def _title(kind: str, rank: int, name: str, seat: Seat) -> str:
 
 @final
 class ReplicaHost:
-    """The actor that hosts one runner. `steps` and `call` run in submission order, `control` concurrently.
+    """The actor that hosts runners, one thread each. Their steps and calls run in submission order.
+
+    `place` is the number of a runner in this process.
 
     Args:
         env: Environment variables to set in this process.
@@ -198,7 +194,7 @@ class ReplicaHost:
         # no process that Ray keeps ready has one: replicas would wait a second longer for new processes.
         os.environ.update(env or {})
         keep_freed_memory()  # activations and parts of batches are allocated and freed in every step
-        self._runner: Any = None
+        self._runners: dict[int, Any] = {}
         self._title = title_of_this_actor()
         if self._title:
             open_console(self._title)
@@ -207,18 +203,18 @@ class ReplicaHost:
     def __repr__(self) -> str:
         return self._title or type(self).__name__
 
-    def about(self) -> Software:
+    def about(self, place: int) -> Software:
         """Return the versions and devices of this process."""
         with _errors_travel():
             return installed_software()
 
-    def start(self, make_runner: Callable[..., Any], *args: Any) -> int:
-        """Build the runner in this process; returns the process id."""
+    def start(self, place: int, make_runner: Callable[..., Any], *args: Any) -> int:
+        """Build a runner in this process; returns the process id."""
         with _errors_travel():
-            self._runner = make_runner(*args)
+            self._runners[place] = make_runner(*args)
         return os.getpid()
 
-    def steps(self, message: Any, *objects: Any) -> Any:
+    def steps(self, place: int, message: Any, *objects: Any) -> Any:
         """Run the steps of a message and return their results. Blocks until they end.
 
         Ray has resolved the object refs among `objects`. Ray returns results of up to 100 KB inline with the answer,
@@ -228,49 +224,20 @@ class ReplicaHost:
             RemoteFailure: A step failed; holds the results of the steps before it.
         """
         with _errors_travel():
-            result = self._runner.steps(message, objects)
+            result = self._runners[place].steps(message, objects)
         if result.error is not None:
             raise RemoteFailure(pack_error(result.error), replace(result, error=None)) from None
         return result
 
-    def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the runner, after every step dispatched before this call."""
-        with _errors_travel():
-            return getattr(self._runner, method)(*args)
-
-    @ray.method(concurrency_group="control")
-    def control(self, method: str, *args: Any) -> Any:
-        """Call a method of the runner in a separate thread, without waiting for steps."""
-        return getattr(self._runner, method)(*args)
-
-
-@final
-class CrowdedHost:
-    """The actor that hosts several runners, one thread each: :class:`ReplicaHost`, with the runner's index first.
-
-    Args:
-        num_runners: Number of runners.
-        env: Environment variables for this process.
-    """
-
-    def __init__(self, num_runners: int, env: Mapping[str, str] | None = None) -> None:
-        self._hosts = [ReplicaHost(env) for _ in range(num_runners)]
-
-    def about(self, place: int) -> Software:
-        return self._hosts[place].about()
-
-    def start(self, place: int, make_runner: Callable[..., Any], *args: Any) -> int:
-        return self._hosts[place].start(make_runner, *args)
-
-    def steps(self, place: int, message: Any, *objects: Any) -> Any:
-        return self._hosts[place].steps(message, *objects)
-
     def call(self, place: int, method: str, *args: Any) -> Any:
-        return self._hosts[place].call(method, *args)
+        """Call a method of a runner, after every step dispatched before this call."""
+        with _errors_travel():
+            return getattr(self._runners[place], method)(*args)
 
     @ray.method(concurrency_group="control")
     def control(self, place: int, method: str, *args: Any) -> Any:
-        return self._hosts[place].control(method, *args)
+        """Call a method of a runner in a separate thread, without waiting for steps."""
+        return getattr(self._runners[place], method)(*args)
 
 
 @contextlib.contextmanager

@@ -6,11 +6,10 @@ On a GPU a batch is copied from pinned memory on a side stream, while the previo
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, final
+from typing import Any, final
 
 import torch
 
@@ -28,87 +27,56 @@ __all__ = [
     "CudaStreams",
     "DeviceCopies",
     "PartsAhead",
-    "Streams",
-    "accelerator_for",
     "take_gpu",
 ]
 
 
-class Accelerator(ABC):
-    """A replica's device, as used by the threads that run its steps.
+@final
+class Accelerator:
+    """A replica's device, as used by the threads that run its steps. A TPU chip queues operations.
+
+    Args:
+        name: Name of the device, which is opened for this thread.
 
     Attributes:
         device: The `torch.device` of the replica's tensors.
         defers: True if the device queues operations lazily, so that it must know where a step begins and ends.
+
+    Raises:
+        FailedPreconditionError: The device is a TPU, and torch_xla is not installed.
+        UnavailableError: There is no such TPU chip.
     """
 
-    device: torch.device
-    defers: ClassVar[bool]
+    def __init__(self, name: str) -> None:
+        named = torch.device(name)
+        self._chip = Chip(named.index or 0) if named.type == "xla" else None
+        self.device = named if self._chip is None else self._chip.open().device
+        self.defers = self._chip is not None
 
-    @abstractmethod
     def seed(self, seed: int) -> None:
         """Seed the random numbers of steps."""
+        torch.manual_seed(seed % 2**63)
+        if self._chip is not None:
+            self._chip.seed(seed % 2**63)
 
-    @abstractmethod
     def enter(self) -> None:
         """Begin a step in this thread."""
+        if self._chip is not None:
+            self._chip.open()
 
-    @abstractmethod
     def leave(self) -> None:
         """End the step: run the operations that the device has queued."""
+        if self._chip is not None:
+            self._chip.launch()
 
-    @abstractmethod
     def working(self, modes: TorchModes | None, limit_s: float) -> AbstractContextManager[None]:
         """Return a context in which torch has these modes in this thread; None means torch's defaults.
 
         Blocks for at most `limit_s` while other threads of this process run steps with other modes.
         """
-
-
-@final
-class _TorchDevice(Accelerator):
-    """A CPU or a GPU, which needs nothing beyond torch."""
-
-    defers = False
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def seed(self, seed: int) -> None:
-        torch.manual_seed(seed % 2**63)
-
-    def enter(self) -> None:
-        """Do nothing."""
-
-    def leave(self) -> None:
-        """Do nothing."""
-
-    def working(self, modes: TorchModes | None, limit_s: float) -> AbstractContextManager[None]:
+        if self._chip is not None:
+            return (modes or _AS_TORCH_HAS_IT).applied_among(_OF_ALL_CHIPS, limit_s)
         return contextlib.nullcontext() if modes is None else modes.applied()
-
-
-@final
-class _XlaDevice(Accelerator):
-    """A TPU chip, which queues operations and runs them together."""
-
-    defers = True
-
-    def __init__(self, chip: Chip) -> None:
-        self._chip = chip
-        self.device = chip.open().device
-
-    def seed(self, seed: int) -> None:
-        torch.manual_seed(seed % 2**63)
-        self._chip.seed(seed % 2**63)
-
-    def enter(self) -> None:
-        self._chip.open()
-
-    def leave(self) -> None:
-        self._chip.launch()
-
-    def working(self, modes: TorchModes | None, limit_s: float) -> AbstractContextManager[None]:
-        return (modes or _AS_TORCH_HAS_IT).applied_among(_OF_ALL_CHIPS, limit_s)
 
 
 _AS_TORCH_HAS_IT = TorchModes()
@@ -129,17 +97,6 @@ def take_gpu(device: torch.device, rank: int) -> None:
     torch.cuda.set_device(device)
 
 
-def accelerator_for(device: str) -> Accelerator:
-    """Return the device of this name, opened for this thread.
-
-    Raises:
-        FailedPreconditionError: The device is a TPU, and torch_xla is not installed.
-        UnavailableError: There is no such TPU chip.
-    """
-    named = torch.device(device)
-    return _XlaDevice(Chip(named.index or 0)) if named.type == "xla" else _TorchDevice(named)
-
-
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Copying:
@@ -152,16 +109,6 @@ class Copying:
 
     tensor: torch.Tensor
     event: Any
-
-
-class Streams(Protocol):
-    """Copies to a device that overlap with its computation: the interface of `CudaStreams`."""
-
-    def copy(self, value: torch.Tensor) -> Copying:
-        """Start a copy that runs beside the device's computation. Does not block."""
-
-    def join(self, copying: Copying) -> torch.Tensor:
-        """Return the copy for the current stream. Does not block the host: the stream waits for the copy."""
 
 
 @final
@@ -200,7 +147,7 @@ class DeviceCopies:
         streams: Copy streams of the device; None for a device whose copies do not overlap with computation.
     """
 
-    def __init__(self, device: torch.device, streams: Streams | None = None) -> None:
+    def __init__(self, device: torch.device, streams: CudaStreams | None = None) -> None:
         self._device = device
         self._streams = streams
 

@@ -10,7 +10,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -33,7 +33,7 @@ from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import StepHeader
 from raydist.summaries.step_recorder import StepRecorder
 
-__all__ = ["DrawnIterators", "FunctionCalls", "LoopSide", "watch_gradient_readers"]
+__all__ = ["FunctionCalls", "LoopSide", "watch_gradient_readers"]
 
 
 @functools.cache
@@ -95,61 +95,6 @@ def _listed(parameters: torch.Tensor | Iterable[torch.Tensor]) -> tuple[Any, lis
 
 
 @final
-class DrawnIterators:
-    """The iterators among a step's arguments, which are bound to one replica.
-
-    Args:
-        mirror: The mirrored objects of the replica.
-        saves: Writes the replica's checkpoint shards.
-        loops: Runs that draw from iterators; each draw is a step boundary.
-        copies: Copies batches to the replica's device.
-        launch: Runs the operations that the device has queued.
-    """
-
-    def __init__(
-        self,
-        mirror: MirrorReplica,
-        saves: ShareWriter,
-        loops: ReplicaLoops,
-        copies: DeviceCopies,
-        launch: Callable[[], None],
-    ) -> None:
-        self._mirror, self._saves, self._loops, self._copies, self._launch = mirror, saves, loops, copies, launch
-
-    @contextlib.contextmanager
-    def bound(self, arguments: Any, header: StepHeader, peers: Connected) -> Iterator[None]:
-        """Return a context in which iterators among the arguments yield this replica's batches and report their rows.
-
-        Args:
-            arguments: A nest of the step function's arguments.
-            header: Header of the step.
-            peers: The synchronous part of this replica.
-        """
-        leaves, _ = flatten(arguments)
-        iterators = [leaf for leaf in leaves if isinstance(leaf, ReplicaIterator)]
-        with contextlib.ExitStack() as stack:
-            if iterators and header.loop is not None:
-                side = LoopSide(self._mirror, peers, self._saves, iterators, self._launch)
-                peers.loop = stack.enter_context(self._loops.running(header.step, header.loop, side))
-                stack.callback(setattr, peers, "loop", None)
-            for iterator in iterators:
-                stack.callback(iterator.release)
-                self._bind(iterator, header, peers)
-            yield
-
-    def _bind(self, iterator: ReplicaIterator, header: StepHeader, peers: Connected) -> None:
-        empty: Literal["stand_in", "zero_rows"] = "stand_in" if header.stand_in else "zero_rows"
-        iterator.bind(
-            peers.rank,
-            begin=self._copies.begin,
-            place=self._copies.finish,
-            on_batch=lambda batch: peers.next_batch(batch.rows),
-            empty_batch=empty,
-            before_draw=self._loops.draw,
-        )
-
-
-@final
 class LoopSide:
     """The `ReplicaSide` of a loop: access to one replica at the step boundaries inside a run.
 
@@ -203,12 +148,23 @@ class FunctionCalls:
 
     Args:
         mirror: The mirrored objects of the replica.
+        saves: Writes the replica's checkpoint shards.
+        loops: Runs that draw from iterators; each draw is a step boundary.
+        copies: Copies batches to the replica's device.
         accelerator: The device of the replica.
         limit_s: How long a step may wait for threads of this process that need other torch modes.
     """
 
-    def __init__(self, mirror: MirrorReplica, accelerator: Accelerator, limit_s: float) -> None:
-        self._mirror = mirror
+    def __init__(
+        self,
+        mirror: MirrorReplica,
+        saves: ShareWriter,
+        loops: ReplicaLoops,
+        copies: DeviceCopies,
+        accelerator: Accelerator,
+        limit_s: float,
+    ) -> None:
+        self._mirror, self._saves, self._loops, self._copies = mirror, saves, loops, copies
         self._guard = mirror.guard()
         self._accelerator = accelerator
         self._limit_s = limit_s
@@ -230,6 +186,19 @@ class FunctionCalls:
         kwargs: dict[str, Any],
     ) -> Any:
         """Call the step function and return its result."""
+        if args or kwargs:
+            with self.bound((args, kwargs), header, peers):
+                return self._call(header, peers, fn, args, kwargs)
+        return self._call(header, peers, fn, args, kwargs)
+
+    def _call(
+        self,
+        header: StepHeader,
+        peers: Connected,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
         with (
             peers.run(
                 header.rows,
@@ -251,6 +220,28 @@ class FunctionCalls:
             finally:
                 self._guard.is_on = False
         return value
+
+    @contextlib.contextmanager
+    def bound(self, arguments: Any, header: StepHeader, peers: Connected) -> Iterator[None]:
+        """Return a context in which iterators in this nest yield this replica's batches and report their rows."""
+        leaves, _ = flatten(arguments)
+        iterators = [leaf for leaf in leaves if isinstance(leaf, ReplicaIterator)]
+        with contextlib.ExitStack() as stack:
+            if iterators and header.loop is not None:
+                side = LoopSide(self._mirror, peers, self._saves, iterators, self._accelerator.leave)
+                peers.loop = stack.enter_context(self._loops.running(header.step, header.loop, side))
+                stack.callback(setattr, peers, "loop", None)
+            for iterator in iterators:
+                stack.callback(iterator.release)
+                iterator.bind(
+                    peers.rank,
+                    begin=self._copies.begin,
+                    place=self._copies.finish,
+                    on_batch=lambda batch: peers.next_batch(batch.rows),
+                    empty_batch="stand_in" if header.stand_in else "zero_rows",
+                    before_draw=self._loops.draw,
+                )
+            yield
 
     def _around(self, header: StepHeader) -> AbstractContextManager[Any]:
         """Return the context for summaries, torch modes and devices that queue operations."""

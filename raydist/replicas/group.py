@@ -18,7 +18,8 @@ from raydist.errors import DeadlineExceededError
 from raydist.mirroring.calls import MirrorCalls
 from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
-from raydist.replicas.dispatching.dispatched_steps import DispatchedSteps, ReplicaCalls
+from raydist.replicas.dispatched_steps import DispatchedSteps
+from raydist.replicas.replica_calls import ReplicaCalls
 from raydist.replicas.results import StepOutcome, StepResult
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup
@@ -144,22 +145,20 @@ class ReplicaGroup:
     def nonfinite_counts(self) -> tuple[int, int]:
         """Return `ReplicaRunner.nonfinite_counts`, equal on all replicas. Waits for all dispatched steps."""
         self.wait()
-        ref = self._calls.ask(0, ReplicaRunner.nonfinite_counts)
-        found: tuple[int, int] = self._calls.answer_of(0, ref, "counting")
+        found: tuple[int, int] = self._calls.answers(ReplicaRunner.nonfinite_counts, doing="counting", ranks=[0])[0]
         return found
 
     def ask_mirror(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
         """Call a method of one replica's mirrored variables after all dispatched steps. Blocks; raises its error."""
-        self.wait()
-        ref = self._calls.ask(rank, ReplicaRunner.mirror, method, *args)
-        found: _T = self._calls.answer_of(rank, ref, f"{method.__name__} of the variables")
-        return found
+        return self.ask_mirrors(method, *args, ranks=[rank])[0]
 
-    def ask_mirrors(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
-        """Call a method of every replica's mirrored variables; return the results in rank order. See `ask_mirror`."""
+    def ask_mirrors(
+        self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args, ranks: Sequence[int] | None = None
+    ) -> list[_T]:
+        """Call a method of the mirrored variables of replicas (None: all); return the results. See `ask_mirror`."""
         self.wait()
-        refs = self._calls.ask_all(ReplicaRunner.mirror, method, *args)
-        return self._calls.answers_of_all(refs, f"{method.__name__} of the variables")
+        doing = f"{method.__name__} of the variables"
+        return self._calls.answers(ReplicaRunner.mirror, method, *args, doing=doing, ranks=ranks)
 
     def ask_beside(
         self, method: Callable[[ReplicaRunner, *_Args], _T], *args: *_Args, ranks: Sequence[int] | None = None

@@ -32,8 +32,8 @@ from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.mirroring.trained_state import names_of, row_tables
 from raydist.owning_process import call_here
 from raydist.replicas.connected import Connected
-from raydist.replicas.device_copies import DeviceCopies, PartsAhead, accelerator_for, take_gpu
-from raydist.replicas.function_calls import DrawnIterators, FunctionCalls, watch_gradient_readers
+from raydist.replicas.device_copies import Accelerator, DeviceCopies, PartsAhead, take_gpu
+from raydist.replicas.function_calls import FunctionCalls, watch_gradient_readers
 from raydist.replicas.group_member import GroupMember, Refusals
 from raydist.replicas.replica_view import ReplicaView, VariablesView
 from raydist.replicas.results import StepResult, pack_result
@@ -66,7 +66,7 @@ class ReplicaRunner:
         join_group: Callable[..., Communicator] = open_communicator,
     ) -> None:
         self._setup = setup
-        self._accelerator = accelerator_for(setup.device)
+        self._accelerator = Accelerator(setup.device)
         self._device = self._accelerator.device
         self._view = ReplicaView(setup.worker_devices, lambda: self._mirror.objects())
         self._saves = ShareWriter(setup.rank, setup.world_size, self._device, self._merged)
@@ -100,8 +100,9 @@ class ReplicaRunner:
             take_gpu(self._device, setup.rank)
         self._copies = DeviceCopies.to(self._device)
         self._ahead = PartsAhead(self._copies)
-        self._draws = DrawnIterators(self._mirror, self._saves, self._loops, self._copies, self._accelerator.leave)
-        self._calls = FunctionCalls(self._mirror, self._accelerator, setup.collective_timeout_s)
+        self._calls = FunctionCalls(
+            self._mirror, self._saves, self._loops, self._copies, self._accelerator, setup.collective_timeout_s
+        )
 
     def join(self, membership: Membership) -> None:
         """Join a generation of the group, and clear an earlier failure. Blocks until all replicas have joined."""
@@ -244,11 +245,7 @@ class ReplicaRunner:
         if header.looks_only:
             self._mirror.settle()
             return pack_result(call_here(fn, *args, **kwargs), absent=False)
-        if args or kwargs:
-            with self._draws.bound((args, kwargs), header, peers):
-                value = self._calls.call(header, peers, fn, args, kwargs)
-        else:
-            value = self._calls.call(header, peers, fn, args, kwargs)
+        value = self._calls.call(header, peers, fn, args, kwargs)
         if self._accelerator.defers:
             self._accelerator.leave()
         return self._calls.pack(value, header, peers)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raydist.actors.replica import CrowdedHost, ReplicaHost
+from raydist.actors.replica import ReplicaHost
 from raydist.actors.supervision import RemoteFailure
 from raydist.errors import RaydistError
 
@@ -34,22 +34,13 @@ class Runner:
         return value
 
 
-def test_passes_calls_on_to_its_runner() -> None:
-    host = ReplicaHost()
-    assert host.start(Runner, "first") == os.getpid()
-    assert host.steps("group", "a", "b").results == ("first", "group", ("a", "b"))
-    assert host.call("ping", 3) == 3
-    assert host.control("ping", 4) == 4
-
-
-def test_several_runners_of_one_process_have_a_place_each() -> None:
-    host = CrowdedHost(2, {})
+def test_passes_calls_on_to_the_runner_of_a_place() -> None:
+    host = ReplicaHost({})
     assert [host.start(place, Runner, name) for place, name in enumerate(("first", "second"))] == [os.getpid()] * 2
-    assert host.steps(1, "group", "a").results == ("second", "group", ("a",))
+    assert host.steps(1, "group", "a", "b").results == ("second", "group", ("a", "b"))
     assert host.steps(0, "group").results == ("first", "group", ())
     assert host.call(1, "ping", 3) == 3
     assert host.control(0, "ping", 4) == 4
-    assert host.about(1) == ReplicaHost().about()
 
 
 @pytest.mark.parametrize(
@@ -57,9 +48,9 @@ def test_several_runners_of_one_process_have_a_place_each() -> None:
 )
 def test_errors_leave_as_values_whatever_their_class(error: BaseException, restored: type[Exception]) -> None:
     host = ReplicaHost()
-    host.start(Runner, "first")
+    host.start(0, Runner, "first")
     with pytest.raises(RemoteFailure) as failure:
-        host.steps(error)
+        host.steps(0, error)
     assert failure.value.before == Answer(("first",))
     arrived = failure.value.portable.restore()
     assert type(arrived) is restored

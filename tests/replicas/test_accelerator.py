@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
-from raydist.replicas.device_copies import accelerator_for
+from raydist.replicas.device_copies import Accelerator
 from raydist.torch_modes import TorchModes
 from raydist.torch_settings import TorchSettings
 from tests.xla_world import IS_REAL, chips_here
 
 
 def test_a_cpu_needs_nothing_but_a_seed() -> None:
-    cpu = accelerator_for("cpu")
+    cpu = Accelerator("cpu")
     assert cpu.device == torch.device("cpu")
     cpu.enter()
     cpu.seed(2**63 + 5)
@@ -24,7 +24,7 @@ def test_a_cpu_needs_nothing_but_a_seed() -> None:
 
 
 def test_steps_work_in_the_modes_that_came_with_them() -> None:
-    cpu = accelerator_for("cpu")
+    cpu = Accelerator("cpu")
     with cpu.working(TorchModes(grad=False, settings=TorchSettings(torch.float64)), 1.0):
         assert (torch.ones(1).dtype, torch.is_grad_enabled()) == (torch.float64, False)
     with cpu.working(None, 1.0):
@@ -35,7 +35,7 @@ def test_steps_work_in_the_modes_that_came_with_them() -> None:
 def test_chips_of_one_process_take_turns_with_its_settings() -> None:
     double = TorchModes(settings=TorchSettings(torch.float64))
     with chips_here(2):
-        first, second = accelerator_for("xla:0"), accelerator_for("xla:1")
+        first, second = Accelerator("xla:0"), Accelerator("xla:1")
         with first.working(double, 1.0), second.working(double, 1.0):
             assert torch.ones(1).dtype is torch.float64
             with pytest.raises(DeadlineExceededError), first.working(None, 0.01):
@@ -49,9 +49,9 @@ def test_a_chip_is_torch_xlas(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "torch_xla", None)
         with pytest.raises(FailedPreconditionError, match="need torch_xla"):
-            accelerator_for("xla:0")
+            Accelerator("xla:0")
     with chips_here(2):
-        chip = accelerator_for("xla:1")
+        chip = Accelerator("xla:1")
         chip.enter()
         chip.seed(3)
         assert torch.equal(torch.ones(2, device=chip.device) * 2, torch.full((2,), 2.0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -26,7 +28,7 @@ class Recorded:
 
 
 def test_a_copy_begins_early_and_is_joined_where_it_is_used() -> None:
-    streams = Recorded()
+    streams: Any = Recorded()
     copies = DeviceCopies(META, streams)
     begun = copies.begin(torch.ones(2))
     assert streams.calls == ["copy"]
@@ -37,7 +39,8 @@ def test_a_copy_begins_early_and_is_joined_where_it_is_used() -> None:
 
 
 def test_what_needs_no_copy_is_handed_through() -> None:
-    copies = DeviceCopies(META, streams := Recorded())
+    streams: Any = Recorded()
+    copies = DeviceCopies(META, streams)
     here = torch.ones(2, device=META)
     for value in (here, "text", 3):
         assert copies.finish(copies.begin(value)) is value

@@ -8,7 +8,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.checkpoints.loops.orders import LoopOrder
@@ -19,8 +18,8 @@ from raydist.distributed_dataset import distribute
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.shipment import Shipment
 from raydist.options import InputOptions
-from raydist.replicas.device_copies import DeviceCopies
-from raydist.replicas.function_calls import DrawnIterators
+from raydist.replicas.device_copies import Accelerator, DeviceCopies
+from raydist.replicas.function_calls import FunctionCalls
 from raydist.replicas.step import StepHeader
 from tests.actors.readers.fakes import fake_side
 
@@ -41,10 +40,11 @@ def peers() -> Any:
     return mock.Mock(rank=1, loop=None)
 
 
-def draws(loops: ReplicaLoops | None = None) -> DrawnIterators:
+def draws(loops: ReplicaLoops | None = None) -> FunctionCalls:
     writer = mock.create_autospec(ShareWriter, instance=True)
     loops = loops or ReplicaLoops(writer)
-    return DrawnIterators(mock.Mock(), writer, loops, DeviceCopies(torch.device("cpu")), mock.Mock())
+    cpu = Accelerator("cpu")
+    return FunctionCalls(mock.Mock(), writer, loops, DeviceCopies(cpu.device), cpu, 1.0)
 
 
 def test_they_draw_this_replicas_pieces_and_tell_everybodys_rows(iterators: list[ReplicaIterator], peers: Any) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import raydist as rd
+from raydist.checkpoints.loops.replica_loops import ReplicaLoops
+from raydist.checkpoints.sharing.share_writer import ShareWriter
 from raydist.collectives.base import Membership
 from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.mirroring.shipment import Shipment
 from raydist.replicas.connected import Connected
-from raydist.replicas.device_copies import accelerator_for
+from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.function_calls import FunctionCalls
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult
@@ -34,7 +37,9 @@ class Alone:
         self.mirror = MirrorReplica(0)
         policy = NonfinitePolicy(lambda _: [])
         self.peers = Connected(group, NotingReducer(), CPU, self.mirror, policy)  # type: ignore[arg-type]  # a stand-in
-        self.calls = FunctionCalls(self.mirror, accelerator_for("cpu"), 1.0)
+        saves = mock.create_autospec(ShareWriter, instance=True)
+        loops = ReplicaLoops(saves)
+        self.calls = FunctionCalls(self.mirror, saves, loops, DeviceCopies(CPU), Accelerator("cpu"), 1.0)
         self.calls.join(ReplicaView(("cpu",), list), self.peers)
 
     def call(self, fn: Callable[..., Any], *args: Any, **header: Any) -> StepResult:

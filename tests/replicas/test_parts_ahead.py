@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from raydist.mirroring.shipment import Shipment
@@ -29,7 +31,7 @@ def header(step: int) -> StepHeader:
 
 
 def ahead() -> tuple[PartsAhead, Counted]:
-    streams = Counted()
+    streams: Any = Counted()
     return PartsAhead(DeviceCopies(META, streams)), streams
 
 

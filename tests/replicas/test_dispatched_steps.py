@@ -11,7 +11,8 @@ import pytest
 from raydist.errors import InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
-from raydist.replicas.dispatching.dispatched_steps import DispatchedSteps, ReplicaCalls
+from raydist.replicas.dispatched_steps import DispatchedSteps
+from raydist.replicas.replica_calls import ReplicaCalls
 from tests.replicas.answering_actors import Actors, actors, planned, values
 
 __all__ = ["actors"]

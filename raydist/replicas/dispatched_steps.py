@@ -1,0 +1,445 @@
+"""Steps in flight on replicas in lock step: sending steps in groups, waiting for results, reporting errors.
+
+Steps are sent at once while the replicas are idle, and in groups while they are busy: a message costs about as much as
+a short step.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.actors.replica import ReplicaActors
+from raydist.errors import CancelledError, FailedPreconditionError, InvalidArgumentError, Preempted
+from raydist.foreign_errors import describe, what_was_raised
+from raydist.owning_process import OwningProcess
+from raydist.preemption.boundaries import leave
+from raydist.replicas.replica_calls import ReplicaCalls
+from raydist.replicas.results import StepOutcome, StepResult
+from raydist.replicas.step_message import GroupResult, PlannedStep, SentObjects, address_steps
+from raydist.values import Part
+
+__all__ = ["DispatchedStep", "DispatchedSteps", "Failure", "Pace", "SentGroup"]
+
+_BUSY = 2  # groups in flight: one that the replicas run, and one in their queue
+_SLICE_S = 5.0  # longest time that the thread lives on after `close`
+
+_GROUP_S = 0.2  # short enough that an error or result of the group's first step is hardly delayed
+_MOST_STEPS = 16  # more would save little: a message takes 1.3 ms of CPU in all for two replicas
+_MOST_BYTES = 64 << 10  # of results in one message: reading the first result fetches, and keeps, all of them
+_WINDOW = 8  # steps in flight: enough to hide the dispatch, few enough to bound the queues
+# Fewer long steps: a save waits for them, and a preempted job has 3 s (`ray job stop`).
+_WINDOW_S = 1.0
+_SHORTEST_WINDOW = 3
+_REMEMBERED = 256  # number of functions
+
+
+@final
+class Pace:
+    """Measured costs of steps, by a key of their function. Steps of unknown functions are sent alone.
+
+    >>> pace = Pace()
+    >>> pace.group_size([b"f"])
+    1
+    >>> pace.learn(b"f", seconds=0.02, num_bytes=8)
+    >>> pace.group_size([b"f"]), pace.window([b"f"])
+    (10, 30)
+    """
+
+    def __init__(self) -> None:
+        self._costs: dict[bytes, tuple[float, int]] = {}
+
+    def learn(self, key: bytes, *, seconds: float, num_bytes: int) -> None:
+        """Record the duration and the result size of a step; an empty key is ignored."""
+        if key:
+            self._costs.pop(key, None)
+            self._costs[key] = max(seconds, 1e-9), max(num_bytes, 1)
+            if len(self._costs) > _REMEMBERED:
+                del self._costs[next(iter(self._costs))]
+
+    def group_size(self, keys: Sequence[bytes]) -> int:
+        """Return how many steps that alternate between the functions of `keys` may share a message; at least 1."""
+        costs = [self._costs.get(key, (_GROUP_S, _MOST_BYTES)) for key in set(keys)]
+        limits = (min(int(_GROUP_S / seconds), _MOST_BYTES // num_bytes) for seconds, num_bytes in costs)
+        return max(1, min(_MOST_STEPS, *limits)) if costs else 1
+
+    def window(self, keys: Sequence[bytes]) -> int:
+        """Return how many steps may be in flight: one running group, one waiting group, and one that is collected."""
+        slowest = max((self._costs[key][0] for key in set(keys) if key in self._costs), default=0.0)
+        in_time = math.ceil(_WINDOW_S / max(slowest, _WINDOW_S / _WINDOW))
+        return max(in_time, _SHORTEST_WINDOW, 3 * self.group_size(keys))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A step that failed. The replicas refuse all steps after it."""
+
+    step: int
+    error: Exception
+
+    def consequence(self, step: int) -> CancelledError:
+        """Return the error of a step after the failed one."""
+        error = CancelledError(
+            f"Step {step} was given up, because step {self.step} failed ({describe(self.error)}). The first error is "
+            "the cause of this one: mend that."
+        )
+        error.__cause__ = what_was_raised(self.error)
+        return error
+
+
+@final
+class SentGroup:
+    """Steps that were sent in one message to each replica, and their results once these are known.
+
+    Args:
+        steps: The steps.
+        refs: Reference of each replica's answer.
+
+    Attributes:
+        outcomes: The results of every replica, or the error, of each step; empty until these are known.
+        cause: The first step that failed, in this or an earlier group; None without a failure.
+    """
+
+    def __init__(self, steps: Sequence[PlannedStep], refs: Sequence[Any]) -> None:
+        self.first_step = steps[0].header.step
+        self.keys = tuple(step.header.shipment.digest for step in steps)
+        self.refs = tuple(refs)
+        self.outcomes: list[list[StepResult] | Exception] = []
+        self.cause: Failure | None = None
+        self._none_given = tuple(step.returns_none for step in steps)
+
+    @property
+    def title(self) -> str:
+        """The step numbers, for messages."""
+        last = self.first_step + len(self.keys) - 1
+        return f"step {last}" if last == self.first_step else f"steps {self.first_step} to {last}"
+
+    def succeed(self, answers: Sequence[GroupResult]) -> InvalidArgumentError | None:
+        """Record the results. Return the error of a step that returned a value although `run` had returned None."""
+        self.outcomes = [[answer.results[place] for answer in answers] for place in range(len(self.keys))]
+        for place, none_given in enumerate(self._none_given):
+            if none_given and not all(each.is_none or each.absent for each in self.results_at(place)):
+                return InvalidArgumentError(
+                    f"A step function that returned None must do so in every call, but step {self.first_step + place} "
+                    "returned a value, and `run` had returned None by then. Return a value always, or another function."
+                )
+        return None
+
+    def fail(self, error: Exception, answers: Sequence[GroupResult]) -> Exception:
+        """Record that a step failed on some replica, and return its error.
+
+        Args:
+            error: The error, or the refusal of steps after an earlier failure.
+            answers: The results of each replica before the failure.
+        """
+        done = min([len(self.keys) - 1, *(len(answer.results) for answer in answers)])
+        if self.cause is not None and isinstance(error, CancelledError):
+            error = self.cause.consequence(self.first_step + done)
+        failure = self.cause = self.cause or Failure(self.first_step + done, error)
+        self.outcomes = [[answer.results[place] for answer in answers] for place in range(done)]
+        self.outcomes += [error, *(failure.consequence(self.first_step + n) for n in range(done + 1, len(self.keys)))]
+        return error
+
+    def results_at(self, place: int) -> list[StepResult]:
+        """Return every replica's result of the step at `place`; raises the step's error."""
+        outcome = self.outcomes[place]
+        if isinstance(outcome, Exception):
+            raise what_was_raised(outcome).with_traceback(None)
+        return outcome
+
+
+@final
+class DispatchedStep(StepOutcome):
+    """A step that was dispatched. Results refer to this object, so it holds no arguments of the step.
+
+    Attributes:
+        number: Number of the step.
+        group: The group with the step, once it was sent.
+        place: Position of the step in the group.
+    """
+
+    __slots__ = ("_steps", "group", "number", "place")
+
+    def __init__(self, steps: DispatchedSteps, number: int) -> None:
+        self._steps = steps
+        self.number = number
+        self.group: SentGroup | None = None
+        self.place = 0
+
+    @property
+    def num_replicas(self) -> int:
+        return self._steps.num_replicas
+
+    def results(self) -> list[StepResult]:
+        return self._steps.results_of(self)
+
+    def part(self, rank: int, leaf_index: int, nest: str) -> Part:
+        ref = self._steps.group_of(self).refs[rank]
+        return Part(ref=ref, leaf_index=leaf_index, place=self.place, nest=nest)
+
+
+@final
+class DispatchedSteps:
+    """A window of steps, sent in order. Thread-safe: one thread waits for steps, the others wait for that thread.
+
+    Args:
+        actors: The replicas' processes.
+        calls: Calls to the runners; records that a step failed.
+        num_replicas: Number of replicas.
+        step_s: Time limit of a step in seconds.
+        process: The process that may use this object.
+
+    Attributes:
+        num_replicas: Number of replicas.
+        on_results: Callbacks for each ended step, in order, with all results. They must neither raise nor block.
+    """
+
+    def __init__(
+        self, actors: ReplicaActors, calls: ReplicaCalls, num_replicas: int, step_s: float, process: OwningProcess
+    ) -> None:
+        self.num_replicas = num_replicas
+        self.on_results: list[Callable[[Sequence[StepResult]], None]] = []
+        self._actors = actors
+        self._calls = calls
+        self._step_s = step_s
+        self._process = process
+        self._turn = threading.RLock()  # of the thread that waits for steps
+        self._sent = tuple(SentObjects() for _ in range(num_replicas))
+        self._pace = Pace()
+        self._untold: Exception | None = None
+        self._failure: Failure | None = None  # the first of this generation
+        self._last = -1  # number of the last dispatched step
+        self._changed = threading.Condition()  # of everything below
+        self._gathered: list[tuple[DispatchedStep, PlannedStep]] = []
+        self._running: deque[SentGroup] = deque()  # not known to be done
+        self._unfinished: deque[SentGroup] = deque()  # whose errors nobody has read
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def num_under_way(self) -> int:
+        """Number of steps that nobody has waited for."""
+        with self._changed:
+            return len(self._gathered) + sum(len(group.keys) for group in self._unfinished)
+
+    def dispatch(self, step: PlannedStep) -> DispatchedStep:
+        """Send one step to every replica, now or with others as soon as a group is done.
+
+        Blocks only while the window is full; the error of the oldest steps may be raised then.
+        """
+        self._calls.require_alive()
+        with self._turn:
+            while self.num_under_way >= self._pace.window(self._keys(step)):
+                self._finish_oldest()
+                self.tell()
+            at_once = step.carries_values  # sends the steps whose results are parts; may block, so not in the thread
+            dispatched = DispatchedStep(self, step.header.step)
+            self._last = dispatched.number
+            with self._changed:
+                if len(self._gathered) >= self._pace.group_size(self._keys(step)):
+                    self._send_gathered()
+                self._gathered.append((dispatched, step))
+                full = len(self._gathered) >= self._pace.group_size(self._keys())
+                if at_once or full or len(self._running) < _BUSY:
+                    self._send_gathered()
+                else:
+                    self._wake_thread()
+        return dispatched
+
+    def _keys(self, *more: PlannedStep) -> list[bytes]:
+        with self._changed:
+            return [step.header.shipment.digest for step in (*(planned for _, planned in self._gathered), *more)]
+
+    def _send_gathered(self) -> None:
+        with self._changed:
+            gathered, self._gathered = self._gathered, []
+            if gathered:
+                planned = [step for _, step in gathered]
+                group = SentGroup(planned, self._send(planned))
+                for place, (step, _) in enumerate(gathered):
+                    step.group, step.place = group, place
+                self._running.append(group)
+                self._unfinished.append(group)
+
+    def _send(self, steps: Sequence[PlannedStep]) -> list[Any]:
+        try:
+            messages = address_steps(steps, self._sent)
+            return [self._actors.send(rank, *message) for rank, message in enumerate(messages)]
+        except BaseException:  # KeyboardInterrupt, too: replicas with the steps would wait for replicas without them
+            self._calls.give_up()
+            raise
+
+    def _wake_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._send_when_done, name="raydist-dispatch", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _send_when_done(self) -> None:
+        """Send steps when a group is done. Runs in a thread: the program may be busy while its steps wait."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or (self._gathered and self._running))
+                if self._closed:
+                    return
+                group = self._running[0]
+            if self._actors.are_ready(group.refs[:1], _SLICE_S):
+                self._note_done(group)
+
+    def _note_done(self, group: SentGroup) -> None:
+        with self._changed:
+            if group in self._running:
+                self._running.remove(group)
+            if len(self._running) < _BUSY:
+                self._send_gathered()
+
+    def wait(self) -> None:
+        """Wait for every dispatched step; raise the error of the first step that failed."""
+        with self._turn:
+            self.tell()
+            while self._finish_oldest():
+                self.tell()
+
+    def until_now(self) -> Callable[[], None]:
+        """Return a function that waits, in any thread, for the steps dispatched so far. Later calls raise errors."""
+        last = self._last
+
+        def wait() -> None:
+            with self._turn:
+                while (group := self._oldest()) is not None and group.first_step <= last:
+                    self._finish_oldest()
+
+        return wait
+
+    def give_up(self) -> None:
+        """Send the collected steps, and forget all in flight: they follow a failed step, and the replicas refuse them.
+
+        Replicas must have what the collected steps bring: the driver will not send it again.
+        """
+        with self._changed:
+            self._send_gathered()
+            groups = list(self._unfinished)
+            self._unfinished.clear()
+            self._running.clear()
+        for group in groups:
+            group.cause = self._failure
+            self._actors.discard(group.refs)
+        self._failure = None
+        for sent in self._sent:
+            sent.forget()
+
+    def tell(self) -> None:
+        """Raise the error of a step that has not been raised yet."""
+        self._process.require("used")
+        error, self._untold = self._untold, None
+        if error is not None:
+            raise _to_raise(error).with_traceback(None)
+
+    def _oldest(self) -> SentGroup | None:
+        """Return the first group whose errors nobody has read; None if there is none."""
+        with self._changed:
+            if not self._unfinished:
+                self._send_gathered()
+            return self._unfinished[0] if self._unfinished else None
+
+    def _is_under_way(self, group: SentGroup) -> bool:
+        """Return True if nobody has waited for the group."""
+        with self._changed:
+            return group in self._unfinished
+
+    def _finish_oldest(self) -> bool:
+        """Wait for the oldest group; return False if there is none. `tell` raises its error later."""
+        group = self._oldest()
+        if group is None:
+            return False
+        consequence = self._calls.failed  # of an error that was reported already
+        group.cause = self._failure
+        error = None
+        try:
+            error = self._finish(group)
+        finally:
+            with self._changed:
+                self._unfinished.remove(group)
+                self._note_done(group)
+        self._failure = group.cause
+        if not consequence:
+            self._untold = self._untold or error
+        return True
+
+    def _finish(self, group: SentGroup, *, present: bool = True) -> Exception | None:
+        """Wait until the steps of a group have ended; return the error of the first one that failed.
+
+        `present` is False for steps of an earlier generation.
+        """
+        limit_s = self._step_s * len(group.keys)
+        try:
+            answers = self._calls.wait(group.refs, limit_s, group.title, "Timeouts.step_s", present=present)
+        except Exception as failure:
+            answers = [answer or GroupResult(()) for answer in self._actors.done_before_failure(group.refs)]
+            error: Exception | None = group.fail(failure, answers)
+        else:
+            error = group.succeed(answers)
+            self._learn(group, answers)
+        for place, results in enumerate(group.outcomes):
+            if not isinstance(results, Exception):
+                for told in self.on_results:
+                    told(results)
+                group.outcomes[place] = [each.without_summaries() for each in results]  # results may live long
+        for remark in [remark for answer in answers for remark in answer.remarks]:
+            warnings.warn(remark, stacklevel=2)
+        return error
+
+    def _learn(self, group: SentGroup, answers: Sequence[GroupResult]) -> None:
+        seconds = max(answer.seconds for answer in answers) / len(group.keys)
+        for place, key in enumerate(group.keys):
+            self._pace.learn(key, seconds=seconds, num_bytes=max(each.num_bytes for each in group.results_at(place)))
+
+    def results_of(self, step: DispatchedStep) -> list[StepResult]:
+        """Return the results of one step in rank order. Blocks; raises the step's error, at every call."""
+        self._process.require("used")
+        with self._turn:
+            group = self.group_of(step)
+            while not group.outcomes and self._is_under_way(group):
+                self._finish_oldest()
+                if not group.outcomes:
+                    self.tell()
+            if not group.outcomes:
+                self._finish(group, present=False)
+            try:
+                return group.results_at(step.place)
+            except BaseException as error:
+                _to_raise(error)
+                # The caller gets the error here, so closing the strategy must not raise the same error again.
+                if self._untold is not None and error is what_was_raised(self._untold):
+                    self._untold = None
+                raise
+
+    def group_of(self, step: DispatchedStep) -> SentGroup:
+        """Return the group of a step, which is sent now if it was not."""
+        if step.group is None:
+            self._send_gathered()
+        if step.group is None:
+            raise FailedPreconditionError(f"raydist bug: step {step.number} must have been sent by now.")
+        return step.group
+
+    def close(self) -> None:
+        """End the thread. Collected steps are not sent. May be called twice."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(2 * _SLICE_S)
+
+
+def _to_raise(error: BaseException) -> BaseException:
+    """Return the original error. After a preemption of the replicas, the driver leaves the process group, too."""
+    raised = what_was_raised(error)
+    if isinstance(raised, Preempted):
+        leave(before_draw=False)
+    return raised
