@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
 import torch
@@ -130,7 +130,6 @@ class Connected(Peers):
         self._step_is_open = False
         self._attached: tuple[torch.nn.Parameter, ...] | None = None
         self._num_gradients_set = 0
-        self._block = _Run(self)
         self._held_metrics: dict[int, dict[str, Any]] = {}
         self._num_batches = 0
         self._check_in_sync = 0
@@ -140,8 +139,9 @@ class Connected(Peers):
         self._held_buffers: list[torch.Tensor] = []
         self._has_rules = type(self._rules) is not ReplicaRules  # otherwise there is nothing to call between steps
         self.variables = VariablesView(communicator, mirror, self._gather_objects, lambda: self.rows)
-        self._written = WrittenBuffers(mirror, self._gather_all)
+        self._written = WrittenBuffers(mirror.written_buffers, self._gather_all)
 
+    @contextmanager
     def run(
         self,
         rows: tuple[int, ...] | None,
@@ -150,11 +150,10 @@ class Connected(Peers):
         stand_in: bool,
         check_in_sync: int = 0,
         on_nonfinite: OnNonfinite = "pass",
-    ) -> AbstractContextManager[None]:
+    ) -> Iterator[None]:
         """Return the context of one run of a step function; see `StepHeader` for the arguments."""
-        self._reduce_op, self._stand_in, self._check_in_sync = reduce_op, stand_in, check_in_sync
-        if not self._rules.exchanges_gradients:
-            self._check_in_sync = 0
+        self._reduce_op, self._stand_in = reduce_op, stand_in
+        self._check_in_sync = check_in_sync if self._rules.exchanges_gradients else 0
         self._argument_rows = rows
         self.num_rows_seen = None if rows is None else rows[self.rank]
         parameters = self._mirror.parameters()
@@ -164,32 +163,19 @@ class Connected(Peers):
         if self._mirror.num_gradients_set != self._num_gradients_set:
             self._num_gradients_set = self._mirror.num_gradients_set
             self._reducer.note_gradients()
-        return self._block if on_nonfinite == "pass" else self._run_under(on_nonfinite)
-
-    @contextmanager
-    def _run_under(self, on_nonfinite: OnNonfinite) -> Iterator[None]:
-        with self._policy.run(on_nonfinite), self._block:
-            yield
-
-    def begin_run(self) -> None:
-        """Begin the first batch, before the function of a `run` is called."""
-        try:
-            self._begin_batch(self._argument_rows)
-        except BaseException:
-            self._close_step()
-            raise
-
-    def end_run(self, *, failed: bool) -> None:
-        """End the last batch and call the rules; after a failure, undo the effects of padding rows."""
-        try:
-            if failed:
-                self._undo_stand_in()
-            else:
+        with nullcontext() if on_nonfinite == "pass" else self._policy.run(on_nonfinite):
+            try:
+                self._begin_batch(rows)
+                try:
+                    yield
+                except BaseException:
+                    self._undo_stand_in()
+                    raise
                 self._end_batch()
                 if self._has_rules:
                     self._rules.after_run(self.variables)
-        finally:
-            self._close_step()
+            finally:
+                self._close_step()
 
     def step_optimizer(
         self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], *args: Any, **kwargs: Any
@@ -409,19 +395,3 @@ def _without_effect(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         identity = limits.max if op is ReduceOp.MIN else limits.min
     never = torch.zeros_like(tensor, dtype=torch.bool)
     return torch.where(never, tensor, torch.full_like(tensor, identity))
-
-
-@final
-class _Run:
-    """The context of `Connected.run`. A class, because it surrounds every step: a generator takes eight calls more."""
-
-    __slots__ = ("_connected",)
-
-    def __init__(self, connected: Connected) -> None:
-        self._connected = connected
-
-    def __enter__(self) -> None:
-        self._connected.begin_run()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._connected.end_run(failed=kind is not None)

@@ -38,7 +38,12 @@ class GroupMember:
     Attributes:
         generation: Current generation (incarnation) of the group; -1 before the first.
         progress: Current step and collective of the replica, for supervisors.
+        gradients: Communicator of gradients; where gradients stay local, a group of this replica alone.
+        values: Communicator of everything else.
     """
+
+    gradients: Communicator
+    values: Communicator
 
     def __init__(self, setup: ReplicaSetup, join_group: Callable[..., Communicator], device: torch.device) -> None:
         self.generation = -1
@@ -61,19 +66,13 @@ class GroupMember:
         else:
             for purpose, communicator in self._communicators.items():
                 communicator.reconfigure(_for_purpose(membership, purpose))
+        self._watch(membership)
+        self.values = self._communicators["values"]
+        self.gradients = self._communicators.get("gradients") or self._alone(membership)
 
-    @property
-    def values(self) -> Communicator:
-        """The communicator of everything except gradients."""
-        return self._communicators["values"]
-
-    def wire(self, membership: Membership) -> Communicator:
-        """Return the communicator of gradients; where gradients stay local, a group of this replica alone."""
-        return self._communicators.get("gradients") or self._own_wire(membership)
-
-    def _own_wire(self, membership: Membership) -> Communicator:
-        alone = replace(membership, rank=0, world_size=1)
-        group = LocalGroup(LocalHub(), alone, self._setup.collective_timeout_s).start()
+    def _alone(self, membership: Membership) -> Communicator:
+        group = LocalGroup(LocalHub(), replace(membership, rank=0, world_size=1), self._setup.collective_timeout_s)
+        group.start()
         group.device = self._device
         return group
 
@@ -87,7 +86,7 @@ class GroupMember:
             group = ReducingToOne(group, self._setup.accumulation)
         return WatchedCommunicator(group, purpose, self.progress, self._verdict)
 
-    def watch(self, membership: Membership) -> None:
+    def _watch(self, membership: Membership) -> None:
         """Start a detector of deadlocks in this generation."""
         self.unwatch()
         if membership.world_size > 1 and membership.store_host:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 
@@ -22,34 +22,31 @@ from raydist.values import ReduceOp
 __all__ = ["SyncCheck", "WrittenBuffers"]
 
 
-class _Mirror(Protocol):
-    """The part of a replica's mirrored objects that is needed here."""
-
-    def written_buffers(self) -> list[tuple[torch.Tensor, str]]:
-        """Return the buffers with an aggregation, and the name of the aggregation of each."""
-
-
 @final
 class WrittenBuffers:
     """The aggregation of written buffers over all replicas after each batch. Costs nothing without such buffers.
 
     Args:
-        mirror: The mirrored objects of the replica.
+        buffers: Returns the buffers with an aggregation, and the name of the aggregation of each.
         gather_all: Concatenates every replica's rows of a tensor; a collective of all replicas.
 
     Attributes:
         are_any: True if there were such buffers when the current batch began.
     """
 
-    def __init__(self, mirror: _Mirror, gather_all: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._mirror = mirror
+    def __init__(
+        self,
+        buffers: Callable[[], list[tuple[torch.Tensor, str]]],
+        gather_all: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._buffers = buffers
         self._gather_all = gather_all
         self._before: list[torch.Tensor] = []
         self.are_any = False
 
     def begin(self) -> None:
         """Begin a batch: record the values of the buffers, from which a sum computes what the batch added."""
-        written = self._mirror.written_buffers()
+        written = self._buffers()
         self._before = [buffer.detach().clone() for buffer, _ in written]
         self.are_any = bool(written)
 
@@ -61,7 +58,7 @@ class WrittenBuffers:
         """
         if not self._before:
             return
-        for (buffer, how), before in zip(self._mirror.written_buffers(), self._before, strict=True):
+        for (buffer, how), before in zip(self._buffers(), self._before, strict=True):
             rows = self._gather_all(buffer.detach().unsqueeze(0))
             values = [row for row, counts in zip(rows, present, strict=True) if counts]
             overwrite(buffer, _agreed(values, before, how))

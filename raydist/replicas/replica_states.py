@@ -28,12 +28,10 @@ from raydist.replicas.step import ReplicaSetup
 __all__ = ["RESTORES", "ReplicaRestorer", "ReplicaSaver", "SAVES"]
 
 
-@final
-class _Restores:
-    """Placeholder for the `ShareReader` of each replica."""
-
-
-RESTORES: Any = _Restores()
+SAVES: Any = object()
+"""Placeholder for the `ShareWriter` of each replica."""
+RESTORES: Any = object()
+"""Placeholder for the `ShareReader` of each replica."""
 
 
 @final
@@ -92,14 +90,6 @@ def _results(answers: Sequence[bytes]) -> list[Any]:
     if errors:
         raise root_cause(errors)
     return found
-
-
-@final
-class _Saves:
-    """Placeholder for the `ShareWriter` of each replica."""
-
-
-SAVES: Any = _Saves()
 
 
 @final

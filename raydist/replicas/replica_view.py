@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, final
 
@@ -13,11 +12,19 @@ from raydist.context.step_counter import StepCounter
 from raydist.context.strategy import Strategy
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.on_replica.replica import MirrorReplica
-from raydist.options import RunOptions
 from raydist.replicas.rules import ReplicaVariables
 from raydist.values import ReduceOp
 
 __all__ = ["ReplicaView", "VariablesView"]
+
+
+def _refused(what: str) -> Callable[..., NoReturn]:
+    def refuse(self: ReplicaView, *args: Any, **kwargs: Any) -> NoReturn:
+        raise FailedPreconditionError(
+            f"{what} is for the driver: this code runs inside of a replica, in strategy.run. Call it around the step."
+        )
+
+    return refuse
 
 
 @final
@@ -45,37 +52,13 @@ class ReplicaView(Strategy):
     def _find_counter(self) -> StepCounter | None:
         return next((found for found in self._objects() if isinstance(found, StepCounter)), None)
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise FailedPreconditionError(
-            f"{what} is for the driver: this code runs inside of a replica, in strategy.run. Call it around the step."
-        )
-
-    def _mark_created(self) -> contextlib.AbstractContextManager[None]:
-        self._refuse("strategy.scope")
-
-    def _set_gradient_reduce_op(self, options: RunOptions) -> None:
-        self._refuse("strategy.scope")
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse("strategy.run")
-
-    def distribute_dataset(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse("strategy.distribute_dataset")
-
-    def distribute_datasets_from_function(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse("strategy.distribute_datasets_from_function")
-
-    def distribute_values_from_function(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse("strategy.distribute_values_from_function")
-
-    def stats(self) -> NoReturn:
-        self._refuse("strategy.stats")
-
-    def close(self) -> None:
-        self._refuse("strategy.close")
-
-    def _abort(self, *, fetch: bool) -> None:
-        self._refuse("strategy.close")
+    _mark_created = _set_gradient_reduce_op = _refused("strategy.scope")
+    run = _refused("strategy.run")
+    distribute_dataset = _refused("strategy.distribute_dataset")
+    distribute_datasets_from_function = _refused("strategy.distribute_datasets_from_function")
+    distribute_values_from_function = _refused("strategy.distribute_values_from_function")
+    stats = _refused("strategy.stats")
+    close = _abort = _refused("strategy.close")
 
 
 @final

@@ -110,7 +110,7 @@ class ReplicaRunner:
         self._mirror.updates.restart()
         calls = CallLog()
         reducer = GradientReducer(
-            self._seat.wire(membership),
+            self._seat.gradients,
             bucket_bytes=self._setup.bucket_bytes,
             updates=self._updates,
             calls=lambda: calls.digest,
@@ -119,7 +119,6 @@ class ReplicaRunner:
             expect_rows=lambda: row_tables(self._mirror.objects()),
             names=lambda parameters: names_of(parameters, self._mirror.objects()),
         )
-        self._seat.watch(membership)
         self._setup.rules.restart()
         self._peers = Connected(
             self._seat.values, reducer, self._device, self._mirror, self._policy, self._setup.rules, calls

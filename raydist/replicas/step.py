@@ -136,10 +136,6 @@ class StepHeader:
 
     __reduce__ = by_fields
 
-    def addressed(self, sources: tuple[PartSource, ...]) -> StepHeader:
-        """Return the same step with the locations of one replica."""
-        return replace(self, sources=sources) if sources != self.sources else self
-
     def stands_in(self, rank: int) -> bool:
         """Return True if a replica has no rows of the first batch and runs on padding rows: its results are ignored.
 

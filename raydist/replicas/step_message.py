@@ -60,7 +60,7 @@ class StepMessage:
     def steps(self) -> list[StepHeader]:
         """Return the headers of this replica's steps, in order."""
         headers = zip(pickle.loads(self.headers), self.sources, strict=True)
-        return [header.addressed(sources) if sources else header for header, sources in headers]
+        return [replace(header, sources=sources) if sources else header for header, sources in headers]
 
 
 @final

@@ -11,7 +11,7 @@ from raydist.mirroring.shipment import Shipment
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import PartSource, StepHeader, address_parts, batch_rows, require_parts, resolve_parts
 from raydist.replicas.step_message import GroupResult
-from raydist.values import Part, PerReplica, ReduceOp
+from raydist.values import Part, PerReplica
 
 
 class Stored(PerReplica):
@@ -95,14 +95,6 @@ def test_one_leaf_given_twice_is_one_value_beside_others() -> None:
     first, second, third, fourth = resolve_parts(sources, [Batch("a", "b")])
     assert first is second
     assert (third, fourth) == (["b"], "v")
-
-
-def test_every_replica_is_told_the_same_but_its_sources() -> None:
-    step = StepHeader(3, 1, Shipment(), rows=(2, 1), gradient_reduce_op=ReduceOp.SUM, stand_in=False, seed=(7, 0))
-    header = step.addressed((PartSource(0, 0),))
-    assert (header.step, header.generation, header.rows, header.stand_in) == (3, 1, (2, 1), False)
-    assert (header.gradient_reduce_op, header.seed) == (ReduceOp.SUM, (7, 0))
-    assert header.sources == (PartSource(0, 0),)
 
 
 def test_parts_come_from_objects_by_leaf_and_from_the_header_by_value() -> None:

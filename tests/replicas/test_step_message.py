@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import torch
 
@@ -50,7 +51,7 @@ def test_each_replica_reads_its_steps_in_order_with_its_sources() -> None:
     assert messages[0].headers == messages[1].headers
     headers = messages[1].steps()
     assert [header.step for header in headers] == [5, 6]
-    assert headers[0] == steps[0].header.addressed((PartSource(None, value="y"),))
+    assert headers[0] == replace(steps[0].header, sources=(PartSource(None, value="y"),))
     assert headers[1] == steps[1].header
 
 

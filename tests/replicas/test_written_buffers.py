@@ -14,16 +14,6 @@ from raydist.replicas.in_sync import WrittenBuffers
 from tests.collectives.threads import run_ranks
 
 
-class Mirror:
-    """Buffers, each with how it is agreed on."""
-
-    def __init__(self, *buffers: tuple[torch.Tensor, str]) -> None:
-        self.buffers = list(buffers)
-
-    def written_buffers(self) -> list[tuple[torch.Tensor, str]]:
-        return self.buffers
-
-
 def agreed(
     write: Callable[[torch.Tensor, int], Any], how: str, value: Any, present: tuple[bool, ...] = (True, True)
 ) -> list[Any]:
@@ -31,7 +21,7 @@ def agreed(
 
     def main(group: LocalGroup) -> Any:
         buffer = torch.tensor(value)
-        written = WrittenBuffers(Mirror((buffer, how)), lambda tensor: all_gather(group, tensor, 0))
+        written = WrittenBuffers(lambda: [(buffer, how)], lambda tensor: all_gather(group, tensor, 0))
         written.begin()
         write(buffer, group.rank)
         written.agree(present)
@@ -62,7 +52,7 @@ def test_who_has_no_rows_does_not_count(how: str, expected: int) -> None:
 def test_small_integers_add_up() -> None:
     def main(group: LocalGroup) -> Any:
         buffer = torch.tensor(200, dtype=torch.uint8)
-        written = WrittenBuffers(Mirror((buffer, "sum")), lambda tensor: all_gather(group, tensor, 0))
+        written = WrittenBuffers(lambda: [(buffer, "sum")], lambda tensor: all_gather(group, tensor, 0))
         written.begin()
         buffer.sub_(group.rank)
         written.agree((True, True, True))
@@ -72,6 +62,6 @@ def test_small_integers_add_up() -> None:
 
 
 def test_without_such_buffers_nothing_is_exchanged() -> None:
-    written = WrittenBuffers(Mirror(), lambda _: pytest.fail("a collective"))
+    written = WrittenBuffers(lambda: [], lambda _: pytest.fail("a collective"))
     written.begin()
     written.agree((True,))
