@@ -1,11 +1,11 @@
-"""A file in `/dev/shm` that the ranks of a group map, and file locks that show which ranks are alive.
+"""A file in memory that the ranks of a group map, and file locks that show which ranks are alive.
+
+The file has no name: other processes of the same user open it through /proc of its first process, and the kernel frees
+it with its last process.
 
 Each rank locks its own byte of the file through its own descriptor (an open file description lock). The kernel releases
 the lock when the process ends in any way, and shows it to all processes: across containers, and for ranks that are
 threads of one process. Byte 0 is a lock for writers and readers of the contents.
-
-A file may have no name: other processes of the same user open it through /proc of its first process, and the kernel
-frees it with its last process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import fcntl
 import os
 import secrets
 import struct
-import time
 import weakref
 from pathlib import Path
 from typing import final
@@ -25,22 +24,21 @@ import torch
 
 from raydist.pipelines.engine.machine import free_memory
 
-__all__ = ["DIRECTORY", "TOKEN_BYTES", "Segment", "remove_leftovers"]
+__all__ = ["DIRECTORY", "TOKEN_BYTES", "Segment"]
 
 DIRECTORY = Path("/dev/shm")  # noqa: S108  # files there have random names, and are for their owner alone
 _PREFIX = "raydist-shm-"
 TOKEN_BYTES = 32
-_LEFTOVER_S = 60.0
 # struct flock: type, whence, start, length, pid (0 for locks of a descriptor).
 _FLOCK = "@hhqqi4x"
 
 
 @final
 class Segment:
-    """One rank's mapping of the file. :meth:`create` makes it on one rank, :meth:`open` on the others.
+    """One rank's mapping of the file. :meth:`create_nameless` makes it on one rank, :meth:`open` on the others.
 
     Attributes:
-        name: Name of the file; a whole path if the file has no name.
+        name: Path by which other processes open the file.
         token: First bytes of the file, which prove that two ranks map the same file.
         size: Length of the file in bytes.
         memory: The whole file as a tensor of bytes.
@@ -68,30 +66,8 @@ class Segment:
         _HELD.add(self)
 
     @staticmethod
-    def create(size: int) -> Segment:
-        """Create a file with all of its memory allocated.
-
-        Raises:
-            OSError: There is no room for the file, or no such directory.
-        """
-        _require_room(size)
-        name = _PREFIX + secrets.token_hex(16)
-        path = DIRECTORY / name
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            # Writing to a hole that cannot be filled would end the process with SIGBUS.
-            os.posix_fallocate(descriptor, 0, size)
-            os.pwrite(descriptor, secrets.token_bytes(TOKEN_BYTES), 0)
-            return Segment(name, size)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(descriptor)
-
-    @staticmethod
     def create_nameless(size: int) -> Segment:
-        """Create a file without a name, with all of its memory allocated; the size of `/dev/shm` is no limit.
+        """Create a file with all of its memory allocated; the size of `/dev/shm` is no limit.
 
         Raises:
             OSError: There is no room for the file.
@@ -99,6 +75,7 @@ class Segment:
         _require_room(size)
         descriptor = os.memfd_create(_PREFIX + "nameless", os.MFD_CLOEXEC)
         try:
+            # Writing to a hole that cannot be filled would end the process with SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
             os.pwrite(descriptor, secrets.token_bytes(TOKEN_BYTES), 0)
             segment = Segment(_path_of(descriptor), size)
@@ -146,10 +123,6 @@ class Segment:
         kind: int = struct.unpack(_FLOCK, answer)[0]
         return kind != fcntl.F_UNLCK
 
-    def way_in(self) -> str:
-        """Return a path for `open` that works without the file's name, as long as this mapping is open."""
-        return _path_of(self._open_descriptor())
-
     def try_lock(self, *, shared: bool) -> bool:
         """Take the lock of the contents, shared with other readers or exclusive; return False if it is held.
 
@@ -165,11 +138,6 @@ class Segment:
     def unlock(self) -> None:
         """Release the lock of :meth:`try_lock`."""
         fcntl.fcntl(self._open_descriptor(), fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 1))
-
-    def unlink(self) -> None:
-        """Remove the file's name, if it has one: no process can open it any more. May be called twice."""
-        if not self.name.startswith("/"):
-            (DIRECTORY / self.name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Release the locks. The memory is freed with the last tensor in it. May be called twice."""
@@ -202,24 +170,6 @@ def _path_of(descriptor: int) -> str:
 
 def _flock(kind: int, start: int, length: int) -> bytes:
     return struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0)
-
-
-def remove_leftovers() -> None:
-    """Remove files of groups whose ranks were all killed while they started: old, our own, and not locked."""
-    for path in DIRECTORY.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            status = path.stat()
-            if status.st_uid == os.getuid() and time.time() - status.st_mtime > _LEFTOVER_S and not _in_use(path):
-                path.unlink()
-
-
-def _in_use(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, 0, 0))
-        return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
-    finally:
-        os.close(descriptor)
 
 
 @final

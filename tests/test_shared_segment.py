@@ -6,13 +6,12 @@ import os
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import pytest
 import torch
 
 from raydist import shared_segment as segments
-from raydist.shared_segment import DIRECTORY, Segment, remove_leftovers
+from raydist.shared_segment import DIRECTORY, Segment
 from tests.fork_server import fork_server
 
 SIZE = 1 << 16
@@ -20,9 +19,8 @@ SIZE = 1 << 16
 
 @pytest.fixture
 def segment() -> Iterator[Segment]:
-    made = Segment.create(SIZE)
+    made = Segment.create_nameless(SIZE)
     yield made
-    made.unlink()
     made.close()
 
 
@@ -35,16 +33,12 @@ def test_all_ends_see_the_same_memory(segment: Segment) -> None:
     other.close()
 
 
-def test_only_its_owner_may_open_it(segment: Segment) -> None:
-    assert (DIRECTORY / segment.name).stat().st_mode & 0o777 == 0o600
-
-
 def test_more_than_the_machine_has_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel ends processes to make room for files in memory."""
     monkeypatch.setattr(segments, "free_memory", lambda: SIZE - 1)
     monkeypatch.setattr(os, "posix_fallocate", pytest.fail)
     with pytest.raises(OSError, match="65,536 bytes are wanted, 65,535 are left") as caught:
-        Segment.create(SIZE)
+        Segment.create_nameless(SIZE)
     assert caught.value.errno == errno.ENOSPC
 
 
@@ -61,11 +55,11 @@ def test_a_place_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(descriptor: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    before = set(DIRECTORY.iterdir())
+    before = num_descriptors()
     monkeypatch.setattr(os, "posix_fallocate", no_room)
     with pytest.raises(OSError, match="No space left"):
-        Segment.create(SIZE)
-    assert not [path for path in set(DIRECTORY.iterdir()) - before if path.name.startswith("raydist-shm-")]
+        Segment.create_nameless(SIZE)
+    assert num_descriptors() == before
 
 
 def test_a_rank_is_seen_until_it_closes(segment: Segment) -> None:
@@ -127,62 +121,32 @@ def test_memory_stays_as_long_as_a_tensor_lies_in_it(segment: Segment) -> None:
     assert tensor.tolist() == [5.0] * 4
 
 
-def test_leftovers_of_the_dead_are_removed_and_nothing_else() -> None:
-    left, used, fresh = (Segment.create(SIZE) for _ in range(3))
-    used.hold(0)
-    for segment in (left, used):
-        os.utime(DIRECTORY / segment.name, (1.0, 1.0))
-    try:
-        left.close()
-        fresh.close()
-        remove_leftovers()
-        found = [(DIRECTORY / segment.name).exists() for segment in (left, used, fresh)]
-    finally:
-        for segment in (left, used, fresh):
-            segment.unlink()
-            segment.close()
-    assert found == [False, True, True]
-
-
-def test_the_directory_is_there() -> None:
-    assert Path("/dev/shm") == DIRECTORY
-
-
-@pytest.fixture
-def nameless() -> Iterator[Segment]:
-    made = Segment.create_nameless(SIZE)
-    yield made
-    made.unlink()
-    made.close()
-
-
-def test_a_file_without_a_name_is_found_through_its_process(nameless: Segment) -> None:
+def test_a_file_without_a_name_is_found_through_its_process(segment: Segment) -> None:
     before = {path.name for path in DIRECTORY.iterdir()}
-    other = Segment.open(nameless.name, SIZE, nameless.token)
-    nameless.view(4096, 1, torch.int64).fill_(7)
+    other = Segment.open(segment.name, SIZE, segment.token)
+    segment.view(4096, 1, torch.int64).fill_(7)
     assert other.view(4096, 1, torch.int64).item() == 7
     assert {path.name for path in DIRECTORY.iterdir()} == before
-    nameless.unlink()  # nothing to remove
-    nameless.hold(0)
+    segment.hold(0)
     assert other.holds(0)
-    nameless.close()
+    segment.close()
     assert not other.holds(0)
     with pytest.raises(OSError):  # noqa: PT011  # what is there by then is up to the process
-        Segment.open(nameless.name, SIZE, nameless.token)
+        Segment.open(segment.name, SIZE, segment.token)
     other.close()
 
 
-def test_readers_share_the_lock_and_a_writer_has_it_alone(nameless: Segment) -> None:
-    one, other = (Segment.open(nameless.name, SIZE, nameless.token) for _ in range(2))
+def test_readers_share_the_lock_and_a_writer_has_it_alone(segment: Segment) -> None:
+    one, other = (Segment.open(segment.name, SIZE, segment.token) for _ in range(2))
     assert one.try_lock(shared=True)
     assert other.try_lock(shared=True)
-    assert not nameless.try_lock(shared=False)
+    assert not segment.try_lock(shared=False)
     one.unlock()
-    assert not nameless.try_lock(shared=False)
+    assert not segment.try_lock(shared=False)
     other.close()  # as its process's death would
-    assert nameless.try_lock(shared=False)
+    assert segment.try_lock(shared=False)
     assert not one.try_lock(shared=True)
-    nameless.unlock()
+    segment.unlock()
     assert one.try_lock(shared=False)
     one.close()
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from raydist.shared_segment import remove_leftovers
 from raydist.testing.resuming import ForkedLives
-from tests.shared_files import shared_files
-
-_OLD_S = 75  # by when whoever makes a group removes what killed ranks left
 
 
 @pytest.fixture(scope="session")
@@ -27,14 +22,3 @@ def cluster_address(ray_cluster: None) -> dict[str, str]:
     import ray
 
     return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-
-
-@pytest.fixture
-def leftovers_removed() -> Iterator[None]:
-    """Ranks that were killed while they met have left a file, which the next group removes once it is old."""
-    before = shared_files()
-    yield
-    deadline = time.monotonic() + _OLD_S
-    while shared_files() - before and time.monotonic() < deadline:
-        time.sleep(1)
-        remove_leftovers()

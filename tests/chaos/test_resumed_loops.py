@@ -43,7 +43,7 @@ def test_planted_bugs_are_caught(lives: ForkedLives, tmp_path: Path, bug: str) -
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("ray_cluster", "leftovers_removed")
+@pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(KILLS_ON_REPLICAS == 0, reason="make chaos runs it: each life starts replicas")
 def test_two_replicas_are_killed_at_random_moments(tmp_path: Path, cluster_address: dict[str, str]) -> None:
