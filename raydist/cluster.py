@@ -9,12 +9,15 @@ import contextlib
 import gc
 import importlib.util
 import ipaddress
+import json
 import logging
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -25,8 +28,6 @@ from raydist.compat.ray_internals import free_resources, init_local, own_node
 from raydist.draining import draining_nodes
 from raydist.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from raydist.feasibility import why_never
-from raydist.job_environment import script_folder_for_workers
-from raydist.lasting_thread import run_where_it_lasts
 from raydist.placement import Request, await_placed, describe_amounts
 
 __all__ = [
@@ -41,6 +42,8 @@ __all__ = [
     "living_nodes",
     "place",
     "release",
+    "run_where_it_lasts",
+    "script_folder_for_workers",
     "title_of_this_node",
     "waits_for_own",
     "without_drained",
@@ -55,6 +58,8 @@ _LOOK_S = 0.5  # period of the check for a shutdown of Ray
 _NEEDED = {"gcs_server", "raylet"}  # processes that Ray cannot run without
 _LOOPBACK = "127.0.0.1"
 _CONNECT_S = 10.0  # for one TCP connection to a cluster's address
+
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's description of the job, for the job's driver
 
 _AT_ONCE_S = 0.2  # bundles that fit are placed within this time
 
@@ -161,6 +166,35 @@ def _initialize() -> None:
             run_where_it_lasts(_start, _await_end, name="raydist-keeps-ray")
 
 
+def run_where_it_lasts(start: Callable[[], None], await_end: Callable[[], None], *, name: str) -> None:
+    """Call `start` in a thread that lasts as long as the started processes; return, or raise, once `start` has ended.
+
+    Linux signals a child with PR_SET_PDEATHSIG when the *thread* that started it ends, not the process.
+
+    Args:
+        start: Starts child processes.
+        await_end: Returns when the processes have ended. Called in the new thread, which ends then, or with the
+            process. Not called if this is the main thread, which needs no other thread.
+        name: Name of the new thread.
+    """
+    if threading.current_thread() is threading.main_thread():
+        start()
+        return
+    started: Future[None] = Future()
+    threading.Thread(target=_start_and_wait, args=(start, await_end, started), name=name, daemon=True).start()
+    started.result()
+
+
+def _start_and_wait(start: Callable[[], None], await_end: Callable[[], None], started: Future[None]) -> None:
+    try:
+        start()
+    except BaseException as error:
+        started.set_exception(error)
+        return
+    started.set_result(None)
+    await_end()
+
+
 @contextlib.contextmanager
 def _keeping_breakpoints() -> Iterator[None]:
     """Keep `breakpoint()` as pdb in this process: Ray redirects it to debugpy, which may not be installed."""
@@ -195,6 +229,32 @@ def _require_living() -> None:
             "started by ray.init() in a thread that has ended since (Ray dies with that thread). Call ray.shutdown() "
             "and go on, and start Ray from the main thread or leave starting it to raydist."
         )
+
+
+def script_folder_for_workers(environ: Mapping[str, str], argv0: str, sys_path: Sequence[str]) -> dict[str, str]:
+    """Return environment variables that add the script's folder to the import path of the workers of this driver.
+
+    Ray adds the folder outside of jobs, but not in a job with a working directory: then only the driver could import a
+    module beside a script in a subfolder. Returns nothing if Ray adds the folder itself.
+
+    Args:
+        environ: The driver's environment.
+        argv0: Path of the script, `sys.argv[0]`.
+        sys_path: The driver's `sys.path`. With `python -m` it does not contain the script's folder.
+
+    >>> job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"working_dir": "gcs://package.zip"}}'}
+    >>> script_folder_for_workers(job, "/package/examples/train.py", ["/package/examples"])
+    {'PYTHONPATH': '/package/examples'}
+    >>> script_folder_for_workers({}, "/home/me/train.py", ["/home/me"])
+    {}
+    """
+    submitted = json.loads(environ.get(_JOB_CONFIG) or "{}").get("runtime_env") or {}
+    folder = os.path.dirname(os.path.realpath(argv0))
+    # Ray refuses a variable that the job sets itself; a job that sets PYTHONPATH is responsible for it.
+    decided = "PYTHONPATH" in (submitted.get("env_vars") or {})
+    if "working_dir" not in submitted or folder not in sys_path or decided:
+        return {}
+    return {"PYTHONPATH": folder}
 
 
 def _join(address: str) -> None:

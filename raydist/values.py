@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.foreign_errors import folded
-from raydist.no_number import NoNumber
 
 __all__ = [
     "AUTOTUNE",
@@ -17,6 +17,7 @@ __all__ = [
     "UNKNOWN_CARDINALITY",
     "InputContext",
     "Leaves",
+    "NoNumber",
     "Part",
     "PerReplica",
     "ReduceOp",
@@ -148,6 +149,23 @@ _ONE_FOR_EACH = (
     "A PerReplica holds one value per replica. Use strategy.reduce(rd.ReduceOp.MEAN, value), or "
     "strategy.local_results(value) for the single values."
 )
+
+
+class NoNumber(ABC):
+    """An object that holds a value and is not the value: arithmetic raises an error that says how to read it."""
+
+    @staticmethod
+    @abstractmethod
+    def _refusal() -> str:
+        """Return the message of the error: the object is not a number, and what to do."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise InvalidArgumentError(self._refusal())
+
+    __bool__ = __int__ = __float__ = __complex__ = __round__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __pos__ = __abs__ = _refuse
 
 
 class PerReplica(NoNumber):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from raydist.job_environment import script_folder_for_workers
+from raydist.cluster import script_folder_for_workers
 
 FOLDER = "/tmp/package/examples"
 SCRIPT = f"{FOLDER}/train.py"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raydist.errors import InvalidArgumentError
-from raydist.no_number import NoNumber
+from raydist.values import NoNumber
 
 
 class Held(NoNumber):

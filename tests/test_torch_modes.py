@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from raydist.compat.torch_internals import num_writes
-from raydist.torch_modes import TorchModes, outside_inference_mode
-from raydist.torch_settings import SharedSettings, TorchSettings
+from raydist.torch_modes import SharedSettings, TorchModes, TorchSettings, outside_inference_mode
 
 Block = Callable[[], AbstractContextManager[Any]]
 

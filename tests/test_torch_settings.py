@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raydist.errors import DeadlineExceededError
-from raydist.torch_settings import SharedSettings, TorchSettings
+from raydist.torch_modes import SharedSettings, TorchSettings
 
 SETTINGS = [
     TorchSettings(dtype=torch.float64),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 from raydist.errors import InvalidArgumentError
 from raydist.foreign_errors import folded
 from raydist.nest import leaves_in, map_structure
-from raydist.no_number import NoNumber
+from raydist.values import NoNumber
 
 if TYPE_CHECKING:
     from raydist.coordinator.closures import Closure

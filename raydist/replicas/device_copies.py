@@ -17,8 +17,7 @@ from raydist.collectives.xla.chip import Chip
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.object_leaves import map_parts
 from raydist.replicas.step import StepHeader, resolve_parts
-from raydist.torch_modes import TorchModes
-from raydist.torch_settings import SharedSettings
+from raydist.torch_modes import SharedSettings, TorchModes
 from raydist.values import Leaves
 
 __all__ = [

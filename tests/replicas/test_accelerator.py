@@ -7,8 +7,7 @@ import torch
 
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.replicas.device_copies import Accelerator
-from raydist.torch_modes import TorchModes
-from raydist.torch_settings import TorchSettings
+from raydist.torch_modes import TorchModes, TorchSettings
 from tests.xla_world import IS_REAL, chips_here
 
 
