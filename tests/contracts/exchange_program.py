@@ -345,7 +345,7 @@ def connected(group: Communicator, parts: Parts, bucket_bytes: int) -> Connected
         first_bucket_bytes=64,
         policy=policy,
         updates=lambda: Updates(mirror.updates.count, mirror.updates.rates()),
-        expect_rows=lambda: row_tables(mirror.objects()) if bucket_bytes < 200 else (),
+        expect_rows=lambda: row_tables(mirror.objects()),
     )
     peers.append(Connected(group, reducer, torch.device("cpu"), mirror, policy))
     watch_gradient_readers()

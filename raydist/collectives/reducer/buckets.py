@@ -1,51 +1,137 @@
 """The buckets of one rank: the layout agreed between ranks, and bucket memory that is reused from pass to pass.
 
 Collectives whose sizes differ between ranks do not raise: gloo ends the process, NCCL hangs. So ranks compare their
-layouts on the host when the set of trained parameters changes, before a collective uses the new layout.
+trained parameters on the host when the set of them changes, before a collective depends on it.
 """
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from typing import final
 
 import torch
 
-from raydist.collectives.base import Communicator
-from raydist.collectives.reducer.bucket import BucketLayout, ParameterSpec, plan_buckets
-from raydist.collectives.reducer.exchange import BucketSet, Exchange, StepWeight
-from raydist.collectives.reducer.sparse_rows import SparseRows
-from raydist.collectives.reducer.trailer import BACKWARD_ADVICE, PassStamp, agree
+from raydist.collectives.base import Communicator, Work
+from raydist.collectives.reducer.bucket import Bucket, BucketMemory, ParameterSpec, memory_of, plan_buckets
+from raydist.collectives.reducer.trailer import BACKWARD_ADVICE, Trailer, agree
 
-__all__ = ["Buckets"]
+__all__ = ["BucketPlan", "BucketSet", "Buckets"]
 
-_MOST_KEPT = 2  # layouts: programs that toggle requires_grad between two models use two in turns
+_MOST_KEPT = 2  # plans: programs that toggle requires_grad between two models use two in turns
 
 
 @final
-@dataclass(eq=False)
-class _Plan:
-    """The buckets of one set of trained parameters.
+class BucketSet:
+    """The memory of all buckets of a layout, with the trailer at the end of the last bucket.
+
+    Args:
+        layout: The buckets, in the order in which they are sent.
+        communicator: The group of this rank.
+        flats: One flat tensor for each bucket, of `sizes(...)` elements.
 
     Attributes:
-        specs: The parameters, by number.
-        memory: Bucket memory of the passes.
-        spare: Bucket memory for a pass during which gradients of an earlier pass still use `memory`.
-        seen: Order in which gradients appear in the first pass; None once the layout follows that order.
+        buckets: Memory of each bucket.
+        numbers: Number of a parameter -> number of the parameter's bucket, in the order of the layout.
     """
 
-    specs: dict[int, ParameterSpec]
-    memory: BucketSet
-    spare: BucketSet | None = None
-    seen: dict[int, None] | None = field(default_factory=dict)
+    def __init__(self, layout: Sequence[Bucket], communicator: Communicator, flats: Sequence[torch.Tensor]) -> None:
+        self.layout = layout
+        self.buckets: tuple[BucketMemory, ...] = tuple(map(memory_of, layout, flats))
+        self.numbers = {index: number for number, bucket in enumerate(layout) for index in bucket.indices}
+        self.trailer: Trailer | None = None
+        if layout:
+            rank, world_size = communicator.rank, communicator.world_size
+            memory = flats[-1][layout[-1].numel :]
+            self.trailer = Trailer(memory, len(self.numbers), rank=rank, world_size=world_size)
+
+    @staticmethod
+    def sizes(layout: Sequence[Bucket], world_size: int) -> list[tuple[int, torch.dtype]]:
+        """Return the number of elements and the dtype of each flat tensor."""
+        numels = [bucket.numel for bucket in layout]
+        if numels:
+            numels[-1] += Trailer.size(sum(len(bucket.specs) for bucket in layout), world_size)
+        return [(numel, bucket.wire) for numel, bucket in zip(numels, layout, strict=True)]
+
+    def is_free(self) -> bool:
+        """Return True if no gradient refers to the memory any more."""
+        return all(bucket.is_free() for bucket in self.buckets)
+
+
+@final
+class BucketPlan:
+    """The buckets of one set of trained parameters.
+
+    The first pass sends nothing before its end. Then `settle` lays out the buckets in the order in which gradients
+    have appeared, without those that are sparse on any rank: their rows are exchanged.
+
+    Args:
+        communicator: The group of this rank.
+        specs: The parameters, by number.
+        sparse: Parameters whose gradients will be sparse.
+        lay_out: Divides parameters into buckets.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        specs: Mapping[int, ParameterSpec],
+        sparse: Collection[int],
+        lay_out: Callable[[Sequence[ParameterSpec]], Sequence[Bucket]],
+    ) -> None:
+        self.row_specs: list[ParameterSpec] = []
+        self._communicator = communicator
+        self._specs = specs
+        self._sparse = sparse
+        self._lay_out = lay_out
+        self._memory: BucketSet | None = None
+        self._spare: BucketSet | None = None
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """Hash of the parameters, below 2**63, the same in all processes."""
+        kinds = [(spec.index, spec.shape, str(spec.dtype), spec.stride) for spec in self._specs.values()]
+        return int.from_bytes(hashlib.blake2b(repr(kinds).encode(), digest_size=8).digest()) >> 1
+
+    def settle(self, seen: Sequence[int], sparse: Collection[int]) -> BucketSet:
+        """Lay out the buckets at the end of the first pass, and return their memory. Blocks until all ranks call it.
+
+        Args:
+            seen: Parameters in the order in which this rank had their gradients. The order of rank 0 counts; parameters
+                without a gradient there come last.
+            sparse: Parameters with a sparse gradient on this rank.
+        """
+        group = self._communicator
+        order, rows = list(seen), set(self._sparse)
+        if self._specs:
+            mine = json.dumps([order if group.rank == 0 else [], list(sparse)])
+            said = [json.loads(each) for each in group.exchange_on_host(mine.encode(), "the order of gradients")]
+            order = said[0][0]
+            rows.update(index for _, theirs in said for index in theirs)
+        order += sorted(self._specs.keys() - set(order), reverse=True)
+        self.row_specs = [self._specs[index] for index in sorted(rows)]
+        layout = self._lay_out([self._specs[index] for index in order if index not in rows])
+        flats = group.allocate(BucketSet.sizes(layout, group.world_size))
+        placed = [flat.to(bucket.specs[0].device) for flat, bucket in zip(flats, layout, strict=True)]
+        self._memory = BucketSet(layout, group, placed)
+        return self._memory
+
+    def free_memory(self) -> BucketSet | None:
+        """Return bucket memory that no gradient of an earlier pass refers to; None before `settle`."""
+        memory, spare = self._memory, self._spare
+        if memory is None or memory.is_free():
+            return memory
+        if spare is None or not spare.is_free():
+            flats = [torch.empty_like(bucket.flat) for bucket in memory.buckets]
+            spare = self._spare = BucketSet(memory.layout, self._communicator, flats)
+        return spare
 
 
 @final
 class Buckets:
-    """The buckets of one rank.
+    """The bucket plans of one rank.
 
     Args:
         communicator: Reduces the buckets.
@@ -53,6 +139,9 @@ class Buckets:
         first_bucket_bytes: Size of the first bucket.
         compression: Communication dtype of float32 gradients; None to keep float32.
         expect_rows: Returns the `id` of each parameter whose gradient will be sparse.
+
+    Attributes:
+        works: All-reduces that have been started in the last pass and are not waited for yet.
     """
 
     def __init__(
@@ -64,169 +153,62 @@ class Buckets:
         compression: torch.dtype | None = None,
         expect_rows: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        self._expect_rows = expect_rows
+        self.compression = compression
+        self.works: list[Work] = []
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
         self._first_bucket_bytes = first_bucket_bytes
-        self._compression = compression
-        self._trained: tuple[int, ...] = ()
-        self._plans: dict[tuple[int, ...], _Plan] = {}
-        self._plan: _Plan | None = None
-        self._sparse: frozenset[int] = frozenset()
-        self._last: Exchange | None = None
+        self._expect_rows = expect_rows
+        self._trained: tuple[int, ...] | None = None
+        self._plans: dict[tuple[int, ...], BucketPlan] = {}
 
-    @property
-    def layout(self) -> BucketLayout:
-        """The layout that all ranks agree on."""
-        return BucketLayout(()) if self._plan is None else self._plan.memory.layout
-
-    @property
-    def is_first_pass(self) -> bool:
-        """True in the first pass of a layout."""
-        return self._plan is not None and self._plan.seen is not None
-
-    def open(
-        self,
-        trained: tuple[int, ...],
-        parameters: Mapping[int, torch.nn.Parameter],
-        stamp: PassStamp,
-        checksum: torch.Tensor | None,
-        weight: StepWeight,
-        *,
-        hold_with: Collection[int],
-    ) -> Exchange:
-        """Begin a backward pass and return its exchange.
+    def begin_pass(
+        self, trained: tuple[int, ...], parameters: Mapping[int, torch.nn.Parameter], *, step: int, backward: int
+    ) -> BucketPlan:
+        """Return the plan for a backward pass.
 
         Args:
             trained: Numbers of the trained parameters.
             parameters: All parameters, by number.
-            stamp: Identification of the pass.
-            checksum: Checksum of gradients that the program has changed since the last pass; None for none.
-            weight: Factor of this rank's gradients.
-            hold_with: Parameters whose buckets are not sent before the end of the pass.
+            step: Number of the step.
+            backward: Number of the pass in the step.
 
         Blocking: after a change of the trained parameters, until all ranks have begun the pass.
 
         Raises:
             CollectiveMismatchError: Ranks train different parameters.
         """
-        if self._last is not None:  # the previous pass ended with an error
-            self._last.drain()
-        plan = self._plan
-        if plan is None or trained != self._trained:
-            plan = self._change(trained, parameters, stamp)
-        self._last = Exchange(
-            self._communicator,
-            self._free_memory(plan),
-            stamp.encode(),
-            checksum,
-            weight,
-            hold=plan.seen is not None,
-            hold_with=hold_with,
-            rows=self._rows(plan, weight) if self._sparse else None,
-        )
-        return self._last
-
-    def receiver(self, exchange: Exchange) -> Callable[[int, torch.Tensor], None]:
-        """Return the function that receives each gradient of a pass when autograd has computed it."""
-        seen = None if self._plan is None else self._plan.seen
-        return exchange.put if seen is None else functools.partial(_note_and_put, exchange, seen)
-
-    def done(self, became_sparse: frozenset[int]) -> None:
-        """End a successful pass. After the first one, ranks agree on a layout in the order in which gradients appeared.
-
-        Args:
-            became_sparse: Parameters in buckets for which a rank had a sparse gradient, the same on all ranks. From now
-                on only rows of these gradients are exchanged.
-
-        Blocking: where the layout changes, until all ranks have ended the pass.
-        """
-        self._last = None
-        plan = self._plan
-        if plan is None or (plan.seen is None and not became_sparse):
-            return
-        seen, plan.seen = plan.seen, None
-        if became_sparse:
-            self._sparse |= became_sparse
-            self._plans = {self._trained: plan}
-        if seen and len(plan.memory.buckets) > 1:
-            self._reorder(plan, list(seen))
-        elif became_sparse:
-            order = [slot.spec for bucket in plan.memory.layout.buckets for slot in bucket.slots]
-            self._lay_out(plan, self._planned(order[::-1]))
-
-    def _change(
-        self, trained: tuple[int, ...], parameters: Mapping[int, torch.nn.Parameter], stamp: PassStamp
-    ) -> _Plan:
-        plan = self._plans.pop(trained, None)
-        layout = plan.memory.layout if plan is not None else None
-        specs = {index: ParameterSpec.of(index, parameters[index]) for index in trained} if plan is None else plan.specs
-        if layout is None:
-            expected = self._expect_rows()
-            self._sparse |= {  # XLA has no sparse tensors
-                index for index in trained if id(parameters[index]) in expected and specs[index].device.type != "xla"
-            }
-            layout = self._planned(list(specs.values()))
+        for work in self.works:  # the previous pass ended with an error, and its buckets must not be written any more
+            work.wait()
+        self.works.clear()
+        if trained == self._trained:
+            return self._plans[trained]
+        plan = self._plans.pop(trained, None) or self._new_plan(trained, parameters)
         numbers = {
-            "step": stamp.step,
-            "backward pass": stamp.backward,
+            "step": step,
+            "backward pass": backward,
             "trained parameters": len(trained),
-            "layout of trained parameters": layout.fingerprint,
+            "layout of trained parameters": plan.fingerprint,
         }
         agree(self._communicator, "the backward pass", numbers, BACKWARD_ADVICE)
-        if plan is None:
-            plan = _Plan(specs, self._allocate(layout))
-        self._plans[trained] = self._plan = plan
+        self._plans[trained] = plan
         if len(self._plans) > _MOST_KEPT:
             del self._plans[next(iter(self._plans))]
         self._trained = trained
         return plan
 
-    def _reorder(self, plan: _Plan, seen: list[int]) -> None:
-        """Lay out in the order in which gradients appeared on rank 0; parameters without a gradient there come last."""
-        unseen = [index for index in reversed(self._trained) if index not in set(seen)]
-        mine = json.dumps([*seen, *unseen]).encode() if self._communicator.rank == 0 else b""
-        order = json.loads(self._communicator.exchange_on_host(mine, "the order of gradients")[0])
-        self._lay_out(plan, self._planned([plan.specs[index] for index in reversed(order)]))
+    def _new_plan(self, trained: Sequence[int], parameters: Mapping[int, torch.nn.Parameter]) -> BucketPlan:
+        specs = {index: ParameterSpec.of(index, parameters[index]) for index in trained}
+        expected = self._expect_rows()
+        sparse = {  # XLA has no sparse tensors
+            index for index in trained if id(parameters[index]) in expected and specs[index].device.type != "xla"
+        }
+        return BucketPlan(self._communicator, specs, sparse, self._planned)
 
-    def _lay_out(self, plan: _Plan, layout: BucketLayout) -> None:
-        if layout != plan.memory.layout:
-            plan.memory, plan.spare = self._allocate(layout), None
-
-    def _planned(self, specs: Sequence[ParameterSpec]) -> BucketLayout:
+    def _planned(self, specs: Sequence[ParameterSpec]) -> Sequence[Bucket]:
         return plan_buckets(
-            [spec for spec in specs if spec.index not in self._sparse],
+            specs,
             bucket_bytes=self._bucket_bytes,
             first_bucket_bytes=self._first_bucket_bytes,
-            compression=self._compression,
+            compression=self.compression,
         )
-
-    def _allocate(self, layout: BucketLayout) -> BucketSet:
-        """Allocate bucket memory. All ranks call this together, since the memory may be shared."""
-        group = self._communicator
-        flats = group.allocate(BucketSet.sizes(layout, group.world_size))
-        placed = [flat.to(bucket.device) for flat, bucket in zip(flats, layout.buckets, strict=True)]
-        return BucketSet(layout, placed, rank=group.rank, world_size=group.world_size)
-
-    def _free_memory(self, plan: _Plan) -> BucketSet:
-        """Return bucket memory that no tensor refers to: `memory`, or the spare one while gradients use `memory`."""
-        if plan.memory.is_free():
-            return plan.memory
-        if plan.spare is None or not plan.spare.is_free():
-            flats = [torch.empty_like(bucket.flat) for bucket in plan.memory.buckets]
-            group = self._communicator
-            plan.spare = BucketSet(plan.memory.layout, flats, rank=group.rank, world_size=group.world_size)
-        return plan.spare
-
-    def _rows(self, plan: _Plan, weight: StepWeight) -> SparseRows:
-        specs = [plan.specs[index] for index in self._trained if index in self._sparse]
-        return SparseRows(
-            self._communicator, specs, scale=weight.scale, counts=weight.counts, compression=self._compression
-        )
-
-
-def _note_and_put(exchange: Exchange, seen: dict[int, None], index: int, gradient: torch.Tensor) -> None:
-    """Put a gradient into the exchange, and record the order of gradients for the next layout."""
-    seen.pop(index, None)
-    seen[index] = None
-    exchange.put(index, gradient)

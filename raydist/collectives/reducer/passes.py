@@ -11,9 +11,7 @@ once, with the sum; without replicas torch calls them once a segment.)
 
 from __future__ import annotations
 
-import functools
 import json
-import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -174,10 +172,8 @@ class SynchronisedPasses:
         parts = {index: self._accumulation.parts_of(index, gradient) for index, gradient in earlier.items()}
         self._num_passes += 1
         noted = self._changed.take()
-        exchange = self._exchange = self._open(combined(noted))
-        for index, (_, contribution) in parts.items():
-            if contribution is not None:
-                exchange.preload(index, contribution)
+        contributions = {index: local for index, (_, local) in parts.items() if local is not None}
+        exchange = self._exchange = self._open(combined(noted), contributions)
         self._put_gradients(call, exchange)
         exchange.finish()
         new = self._reduced(call, exchange, noted)
@@ -199,29 +195,24 @@ class SynchronisedPasses:
         """After `finish`, return parameter index -> new global gradient, for gradients that any replica has."""
         create_graph = call.create_graph
         trailer = exchange.read_trailer()
-        ahead = self._communicator.host_runs_ahead and not self._buckets.is_first_pass
         unchecked, self._unchecked = self._unchecked, None
         if unchecked is not None:
             self._check(unchecked[0](), unchecked[1])
-        found, became_sparse = exchange.gradients(), frozenset[int]()
-        if trailer is not None and ahead and exchange.is_whole and not create_graph:
+        present = None
+        if trailer is not None and self._communicator.host_runs_ahead and exchange.is_whole and not create_graph:
             self._unchecked = trailer, noted
         elif trailer is not None:
             received = trailer()
-            if ahead:  # check in the next pass, as the ranks do that need not read the trailer now
+            present = received.present
+            if self._communicator.host_runs_ahead:  # check in the next pass, as the ranks do that need not read it now
                 self._unchecked = (lambda: received), noted
             else:
                 self._check(received, noted)
-            if not received.complete:
-                found, became_sparse = self._of_some(exchange, received, found, as_sparse=not ahead)
+        found = exchange.gradients(present)
         if create_graph:
             found = {index: self._connected(exchange, index, value) for index, value in found.items()}
         self._repeated |= exchange.repeated
         self._twice_differentiable |= create_graph
-        self._buckets.done(became_sparse)
-        if rows := exchange.in_rows():
-            found |= rows
-            return {index: found[index] for index in sorted(found)}
         return found
 
     def _check(self, received: ReceivedTrailer, noted: list[Checksums]) -> None:
@@ -230,37 +221,11 @@ class SynchronisedPasses:
         if received.checksums_differ:
             compare(self._communicator, noted, lambda index: self._names([self._parameters.all[index]])[0])
 
-    def _of_some(
-        self, exchange: Exchange, received: ReceivedTrailer, values: dict[int, torch.Tensor], *, as_sparse: bool
-    ) -> tuple[dict[int, torch.Tensor], frozenset[int]]:
-        """Return the gradients that any replica has, and the parameters with a sparse gradient on any replica."""
-        present, sparse = received.flags()
-        places = [slot.spec.index for bucket in exchange.layout.buckets for slot in bucket.slots]
-        found = {index: values[index] for index, there in zip(places, present, strict=True) if there}
-        in_rows = frozenset(index for index, rows in zip(places, sparse, strict=True) if rows) if as_sparse else ()
-        own = exchange.own_gradients() if in_rows else {}
-        for index in in_rows:
-            found[index] = self._as_sparse(values[index], own[index])
-        return {index: found[index] for index in sorted(found)}, frozenset(in_rows)
-
-    def _as_sparse(self, value: torch.Tensor, own: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the rows of `value` that any replica's sparse gradient contains, zero rows included."""
-        touched = torch.zeros(value.shape[0], dtype=torch.uint8, device=value.device)
-        for gradient in own:
-            if gradient.is_sparse:
-                touched[gradient.coalesce().indices()[0]] = 1
-            else:
-                touched.fill_(1)
-        self._communicator.all_reduce(touched, ReduceOp.MAX).wait()
-        rows = touched.nonzero().view(1, -1)
-        return torch.sparse_coo_tensor(rows, value[rows[0]], value.shape, is_coalesced=True, check_invariants=False)
-
     def _connected(self, exchange: Exchange, index: int, value: torch.Tensor) -> torch.Tensor:
         """Return a differentiable gradient, as `backward(create_graph=True)` does."""
-        if value.is_sparse or index not in exchange.layout.places:
+        local = exchange.local.get(index)
+        if value.is_sparse or (local is not None and local.is_sparse):
             return value
-        number, position = exchange.layout.places[index]
-        local = exchange.local[number][position]
         start = torch.zeros_like(value, requires_grad=True) if local is None else local
         apply: Any = _Connected.apply  # torch leaves it untyped
         connected: torch.Tensor = apply(start, value.clone(), self._communicator, self._weight)
@@ -358,25 +323,33 @@ class SynchronisedPasses:
         self._accumulation.forget((index,))
         return self._accumulation.add(index, base, new, self._weight.scale, by_hand=True)
 
-    def _open(self, checksum: torch.Tensor | None) -> Exchange:
+    def _open(self, checksum: torch.Tensor | None, contributions: dict[int, torch.Tensor]) -> Exchange:
         trained = self._parameters.indices
+        plan = self._buckets.begin_pass(trained, self._parameters.all, step=self._step, backward=self._num_passes)
         stamp = PassStamp(
             self._step, self._num_passes, adds_up=self._adds_up, updates=self._updates(), calls=self._calls()
         )
         # A double backward calls all_reduce inside the pass, so no bucket may be sent before the end of the pass.
         hold_with = trained if self._twice_differentiable else self._repeated
-        return self._buckets.open(trained, self._parameters.all, stamp, checksum, self._weight, hold_with=hold_with)
+        return Exchange(
+            self._communicator,
+            self._buckets,
+            plan,
+            stamp.encode(),
+            checksum,
+            self._weight,
+            earlier=contributions,
+            hold_with=hold_with,
+        )
 
     def _put_gradients(self, call: EngineCall, exchange: Exchange) -> None:
         """Run the pass. Gradients go into the exchange one by one, or at the end if no bucket is sent before."""
         door = self._parameters.door
-        if exchange.leaves_at_end:
-            door.gathering = True
-            call.run()
+        door.gathering = exchange.leaves_at_end
+        door.receiver = exchange.put
+        call.run()
+        if door.gathering:
             exchange.put_all(self._parameters.take())
-        else:
-            door.receiver = self._buckets.receiver(exchange)
-            call.run()
         door.shut()
 
     def _look(self, policy: NonfinitePolicy, exchange: Exchange, new: dict[int, torch.Tensor]) -> None:
@@ -388,11 +361,8 @@ class SynchronisedPasses:
 
     def _accuse(self, exchange: Exchange) -> list[dict[int, int]]:
         """Return the faults of each replica's own gradients (see `fault_of`). Blocks until all replicas call it."""
-        mine = {
-            index: fault
-            for index, gradients in exchange.own_gradients().items()
-            if (fault := functools.reduce(operator.or_, map(fault_of, gradients), 0))
-        }
+        own = {index: exchange.weighted(index) for index in self._parameters.indices}
+        mine = {index: fault for index, each in own.items() if each is not None and (fault := fault_of(each))}
         said = self._communicator.exchange_on_host(json.dumps(mine).encode(), "gradients that are not finite")
         return [{int(index): fault for index, fault in sorted(json.loads(row).items())} for row in said]
 

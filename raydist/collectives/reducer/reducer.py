@@ -46,7 +46,7 @@ class GradientReducer:
         policy: Treatment of NaN and infinite gradients; None for none.
         compression: Communication dtype of float32 gradients, "fp16" or "bf16"; None to keep float32.
         expect_rows: Returns the `id` of each parameter whose gradient will be sparse, for the same parameters on all
-            ranks. Further sparse gradients are detected in their first pass.
+            ranks. Further sparse gradients are detected in the first pass; ones that appear later become dense.
         names: Returns names of parameters for error messages.
 
     One backward pass costs one all-reduce per bucket. Afterwards `.grad` holds views of the reduced buckets.

@@ -79,35 +79,30 @@ class PassStamp:
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class ReceivedTrailer:
     """The reduced trailer of one pass, with the sections of all ranks.
 
-    Args:
+    Attributes:
         stamps: Encoded `PassStamp` of each rank.
-        complete: Every rank had a dense gradient for every parameter.
         checksums_differ: Ranks have changed gradients differently since the last pass.
-        flags: The number of ranks with a gradient for each parameter, in the order of the layout, then the number of
-            ranks with a sparse gradient for each.
+        present: For each parameter, in the order of the layout, True if any rank has a gradient; None if every rank has
+            a new gradient for every parameter.
     """
 
-    def __init__(self, stamps: Sequence[bytes], *, complete: bool, checksums_differ: bool, flags: torch.Tensor) -> None:
-        self.complete, self.checksums_differ = complete, checksums_differ
-        self._stamps, self._flags = stamps, flags
+    stamps: Sequence[bytes]
+    checksums_differ: bool
+    present: Sequence[bool] | None
 
     def check(self) -> None:
         """Raise CollectiveMismatchError unless all ranks were in the same pass."""
-        if len(set(self._stamps)) > 1:
-            raise _parted([_NUMBERS.unpack(stamp) for stamp in self._stamps])
-
-    def flags(self) -> tuple[list[bool], list[bool]]:
-        """Return two flags per parameter: any rank has a gradient, any rank has a sparse gradient."""
-        flags = [number != 0 for number in self._flags.tolist()]
-        return flags[: len(flags) // 2], flags[len(flags) // 2 :]
+        if len(set(self.stamps)) > 1:
+            raise _parted([_NUMBERS.unpack(stamp) for stamp in self.stamps])
 
 
 @final
 class Trailer:
-    """The end of the last bucket: a section for each rank, then two flags for each parameter.
+    """The end of the last bucket: a section for each rank, then a flag for each parameter.
 
     Args:
         memory: The `size(...)` elements behind the gradients.
@@ -120,71 +115,48 @@ class Trailer:
         self.memory = memory
         self._own = slice(_SECTION * rank, _SECTION * (rank + 1))
         self._head = _SECTION * world_size
-        self._world_size = world_size
-        self._if_all_agree = b""
         self._blank = np.zeros(self.size(num_parameters, world_size), np.uint8)
-        self._blank[self._head : self._head + num_parameters] = 1
-        shown = memory.device.type == "cpu" and memory.dtype in (torch.float32, torch.float64, torch.float16)
-        self._shown = memory.numpy() if shown else None  # numpy writes a few elements ten times faster than torch
+        self._blank[self._head :] = 1
 
     @staticmethod
     def size(num_parameters: int, world_size: int) -> int:
         """Return the number of elements of a trailer."""
-        return _SECTION * world_size + 2 * num_parameters
+        return _SECTION * world_size + num_parameters
 
     def write(
-        self,
-        stamp: bytes,
-        *,
-        lacking: tuple[Sequence[bool], Sequence[bool]] | None = None,
-        checksum: torch.Tensor | None = None,
+        self, stamp: bytes, *, present: Sequence[bool] | None = None, checksum: torch.Tensor | None = None
     ) -> None:
         """Write this rank's section. Does not block.
 
         Args:
             stamp: Encoded `PassStamp`.
-            lacking: Two flags per parameter: this rank has a gradient, has a sparse gradient. None where this rank has
-                a dense gradient for every parameter.
+            present: For each parameter, True if this rank has a gradient; None if it has a new one for all.
             checksum: Checksum of gradients that the program has changed since the last pass, one float64 on the
                 trailer's device; None for none.
         """
-        section = stamp + bytes(_CHECKSUM_BYTES) + bytes((lacking is not None,))
-        numbers = self._blank
-        if lacking is not None:
-            numbers = self._blank.copy()
-            numbers[self._head :] = [*lacking[0], *lacking[1]]
-        if self._shown is not None:
-            self._shown[:] = numbers
-            self._shown[self._own] = np.frombuffer(section, np.uint8)
-        else:
-            numbers = numbers.copy()
-            numbers[self._own] = np.frombuffer(section, np.uint8)
-            values = torch.from_numpy(numbers).to(self.memory.dtype)
-            if self.memory.is_cuda:
-                values = values.pin_memory()
-            self.memory.copy_(values, non_blocking=True)
-        self._if_all_agree = b"" if lacking is not None or checksum is not None else section * self._world_size
-        if self._shown is not None and self._if_all_agree:
-            self._if_all_agree = self._shown[self._own].tobytes() * self._world_size
+        numbers = self._blank.copy()
+        section = stamp + bytes(_CHECKSUM_BYTES) + bytes((present is not None,))
+        numbers[self._own] = np.frombuffer(section, np.uint8)
+        if present is not None:
+            numbers[self._head :] = present
+        values = torch.from_numpy(numbers)
+        if self.memory.is_cuda:
+            values = values.to(self.memory.dtype).pin_memory()
+        self.memory.copy_(values, non_blocking=True)
         if checksum is not None:
             place = self.memory[self._own][_NUMBERS.size : _INCOMPLETE]
             place.copy_(checksum.view(1).view(torch.uint8))
 
     def received(self, host: torch.Tensor) -> ReceivedTrailer:
         """Decode the reduced trailer from `host`, a copy of it in host memory."""
-        if self._shown is not None and host.numpy()[: self._head].tobytes() == self._if_all_agree:
-            return ReceivedTrailer((), complete=True, checksums_differ=False, flags=host[self._head :])
         values = host.real if host.is_complex() else host
         head = values[: self._head].to(torch.uint8).numpy().tobytes()
-        flags = values[self._head :]
-        if head == self._if_all_agree:
-            return ReceivedTrailer((), complete=True, checksums_differ=False, flags=flags)
         sections = [head[start : start + _SECTION] for start in range(0, len(head), _SECTION)]
+        lacking = any(section[_INCOMPLETE] for section in sections)
         return ReceivedTrailer(
             [section[: _NUMBERS.size] for section in sections],
-            complete=not any(section[_INCOMPLETE] for section in sections),
             checksums_differ=len({section[_NUMBERS.size : _INCOMPLETE] for section in sections}) > 1,
-            flags=flags,
+            present=(values[self._head :] != 0).tolist() if lacking else None,
         )
 
 

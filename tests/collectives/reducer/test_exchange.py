@@ -26,28 +26,34 @@ class Rank:
     def __init__(self, communicator: Communicator, num_parameters: int = 3, *, bucket_bytes: int = 1) -> None:
         self.parameters = {number: nn.Parameter(torch.zeros(2)) for number in range(num_parameters)}
         self.buckets = Buckets(communicator, bucket_bytes=bucket_bytes, first_bucket_bytes=bucket_bytes)
+        self.communicator = communicator
         self.num_passes = 0
 
-    def open(self, trained: tuple[int, ...], weight: StepWeight = FULL, hold_with: tuple[int, ...] = ()) -> Exchange:
+    def open(
+        self,
+        trained: tuple[int, ...],
+        weight: StepWeight = FULL,
+        hold_with: tuple[int, ...] = (),
+        earlier: dict[int, torch.Tensor] | None = None,
+    ) -> Exchange:
         self.num_passes += 1
-        stamp = PassStamp(0, self.num_passes)
-        return self.buckets.open(trained, self.parameters, stamp, None, weight, hold_with=hold_with)
+        plan = self.buckets.begin_pass(trained, self.parameters, step=0, backward=self.num_passes)
+        stamp = PassStamp(0, self.num_passes).encode()
+        return Exchange(
+            self.communicator, self.buckets, plan, stamp, None, weight, earlier=earlier, hold_with=hold_with
+        )
 
     def run(self, trained: tuple[int, ...], order: tuple[int, ...] | None = None) -> dict[int, torch.Tensor]:
         exchange = self.open(trained)
         for index in trained if order is None else order:
-            self.buckets.receiver(exchange)(index, value(index))
+            exchange.put(index, value(index))
         return self.end(exchange)
 
     def end(self, exchange: Exchange) -> dict[int, torch.Tensor]:
         exchange.finish()
         found = exchange.gradients()
-        self.buckets.done(frozenset())
+        self.order = list(found)
         return found
-
-    @property
-    def order(self) -> list[int]:
-        return [bucket.indices[0] for bucket in self.buckets.layout.buckets]
 
 
 def value(number: float) -> torch.Tensor:
@@ -100,9 +106,7 @@ def test_a_gradient_that_comes_again_after_it_was_sent_is_an_error() -> None:
 
 def test_gradients_of_earlier_passes_are_added() -> None:
     _, rank = alone()
-    exchange = rank.open((0, 1, 2), StepWeight(0.5, counts=True))
-    exchange.preload(2, value(5))
-    exchange.preload(0, value(7))
+    exchange = rank.open((0, 1, 2), StepWeight(0.5, counts=True), earlier={2: value(5), 0: value(7)})
     exchange.put(2, value(2))
     found = rank.end(exchange)
     assert (found[2].tolist(), found[0].tolist()) == ([6.0, 6.0], [7.0, 7.0])
@@ -126,8 +130,8 @@ def test_a_pass_costs_its_buckets_alone() -> None:
             counts.append(group.num_calls - before)
         return counts
 
-    # An exchange on the host takes two: an agreement on a layout, and with several buckets on their order.
-    assert run_ranks(2, body) == [[2 + 2 + 2, 2, 2 + 1, 2 + 2, 2 + 1, 2, 0]] * 2
+    # An exchange on the host takes two: an agreement on the parameters, and in their first pass on a layout.
+    assert run_ranks(2, body) == [[2 + 2 + 2, 2, 2 + 2 + 1, 2 + 2, 2 + 1, 2, 0]] * 2
 
 
 def test_buckets_are_laid_out_in_the_order_in_which_the_first_rank_saw_gradients() -> None:
@@ -233,11 +237,11 @@ def sums_of_kept_and_shared_memory(communicator: Communicator) -> list[list[floa
     buckets = Buckets(communicator, bucket_bytes=1 << 20, first_bucket_bytes=1 << 20)
     held, sums = [], []
     for number in range(4):
-        exchange = buckets.open((0,), parameters, PassStamp(0, number), None, FULL, hold_with=())
+        plan = buckets.begin_pass((0,), parameters, step=0, backward=number)
+        exchange = Exchange(communicator, buckets, plan, PassStamp(0, number).encode(), None, FULL)
         exchange.put(0, torch.full((20_000,), float(communicator.rank + number)))
         exchange.finish()
         found = exchange.gradients()[0]
-        buckets.done(frozenset())
         sums.append(found.unique().tolist())
         if communicator.rank == 1:
             held.append((found, sums[-1]))
