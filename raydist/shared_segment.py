@@ -97,6 +97,19 @@ class Segment:
             raise OSError(f"{DIRECTORY / name} is a file of somebody else")
         return segment
 
+    @staticmethod
+    def accept(offer: bytes, size: int) -> Segment:
+        """Open the file of another rank's :meth:`offer`.
+
+        Raises:
+            OSError: The file does not exist here, or is another file.
+        """
+        return Segment.open(offer[TOKEN_BYTES:].decode(), size, offer[:TOKEN_BYTES])
+
+    def offer(self) -> bytes:
+        """Return the token and the name, for other ranks."""
+        return self.token + self.name.encode()
+
     @property
     def address(self) -> int:
         return self.memory.data_ptr()

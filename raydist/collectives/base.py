@@ -1,8 +1,8 @@
 """The interface of collective communication: communicators, memberships and backends.
 
 Every backend (threads, gloo, NCCL, ...) implements :class:`Communicator` and passes the contract suite in
-`tests/contracts/communicator.py`. A *generation* is one incarnation of a group: after the death of a peer,
-`reconfigure` forms a new generation in the same processes, with other members.
+`tests/contracts/communicator.py`. A *generation* is one incarnation of a group: after a failure, the members close
+their communicators and open new ones with the next generation's memberships.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, Self, final
 
 import torch
 
-from raydist.errors import FailedPreconditionError
+from raydist.collectives.tensors import check_rows
 from raydist.values import ReduceOp
 
 __all__ = [
@@ -55,19 +55,6 @@ class Membership:
     store_host: str = ""
     store_port: int = 0
     hosts: tuple[str, ...] = ()
-
-    def check_successor(self, later: Membership) -> None:
-        """Raise FailedPreconditionError unless `later` is a later generation, or belongs to another group.
-
-        >>> Membership("g", 1, 0, 2).check_successor(Membership("g", 1, 0, 1))  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        raydist.errors.FailedPreconditionError: A new generation of group 'g' must be later than 1, got 1. Ask the ...
-        """
-        if later.group == self.group and later.generation <= self.generation:
-            raise FailedPreconditionError(
-                f"A new generation of group {self.group!r} must be later than {self.generation}, "
-                f"got {later.generation}. Ask the owner of the group for the present membership."
-            )
 
 
 class Work(ABC):
@@ -182,6 +169,10 @@ class Communicator(ABC):
         received = [bytes(row.cpu().numpy()) for row in rows]
         return [row[8 : 8 + struct.unpack_from("<q", row)[0]] for row in received]
 
+    def barrier(self) -> None:
+        """Block until every rank has called it."""
+        self.exchange_on_host(b"", "barrier")
+
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         """Return flat, uninitialised tensors on which `all_reduce` is fastest.
 
@@ -203,44 +194,26 @@ class Communicator(ABC):
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         """Fill `outputs[r]` with rank r's `tensor`. All tensors have one shape and dtype."""
 
-    @abstractmethod
     def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         """Fill `outputs[r]` with rank r's `tensor`. The tensors may have different lengths along axis 0.
 
         Every rank must know all lengths, and pass outputs of these lengths.
         """
+        check_rows(outputs, tensor, self.rank, self.world_size)
+        longest = max(len(output) for output in outputs)
+        padded = tensor.detach().new_zeros(longest, *tensor.shape[1:])
+        padded[: len(tensor)] = tensor.detach()
+        parts = [torch.empty_like(padded) for _ in outputs]
 
-    @abstractmethod
-    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
-        """Fill rank r's `outputs[s]` with rank s's `inputs[r]`. All tensors have one shape and dtype."""
+        def cut() -> None:
+            for output, part in zip(outputs, parts, strict=True):
+                output.detach().copy_(part[: len(output)])
+
+        return FinishingWork(self.all_gather(parts, padded).wait, cut)
 
     @abstractmethod
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         """Replace `tensor` by the tensor of rank `root`."""
-
-    @abstractmethod
-    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
-        """Replace `tensor` on rank `root` by the reduction; on other ranks the content is undefined afterwards."""
-
-    @abstractmethod
-    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
-        """Fill rank r's `output` with the reduction of all ranks' `inputs[r]`."""
-
-    @abstractmethod
-    def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        """Send `tensor` to one rank, which must call `recv`."""
-
-    @abstractmethod
-    def recv(self, tensor: torch.Tensor, source: int) -> Work:
-        """Receive into `tensor` from one rank, which must call `send`."""
-
-    @abstractmethod
-    def barrier(self) -> None:
-        """Block until every rank has called it."""
-
-    @abstractmethod
-    def reconfigure(self, membership: Membership) -> None:
-        """Abort pending collectives, leave the present generation and join another. Blocks until all have joined."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -260,7 +233,7 @@ class Declined(Exception):
 
 
 class JoiningCommunicator(Communicator):
-    """A communicator that must join its group with `start`, and again in each generation.
+    """A communicator that must join its group with `start`.
 
     Args:
         membership: Membership of this rank.
@@ -272,28 +245,15 @@ class JoiningCommunicator(Communicator):
         self.membership = membership
         self.device = device
         self.timeout_s = timeout_s
-        self._prepare()
 
     @abstractmethod
-    def start(self) -> None:
+    def start(self) -> Self:
         """Join the group. Blocking: until every member has joined, at most `timeout_s`.
 
         Raises:
             DeadlineExceededError: A member did not arrive; the message says which.
             Declined: This backend cannot serve the group. All ranks raise it.
         """
-
-    @abstractmethod
-    def _prepare(self) -> None:
-        """Create the state of one generation, for `start`."""
-
-    def reconfigure(self, membership: Membership) -> None:
-        self.membership.check_successor(membership)
-        self.abort()
-        self.close()
-        self.membership = membership
-        self._prepare()
-        self.start()
 
 
 class Backend(ABC):

@@ -20,17 +20,13 @@ from typing import final
 
 import torch
 
-from raydist.collectives.base import Communicator, Membership, Work
+from raydist.collectives.base import Communicator, Work
 from raydist.collectives.delegating import DelegatingCommunicator
-from raydist.collectives.tensors import check_rows, check_swapped
+from raydist.collectives.tensors import check_rows, rows_name
 from raydist.collectives.translation import mismatch_error
-from raydist.errors import CollectiveMismatchError, InvalidArgumentError
 from raydist.values import ReduceOp
 
 __all__ = ["Call", "CallLog", "CheckedCommunicator", "all_hold", "describe_call", "exchange"]
-
-# Enough for a tensor of more than 20 dimensions.
-_CALL_BYTES = 512
 
 
 @final
@@ -57,13 +53,6 @@ class Call:
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
-
-    def as_message(self) -> torch.Tensor:
-        """Return the call as a tensor of fixed size, which is sent before a message."""
-        data = self.encode()
-        if len(data) > _CALL_BYTES:
-            raise InvalidArgumentError(f"A collective needs a tensor of fewer dimensions, got shape {self.shape}.")
-        return torch.frombuffer(bytearray(data.ljust(_CALL_BYTES)), dtype=torch.uint8)
 
     @staticmethod
     def decode(data: bytes) -> Call:
@@ -198,17 +187,16 @@ def _essence(call: Call, ragged_axis: int | None) -> tuple[object, ...]:
 
 @final
 class CheckedCommunicator(DelegatingCommunicator):
-    """A communicator that checks collectives on all ranks, and messages on the receiver, before it calls another one.
+    """A communicator that compares each collective between all ranks, before it calls another communicator.
 
-    Checks are omitted where the other communicator `checks_itself`.
+    It compares nothing where the other communicator `checks_itself`.
 
     Args:
         inner: The other communicator, which this object owns from now on.
-        device: Device of the tensors.
     """
 
-    def __init__(self, inner: Communicator, device: torch.device) -> None:
-        super().__init__(inner, device)
+    def __init__(self, inner: Communicator) -> None:
+        super().__init__(inner)
         self._num_calls = 0
         self._log = CallLog()
 
@@ -217,58 +205,23 @@ class CheckedCommunicator(DelegatingCommunicator):
         return True
 
     def around(self, what: str, tensor: torch.Tensor | None, start: Callable[[], Work]) -> Work:
-        self._check(what, tensor)
+        self._compare(what, tensor)
         return start()
 
     def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         check_rows(outputs, tensor, self.rank, self.world_size)
-        return super().all_gather_rows(outputs, tensor)
-
-    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
-        check_swapped(outputs, inputs, self.world_size)
-        return super().all_to_all(outputs, inputs)
-
-    def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        if not self._inner.checks_itself:
-            self._inner.send(describe_call("message", tensor).as_message().to(self.device), destination)
-        return self._inner.send(tensor, destination)
-
-    def recv(self, tensor: torch.Tensor, source: int) -> Work:
-        """Receive into `tensor`. Blocks until the sender's description arrives; raises an error if shapes differ."""
-        if self._inner.checks_itself:
-            return self._inner.recv(tensor, source)
-        mine = describe_call("message", tensor)
-        theirs = self._receive_call(source)
-        if theirs == mine:
-            return self._inner.recv(tensor, source)
-        # Receive the mismatched message, so that the next `recv` does not get it.
-        dtype: torch.dtype = getattr(torch, theirs.dtype.removeprefix("torch."))
-        self._inner.recv(torch.empty(theirs.shape, dtype=dtype, device=self.device), source).wait()
-        raise CollectiveMismatchError(
-            f"A message must have one shape and dtype on both ends, got {mine.dtype} {mine.shape} on rank {self.rank} "
-            f"for {theirs.dtype} {theirs.shape} from rank {source}."
-        )
+        self._compare(rows_name(outputs), tensor[:0], always=True)  # no communicator compares lengths itself
+        return self._inner.all_gather_rows(outputs, tensor)
 
     def barrier(self) -> None:
-        self._check("barrier", None)
-        self._inner.barrier()
+        self._compare("barrier", None)
+        super().barrier()
 
-    def reconfigure(self, membership: Membership) -> None:
-        self._num_calls = 0
-        self._log = CallLog()
-        self._inner.reconfigure(membership)
-
-    def _check(self, name: str, tensor: torch.Tensor | None) -> None:
-        if self._inner.checks_itself:
-            return
-        call = describe_call(name, tensor, number=self._num_calls)
-        self._num_calls += 1
-        exchange(self._inner, call, device=self.device, log=self._log)
-
-    def _receive_call(self, source: int) -> Call:
-        row = torch.empty(_CALL_BYTES, dtype=torch.uint8, device=self.device)
-        self._inner.recv(row, source).wait()
-        return Call.decode(bytes(row.tolist()))
+    def _compare(self, name: str, tensor: torch.Tensor | None, *, always: bool = False) -> None:
+        if always or not self._inner.checks_itself:
+            call = describe_call(name, tensor, number=self._num_calls)
+            self._num_calls += 1
+            exchange(self._inner, call, device=self.device, log=self._log)
 
 
 def describe_call(name: str, tensor: torch.Tensor | None, *, number: int = 0, differentiable: bool = False) -> Call:

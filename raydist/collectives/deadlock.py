@@ -257,7 +257,7 @@ class DeadlockDetector:
 
 @final
 class WatchedCommunicator(DelegatingCommunicator):
-    """A communicator that records the waits of another one for a `DeadlockDetector`, except for send and recv.
+    """A communicator that records the waits of another one for a `DeadlockDetector`.
 
     Args:
         inner: The other communicator, which this object owns from now on.
@@ -267,7 +267,7 @@ class WatchedCommunicator(DelegatingCommunicator):
     """
 
     def __init__(self, inner: Communicator, name: str, progress: Progress, verdict: Verdict) -> None:
-        super().__init__(inner, inner.device)
+        super().__init__(inner)
         self._name = name
         self._progress = progress
         self._verdict = verdict

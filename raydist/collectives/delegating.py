@@ -8,7 +8,7 @@ from typing import TypeVar, final
 
 import torch
 
-from raydist.collectives.base import ALL_REDUCE, Communicator, FinishingWork, Membership, Work
+from raydist.collectives.base import ALL_REDUCE, Communicator, FinishingWork, Work
 from raydist.collectives.reducing import COMBINERS
 from raydist.collectives.tensors import check_reducible, rows_name
 from raydist.errors import SpecError
@@ -25,12 +25,13 @@ class DelegatingCommunicator(Communicator):
 
     Args:
         inner: The other communicator, which this object owns from now on.
-        device: Device of the tensors.
     """
 
-    def __init__(self, inner: Communicator, device: torch.device) -> None:
+    def __init__(self, inner: Communicator) -> None:
         self._inner = inner
-        self.device = device
+        self.membership = inner.membership
+        self.timeout_s = inner.timeout_s
+        self.device = inner.device
 
     def around(self, what: str, tensor: torch.Tensor | None, start: Callable[[], Work]) -> Work:
         """Start a collective.
@@ -45,14 +46,6 @@ class DelegatingCommunicator(Communicator):
     def during(self, what: str, call: Callable[[], T]) -> T:
         """Run a blocking collective; messages show `what`."""
         return call()
-
-    @property
-    def membership(self) -> Membership:  # type: ignore[override]  # a view of the inner one's
-        return self._inner.membership
-
-    @property
-    def timeout_s(self) -> float:  # type: ignore[override]  # a view of the inner one's
-        return self._inner.timeout_s
 
     @property
     def checks_itself(self) -> bool:
@@ -83,32 +76,8 @@ class DelegatingCommunicator(Communicator):
     def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         return self.around(rows_name(outputs), tensor[:0], lambda: self._inner.all_gather_rows(outputs, tensor))
 
-    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
-        one = inputs[0] if inputs else None
-        return self.around("all_to_all", one, lambda: self._inner.all_to_all(outputs, inputs))
-
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         return self.around(f"broadcast(root={root})", tensor, lambda: self._inner.broadcast(tensor, root))
-
-    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
-        what = f"reduce({op.value}, root={root})"
-        return self.around(what, tensor, lambda: self._inner.reduce(tensor, root, op))
-
-    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
-        what = f"reduce_scatter({op.value})"
-        return self.around(what, output, lambda: self._inner.reduce_scatter(output, inputs, op))
-
-    def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        return self._inner.send(tensor, destination)
-
-    def recv(self, tensor: torch.Tensor, source: int) -> Work:
-        return self._inner.recv(tensor, source)
-
-    def barrier(self) -> None:
-        self.during("barrier", self._inner.barrier)
-
-    def reconfigure(self, membership: Membership) -> None:
-        self._inner.reconfigure(membership)
 
     def abort(self) -> None:
         self._inner.abort()
@@ -123,20 +92,16 @@ class LimitedCommunicator(DelegatingCommunicator):
 
     Args:
         inner: The other communicator, which still belongs to its owner.
-        limit_s: Limit of each wait, in seconds; `barrier` keeps the limit of `inner`.
+        limit_s: Limit of each wait, in seconds; exchanges on the host keep the limit of `inner`.
     """
 
     def __init__(self, inner: Communicator, limit_s: float) -> None:
-        super().__init__(inner, inner.device)
-        self._limit_s = limit_s
-
-    @property
-    def timeout_s(self) -> float:  # type: ignore[override]  # as in the base class
-        return self._limit_s
+        super().__init__(inner)
+        self.timeout_s = limit_s
 
     def around(self, what: str, tensor: torch.Tensor | None, start: Callable[[], Work]) -> Work:
         work = start()
-        return FinishingWork(lambda limit_s: work.wait(self._limit_s if limit_s is None else limit_s))
+        return FinishingWork(lambda limit_s: work.wait(self.timeout_s if limit_s is None else limit_s))
 
 
 @final
@@ -155,7 +120,7 @@ class RootReduction:
 
 @final
 class ReducingToOne(DelegatingCommunicator):
-    """A communicator whose `all_reduce` gathers tensors on one rank. At most one all-reduce is pending at a time.
+    """A communicator whose `all_reduce` adds up tensors on one rank. At most one all-reduce is pending at a time.
 
     Args:
         inner: The other communicator, which this object owns from now on.
@@ -163,7 +128,7 @@ class ReducingToOne(DelegatingCommunicator):
     """
 
     def __init__(self, inner: Communicator, accumulation: RootReduction) -> None:
-        super().__init__(inner, inner.device)
+        super().__init__(inner)
         self._accumulation = accumulation
         self._under_way: _Reduction | None = None
 
@@ -181,10 +146,6 @@ class ReducingToOne(DelegatingCommunicator):
         self._under_way = _Reduction(self._inner, tensor.detach(), op, self._accumulation)
         return self._under_way
 
-    def reconfigure(self, membership: Membership) -> None:
-        self._under_way = None
-        super().reconfigure(membership)
-
     def _settle(self) -> None:
         """Wait for the pending reduction, so that all ranks call the inner communicator in the same order."""
         under_way, self._under_way = self._under_way, None
@@ -194,29 +155,20 @@ class ReducingToOne(DelegatingCommunicator):
 
 @final
 class _Reduction(Work):
-    """One all-reduce: ranks send to the root at once; `wait` broadcasts the result."""
+    """One all-reduce: it begins with an all-gather; `wait` broadcasts the root's sum."""
 
     def __init__(self, inner: Communicator, tensor: torch.Tensor, op: ReduceOp, accumulation: RootReduction) -> None:
         self._inner = inner
         self._tensor = tensor
         self._op = op
         self._accumulation = accumulation
-        self._parts = [tensor]
-        self._gathering: list[Work] | None = self._gather()
-
-    def _gather(self) -> list[Work]:
-        inner, root = self._inner, self._accumulation.root
-        if inner.rank != root:
-            return [inner.send(self._tensor, root)]
-        ranks = range(inner.world_size)
-        self._parts = [self._tensor if rank == root else torch.empty_like(self._tensor) for rank in ranks]
-        return [inner.recv(part, rank) for rank, part in enumerate(self._parts) if rank != root]
+        self._parts = [torch.empty_like(tensor) for _ in range(inner.world_size)]
+        self._gathering: Work | None = inner.all_gather(self._parts, tensor)
 
     def wait(self, timeout_s: float | None = None) -> None:
         if self._gathering is None:
             return
-        for work in self._gathering:
-            work.wait(timeout_s)
+        self._gathering.wait(timeout_s)
         self._gathering = None
         if self._inner.rank == self._accumulation.root:
             self._tensor.copy_(self._reduced(self._parts))

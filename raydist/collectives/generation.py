@@ -1,24 +1,119 @@
-"""One generation of a process group, from the rendezvous of the members until the first failure or `leave`."""
+"""One generation of a process group of torch.distributed, from the rendezvous of the members until the first failure.
+
+raydist creates process groups on its own rendezvous store, and never uses torch.distributed's default group. A wait is
+split into slices, so that the waiting rank can check for an abort or a failure of a peer in between; after a slice has
+timed out, a collective of gloo goes on (measured with torch 2.13). On NCCL, `wait` only makes the current stream wait.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import final
+from datetime import timedelta
+from typing import Any, ClassVar, Protocol, final
 
-from raydist.collectives.base import Membership
-from raydist.collectives.process_group_backend import Flight, ProcessGroupBackend, RawGroup, RawWork
+import torch.distributed as dist
+
+from raydist.collectives.base import Backend, Membership
 from raydist.collectives.rendezvous import Bulletin, connect_store
-from raydist.collectives.translation import describe_operation, describe_ranks, translate_torch_error
+from raydist.collectives.translation import (
+    describe_operation,
+    describe_ranks,
+    is_slice_over,
+    translate_torch_error,
+)
+from raydist.compat.torch_internals import Store
 from raydist.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, RaydistError
 
-__all__ = ["Generation"]
+__all__ = ["MARGIN_S", "CudaFlight", "Flight", "Generation", "GlooFlight", "ProcessGroupBackend", "RawGroup", "RawWork"]
+
+RawGroup = Any
+"""A c10d backend object (ProcessGroupGloo, ProcessGroupNCCL): torch's stubs leave out its collectives."""
+
+RawWork = Any
+"""The object that a collective of a raw group returns."""
+
+MARGIN_S = 1.0
+"""Seconds by which the backend's limit exceeds raydist's own: the former only ends operations after an abort."""
 
 _SLICE_S = 0.05  # interval at which a waiting rank checks for an abort or a failure of a peer
 _ROLL_CALL_S = 0.3
 _WATCH_S = 0.2
-_LEAST_PAUSE_S = 0.0002
+
+
+class Flight(Protocol):
+    """One pending operation of a process group."""
+
+    def landed(self) -> bool:
+        """Return True once the operation has completed or failed."""
+
+    def wait_slice(self, seconds: float) -> bool:
+        """Block at most so long; return False if the operation is still pending. Raises the operation's error."""
+
+
+@final
+class GlooFlight:
+    """A collective of gloo."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self._work = work
+
+    def landed(self) -> bool:
+        return self._work.is_completed()
+
+    def wait_slice(self, seconds: float) -> bool:
+        try:
+            # gloo takes a timeout of zero for no timeout.
+            self._work.wait(timedelta(seconds=max(seconds, 0.001)))
+        except RuntimeError as error:
+            if is_slice_over(error):
+                return False
+            raise
+        return True
+
+
+@final
+class CudaFlight:
+    """A collective of NCCL. `wait_slice` makes the current stream wait, and never blocks the host."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self._work = work
+
+    def landed(self) -> bool:
+        """Query the device. Only the watchdog's thread may call this."""
+        return self._work.is_completed()
+
+    def wait_slice(self, seconds: float) -> bool:
+        self._work.wait()  # a timeout would make it block the host
+        return True
+
+
+class ProcessGroupBackend(Backend):
+    """Base class of backends on process groups: creates groups and wraps their work.
+
+    Attributes:
+        host_runs_ahead: True if a wait makes the device's stream wait, and not the host.
+    """
+
+    host_runs_ahead: ClassVar[bool] = False
+
+    @abstractmethod
+    def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
+        """Create the process group. All members must have arrived.
+
+        Raises:
+            UnavailableError: This PyTorch or this machine does not support the backend.
+        """
+
+    @abstractmethod
+    def flight(self, work: RawWork) -> Flight:
+        """Wrap a collective that was started."""
+
+    @abstractmethod
+    def kill(self, group: RawGroup) -> None:
+        """Abort pending operations, as far as the backend can."""
 
 
 @final
@@ -33,36 +128,23 @@ class Generation:
         self._failure: RaydistError | None = None
         self._group: RawGroup | None = None
         self._bulletin: Bulletin | None = None
-        self._flights: list[Flight] = []
-        self._watched: list[tuple[Flight, str]] = []  # pending work on a device, if the host runs ahead of it
-        self._num_exchanges = 0
+        self._pending: list[tuple[Flight, str]] = []
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Join the other members. Blocks; raises after `timeout_s` if one is missing, at once after `abort`."""
+        """Join the other members. Blocks; raises after `timeout_s` if one is missing."""
         operation = "rendezvous"
         store = connect_store(self.membership, self._timeout_s)
         self._bulletin = Bulletin(store, self.membership)
-        missing = self._bulletin.arrive(self._timeout_s, lambda: self.check(operation))
-        if missing:
-            raise DeadlineExceededError(
-                f"{describe_operation(self.membership, operation)} timed out after {self._timeout_s} s: "
-                f"{describe_ranks(missing)} did not arrive. Raise the limit if they were only slow to start."
-            )
+        self.exchange_on_host(b"", operation)
         try:
             self._group = self._backend.create(store, self.membership, self._timeout_s)
         except RuntimeError as error:
-            raise self._fail(translate_torch_error(error, self.membership, operation), operation) from error
+            raise self._fail(translate_torch_error(error, self.membership, operation)) from error
         if self._backend.host_runs_ahead:
             threading.Thread(target=self._watch, name="raydist-collectives-watchdog", daemon=True).start()
 
-    def submit(
-        self,
-        operation: str,
-        call: Callable[[RawGroup], RawWork],
-        *,
-        point_to_point: bool = False,
-    ) -> Flight:
+    def submit(self, operation: str, call: Callable[[RawGroup], RawWork]) -> Flight:
         """Start an operation of the process group."""
         self.check(operation)
         group = self._group
@@ -71,16 +153,13 @@ class Generation:
                 f"{describe_operation(self.membership, operation)}: the group is closed. Open a new one."
             )
         try:
-            work = call(group)
+            flight = self._backend.flight(call(group))
         except (RuntimeError, ValueError) as error:
             raise translate_torch_error(error, self.membership, operation) from error
-        flight = self._backend.point_to_point(work) if point_to_point else self._backend.collective(work)
-        if self._backend.host_runs_ahead:
-            with self._lock:
-                self._watched.append((flight, operation))
-        else:
-            self._flights = [other for other in self._flights if not other.landed()]
-            self._flights.append(flight)
+        with self._lock:
+            if not self._backend.host_runs_ahead:
+                self._pending = [each for each in self._pending if not each[0].landed()]
+            self._pending.append((flight, operation))
         return flight
 
     def wait(self, flight: Flight, operation: str, timeout_s: float | None) -> None:
@@ -108,19 +187,18 @@ class Generation:
             raise FailedPreconditionError(
                 f"{describe_operation(self.membership, what)}: the group must be started before. Call start()."
             )
-        self._num_exchanges += 1
-        bulletin.tell(self._num_exchanges, data)
-        deadline = time.monotonic() + self._timeout_s
-        pause_s = _LEAST_PAUSE_S
-        while missing := bulletin.silent(self._num_exchanges):
-            if time.monotonic() >= deadline:
-                late = f"{describe_operation(self.membership, what)} timed out after {self._timeout_s} s"
-                raise self._fail(DeadlineExceededError(f"{late}: {describe_ranks(missing)} did not call it."), what)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _SLICE_S)
+
+        def check() -> None:
             self._listen()
             self.check(what)
-        return bulletin.told(self._num_exchanges)
+
+        try:
+            return bulletin.exchange(data, what, self._timeout_s, check)
+        except DeadlineExceededError as error:
+            self._record(error)
+            raise
+        except RuntimeError as error:  # the store is closed
+            raise translate_torch_error(error, self.membership, what) from error
 
     def abort(self) -> None:
         """Fail the group for every member."""
@@ -134,9 +212,9 @@ class Generation:
         since = time.monotonic()
         while not self._ended.wait(_WATCH_S):
             with self._lock:
-                before, self._watched = len(self._watched), [each for each in self._watched if not each[0].landed()]
-                oldest = self._watched[0][1] if self._watched else None
-                if oldest is None or len(self._watched) < before:
+                before, self._pending = len(self._pending), [each for each in self._pending if not each[0].landed()]
+                oldest = self._pending[0][1] if self._pending else None
+                if oldest is None or len(self._pending) < before:
                     since = time.monotonic()
             if self._failure is None:
                 self._listen()
@@ -150,7 +228,7 @@ class Generation:
         """Release sockets and threads. A daemon thread waits for operations that still hang."""
         self._ended.set()
         holder, self._group = [self._group], None
-        if not self._watched and all(flight.landed() for flight in self._flights):
+        if not self._pending or (not self._backend.host_runs_ahead and all(each[0].landed() for each in self._pending)):
             holder.clear()
             return
         # gloo's destructor waits for its operations, which cannot be stopped.
@@ -160,7 +238,7 @@ class Generation:
         try:
             return flight.wait_slice(max(seconds, 0.0))
         except RuntimeError as error:
-            raise self._fail(translate_torch_error(error, self.membership, operation), operation) from error
+            raise self._fail(translate_torch_error(error, self.membership, operation)) from error
 
     def check(self, operation: str) -> None:
         """Raise the failure that has ended this generation, if there is one."""
@@ -168,7 +246,7 @@ class Generation:
         if failure is not None:
             raise type(failure)(
                 f"{describe_operation(self.membership, operation)} was given up: {failure.message} "
-                "Reconfigure the group to go on."
+                "Open the group anew to go on."
             )
 
     def _listen(self) -> None:
@@ -186,7 +264,7 @@ class Generation:
         if self._bulletin is not None:
             self._bulletin.post(failure)
 
-    def _fail(self, error: RaydistError, operation: str) -> RaydistError:
+    def _fail(self, error: RaydistError) -> RaydistError:
         """Record a failure of this rank, and return it with the missing ranks."""
         self._record(error)
         return self._with_missing(error)
@@ -200,4 +278,4 @@ class Generation:
         if not fatal:
             return DeadlineExceededError(f"{message} It goes on; wait again, or allow more time.")
         advice = "Raise the limit (Timeouts.collective_s) if the others were only slow."
-        return self._fail(DeadlineExceededError(f"{message} {advice}"), operation)
+        return self._fail(DeadlineExceededError(f"{message} {advice}"))

@@ -6,29 +6,33 @@ thread of each rank runs these steps, so that a collective proceeds while the ra
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import replace
-from typing import final
+from typing import Self, final
 
 import torch
 
 from raydist.collectives.base import ALL_REDUCE, Backend, Communicator, JoiningCommunicator, Membership, Work
-from raydist.collectives.point_to_point import BackgroundQueue, PointToPoint
 from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.reducing import HALVES
 from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
 from raydist.collectives.shared_memory.generation import UNREACHABLE
-from raydist.collectives.tensors import check_parts, check_rank, check_reducible, check_rows, check_swapped, stage_bytes
+from raydist.collectives.tensors import check_parts, check_reducible, check_root, stage_bytes
 from raydist.collectives.translation import describe_operation
+from raydist.ending_threads import end_at_exit
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, RaydistError, UnavailableError
 from raydist.values import ReduceOp
 
-__all__ = ["HierarchicalBackend", "HierarchicalCommunicator"]
+__all__ = ["BackgroundQueue", "HierarchicalBackend", "HierarchicalCommunicator"]
 
 _MARGIN_S = 1.0
 _SLICE_S = 0.05  # interval at which a leader checks for failures on other hosts
+_IDLE_S = 1.0
 
 
 @final
@@ -56,25 +60,26 @@ class HierarchicalCommunicator(JoiningCommunicator):
         timeout_s: Limit of every wait, in seconds.
     """
 
-    def _prepare(self) -> None:
-        membership, names = self.membership, self.membership.hosts
+    def __init__(self, membership: Membership, device: torch.device, timeout_s: float) -> None:
+        super().__init__(membership, device, timeout_s)
+        names = membership.hosts
         self._hosts = [tuple(rank for rank, name in enumerate(names) if name == host) for host in dict.fromkeys(names)]
         self._host = next(number for number, ranks in enumerate(self._hosts) if membership.rank in ranks)
         members = self._hosts[self._host]
-        self._home = SharedMemoryCommunicator(membership, self.device, self.timeout_s, members)
+        self._home = SharedMemoryCommunicator(membership, device, timeout_s, members)
         self._leaders: JoiningCommunicator | None = None
         if members[0] == membership.rank:
             group, num_hosts = f"{membership.group}/leaders", len(self._hosts)
             place = replace(membership, group=group, rank=self._host, world_size=num_hosts, hosts=())
-            self._leaders = GlooBackend().communicator(place, self.device, self.timeout_s)
-        self._messages = PointToPoint(membership, self.timeout_s, lambda name, peer: self._home.check(name))
+            self._leaders = GlooBackend().communicator(place, device, timeout_s)
         self._queue: BackgroundQueue | None = None
 
-    def start(self) -> None:
+    def start(self) -> Self:
         self._home.start()
         if self._leaders is not None:
             self._leaders.start()
         self._queue = BackgroundQueue(f"raydist-collectives-{self.rank}", self.abort)
+        return self
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         tensors: list[torch.Tensor] = []
@@ -85,44 +90,12 @@ class HierarchicalCommunicator(JoiningCommunicator):
         check_reducible(tensor.dtype, op)
         return self._submit(ALL_REDUCE[op], lambda: self._reduce(tensor.detach(), op))
 
-    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
-        check_rank("root", root, self.membership)
-        check_reducible(tensor.dtype, op)
-        return self._submit(f"reduce({op.value}, root={root})", lambda: self._reduce(tensor.detach(), op))
-
-    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
-        check_parts("reduce_scatter", inputs, output, self.world_size)
-        check_reducible(output.dtype, op)
-
-        def run() -> None:
-            parts = torch.stack([value.detach() for value in inputs])
-            self._reduce(parts, op)
-            output.detach().copy_(parts[self.rank])
-
-        return self._submit(f"reduce_scatter({op.value})", run)
-
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         check_parts("all_gather", outputs, tensor, self.world_size)
         return self._submit("all_gather", lambda: self._gather(outputs, tensor))
 
-    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
-        check_rows(outputs, tensor, self.rank, self.world_size)
-        return self._submit("all_gather_rows", lambda: self._gather(outputs, tensor))
-
-    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
-        check_swapped(outputs, inputs, self.world_size)
-
-        def run() -> None:
-            sent = torch.stack([value.detach() for value in inputs])
-            received = [torch.empty_like(sent) for _ in range(self.world_size)]
-            self._gather(received, sent)
-            for output, parts in zip(outputs, received, strict=True):
-                output.detach().copy_(parts[self.rank])
-
-        return self._submit("all_to_all", run)
-
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
-        check_rank("root", root, self.membership)
+        check_root(root, self.membership.group, self.world_size)
         host = next(number for number, ranks in enumerate(self._hosts) if root in ranks)
 
         def run() -> None:
@@ -134,24 +107,6 @@ class HierarchicalCommunicator(JoiningCommunicator):
 
         return self._submit(f"broadcast(root={root})", run)
 
-    def barrier(self) -> None:
-        def run() -> None:
-            self._home.barrier()
-            self._between(lambda leaders: leaders.all_reduce(torch.zeros(1), ReduceOp.SUM))
-            self._home.barrier()
-
-        self._submit("barrier", run).wait()
-
-    def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        check_rank("destination", destination, self.membership)
-        self._home.check(f"send(to={destination})")
-        return self._messages.send(tensor, destination)
-
-    def recv(self, tensor: torch.Tensor, source: int) -> Work:
-        check_rank("source", source, self.membership)
-        self._home.check(f"recv(from={source})")
-        return self._messages.recv(tensor, source)
-
     def abort(self) -> None:
         self._home.abort()
         if self._leaders is not None:
@@ -159,7 +114,6 @@ class HierarchicalCommunicator(JoiningCommunicator):
 
     def close(self) -> None:
         self._queue = None
-        self._messages.close()
         leaders, self._leaders = self._leaders, None  # gloo closes its sockets when its last object is deleted
         if leaders is not None:
             leaders.close()
@@ -169,7 +123,7 @@ class HierarchicalCommunicator(JoiningCommunicator):
         """Replace a tensor by the reduction. A mean, and a sum of 16-bit floats, is rounded once."""
         within = ReduceOp.SUM if op is ReduceOp.MEAN else op
         values = tensor.float() if tensor.dtype in HALVES else tensor
-        self._home.reduce(values, 0, within).wait()
+        self._home.all_reduce(values, within).wait()
         self._between(lambda leaders: leaders.all_reduce(values, within))
         if op is ReduceOp.MEAN and self._leaders is not None:
             values.div_(self.world_size)
@@ -225,6 +179,57 @@ class HierarchicalCommunicator(JoiningCommunicator):
             self._home.fail(error if isinstance(error, RaydistError) else unknown)
             self._home.check(name)
             raise
+
+
+@final
+class BackgroundQueue:
+    """Queue of functions, which a daemon thread runs in order. An idle thread ends; the next `submit` starts another.
+
+    Args:
+        name: Name of the thread.
+        stop: Called when the process ends, to end the running function. Must return at once.
+
+    >>> background = BackgroundQueue("raydist-example", lambda: None)
+    >>> background.submit(lambda: None).result()
+    """
+
+    def __init__(self, name: str, stop: Callable[[], object]) -> None:
+        self._name = name
+        self._stop = stop
+        self._functions: queue.SimpleQueue[tuple[Callable[[], None], futures.Future[None]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, function: Callable[[], None]) -> futures.Future[None]:
+        """Add a function to the queue. Does not block; the future holds the function's error."""
+        future: futures.Future[None] = futures.Future()
+        with self._lock:
+            self._functions.put((function, future))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                end_at_exit(self._thread, self._stop)
+                self._thread.start()
+        return future
+
+    def _run(self) -> None:
+        while (submitted := self._next()) is not None:
+            function, future = submitted
+            try:
+                function()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+            del function, future, submitted
+
+    def _next(self) -> tuple[Callable[[], None], futures.Future[None]] | None:
+        with contextlib.suppress(queue.Empty):
+            return self._functions.get(timeout=_IDLE_S)
+        with self._lock:
+            if not self._functions.empty():
+                return self._functions.get_nowait()
+            self._thread = None
+        return None
 
 
 @final

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import final
 
 import torch
 
-from raydist.collectives.base import Backend, Communicator, Declined, JoiningCommunicator, Membership
-from raydist.collectives.delegating import DelegatingCommunicator
+from raydist.collectives.base import Backend, Communicator, Declined, Membership
 from raydist.collectives.hierarchical import HierarchicalBackend
 from raydist.collectives.process_group import GlooBackend, NcclBackend
 from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
 from raydist.collectives.xla.communicator import XlaBackend
 from raydist.errors import InvalidArgumentError, UnavailableError
 
-__all__ = ["AUTO", "BACKENDS", "ChoosingCommunicator", "backends_for", "open_communicator"]
+__all__ = ["AUTO", "BACKENDS", "backends_for", "open_communicator"]
 
 _log = logging.getLogger("raydist")
 _told: set[tuple[str, str]] = set()  # logged fallbacks, one message per pair of backends
@@ -98,73 +96,31 @@ def open_communicator(
     >>> tensor.tolist()
     [1.0, 1.0]
     """
-    communicator = ChoosingCommunicator(membership, device, timeout_s, backends_for(device, backend))
-    try:
-        communicator.start()
-    except BaseException:
-        communicator.close()
-        raise
-    return communicator
+    suited = _suited(backends_for(device, backend), membership)
+    for chosen, following in zip(suited, (*suited[1:], None), strict=True):
+        communicator = chosen.communicator(membership, device, timeout_s)
+        try:
+            return communicator.start()
+        except BaseException as error:
+            communicator.close()
+            if not isinstance(error, Declined):
+                raise
+            if following is None:
+                raise _cannot(chosen, membership, str(error)) from error
+            if membership.rank == 0 and (chosen.name, following.name) not in _told:
+                _told.add((chosen.name, following.name))
+                group = _describe(membership)
+                _log.warning("%s is carried by %s, not %s: %s.", group, following.name, chosen.name, error)
+    raise AssertionError("the last backend returns or raises")
 
 
-@final
-class ChoosingCommunicator(DelegatingCommunicator, JoiningCommunicator):
-    """A communicator that chooses, together with all members, the first usable backend in each generation.
-
-    Args:
-        membership: Membership of this rank.
-        device: Device of the tensors.
-        timeout_s: Limit of every wait, in seconds.
-        backends: At least one backend, in the order of trial, the same on every rank.
-    """
-
-    def __init__(
-        self, membership: Membership, device: torch.device, timeout_s: float, backends: Sequence[Backend]
-    ) -> None:
-        self._place = membership
-        self._named = device
-        self._limit_s = timeout_s
-        self._backends = backends
-        self.device = device
-        self._prepare()
-
-    def _prepare(self) -> None:
-        self._inner = self._make(self._suited()[0])
-
-    def start(self) -> None:
-        suited = self._suited()
-        for backend, following in zip(suited, (*suited[1:], None), strict=True):
-            self._inner = joining = self._make(backend)
-            try:
-                joining.start()
-                self.device = joining.device  # the backend may resolve a generic device
-                break
-            except Declined as reason:
-                group = _describe(self._place)
-                if following is None:
-                    raise _cannot(backend, self._place, str(reason)) from reason
-                if self._place.rank == 0 and (backend.name, following.name) not in _told:
-                    _told.add((backend.name, following.name))
-                    _log.warning("%s is carried by %s, not %s: %s.", group, following.name, backend.name, reason)
-
-    def reconfigure(self, membership: Membership) -> None:
-        self._place.check_successor(membership)
-        self._inner.abort()
-        self._inner.close()
-        self._place = membership
-        self.start()  # new members may be on another host
-
-    def _suited(self) -> list[Backend]:
-        """Return the backends that do not decline the membership."""
-        reasons = {backend: backend.declines(self._place) for backend in self._backends}
-        suited = [backend for backend, reason in reasons.items() if reason is None]
-        if not suited:
-            last = self._backends[-1]
-            raise _cannot(last, self._place, str(reasons[last]))
-        return suited
-
-    def _make(self, backend: Backend) -> JoiningCommunicator:
-        return backend.communicator(self._place, self._named, self._limit_s)
+def _suited(backends: Sequence[Backend], membership: Membership) -> list[Backend]:
+    """Return the backends that do not decline the membership."""
+    reasons = {backend: backend.declines(membership) for backend in backends}
+    suited = [backend for backend, reason in reasons.items() if reason is None]
+    if not suited:
+        raise _cannot(backends[-1], membership, str(reasons[backends[-1]]))
+    return suited
 
 
 def _describe(membership: Membership) -> str:

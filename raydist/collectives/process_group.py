@@ -5,45 +5,32 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import final
+from typing import Self, final
 
 import torch
 import torch.distributed as dist
 
 from raydist.collectives.base import ALL_REDUCE, FinishingWork, JoiningCommunicator, Membership, Work
-from raydist.collectives.generation import Generation
-from raydist.collectives.process_group_backend import (
+from raydist.collectives.generation import (
     MARGIN_S,
     CudaFlight,
     Flight,
+    Generation,
     GlooFlight,
     ProcessGroupBackend,
     RawGroup,
-    ThreadFlight,
 )
 from raydist.collectives.rendezvous import local_address
-from raydist.collectives.tensors import (
-    Staged,
-    check_parts,
-    check_rank,
-    check_rows,
-    check_swapped,
-    gather_padded,
-    stage_bytes,
-    stage_comparable,
-)
+from raydist.collectives.tensors import Staged, check_parts, check_root, stage_bytes, stage_comparable
 from raydist.compat.torch_internals import (
     AllgatherOptions,
     AllreduceOptions,
-    AllToAllOptions,
     BroadcastOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
     Store,
     gloo_group,
     set_timeout,
 )
-from raydist.errors import InvalidArgumentError, UnavailableError
+from raydist.errors import UnavailableError
 from raydist.host_copy import begin_host_copy
 from raydist.values import ReduceOp
 
@@ -66,11 +53,9 @@ class ProcessGroupCommunicator(JoiningCommunicator):
     def __init__(
         self, membership: Membership, device: torch.device, timeout_s: float, backend: ProcessGroupBackend
     ) -> None:
-        self._backend = backend
         super().__init__(membership, device, timeout_s)
-
-    def _prepare(self) -> None:
-        self._generation = Generation(self.membership, self._backend, self.timeout_s)
+        self._backend = backend
+        self._generation = Generation(membership, backend, timeout_s)
 
     @property
     def host_runs_ahead(self) -> bool:
@@ -91,8 +76,9 @@ class ProcessGroupCommunicator(JoiningCommunicator):
     def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
         return self._generation.exchange_on_host(data, what)
 
-    def start(self) -> None:
+    def start(self) -> Self:
         self._generation.start()
+        return self
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
         staged = stage_comparable(tensor, op, self.world_size)
@@ -109,26 +95,8 @@ class ProcessGroupCommunicator(JoiningCommunicator):
             "all_gather", staged, lambda group: group.allgather([carriers], [mine.carrier], AllgatherOptions())
         )
 
-    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
-        check_rows(outputs, tensor, self.rank, self.world_size)
-        return gather_padded(outputs, tensor, self.all_gather)
-
-    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
-        check_swapped(outputs, inputs, self.world_size)
-        staged = [stage_bytes(output) for output in outputs]
-        sent = torch.cat([stage_bytes(value).carrier for value in inputs])
-        received = torch.empty_like(sent)
-        whole = stage_bytes(received)
-        parts = received.split(staged[0].carrier.numel() or 1)
-        return self._launch(
-            "all_to_all",
-            [whole, *staged],
-            lambda group: group.alltoall_base(received, sent, [], [], AllToAllOptions()),
-            then=lambda: [one.carrier.copy_(part) for one, part in zip(staged, parts, strict=False)],
-        )
-
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
-        check_rank("root", root, self.membership)
+        check_root(root, self.membership.group, self.world_size)
         staged = stage_bytes(tensor)
         options = BroadcastOptions()
         options.rootRank = root
@@ -136,85 +104,22 @@ class ProcessGroupCommunicator(JoiningCommunicator):
             f"broadcast(root={root})", [staged], lambda group: group.broadcast([staged.carrier], options)
         )
 
-    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
-        check_rank("root", root, self.membership)
-        staged = stage_comparable(tensor, op, self.world_size)
-        options = ReduceOptions()
-        options.reduceOp = dist.ReduceOp(_OPS[op])
-        options.rootRank = root
-        name = f"reduce({op.value}, root={root})"
-        return self._launch(name, [staged], lambda group: group.reduce([staged.carrier], options))
-
-    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
-        check_parts("reduce_scatter", inputs, output, self.world_size)
-        staged = stage_comparable(output, op, self.world_size)
-        carriers = [stage_comparable(value, op, self.world_size).carrier for value in inputs]
-        options = ReduceScatterOptions()
-        options.reduceOp = dist.ReduceOp(_OPS[op])
-        return self._launch(
-            f"reduce_scatter({op.value})",
-            [staged],
-            lambda group: group.reduce_scatter([staged.carrier], [carriers], options),
-        )
-
-    def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        self._check_peer("destination", destination)
-        carrier, operation = stage_bytes(tensor).carrier, f"send(to={destination})"
-        if not carrier.numel():  # `recv` skips empty tensors as well
-            return FinishingWork(lambda limit_s: None)
-        return self._launch(operation, [], lambda group: group.send([carrier], destination, 0), point_to_point=True)
-
-    def recv(self, tensor: torch.Tensor, source: int) -> Work:
-        self._check_peer("source", source)
-        staged = stage_bytes(tensor)
-        return self._launch(
-            f"recv(from={source})",
-            [staged],
-            lambda group: group.recv([staged.carrier], source, 0),
-            point_to_point=True,
-        )
-
-    def barrier(self) -> None:
-        if self.host_runs_ahead:
-            self.exchange_on_host(b"", "barrier")
-            return
-        token = stage_bytes(torch.zeros(1, device=self.device))
-        self._launch("barrier", [token], lambda group: group.allreduce([token.carrier], AllreduceOptions())).wait()
-
     def abort(self) -> None:
         self._generation.abort()
 
     def close(self) -> None:
         self._generation.leave()
 
-    def _check_peer(self, role: str, rank: int) -> None:
-        check_rank(role, rank, self.membership)
-        if rank == self.rank:
-            raise InvalidArgumentError(
-                f"The {role} must be another rank, got {rank}, which is this one. Copy the tensor: "
-                f"{self._backend.name} connects no rank with itself."
-            )
-
-    def _launch(
-        self,
-        operation: str,
-        staged: list[Staged],
-        call: Callable[[RawGroup], dist.Work],
-        *,
-        point_to_point: bool = False,
-        then: Callable[[], object] | None = None,
-    ) -> Work:
+    def _launch(self, operation: str, staged: list[Staged], call: Callable[[RawGroup], dist.Work]) -> Work:
         def deliver() -> None:
-            if then is not None:
-                then()
             for tensor in staged:
                 tensor.deliver()
 
-        if staged and not any(tensor.carrier.numel() for tensor in staged):
+        if not any(tensor.carrier.numel() for tensor in staged):
             # All ranks have the same shape, so all of them skip an empty collective, which gloo does not.
             return FinishingWork(lambda limit_s: None, deliver)
         generation = self._generation
-        flight = generation.submit(operation, call, point_to_point=point_to_point)
+        flight = generation.submit(operation, call)
         return FinishingWork(lambda limit_s: generation.wait(flight, operation, limit_s), deliver)
 
 
@@ -232,11 +137,8 @@ class GlooBackend(ProcessGroupBackend):
         timeout, hostname = timedelta(seconds=timeout_s + MARGIN_S), local_address(membership)
         return gloo_group(store, membership.rank, membership.world_size, timeout=timeout, hostname=hostname)
 
-    def collective(self, work: dist.Work) -> Flight:
+    def flight(self, work: dist.Work) -> Flight:
         return GlooFlight(work)
-
-    def point_to_point(self, work: dist.Work) -> Flight:
-        return ThreadFlight(work).start()
 
     def kill(self, group: RawGroup) -> None:
         """Do nothing: gloo has no abort. Its threads end when a peer closes the connection or the time limit passes."""
@@ -265,10 +167,7 @@ class NcclBackend(ProcessGroupBackend):
         set_timeout(options, timedelta(seconds=timeout_s + MARGIN_S))
         return dist.ProcessGroupNCCL(store, membership.rank, membership.world_size, options)
 
-    def collective(self, work: dist.Work) -> Flight:
-        return CudaFlight(work)
-
-    def point_to_point(self, work: dist.Work) -> Flight:
+    def flight(self, work: dist.Work) -> Flight:
         return CudaFlight(work)
 
     def kill(self, group: RawGroup) -> None:

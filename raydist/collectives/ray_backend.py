@@ -1,9 +1,7 @@
-"""Backends "RAYDIST" and "RAYDIST_SHM" of `ray.util.collective`, on raydist's communicators.
+"""Backend "RAYDIST" of `ray.util.collective`, on raydist's communicators.
 
-"RAYDIST" uses shared memory where all members of a group on CPUs are on one host; "RAYDIST_SHM" always does.
 Ray's registry of backends is per process: call :func:`register` in the driver and in every actor that joins a group.
-The group's `communicator` has the features that Ray's functions lack: work handles, limits, abort, MEAN,
-reconfiguration.
+The group's `communicator` has the features that Ray's functions lack: work handles, limits, abort, MEAN.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import numpy as np
 import ray
@@ -26,16 +24,16 @@ from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.checked import CheckedCommunicator
 from raydist.collectives.opening import AUTO, open_communicator
+from raydist.collectives.point_to_point import PointToPoint
 from raydist.collectives.rendezvous import RendezvousStore
+from raydist.collectives.tensors import check_parts
 from raydist.compat.ray_internals import gcs_client
 from raydist.errors import DeadlineExceededError, InvalidArgumentError
 from raydist.values import ReduceOp
 
 __all__ = [
     "BACKEND",
-    "SHARED_MEMORY_BACKEND",
     "RaydistGroup",
-    "SharedMemoryGroup",
     "create_group",
     "destroy_group",
     "group_limits",
@@ -43,7 +41,6 @@ __all__ = [
 ]
 
 BACKEND = "RAYDIST"
-SHARED_MEMORY_BACKEND = "RAYDIST_SHM"
 
 _DEFAULT_TIMEOUT_S = 300.0
 _OPS = {
@@ -69,16 +66,17 @@ _TERMS: ContextVar[_Terms | None] = ContextVar("raydist_group_terms", default=No
 
 
 def register() -> None:
-    """Register the backends with Ray in this process. May be called twice."""
-    for name, group in ((BACKEND, RaydistGroup), (SHARED_MEMORY_BACKEND, SharedMemoryGroup)):
-        if not collective.is_backend_available(name):
-            register_collective_backend(name, group)
+    """Register the backend with Ray in this process. May be called twice."""
+    if not collective.is_backend_available(BACKEND):
+        register_collective_backend(BACKEND, RaydistGroup)
 
 
 def create_group(
     membership: Membership, *, device: torch.device, timeout_s: float, backend: str = AUTO
 ) -> Communicator:
     """Join a Ray collective group named `membership.group` from inside an actor, and return its communicator.
+
+    An earlier generation of the group is left before.
 
     `ray.util.collective.allreduce(tensor, membership.group)` and similar functions then work on the group until
     :func:`destroy_group`. Ray's functions compare the calls of all ranks first; the communicator does not.
@@ -95,6 +93,7 @@ def create_group(
         DeadlineExceededError: A member did not arrive; the message says which.
     """
     register()
+    destroy_group(membership.group)
     token = _TERMS.set(_Terms(membership, device, timeout_s, backend))
     try:
         collective.init_collective_group(
@@ -102,7 +101,7 @@ def create_group(
         )
     finally:
         _TERMS.reset(token)
-    group: _Group = collective.get_group_handle(membership.group)
+    group: RaydistGroup = collective.get_group_handle(membership.group)
     return group.communicator
 
 
@@ -122,7 +121,8 @@ def group_limits(*, device: torch.device, timeout_s: float, backend: str = AUTO)
         _TERMS.reset(token)
 
 
-class _Group(BaseGroup):
+@final
+class RaydistGroup(BaseGroup):
     """One member of a group, with the interface of Ray. Every method blocks until the result is complete.
 
     Ray creates it (`init_collective_group`, `create_collective_group`). Without a membership from :func:`create_group`,
@@ -132,8 +132,6 @@ class _Group(BaseGroup):
         communicator: The communicator of the group.
     """
 
-    _carrier: ClassVar[str | None] = None
-
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
         terms = _TERMS.get() or _Terms()
@@ -141,18 +139,24 @@ class _Group(BaseGroup):
         membership = terms.membership or self._rendezvous(terms.timeout_s)
         try:
             self.communicator: Communicator = open_communicator(
-                membership, device=terms.device, timeout_s=terms.timeout_s, backend=self._carrier or terms.backend
+                membership, device=terms.device, timeout_s=terms.timeout_s, backend=terms.backend
             )
         finally:  # a later group of this name must not find the address, whether or not this one could be formed
             if self._store is not None:
                 gcs_client().internal_kv_del(self._key(), False, None)
-        self._checked = CheckedCommunicator(self.communicator, terms.device)
+        self._checked = CheckedCommunicator(self.communicator)
+        self._messages = PointToPoint(membership, terms.timeout_s)
+
+    @classmethod
+    def backend(cls) -> str:
+        return BACKEND
 
     @classmethod
     def check_backend_availability(cls) -> bool:
         return torch.distributed.is_available()
 
     def destroy_group(self) -> None:
+        self._messages.close()
         self.communicator.close()
         if self._store is not None:
             self._store.close()
@@ -164,7 +168,9 @@ class _Group(BaseGroup):
         self._checked.barrier()
 
     def reduce(self, tensor: list[Any], reduce_options: Any = types.ReduceOptions) -> None:
-        self._checked.reduce(_tensor(tensor), reduce_options.root_rank, _op(reduce_options)).wait()
+        mine = _tensor(tensor)
+        whole = mine if self.rank == reduce_options.root_rank else mine.clone()
+        self._checked.all_reduce(whole, _op(reduce_options)).wait()
 
     def allgather(self, tensor_list: list[list[Any]], tensor: list[Any], allgather_options: Any = None) -> None:
         outputs, mine = [_tensor([output]) for output in tensor_list[0]], _tensor(tensor)
@@ -182,14 +188,17 @@ class _Group(BaseGroup):
         tensor_list: list[list[Any]],
         reducescatter_options: Any = types.ReduceScatterOptions,
     ) -> None:
-        inputs = [_tensor([value]) for value in tensor_list[0]]
-        self._checked.reduce_scatter(_tensor(tensor), inputs, _op(reducescatter_options)).wait()
+        output, inputs = _tensor(tensor), [_tensor([value]) for value in tensor_list[0]]
+        check_parts("reducescatter", inputs, output, self.world_size)
+        parts = torch.stack(inputs)
+        self._checked.all_reduce(parts, _op(reducescatter_options)).wait()
+        output.copy_(parts[self.rank])
 
     def send(self, tensor: list[Any], send_options: Any) -> None:
-        self._checked.send(_tensor(tensor), send_options.dst_rank).wait()
+        self._messages.send(_tensor(tensor), send_options.dst_rank)
 
     def recv(self, tensor: list[Any], recv_options: Any) -> None:
-        self._checked.recv(_tensor(tensor), recv_options.src_rank).wait()
+        self._messages.recv(_tensor(tensor), recv_options.src_rank)
 
     def _rendezvous(self, timeout_s: float) -> Membership:
         if self.rank == 0:
@@ -218,26 +227,6 @@ class _Group(BaseGroup):
         # Two jobs on one cluster may use the same group name.
         job = ray.get_runtime_context().get_job_id()
         return f"raydist/collective/{job}/{self.group_name}".encode()
-
-
-@final
-class RaydistGroup(_Group):
-    """A group on the first backend that can serve its members."""
-
-    @classmethod
-    def backend(cls) -> str:
-        return BACKEND
-
-
-@final
-class SharedMemoryGroup(_Group):
-    """A group in shared memory. Joining raises an error if the members cannot share memory."""
-
-    _carrier = "shm"
-
-    @classmethod
-    def backend(cls) -> str:
-        return SHARED_MEMORY_BACKEND
 
 
 def _tensor(values: list[Any]) -> torch.Tensor:

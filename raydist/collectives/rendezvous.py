@@ -5,8 +5,8 @@ connects with :func:`connect_store`. Keys begin with the group's name and the ge
 reads a late message of an old one. As with `torchrun`, anyone who reaches the port can read and write: the network must
 be trusted, and the server listens on one address only.
 
-The store also holds the arrivals of ranks and the reason of a failure (:class:`Bulletin`). Sockets do not suffice: a
-rank that waits for a living peer does not notice the death of a third rank, and gloo has no abort. So the first rank
+The store also holds data that ranks exchange, and the reason of a failure (:class:`Bulletin`). Sockets do not suffice:
+a rank that waits for a living peer does not notice the death of a third rank, and gloo has no abort. So the first rank
 that detects a failure posts it in the store, where waiting ranks poll.
 """
 
@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import final
 
 from raydist.collectives.base import Membership
-from raydist.collectives.translation import describe_operation, translate_torch_error
+from raydist.collectives.translation import describe_operation, describe_ranks, translate_torch_error
 from raydist.compat.torch_internals import PrefixStore, Store, TCPStore
 from raydist.errors import (
     CancelledError,
@@ -41,42 +41,49 @@ _KINDS: dict[str, type[RaydistError]] = {
 }
 _FAILURE = "failure"
 _POLL_S = 0.005
-_LAST_S = 0.05  # for the last rank to report after a failure: living ranks notice one within some milliseconds
+_LEAST_PAUSE_S, _MOST_PAUSE_S = 0.0002, 0.05
 _READ_BY_ALL = 2  # all members have read exchange k - 2 before exchange k, since they took part in k - 1
 
 
 @final
 class Bulletin:
-    """Arrivals, exchanges and failures of one generation in the store, for one member."""
+    """Exchanges and failures of one generation in the store, for one member."""
 
     def __init__(self, store: Store, membership: Membership) -> None:
         self._store = store
         self._membership = membership
+        self._num_exchanges = 0
 
-    def arrive(self, timeout_s: float, check: Callable[[], None]) -> tuple[int, ...]:
-        """Report this rank and block until all others have arrived. Return the ranks that are missing at the limit.
+    def exchange(self, data: bytes, what: str, timeout_s: float, check: Callable[[], None]) -> list[bytes]:
+        """Return every rank's data, by rank. Blocking: until all ranks have called it, at most `timeout_s` seconds.
 
         Args:
+            data: Data of this rank.
+            what: Purpose of the exchange, for messages.
             timeout_s: Limit in seconds.
             check: Called between polls; may raise an error to end the wait.
+
+        Raises:
+            DeadlineExceededError: Ranks are missing; the message names them.
         """
-        self._store.set(f"arrived/{self._membership.rank}", "")
-        return self._await_all("arrived", timeout_s, check=check, enough=self._membership.world_size)
-
-    def tell(self, number: int, data: bytes) -> None:
-        """Publish this rank's data of an exchange, without a wait for other ranks. Exchanges are numbered from 1."""
+        self._num_exchanges += 1
+        number, rank = self._num_exchanges, self._membership.rank
         if number > _READ_BY_ALL:
-            self._store.set(f"told/{number - _READ_BY_ALL}/{self._membership.rank}", ".")
-        write(self._store, f"told/{number}/{self._membership.rank}", b"." + data)
-
-    def silent(self, number: int) -> tuple[int, ...]:
-        """Return the ranks that have not published their data of an exchange."""
-        ranks = range(self._membership.world_size)
-        return tuple(rank for rank in ranks if not self._store.check([f"told/{number}/{rank}"]))
-
-    def told(self, number: int) -> list[bytes]:
-        """Return every rank's data of an exchange, by rank."""
-        return [self._store.get(f"told/{number}/{rank}")[1:] for rank in range(self._membership.world_size)]
+            self._store.set(f"told/{number - _READ_BY_ALL}/{rank}", ".")
+        keys = [f"told/{number}/{other}" for other in range(self._membership.world_size)]
+        write(self._store, keys[rank], b"." + data)
+        deadline, pause_s = time.monotonic() + timeout_s, _LEAST_PAUSE_S
+        while not self._store.check(keys):
+            if time.monotonic() >= deadline:
+                missing = [other for other, key in enumerate(keys) if not self._store.check([key])]
+                raise DeadlineExceededError(
+                    f"{describe_operation(self._membership, what)} timed out after {timeout_s} s: "
+                    f"{describe_ranks(missing)} did not arrive. Raise the limit if they were only slow."
+                )
+            check()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+        return [self._store.get(key)[1:] for key in keys]
 
     def post(self, failure: RaydistError) -> None:
         """Publish the reason of a failure, unless there is one already. Ignores a store that is closed."""
@@ -98,33 +105,15 @@ class Bulletin:
         return _KINDS.get(kind, UnavailableError)(message)
 
     def roll_call(self, limit_s: float) -> tuple[int, ...]:
-        """Report this rank after a failure, and return the ranks that do not report within `limit_s` seconds.
-
-        A single missing rank is given a moment only, on the assumption that this rank has failed.
-        """
-        size = self._membership.world_size
-        try:
+        """Report this rank after a failure, and return the ranks that do not report within `limit_s` seconds."""
+        deadline, missing = time.monotonic() + limit_s, tuple(range(self._membership.world_size))
+        with contextlib.suppress(RuntimeError):  # the store is closed
             self._store.set(f"seen/{self._membership.rank}", "")
-            missing = self._await_all("seen", limit_s, check=_no_check, enough=size - 1)
-            if len(missing) == 1:
-                missing = self._await_all("seen", min(limit_s, _LAST_S), check=_no_check, enough=size)
-            return missing
-        except RuntimeError:
-            return ()
-
-    def _await_all(self, topic: str, limit_s: float, *, check: Callable[[], None], enough: int) -> tuple[int, ...]:
-        deadline = time.monotonic() + limit_s
-        missing = tuple(range(self._membership.world_size))
-        while True:
-            check()
-            missing = tuple(rank for rank in missing if not self._store.check([f"{topic}/{rank}"]))
-            if self._membership.world_size - len(missing) >= enough or time.monotonic() >= deadline:
-                return missing
-            time.sleep(_POLL_S)
-
-
-def _no_check() -> None:
-    return None
+            while missing := tuple(rank for rank in missing if not self._store.check([f"seen/{rank}"])):
+                if time.monotonic() >= deadline:
+                    return missing
+                time.sleep(_POLL_S)
+        return ()
 
 
 _LOOPBACK = "127.0.0.1"

@@ -12,7 +12,6 @@ from typing import final
 
 import torch
 
-from raydist.collectives.base import FinishingWork, Membership, Work
 from raydist.collectives.flat_bytes import flat_bytes
 from raydist.collectives.reducing import HALVES
 from raydist.errors import InvalidArgumentError
@@ -21,12 +20,10 @@ from raydist.values import ReduceOp
 __all__ = [
     "Staged",
     "check_parts",
-    "check_rank",
     "check_reducible",
+    "check_root",
     "check_rows",
-    "check_swapped",
     "describe_tensor",
-    "gather_padded",
     "rows_name",
     "stage_bytes",
     "stage_comparable",
@@ -199,24 +196,15 @@ def check_parts(name: str, parts: Sequence[torch.Tensor], one: torch.Tensor, wor
         )
 
 
-def check_rank(role: str, rank: int, membership: Membership) -> None:
+def check_root(root: int, group: str, world_size: int) -> None:
     """Raise InvalidArgumentError unless the group has this rank.
 
-    >>> check_rank("root", 2, Membership("g", 0, rank=0, world_size=2))
+    >>> check_root(2, "g", 2)
     Traceback (most recent call last):
     raydist.errors.InvalidArgumentError: The root must be a rank of group 'g', 0 to 1, got 2.
     """
-    if not 0 <= rank < membership.world_size:
-        raise InvalidArgumentError(
-            f"The {role} must be a rank of group {membership.group!r}, 0 to {membership.world_size - 1}, got {rank}."
-        )
-
-
-def check_swapped(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], world_size: int) -> None:
-    """Raise InvalidArgumentError unless both have one tensor per rank, all of one dtype and shape."""
-    one = inputs[0] if inputs else torch.empty(0)
-    check_parts("all_to_all", inputs, one, world_size)
-    check_parts("all_to_all", outputs, one, world_size)
+    if not 0 <= root < world_size:
+        raise InvalidArgumentError(f"The root must be a rank of group {group!r}, 0 to {world_size - 1}, got {root}.")
 
 
 def check_rows(outputs: Sequence[torch.Tensor], mine: torch.Tensor, rank: int, world_size: int) -> None:
@@ -245,21 +233,3 @@ def rows_name(outputs: Sequence[torch.Tensor]) -> str:
     'all_gather_rows(2, 0)'
     """
     return f"all_gather_rows({', '.join(str(len(output)) for output in outputs)})"
-
-
-def gather_padded(
-    outputs: Sequence[torch.Tensor],
-    mine: torch.Tensor,
-    all_gather: Callable[[list[torch.Tensor], torch.Tensor], Work],
-) -> Work:
-    """Gather tensors padded to the longest length, and drop the padding."""
-    longest = max(len(output) for output in outputs)
-    padded = mine.detach().new_zeros(longest, *mine.shape[1:])
-    padded[: len(mine)] = mine.detach()
-    parts = [torch.empty_like(padded) for _ in outputs]
-
-    def cut() -> None:
-        for output, part in zip(outputs, parts, strict=True):
-            output.detach().copy_(part[: len(output)])
-
-    return FinishingWork(all_gather(parts, padded).wait, cut)

@@ -60,12 +60,11 @@ class GroupMember:
         with self._aborting:  # a late abort of the previous generation must not hit this one
             self.generation = membership.generation
         self.progress.restart()
-        if not self._communicators:
-            purposes = _PURPOSES if self._setup.rules.exchanges_gradients else _PURPOSES[1:]
-            self._communicators = {purpose: self._open(membership, purpose) for purpose in purposes}
-        else:
-            for purpose, communicator in self._communicators.items():
-                communicator.reconfigure(_for_purpose(membership, purpose))
+        for communicator in self._communicators.values():
+            communicator.abort()
+            communicator.close()
+        purposes = _PURPOSES if self._setup.rules.exchanges_gradients else _PURPOSES[1:]
+        self._communicators = {purpose: self._open(membership, purpose) for purpose in purposes}
         self._watch(membership)
         self.values = self._communicators["values"]
         self.gradients = self._communicators.get("gradients") or self._alone(membership)

@@ -43,7 +43,7 @@ class DeviceGroup(DelegatingCommunicator):
     """
 
     def __init__(self, group: LocalGroup) -> None:
-        super().__init__(group, group.device)
+        super().__init__(group)
         self.waits: list[str] = []
         self.exchanges: list[str] = []
         self.num_started = 0
@@ -80,17 +80,8 @@ class DeviceGroup(DelegatingCommunicator):
     def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         return self._begun(self._inner.all_gather_rows(outputs, tensor))
 
-    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
-        return self._begun(self._inner.all_to_all(outputs, inputs))
-
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         return self._begun(self._inner.broadcast(tensor, root))
-
-    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
-        return self._begun(self._inner.reduce(tensor, root, op))
-
-    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
-        return self._begun(self._inner.reduce_scatter(output, inputs, op))
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         return [torch.empty(numel, dtype=dtype) for numel, dtype in sizes]

@@ -45,12 +45,10 @@ def rank_main(requests: Connection, timeout_s: float, backend: str, device: str)
             if not isinstance(request, Membership):
                 requests.send(request(communicator))
                 continue
-            if communicator is None:
-                communicator = open_communicator(
-                    request, device=torch.device(device), timeout_s=timeout_s, backend=backend
-                )
-            else:
-                communicator.reconfigure(request)
+            if communicator is not None:
+                communicator.abort()
+                communicator.close()
+            communicator = open_communicator(request, device=torch.device(device), timeout_s=timeout_s, backend=backend)
             requests.send(None)
         except RaydistError as error:
             requests.send(error)

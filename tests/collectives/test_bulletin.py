@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import threading
 
 import pytest
@@ -8,6 +9,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 from raydist.collectives.base import Membership
 from raydist.collectives.rendezvous import Bulletin
 from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
+from tests.collectives.threads import begin_threads
 
 
 def bulletins(world_size: int) -> list[Bulletin]:
@@ -19,11 +21,19 @@ def keep_waiting() -> None:
     return None
 
 
-def test_who_has_not_arrived() -> None:
-    first, second, third = bulletins(3)
-    assert first.arrive(0.0, keep_waiting) == (1, 2)
-    assert third.arrive(0.0, keep_waiting) == (1,)
-    assert second.arrive(0.0, keep_waiting) == ()
+def test_data_is_exchanged_again_and_again() -> None:
+    members = bulletins(2)
+    for number in range(5):
+        calls = {
+            rank: functools.partial(member.exchange, b"x" * number * rank, "a test", 10.0, keep_waiting)
+            for rank, member in enumerate(members)
+        }
+        assert begin_threads(calls)() == dict.fromkeys(range(2), [b"", b"x" * number])
+
+
+def test_who_does_not_arrive_is_named() -> None:
+    with pytest.raises(DeadlineExceededError, match=r"a test by rank 0 of 3 .* ranks 1, 2 did not arrive"):
+        bulletins(3)[0].exchange(b"", "a test", 0.0, keep_waiting)
 
 
 def test_waiting_can_be_given_up() -> None:
@@ -31,7 +41,7 @@ def test_waiting_can_be_given_up() -> None:
         raise CancelledError("aborted")
 
     with pytest.raises(CancelledError):
-        bulletins(2)[0].arrive(60.0, give_up)
+        bulletins(2)[0].exchange(b"", "a test", 60.0, give_up)
 
 
 @pytest.mark.parametrize("kind", [CancelledError, DeadlineExceededError, UnavailableError])
@@ -45,10 +55,10 @@ def test_the_first_failure_stays(kind: type[RaydistError]) -> None:
     assert str(heard) == "rank 0: two\nlines"
 
 
-def test_roll_call_ends_with_one_missing() -> None:
+def test_roll_call() -> None:
     first, second, third = bulletins(3)
     assert first.roll_call(0.0) == (1, 2)
-    assert third.roll_call(60.0) == (1,)
+    assert third.roll_call(0.0) == (1,)
     assert second.roll_call(60.0) == ()
 
 

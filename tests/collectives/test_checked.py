@@ -8,7 +8,7 @@ import torch
 from raydist.collectives.base import Communicator, Work
 from raydist.collectives.checked import Call, CheckedCommunicator, all_hold, describe_call, exchange
 from raydist.collectives.local import LocalGroup
-from raydist.errors import CollectiveMismatchError, InvalidArgumentError
+from raydist.errors import CollectiveMismatchError
 from raydist.values import ReduceOp
 from tests.collectives.shared_memory.ranks import run_sharing
 from tests.collectives.threads import run_ranks
@@ -18,7 +18,7 @@ from tests.contracts import communicator as contract
 @pytest.mark.parametrize("check", [contract.reduce_everything, contract.move_everything, contract.odd_tensors])
 def test_results_are_those_of_the_inner_one(check: Callable[[Communicator], object]) -> None:
     plain = run_ranks(3, check)
-    checked = run_ranks(3, lambda group: check(CheckedCommunicator(group, torch.device("cpu"))))
+    checked = run_ranks(3, lambda group: check(CheckedCommunicator(group)))
     assert repr(checked) == repr(plain)
 
 
@@ -29,12 +29,10 @@ def ones(rank: int) -> torch.Tensor:
 
 MISMATCHES: dict[str, Callable[[Communicator, int], object]] = {
     "shape": lambda c, rank: c.all_reduce(torch.ones(2 + rank), ReduceOp.SUM),
-    "shape of scattered parts": lambda c, rank: c.reduce_scatter(ones(rank), [ones(rank), ones(rank)], ReduceOp.SUM),
     "shape of gathered parts": lambda c, rank: c.all_gather([ones(rank), ones(rank)], ones(rank)),
     "lengths of gathered rows": lambda c, rank: c.all_gather_rows([ones(0), ones(rank)], ones(rank)),
-    "shape of swapped parts": lambda c, rank: c.all_to_all([ones(rank), ones(rank)], [ones(rank), ones(rank)]),
     "dtype": lambda c, rank: c.broadcast(torch.ones(2, dtype=(torch.int32, torch.float32)[rank]), 0),
-    "op": lambda c, rank: c.reduce(torch.ones(2), 0, (ReduceOp.MIN, ReduceOp.MAX)[rank]),
+    "op": lambda c, rank: c.all_reduce(torch.ones(2), (ReduceOp.MIN, ReduceOp.MAX)[rank]),
     "root": lambda c, rank: c.broadcast(torch.ones(2), rank),
     "collective": lambda c, rank: c.barrier() if rank else c.all_reduce(torch.ones(1), ReduceOp.SUM),
 }
@@ -43,7 +41,7 @@ MISMATCHES: dict[str, Callable[[Communicator, int], object]] = {
 @pytest.mark.parametrize("call", MISMATCHES.values(), ids=MISMATCHES)
 def test_mismatch_is_an_error_on_every_rank(call: Callable[[Communicator, int], object]) -> None:
     def body(group: LocalGroup) -> float:
-        communicator = CheckedCommunicator(group, torch.device("cpu"))
+        communicator = CheckedCommunicator(group)
         with pytest.raises(CollectiveMismatchError, match=r"rank \d.*rank \d"):
             call(communicator, group.rank)
         tensor = torch.ones(1)
@@ -53,50 +51,24 @@ def test_mismatch_is_an_error_on_every_rank(call: Callable[[Communicator, int], 
     assert run_ranks(2, body) == [2.0, 2.0]
 
 
-def test_a_message_that_does_not_fit_is_dropped_by_its_receiver() -> None:
-    def body(group: LocalGroup) -> list[float]:
-        communicator = CheckedCommunicator(group, torch.device("cpu"))
-        received = torch.zeros(2)
-        if group.rank == 0:
-            for value in (torch.ones(3), torch.tensor([5.0, 6.0])):
-                communicator.send(value, 1).wait()
-        else:
-            with pytest.raises(CollectiveMismatchError, match=r"\(2,\) on rank 1 for torch.float32 \(3,\) from rank 0"):
-                communicator.recv(received, 0)
-            communicator.recv(received, 0).wait()
-        return received.tolist()
-
-    assert run_ranks(2, body) == [[0.0, 0.0], [5.0, 6.0]]
-
-
 def test_calls_survive_the_journey() -> None:
     call = describe_call(
         "all_gather(axis=-1)", torch.ones(2, 0, 3, dtype=torch.bfloat16), number=5, differentiable=True
     )
     assert Call.decode(call.encode()) == call
     assert str(call) == "all_gather(axis=-1) of torch.bfloat16 (2, 0, 3) as call 5"
-    with pytest.raises(InvalidArgumentError, match="fewer dimensions"):
-        Call("x", "y", (10**6,) * 64).as_message()
 
 
 def test_nothing_is_added_where_the_other_one_checks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def body(communicator: Communicator) -> list[float]:
         monkeypatch.setattr(communicator, "all_gather", refuse)
-        checked = CheckedCommunicator(communicator, torch.device("cpu"))
+        checked = CheckedCommunicator(communicator)
         assert checked.checks_itself
-        tensor, received = torch.ones(1), torch.zeros(1)
+        tensor = torch.ones(1)
         checked.all_reduce(tensor, ReduceOp.SUM).wait()
-        checked.barrier()
-        # One message each way: a description before it would be taken for it.
-        sending = communicator.send(tensor, 1 - communicator.rank)
-        checked.recv(received, 1 - communicator.rank).wait()
-        sending.wait()
-        sending = checked.send(tensor, 1 - communicator.rank)
-        communicator.recv(received, 1 - communicator.rank).wait()
-        sending.wait()
         with pytest.raises(CollectiveMismatchError, match=r"rank 0: .* \(2,\) .*rank 1: .* \(3,\)"):
             checked.all_reduce(torch.ones(2 + communicator.rank), ReduceOp.SUM).wait()
-        return received.tolist()
+        return tensor.tolist()
 
     def refuse(outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         raise AssertionError("a round of its own")
@@ -106,7 +78,7 @@ def test_nothing_is_added_where_the_other_one_checks_itself(monkeypatch: pytest.
 
 def test_memory_is_the_other_ones() -> None:
     def body(group: LocalGroup) -> object:
-        checked = CheckedCommunicator(group, torch.device("cpu"))
+        checked = CheckedCommunicator(group)
         return contract.sums_of_allocated(checked)
 
     assert run_ranks(2, body) == run_ranks(2, contract.sums_of_allocated)

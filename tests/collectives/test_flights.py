@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raydist.collectives.process_group_backend import CudaFlight, GlooFlight, ThreadFlight
+from raydist.collectives.generation import CudaFlight, GlooFlight
 
 
 class FakeWork:
@@ -29,10 +29,9 @@ class FakeWork:
         return True
 
 
-@pytest.mark.parametrize("kind", [GlooFlight, lambda work: ThreadFlight(work).start()])
-def test_slices_until_it_lands(kind: Any) -> None:
+def test_slices_until_it_lands() -> None:
     work = FakeWork()
-    flight = kind(work)
+    flight = GlooFlight(work)  # type: ignore[arg-type]  # a stand-in
     assert not flight.wait_slice(0.0)
     assert not flight.landed()
     work.done.set()
@@ -40,7 +39,7 @@ def test_slices_until_it_lands(kind: Any) -> None:
     assert flight.landed()
 
 
-@pytest.mark.parametrize("kind", [GlooFlight, CudaFlight, lambda work: ThreadFlight(work).start()])
+@pytest.mark.parametrize("kind", [GlooFlight, CudaFlight])
 def test_errors_come_out(kind: Any) -> None:
     work = FakeWork("Connection closed by peer")
     flight = kind(work)

@@ -72,16 +72,8 @@ def parts(communicator: Communicator, length: int) -> list[torch.Tensor]:
     return [torch.ones(length) for _ in range(communicator.world_size)]
 
 
-def scattered(communicator: Communicator, length: int = 3) -> None:
-    communicator.reduce_scatter(torch.ones(length), parts(communicator, length), ReduceOp.SUM).wait()
-
-
 def gathered(communicator: Communicator, length: int = 3) -> None:
     communicator.all_gather(parts(communicator, length), torch.ones(length)).wait()
-
-
-def swapped(communicator: Communicator, length: int = 3) -> None:
-    communicator.all_to_all(parts(communicator, length), parts(communicator, length)).wait()
 
 
 def met(communicator: Communicator) -> None:
@@ -101,9 +93,7 @@ CASES: dict[str, tuple[list[Call], list[Call]]] = {
     "other-root": ([told], [told_by_another]),
     "other-lengths": ([collected_more], [collected]),
     "other-sizes": ([added_large], [added]),
-    "other-scattered": ([scattered], [functools.partial(scattered, length=4)]),
     "other-gathered": ([gathered], [functools.partial(gathered, length=4)]),
-    "other-swapped": ([swapped], [functools.partial(swapped, length=4)]),
     "other-sizes-gathered": ([gathered], [functools.partial(gathered, length=LARGE)]),
 }
 
@@ -115,7 +105,7 @@ class Calling:
         self.calls = calls
 
     def __call__(self, communicator: Communicator) -> tuple[float, RaydistError | None, float]:
-        checked = CheckedCommunicator(communicator, communicator.device)
+        checked = CheckedCommunicator(communicator)
         start, error = time.monotonic(), None
         try:
             for call in self.calls:
@@ -124,7 +114,7 @@ class Calling:
             error = caught
         seconds = time.monotonic() - start
         tensor = torch.ones(3)
-        CheckedCommunicator(communicator, communicator.device).all_reduce(tensor, ReduceOp.SUM).wait()
+        CheckedCommunicator(communicator).all_reduce(tensor, ReduceOp.SUM).wait()
         return seconds, error, tensor[0].item()
 
 

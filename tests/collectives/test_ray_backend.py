@@ -18,7 +18,6 @@ from ray.util.collective.types import ReduceOp as RayReduceOp
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.ray_backend import (
     BACKEND,
-    SHARED_MEMORY_BACKEND,
     create_group,
     destroy_group,
     group_limits,
@@ -42,11 +41,11 @@ class Member:
         torch.set_num_threads(1)
         self.rank = rank
 
-    def with_rays_functions(self, name: str, backend: str = BACKEND) -> list[Any]:
+    def with_rays_functions(self, name: str, backend: str) -> list[Any]:
         """Everything that ray.util.collective offers, on a group that Ray creates."""
         register()
-        with group_limits(device=CPU, timeout_s=30.0):
-            collective.init_collective_group(2, self.rank, backend=Backend(backend), group_name=name)
+        with group_limits(device=CPU, timeout_s=30.0, backend=backend):
+            collective.init_collective_group(2, self.rank, backend=Backend(BACKEND), group_name=name)
         try:
             return self._call_everything(name)
         finally:
@@ -64,11 +63,11 @@ class Member:
         """Joining where rank 0 finds no room."""
         register()
         with (
-            group_limits(device=CPU, timeout_s=30.0),
+            group_limits(device=CPU, timeout_s=30.0, backend="shm"),
             mock.patch.object(os, "posix_fallocate", side_effect=OSError(errno.ENOSPC, "No space left on device")),
             pytest.raises(UnavailableError) as caught,
         ):
-            collective.init_collective_group(2, self.rank, backend=Backend(SHARED_MEMORY_BACKEND), group_name=name)
+            collective.init_collective_group(2, self.rank, backend=Backend(BACKEND), group_name=name)
         return str(caught.value)
 
     def _call_everything(self, name: str) -> list[Any]:
@@ -113,7 +112,7 @@ class Member:
         work = communicator.all_reduce(tensor, ReduceOp.MEAN)
         work.wait(10.0)
         collective.allreduce(tensor, membership.group)
-        communicator.reconfigure(later)
+        communicator = create_group(later, device=CPU, timeout_s=30.0)
         communicator.all_reduce(tensor, ReduceOp.SUM).wait()
         destroy_group(membership.group)
         destroy_group(membership.group)
@@ -138,7 +137,7 @@ def members(ray_cluster: None, shared_actors: set[str]) -> Iterator[list[Any]]:
         ray.kill(actor)
 
 
-@pytest.mark.parametrize("backend", [BACKEND, SHARED_MEMORY_BACKEND])
+@pytest.mark.parametrize("backend", ["auto", "shm", "gloo"])
 def test_rays_own_functions(members: list[Any], backend: str) -> None:
     name = f"test-{uuid.uuid4().hex}"
     results = ray.get([member.with_rays_functions.remote(name, backend) for member in members], timeout=LIMIT_S)
@@ -148,7 +147,7 @@ def test_rays_own_functions(members: list[Any], backend: str) -> None:
 def test_a_group_that_the_driver_declares(members: list[Any]) -> None:
     register()
     name = f"test-{uuid.uuid4().hex}"
-    collective.create_collective_group(members, 2, [0, 1], backend=Backend(SHARED_MEMORY_BACKEND), group_name=name)
+    collective.create_collective_group(members, 2, [0, 1], backend=Backend(BACKEND), group_name=name)
     try:
         check_everything(ray.get([member.declared.remote(name) for member in members], timeout=LIMIT_S))
     finally:
@@ -189,7 +188,7 @@ def test_a_group_that_was_not_formed_leaves_its_name_free(members: list[Any]) ->
     name = f"test-{uuid.uuid4().hex}"
     assert "rank 1 did not arrive" in ray.get(members[0].alone.remote(name), timeout=LIMIT_S)
     assert "0.2 s for rank 0" in ray.get(members[1].alone.remote(name), timeout=LIMIT_S)  # no old address is there
-    check_everything(ray.get([member.with_rays_functions.remote(name, BACKEND) for member in members], timeout=LIMIT_S))
+    check_everything(ray.get([member.with_rays_functions.remote(name, "auto") for member in members], timeout=LIMIT_S))
 
 
 def test_register_twice() -> None:

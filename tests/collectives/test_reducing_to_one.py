@@ -22,11 +22,11 @@ def wrapped(group: LocalGroup, root: int = 1) -> ReducingToOne:
 
 def test_it_reduces_and_moves_as_any_other() -> None:
     results = run_ranks(3, lambda group: contract.reduce_everything(wrapped(group)))
-    for (op, dtype), (everywhere, _, _) in zip(contract.CASES, results[0], strict=True):
-        expected = contract.reduced(op, dtype, 3, place=0)
+    for (op, dtype), everywhere in zip(contract.CASES, results[0], strict=True):
+        expected = contract.reduced(op, dtype, 3)
         assert everywhere == pytest.approx(expected, rel=1e-2), f"{op} {dtype}"
     assert run_ranks(3, lambda group: contract.several_at_once(wrapped(group))) == [[3.0, 6.0, 9.0, 12.0]] * 3
-    run_ranks(3, lambda group: contract.swap_and_collect(wrapped(group)))
+    run_ranks(3, lambda group: contract.collect_rows(wrapped(group)))
 
 
 def test_the_order_is_that_of_ranks_and_the_result_the_roots() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydist.collectives.tensors import check_parts, check_rows, check_swapped, rows_name
+from raydist.collectives.tensors import check_parts, check_rows, rows_name
 from raydist.errors import InvalidArgumentError
 
 
@@ -46,10 +46,3 @@ def test_rows_of_a_scalar() -> None:
 
 def test_other_lengths_have_other_names() -> None:
     assert rows_name([torch.ones(1), torch.ones(2)]) != rows_name([torch.ones(2), torch.ones(1)])
-
-
-@pytest.mark.parametrize(("outputs", "inputs"), [([], []), ([torch.ones(2)], [torch.ones(3)])])
-def test_what_is_swapped_is_alike(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
-    check_swapped([torch.ones(2)], [torch.zeros(2)], 1)
-    with pytest.raises(InvalidArgumentError, match="all_to_all"):
-        check_swapped(outputs, inputs, 1)

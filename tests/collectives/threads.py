@@ -96,14 +96,11 @@ class ThreadTeam(Team):
 
     def reform(self) -> None:
         self._generation += 1
-        joins: dict[int, Callable[[], Any]] = {}
-        for rank in range(self.world_size):
-            if rank in self._groups:
-                joins[rank] = functools.partial(self._groups[rank].reconfigure, self._membership(rank))
-            else:
-                self._groups[rank] = self._newcomer(rank)
-                joins[rank] = self._groups[rank].start
-        self._join(joins)
+        for group in self._groups.values():
+            group.abort()
+            group.close()
+        self._groups = {rank: self._newcomer(rank) for rank in range(self.world_size)}
+        self._join({rank: group.start for rank, group in self._groups.items()})
 
     def _newcomer(self, rank: int) -> Joining:
         return self._make(self._membership(rank), self.timeout_s)

@@ -56,7 +56,7 @@ class Replica:
 
     def __init__(self, group: LocalGroup, *, bucket_bytes: int) -> None:
         self.group = DeviceGroup(group)
-        self.values = DeviceGroup(LocalGroup(group._hub, _beside(group), 20.0).start())
+        self.values = DeviceGroup(LocalGroup(group.hub, _beside(group), 20.0).start())
         self.rank = group.rank
         self.first, self.second = copy.deepcopy(MODELS)
         self.optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (self.first, self.second)]

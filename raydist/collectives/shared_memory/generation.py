@@ -278,7 +278,7 @@ class Generation:
         if failure is not None:
             raise type(failure)(
                 f"{describe_operation(self.membership, name)} was given up: {failure.message}"
-                f"{self._who_is_absent(failure)} Reconfigure the group to go on."
+                f"{self._who_is_absent(failure)} Open the group anew to go on."
             )
 
     def fail(self, failure: RaydistError, *, known: bool = False) -> None:

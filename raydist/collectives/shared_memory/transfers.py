@@ -86,11 +86,11 @@ class Transfers:
         self._num_windows = 0
         self._views: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
 
-    def all_reduce(self, flat: torch.Tensor, op: ReduceOp, *, wanted: bool) -> Steps:
-        """Replace `flat` by the reduction where `wanted`. Two ranks exchange whole windows; more ranks, slices."""
+    def all_reduce(self, flat: torch.Tensor, op: ReduceOp) -> Steps:
+        """Replace `flat` by the reduction. Two ranks exchange whole windows; more ranks, slices."""
         if len(self._others) == 1:
             return self._reduce_pair(flat, op)
-        return self._reduce_slices(flat, op, wanted=wanted)
+        return self._reduce_slices(flat, op)
 
     def _reduce_pair(self, flat: torch.Tensor, op: ReduceOp) -> Steps:
         size, other = flat.element_size(), self._others[0]
@@ -106,7 +106,7 @@ class Transfers:
 
         return self._exchange(_cut(flat.numel(), size, 2 * self._layout.chunk_bytes, 1), load, serve)
 
-    def _reduce_slices(self, flat: torch.Tensor, op: ReduceOp, *, wanted: bool) -> Steps:
+    def _reduce_slices(self, flat: torch.Tensor, op: ReduceOp) -> Steps:
         size, mine = flat.element_size(), self._rank
 
         def load(window: _Window, number: int) -> None:
@@ -124,49 +124,12 @@ class Transfers:
                 ctypes.memmove(flat.data_ptr() + start * size, result.data_ptr(), result.nbytes)
 
         def unload(window: _Window, number: int) -> None:
-            for rank in self._others if wanted else ():
+            for rank in self._others:
                 start, count = window.slice_of(rank)
                 ctypes.memmove(flat.data_ptr() + start * size, self._address(rank, number, rank), count * size)
 
         windows = _cut(flat.numel(), size, self._layout.chunk_bytes, self._layout.world_size)
         return self._exchange(windows, load, serve, unload)
-
-    def reduce_scatter(self, parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> Steps:
-        """Reduce the parts of all ranks for this rank into `out`. `parts` has one flat tensor per rank."""
-        size, mine = out.element_size(), self._rank
-
-        def load(window: _Window, number: int) -> None:
-            for rank in self._others:
-                source = parts[rank].data_ptr() + window.start * size
-                ctypes.memmove(self._address(mine, number, rank), source, (window.stop - window.start) * size)
-
-        def serve(window: _Window, number: int) -> None:
-            count = window.stop - window.start
-            rows = [self._view(rank, number, mine, count, out.dtype) for rank in range(len(parts))]
-            result = rows[mine]
-            rows[mine] = parts[mine][window.start : window.stop]
-            reduce_parts(rows, result, op)
-            out[window.start : window.stop].copy_(result)
-
-        return self._exchange(_cut(out.numel(), size, self._layout.chunk_bytes, 1), load, serve)
-
-    def all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Steps:
-        """Fill `outputs[s]` with rank s's input for this rank. All tensors are flat bytes of equal lengths."""
-        mine = self._rank
-
-        def load(window: _Window, number: int) -> None:
-            if window.start == 0:
-                outputs[mine].copy_(inputs[mine])
-            for rank in self._others:
-                source = inputs[rank].data_ptr() + window.start
-                ctypes.memmove(self._address(mine, number, rank), source, window.stop - window.start)
-
-        def serve(window: _Window, number: int) -> None:
-            for rank in self._others:
-                target = outputs[rank].data_ptr() + window.start
-                ctypes.memmove(target, self._address(rank, number, mine), window.stop - window.start)
-
-        return self._exchange(_cut(inputs[0].numel(), 1, self._layout.chunk_bytes, 1), load, serve)
 
     def gather(self, num_bytes: int, source: torch.Tensor | None, targets: dict[int, torch.Tensor]) -> Steps:
         """Send `source` to all ranks and fill each target from its rank. Tensors are at most `num_bytes` flat bytes."""

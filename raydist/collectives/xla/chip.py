@@ -131,10 +131,6 @@ class Chip:
         """Launch an all-gather of the tensors of all chips along a new first dimension, by ordinal."""
         return self._launched(lambda: self._model.all_gather(tensor.unsqueeze(0), dim=0, pin_layout=False))
 
-    def all_to_all(self, parts: torch.Tensor) -> torch.Tensor:
-        """Launch an all-to-all: `parts` has one part for each chip, the result one of each chip, by ordinal."""
-        return self._launched(lambda: self._model.all_to_all(parts, 0, 0, len(parts)))
-
     def _launched(self, program: Callable[[], torch.Tensor]) -> torch.Tensor:
         self._xla.device(self.index)
         with _DISPATCH:

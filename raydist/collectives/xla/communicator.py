@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Final, cast, final
+from collections.abc import Callable
+from typing import Final, Self, cast, final
 
 import torch
 
 from raydist.collectives.base import ALL_REDUCE, FinishingWork, JoiningCommunicator, Membership, Work
-from raydist.collectives.generation import Generation
-from raydist.collectives.point_to_point import PointToPoint
+from raydist.collectives.generation import Flight, Generation, ProcessGroupBackend, RawGroup, RawWork
 from raydist.collectives.process_group import GlooBackend
-from raydist.collectives.process_group_backend import Flight, ProcessGroupBackend, RawGroup, RawWork
-from raydist.collectives.tensors import (
-    check_parts,
-    check_rank,
-    check_rows,
-    check_swapped,
-    describe_tensor,
-    gather_padded,
-    stage_reduction,
-)
+from raydist.collectives.tensors import check_parts, check_root, describe_tensor, stage_reduction
 from raydist.collectives.xla.chip import Chip
 from raydist.collectives.xla.group import CallComparison, XlaGroup, XlaOperation
 from raydist.compat.torch_internals import Store
@@ -30,6 +20,7 @@ from raydist.values import ReduceOp
 
 __all__ = ["XlaBackend", "XlaCommunicator", "mark_nan", "put_nan_back"]
 
+_LATEST: dict[tuple[str, int], XlaGroup] = {}  # by group and rank: a chip that hangs must not get another group
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
@@ -49,13 +40,14 @@ class XlaBackend(ProcessGroupBackend):
         return XlaCommunicator(membership, self._chip, timeout_s, self)
 
     def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
-        if self._group is not None and self._group.stuck:
+        place = (membership.group, membership.rank)
+        if place in _LATEST and _LATEST[place].stuck:
             raise UnavailableError(
                 f"The chip of rank {membership.rank} is still in a collective that another chip has left, and cannot "
                 "be stopped. Close the strategy and make a new one: its processes start anew."
             )
         gloo = GlooBackend().create(store, membership, timeout_s)
-        self._group = XlaGroup(CallComparison(membership, store, gloo), self._chip)
+        self._group = _LATEST[place] = XlaGroup(CallComparison(membership, store, gloo), self._chip)
         return self._group
 
     def close(self) -> None:
@@ -63,11 +55,9 @@ class XlaBackend(ProcessGroupBackend):
         if self._group is not None:
             self._group.close()
 
-    def collective(self, work: RawWork) -> Flight:
+    def flight(self, work: RawWork) -> Flight:
         flight: Flight = work
         return flight
-
-    point_to_point = collective
 
     def kill(self, group: RawGroup) -> None:
         """Withdraw from a pending collective, on all ranks or on none. A collective on the chip cannot be stopped."""
@@ -93,19 +83,13 @@ class XlaCommunicator(JoiningCommunicator):
         self._chip = chip
         self._backend = backend
         self._ordinals: list[int] = []
-        self._prepare()
-
-    def _prepare(self) -> None:
-        self._generation = Generation(self.membership, self._backend, self.timeout_s)
-        # XLA has no messages between two chips without the other chips.
-        check = self._generation.check
-        self._messages = PointToPoint(self.membership, self.timeout_s, lambda name, peer: check(name))
+        self._generation = Generation(membership, backend, timeout_s)
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]  # known once torch_xla is imported
         return self._chip.open().device
 
-    def start(self) -> None:
+    def start(self) -> Self:
         """Join the group, and exchange the chip numbers of ranks, since libtpu numbers chips in its own order. Blocks.
 
         Raises:
@@ -122,22 +106,9 @@ class XlaCommunicator(JoiningCommunicator):
                 f"{self._chip.num_chips} chips in all, and ranks have numbers {', '.join(map(str, self._ordinals))}. "
                 "Name the topology and accelerator_version of the slice, and let TPUStrategy have all of it."
             )
+        return self
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
-        return self._reduce(ALL_REDUCE[op], tensor, tensor, op, lambda: None)
-
-    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
-        check_rank("root", root, self.membership)
-        return self._reduce(f"reduce({op.value}, root={root})", tensor, tensor, op, lambda: None)
-
-    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
-        check_parts("reduce_scatter", inputs, output, self.world_size)
-        parts = torch.stack([value.detach() for value in inputs])
-        return self._reduce(f"reduce_scatter({op.value})", output, parts, op, lambda: _assign(output, parts[self.rank]))
-
-    def _reduce(
-        self, operation: str, shown: torch.Tensor, tensor: torch.Tensor, op: ReduceOp, then: Callable[[], None]
-    ) -> Work:
         staged = stage_reduction(tensor, op, self.world_size)
         has_marks = op in (ReduceOp.MIN, ReduceOp.MAX) and staged.values.is_floating_point()
         sent = mark_nan(staged.values, op) if has_marks else staged.values
@@ -145,12 +116,11 @@ class XlaCommunicator(JoiningCommunicator):
         def deliver(result: torch.Tensor) -> None:
             staged.values.copy_(put_nan_back(result) if has_marks else result)
             staged.deliver()
-            then()
 
-        return self._launch(operation, shown, lambda: self._chip.all_reduce(sent, op), deliver)
+        return self._launch(ALL_REDUCE[op], tensor, lambda: self._chip.all_reduce(sent, op), deliver)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
-        check_rank("root", root, self.membership)
+        check_root(root, self.membership.group, self.world_size)
         target, device = tensor.detach(), tensor.device
         # A sum of integers, zero on all other ranks: a floating-point sum would lose the sign of a zero. The conversion
         # runs on the host, as torch_xla's `view(dtype)` does, which crashes in several threads at once.
@@ -169,55 +139,25 @@ class XlaCommunicator(JoiningCommunicator):
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         check_parts("all_gather", outputs, tensor, self.world_size)
         target = tensor.detach().contiguous()
-        return self._spread("all_gather", outputs, tensor, lambda: self._chip.all_gather(target))
-
-    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
-        check_rows(outputs, tensor, self.rank, self.world_size)
-        return gather_padded(outputs, tensor, self.all_gather)
-
-    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
-        check_swapped(outputs, inputs, self.world_size)
-        ranks = range(self.world_size)
-        parts = torch.stack([inputs[self._ordinals.index(ordinal)].detach() for ordinal in ranks])
-        return self._spread("all_to_all", outputs, inputs[0], lambda: self._chip.all_to_all(parts))
-
-    def _spread(
-        self, operation: str, outputs: Sequence[torch.Tensor], shown: torch.Tensor, program: Callable[[], torch.Tensor]
-    ) -> Work:
-        """Start a collective whose result has one part per rank, in the order of chips."""
 
         def deliver(result: torch.Tensor) -> None:
             for output, ordinal in zip(outputs, self._ordinals, strict=True):
                 _assign(output, result[ordinal])
 
-        return self._launch(operation, shown, program, deliver)
-
-    def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        check_rank("destination", destination, self.membership)
-        self._generation.check(f"send(to={destination})")
-        return self._messages.send(tensor.detach().cpu(), destination)
-
-    def recv(self, tensor: torch.Tensor, source: int) -> Work:
-        check_rank("source", source, self.membership)
-        self._generation.check(f"recv(from={source})")
-        received = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        return FinishingWork(self._messages.recv(received, source).wait, lambda: _assign(tensor, received))
-
-    def barrier(self) -> None:
-        self._launch("barrier", None, lambda: torch.empty(0), lambda result: None).wait()
+        return self._launch("all_gather", tensor, lambda: self._chip.all_gather(target), deliver)
 
     def _launch(
         self,
         operation: str,
-        shown: torch.Tensor | None,
+        shown: torch.Tensor,
         program: Callable[[], torch.Tensor],
         deliver: Callable[[torch.Tensor], None],
     ) -> Work:
-        """Start a collective. Ranks compare dtype and shape of `shown`, which is None for a barrier."""
+        """Start a collective. Ranks compare dtype and shape of `shown`."""
         generation = self._generation
-        call = operation if shown is None else f"{operation} of {describe_tensor(shown)}"
+        call = f"{operation} of {describe_tensor(shown)}"
         results: list[torch.Tensor] = []
-        launch = (lambda: results.append(program())) if shown is not None and shown.numel() else None
+        launch = (lambda: results.append(program())) if shown.numel() else None
         flight = cast(XlaOperation, generation.submit(operation, lambda group: group.add(call, launch)))
 
         def wait(timeout_s: float | None) -> None:
@@ -239,7 +179,6 @@ class XlaCommunicator(JoiningCommunicator):
         self._generation.abort()
 
     def close(self) -> None:
-        self._messages.close()
         self._backend.close()
         self._generation.leave()
 

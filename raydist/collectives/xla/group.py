@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from raydist.collectives.base import Membership
-from raydist.collectives.process_group_backend import GlooFlight, RawGroup
+from raydist.collectives.generation import GlooFlight, RawGroup
 from raydist.collectives.translation import mismatch_error
 from raydist.collectives.xla.chip import Chip
 from raydist.compat.torch_internals import AllreduceOptions, Store
@@ -95,7 +95,7 @@ class XlaOperation:
     Args:
         group: The group that advances the collective.
         call: Name and arguments of the collective, which must be equal on all ranks.
-        program: Launches the collective on the chip; None for a barrier.
+        program: Launches the collective on the chip; None for a collective without elements.
     """
 
     def __init__(self, group: XlaGroup, call: str, program: Callable[[], object] | None) -> None:

@@ -87,21 +87,6 @@ def summed_in_place(communicator: Communicator, about: int, numel: int) -> Begun
     return Begun(communicator.all_reduce(tensor, ReduceOp.SUM).wait, [tensor], [total(communicator)])
 
 
-def reduced(communicator: Communicator, about: int, numel: int) -> Begun:
-    tensor = own(communicator, numel)
-    work = communicator.reduce(tensor, 0, ReduceOp.MEAN)
-    mean = total(communicator) / communicator.world_size
-    return Begun(work.wait, *(([tensor], [mean]) if communicator.rank == 0 else ()))
-
-
-def scattered(communicator: Communicator, about: int, numel: int) -> Begun:
-    rank, size = communicator.rank, communicator.world_size
-    inputs = [own(communicator, numel) + 10 * place for place in range(size)]
-    output = torch.zeros(numel)
-    work = communicator.reduce_scatter(output, inputs, ReduceOp.SUM)
-    return Begun(work.wait, [output], [total(communicator) + 10 * rank * size])
-
-
 def gathered(communicator: Communicator, about: int, numel: int) -> Begun:
     outputs = [torch.zeros(numel) for _ in range(communicator.world_size)]
     work = communicator.all_gather(outputs, own(communicator, numel))
@@ -114,13 +99,6 @@ def gathered_rows(communicator: Communicator, about: int, numel: int) -> Begun:
     outputs = [torch.zeros(place, numel) for place in range(size)]
     work = communicator.all_gather_rows(outputs, torch.full((rank, numel), rank + 1.0))
     return Begun(work.wait, outputs, [place + 1.0 for place in range(size)])
-
-
-def swapped(communicator: Communicator, about: int, numel: int) -> Begun:
-    rank, size = communicator.rank, communicator.world_size
-    outputs = [torch.zeros(numel) for _ in range(size)]
-    work = communicator.all_to_all(outputs, [torch.full((numel,), 10.0 * rank + place) for place in range(size)])
-    return Begun(work.wait, outputs, [10.0 * source + rank for source in range(size)])
 
 
 def told(communicator: Communicator, about: int, numel: int) -> Begun:
@@ -147,36 +125,16 @@ def allocated_halfway(communicator: Communicator, about: int, numel: int) -> Non
         communicator.allocate([(numel, torch.float32)])
 
 
-def received(communicator: Communicator, about: int, numel: int) -> Begun:
-    tensor = torch.zeros(numel)
-    return Begun(communicator.recv(tensor, about).wait, [tensor], [about + 1.0])
-
-
-def sent(communicator: Communicator, about: int, numel: int) -> Begun:
-    return Begun(communicator.send(own(communicator, numel), about).wait)
-
-
 COLLECTIVES: dict[str, Operation] = {
     "all_reduce small": Operation(summed),
     "all_reduce": Operation(summed, LARGE, summed),
     "all_reduce in place": Operation(summed_in_place, LARGE),
-    "reduce": Operation(reduced, LARGE, reduced),
-    "reduce_scatter small": Operation(scattered),
-    "reduce_scatter": Operation(scattered, LARGE, scattered),
     "all_gather small": Operation(gathered),
     "all_gather": Operation(gathered, LARGE, gathered),
     "all_gather_rows": Operation(gathered_rows, LARGE, gathered_rows),
-    "all_to_all small": Operation(swapped),
-    "all_to_all": Operation(swapped, LARGE, swapped),
     "broadcast small": Operation(told),
     "broadcast": Operation(told, LARGE, told),
     "barrier": Operation(met),
     "allocate": Operation(allocated, LARGE, allocated_halfway),
 }
-OPERATIONS: dict[str, Operation] = {
-    **COLLECTIVES,
-    "recv": Operation(received, LARGE),
-    "send": Operation(sent, LARGE),
-}
-"""Messages go between all others and the rank that they are about."""
-WITH_A_MIDDLE = [name for name, operation in OPERATIONS.items() if operation.entering is not None]
+WITH_A_MIDDLE = [name for name, operation in COLLECTIVES.items() if operation.entering is not None]

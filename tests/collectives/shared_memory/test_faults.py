@@ -12,7 +12,7 @@ from raydist.collectives.base import Communicator
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from tests.collectives.faults import AbortingSoon, Failing, stop_myself
 from tests.collectives.processes import ProcessTeam
-from tests.collectives.shared_memory.operations import OPERATIONS, WITH_A_MIDDLE, Begun
+from tests.collectives.shared_memory.operations import COLLECTIVES, WITH_A_MIDDLE, Begun
 from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)
@@ -30,13 +30,13 @@ class Coming:
         self.stops = stops
 
     def __call__(self, communicator: Communicator) -> None:
-        OPERATIONS[self.name].come(communicator, communicator.rank, entered=self.entered)
+        COLLECTIVES[self.name].come(communicator, communicator.rank, entered=self.entered)
         if self.stops:
             stop_myself(communicator)
 
 
 def starting(name: str, victim: int) -> Callable[[Communicator], Begun]:
-    return functools.partial(OPERATIONS[name].start, about=victim)
+    return functools.partial(COLLECTIVES[name].start, about=victim)
 
 
 def all_but(team: ProcessTeam, victim: int) -> list[int]:
@@ -46,7 +46,7 @@ def all_but(team: ProcessTeam, victim: int) -> list[int]:
 # Half a second each, in which the team finds together again: whoever comes first, and whoever comes last.
 KILLED = [
     pytest.param(victim, name, entered, marks=[] if victim == usual else pytest.mark.long)
-    for names, entered, usual in ((OPERATIONS, False, 2), (WITH_A_MIDDLE, True, 0))
+    for names, entered, usual in ((COLLECTIVES, False, 2), (WITH_A_MIDDLE, True, 0))
     for name in names
     for victim in (0, 2)
 ]
@@ -78,17 +78,8 @@ def test_a_killed_rank_is_named_at_once(shm_team: ProcessTeam, victim: int, name
 
 
 # Two seconds each: who has not entered a large one is waited for as in a small one, and the waits inside are few.
-OFTEN = {
-    "all_reduce small",
-    "all_reduce in place",
-    "all_gather_rows",
-    "all_to_all",
-    "barrier",
-    "allocate",
-    "recv",
-    "send",
-}
-BEFORE = [(2, name, False) for name in OPERATIONS if f"{name} small" not in OPERATIONS]
+OFTEN = {"all_reduce small", "all_reduce in place", "all_gather_rows", "barrier", "allocate"}
+BEFORE = [(2, name, False) for name in COLLECTIVES if f"{name} small" not in COLLECTIVES]
 INSIDE = [(0, name, True) for name in WITH_A_MIDDLE]
 STOPPED = [pytest.param(*case, marks=[] if case[1] in OFTEN else pytest.mark.long) for case in (*BEFORE, *INSIDE)]
 
@@ -112,7 +103,7 @@ def test_a_stopped_rank_is_named_when_the_limit_is_over(
     contract.check_asynchronous(shm_team)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", COLLECTIVES)
 def test_an_abort_wakes_everybody(shm_team: ProcessTeam, name: str) -> None:
     shm_team.reform()
     came = shm_team.begin({2: Coming(name, entered=False)})

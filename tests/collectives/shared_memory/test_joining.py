@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
+import functools
 import gc
 import os
 import platform
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import pytest
 
 from raydist.collectives.base import Communicator, Declined, Membership
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.collectives.shared_memory.joining import Rendezvous
-from raydist.errors import CancelledError, DeadlineExceededError
+from raydist.collectives.shared_memory.communicator import join
+from raydist.errors import DeadlineExceededError
 from raydist.shared_segment import Segment
 from tests.collectives.processes import START_S, ProcessTeam
 from tests.collectives.shared_memory.ranks import run_sharing
@@ -35,13 +35,13 @@ def store() -> Iterator[RendezvousStore]:
         yield opened
 
 
-def rendezvous(store: RendezvousStore, rank: int, size: int, timeout_s: float = 10.0) -> Rendezvous:
+def joining(store: RendezvousStore, rank: int, size: int, timeout_s: float = 10.0) -> Callable[[], Any]:
     membership = store.membership("g", generation=0, rank=rank, world_size=size)
-    return Rendezvous(membership, tuple(range(size)), SIZE, timeout_s)
+    return functools.partial(join, membership, 0, SIZE, timeout_s)
 
 
 def meet(store: RendezvousStore, size: int, timeout_s: float = 10.0) -> dict[int, Any]:
-    return begin_threads({rank: rendezvous(store, rank, size, timeout_s).join for rank in range(size)})()
+    return begin_threads({rank: joining(store, rank, size, timeout_s) for rank in range(size)})()
 
 
 def declined(outcomes: dict[int, Any]) -> list[str]:
@@ -84,29 +84,18 @@ def test_a_machine_that_cannot(store: RendezvousStore, monkeypatch: pytest.Monke
 
 def test_a_member_that_does_not_come(store: RendezvousStore) -> None:
     with pytest.raises(DeadlineExceededError, match=r"timed out after 0\.2 s: rank 0 did not arrive"):
-        rendezvous(store, 1, 2, 0.2).join()
+        joining(store, 1, 2, 0.2)()
 
 
 def test_a_member_that_fails_on_the_way(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Rendezvous, *args: object) -> None:
+    def fail(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Rendezvous, "_open", fail)
+    monkeypatch.setattr(Segment, "accept", fail)
     outcomes = meet(store, 2, timeout_s=0.5)
     assert isinstance(outcomes[1], KeyboardInterrupt)
     assert isinstance(outcomes[0], DeadlineExceededError)
     assert "rank 1 did not arrive" in str(outcomes[0])
-
-
-def test_abort_ends_the_wait(store: RendezvousStore) -> None:
-    waiting = rendezvous(store, 0, 2, 30.0)
-    timer = threading.Timer(0.1, waiting.abort)
-    timer.start()
-    start = time.monotonic()
-    with pytest.raises(CancelledError, match="rendezvous by rank 0 of 2"):
-        waiting.join()
-    timer.join()
-    assert time.monotonic() - start < 10.0
 
 
 # --- what is left behind ----------------------------------------------------------------------------------------------
@@ -140,18 +129,18 @@ def test_a_new_generation_leaves_nothing_of_the_last(shm_team: ProcessTeam) -> N
     assert shm_team.run(number_held) == first
 
 
-def join(membership: Membership) -> None:
-    Rendezvous(membership, (0, 1), SIZE, START_S).join()
+def join_first(membership: Membership) -> None:
+    join(membership, 0, SIZE, START_S)
 
 
 def test_a_rank_that_is_killed_while_joining_leaves_no_file(store: RendezvousStore) -> None:
     """The segment is a memfd: no file has a name that anybody would have to remove."""
     before = {path.name for path in Path("/dev/shm").glob("raydist-shm-*")}  # looked at only
     first = store.membership("g", generation=0, rank=0, world_size=2)
-    process = fork_server().Process(target=join, args=(first,), daemon=True)
+    process = fork_server().Process(target=join_first, args=(first,), daemon=True)
     process.start()
-    second = rendezvous(store, 1, 2, 60.0)
-    thread = threading.Thread(target=lambda: begin_threads({1: second.join})(), daemon=True)
+    second = joining(store, 1, 2, 60.0)
+    thread = threading.Thread(target=lambda: begin_threads({1: second})(), daemon=True)
     thread.start()
     thread.join(START_S)
     process.kill()

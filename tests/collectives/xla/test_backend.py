@@ -8,24 +8,25 @@ from torch._C._distributed_c10d import HashStore
 
 from raydist.collectives.base import Membership
 from raydist.collectives.rendezvous import RendezvousStore
+from raydist.collectives.xla import communicator
 from raydist.collectives.xla.communicator import XlaBackend
 from raydist.errors import FailedPreconditionError, UnavailableError
 from tests.xla_world import IS_REAL
 
 
 def test_making_a_communicator_starts_nothing() -> None:
-    communicator = XlaBackend().communicator(Membership("g", 0, 1, 2), torch.device("xla:1"), 1.0)
-    assert communicator.checks_itself
-    communicator.close()
+    group = XlaBackend().communicator(Membership("g", 0, 1, 2), torch.device("xla:1"), 1.0)
+    assert group.checks_itself
+    group.close()
 
 
-def test_a_chip_that_is_stuck_joins_no_other_group() -> None:
+def test_a_chip_that_is_stuck_joins_no_other_group(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck:
         stuck = True
 
     backend = XlaBackend()
     group: Any = Stuck()
-    backend._group = group
+    monkeypatch.setitem(communicator._LATEST, ("g", 1), group)
     with pytest.raises(UnavailableError, match="chip of rank 1 is still in a collective that another chip has left"):
         backend.create(HashStore(), Membership("g", 1, 1, 2), 1.0)
 
