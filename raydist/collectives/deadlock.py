@@ -1,9 +1,8 @@
 """Detection of deadlocks between ranks within seconds, instead of after the time limit of a collective.
 
-A waiting rank asks all other ranks for their status, through the rendezvous store. A thread of each rank polls for
-questions twice a second, so that ranks answer which compute or are idle. A rank that has completed a collective since
-the last poll need not answer, since all ranks took part in it. If several ranks wait, only the lowest one asks, for
-otherwise the number of reads would be the square of the number of ranks. A collective only updates `Progress`.
+A thread of each rank looks at the rank's progress twice a second, and publishes it in the rendezvous store if nothing
+has happened since the last look: the rank waits, computes, or is idle. Rank 0 reads the progress of all ranks whenever
+it has none itself. A collective only updates `Progress`.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from raydist.errors import CancelledError, CollectiveMismatchError, RaydistError
 __all__ = ["DeadlockDetector", "Progress", "RankStatus", "WatchedCommunicator", "diagnose"]
 
 _LOOK_S = 0.5
-_LOOKS_LEFT_TO_OTHERS = 3  # polls without a question of a lower rank, after which a rank asks by itself
 _CONNECT_S = 30.0
-_QUESTION, _STATUS, _VERDICT = "deadlock/question", "deadlock/status/{}", "deadlock/verdict"
+_STATUS, _VERDICT = "deadlock/status/{}", "deadlock/verdict"
 
 Verdict = Callable[[], CollectiveMismatchError | None]
 
@@ -75,11 +73,10 @@ class Progress:
 
     Attributes:
         events: Number of events so far.
-        num_waits: Number of waits for a collective that have ended.
     """
 
     def __init__(self) -> None:
-        self.events = self.num_waits = 0
+        self.events = 0
         self._num_looks = 0
         self.restart()
 
@@ -112,7 +109,6 @@ class Progress:
 
     def go_on(self) -> None:
         self.events += 1
-        self.num_waits += 1
         self._waits = None
 
     def look(self) -> RankStatus:
@@ -187,15 +183,13 @@ class DeadlockDetector:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="raydist-deadlock-detector", daemon=True)
         self._store: Store | None = None
-        self._seen: bytes | None = None
-        self._left_to_others = 0
         self._mine = progress.look()
-        self._waits = progress.num_waits
         self._before: Mapping[int, RankStatus] = {}
 
     def start(self) -> DeadlockDetector:
         """Connect to the store and start the thread."""
         self._store = connect_store(self._membership, _CONNECT_S)
+        self._publish(self._store)
         self._thread.start()
         return self
 
@@ -223,35 +217,28 @@ class DeadlockDetector:
                 self._look()
 
     def _look(self) -> None:
-        store, before, mine = self._store, self._mine, self._progress.look()
-        waits, self._waits, self._mine = self._waits, self._progress.num_waits, mine
-        earlier, self._before = self._before, {}
-        if store is None or waits != self._waits:  # asking cost 64 ranks and their driver 100 ms of CPU a second
+        store, before, self._mine = self._store, self._mine, self._progress.look()
+        if store is None or self._mine.events != before.events:
             return
-        asker = self._asker(store)
-        lower_asks = asker is not None and asker < self._membership.rank
-        self._left_to_others = _LOOKS_LEFT_TO_OTHERS if lower_asks else self._left_to_others - 1
-        asks = bool(mine.waits_in) and mine.events == before.events and self._left_to_others <= 0
-        if asks:
-            self._seen = f"{self._membership.rank} {mine.look}".encode()
-            store.set(_QUESTION, self._seen.decode())
-        if asks or asker is not None:
-            store.set(_STATUS.format(self._membership.rank), json.dumps(asdict(mine)))
-        if asks:
-            self._judge(store, mine, earlier)
+        self._publish(store)
+        if self._membership.rank == 0:
+            self._judge(store)
 
-    def _asker(self, store: Store) -> int | None:
-        """Return the rank that has asked since the last poll; None if no rank has."""
-        question = peek(store, _QUESTION)
-        new, self._seen = question != self._seen, question
-        return int(question.split()[0]) if new and question is not None else None
+    def _publish(self, store: Store) -> None:
+        store.set(_STATUS.format(self._membership.rank), json.dumps(asdict(self._mine)))
 
-    def _judge(self, store: Store, mine: RankStatus, before: Mapping[int, RankStatus]) -> None:
-        answers = {rank: peek(store, _STATUS.format(rank)) for rank in range(self._membership.world_size)}
-        self._before = {rank: RankStatus(**json.loads(data)) for rank, data in answers.items() if data is not None}
+    def _judge(self, store: Store) -> None:
+        keys = [_STATUS.format(rank) for rank in range(self._membership.world_size)]
+        if not store.check(keys):
+            return  # a rank has not joined yet
+        before, self._before = (
+            self._before,
+            {rank: RankStatus(**json.loads(said)) for rank, said in enumerate(store.multi_get(keys))},
+        )
         found = diagnose(before, self._before)
-        if found is not None and self._progress.events == mine.events and peek(store, _VERDICT) is None:
+        if found is not None and self._progress.events == self._mine.events:
             store.set(_VERDICT, found)
+            self._stop.set()
             self._end()
 
 
