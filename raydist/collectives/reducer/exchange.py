@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 
@@ -195,6 +195,16 @@ class Exchange:
         weighted = new.detach() * self._weight.scale
         return weighted if earlier is None else _sum(earlier, weighted)
 
+    def connected(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Return a differentiable reduced gradient, as of `backward(create_graph=True)`."""
+        local = self.local.get(index)
+        if gradient.is_sparse or (local is not None and local.is_sparse):
+            return gradient
+        start = torch.zeros_like(gradient, requires_grad=True) if local is None else local
+        apply: Any = _Connected.apply  # torch leaves it untyped
+        connected: torch.Tensor = apply(start, gradient.clone(), self._communicator, self._weight)
+        return connected
+
     def _buckets(self) -> Sequence[BucketMemory]:
         return () if self._memory is None else self._memory.buckets
 
@@ -231,3 +241,27 @@ def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
 
 def _sum(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return one + other if one.is_sparse == other.is_sparse else one.to_dense() + other.to_dense()
+
+
+class _Connected(torch.autograd.Function):
+    """A global gradient that is differentiable with respect to this replica's own gradient.
+
+    G = sum of w_i g_i, and the objective is the sum of w_j L_j(G). The objective's gradient with respect to g_i is
+    w_i sum of w_j dL_j/dG; the factor w_i is left out, since the pass that uses the result multiplies by it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, local: torch.Tensor, value: torch.Tensor, communicator: Communicator, weight: StepWeight
+    ) -> torch.Tensor:
+        ctx.communicator = communicator
+        ctx.weight = weight
+        return value.view_as(value)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        weight: StepWeight = ctx.weight
+        total = upstream * weight.scale if weight.counts else torch.zeros_like(upstream)
+        ctx.communicator.all_reduce(total, ReduceOp.SUM).wait()
+        return total, None, None, None

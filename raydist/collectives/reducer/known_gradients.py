@@ -14,21 +14,17 @@ still that tensor, not written since, is global. Any other gradient falls into o
 
 from __future__ import annotations
 
-import functools
-import json
-import math
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import final
 
 import torch
 
-from raydist.collectives.base import Communicator
 from raydist.compat.torch_internals import num_writes
-from raydist.errors import CollectiveMismatchError, FailedPreconditionError
+from raydist.errors import FailedPreconditionError
 
-__all__ = ["ChangedGradients", "Checksums", "KnownGradients", "LocalAccumulation", "accumulate", "combined", "compare"]
+__all__ = ["KnownGradients", "LocalAccumulation", "accumulate"]
 
 
 @final
@@ -117,13 +113,6 @@ def accumulate(earlier: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
     return earlier.add_(new)
 
 
-# Origin of a global gradient: a backward pass or the driver; made by hand in an earlier batch; set to zero.
-_PLAIN, _ADDS_ON, _CLEARED = range(3)
-# Relative tolerance, as in the periodic comparison of parameters: last bits may differ between machines.
-_LAST_BITS = 1e-5
-_SAMPLE = 4096
-
-
 @final
 class KnownGradients:
     """Record of the global gradients of one replica.
@@ -132,11 +121,11 @@ class KnownGradients:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, int]] = {}
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # by id: `.grad` and its number of writes
         self._used: set[int] = set()
         self._emptied: set[int] = set()
-        self._by_hand: dict[int, torch.nn.Parameter] = {}
-        self._bases: dict[int, torch.Tensor] = {}
+        self._by_hand: dict[int, torch.nn.Parameter] = {}  # gradients made by hand in this batch
+        self._bases: dict[int, torch.Tensor] = {}  # copies of gradients made by hand in earlier batches
 
     def note(self, parameters: Collection[torch.nn.Parameter], *, by_hand: bool = False) -> None:
         """Record that `.grad` of these parameters is global now, and that no optimizer has used it yet.
@@ -145,37 +134,33 @@ class KnownGradients:
             parameters: The parameters.
             by_hand: The program has made a part of the gradients by hand.
         """
-        self._note(parameters, _PLAIN)
-        if by_hand:
-            self._by_hand.update((id(parameter), parameter) for parameter in parameters)
-
-    def note_cleared(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Record that the gradients of these parameters were set to None or zero; the next contents are new."""
-        given = list(parameters)
-        zeroed = [parameter for parameter in given if parameter.grad is not None]
-        if zeroed:
-            self._note(zeroed, _CLEARED)
-        self._emptied.update(map(id, given))
-
-    def _note(self, parameters: Collection[torch.nn.Parameter], origin: int) -> None:
         known, reference = self._known, weakref.ref
         for parameter in parameters:
             gradient = parameter.grad
             if gradient is None:
                 known.pop(id(parameter), None)
             else:
-                known[id(parameter)] = reference(gradient), num_writes(gradient), origin
+                known[id(parameter)] = reference(gradient), num_writes(gradient)
         keys = list(map(id, parameters))
         self._used.difference_update(keys)
         self._emptied.difference_update(keys)
         self._forget_bases(keys)
+        if by_hand:
+            self._by_hand.update(zip(keys, parameters, strict=True))
+
+    def note_cleared(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Record that the gradients of these parameters were set to None or zero; the next contents are new."""
+        given = list(parameters)
+        zeroed = [parameter for parameter in given if parameter.grad is not None]
+        if zeroed:
+            self.note(zeroed)
+        self._emptied.update(map(id, given))
 
     def note_changed(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Record the present values of these parameters' gradients, which were exchanged earlier, as global."""
         for parameter in parameters:
             if parameter.grad is not None:
-                _, _, origin = self._known[id(parameter)]
-                self._known[id(parameter)] = weakref.ref(parameter.grad), num_writes(parameter.grad), origin
+                self._known[id(parameter)] = weakref.ref(parameter.grad), num_writes(parameter.grad)
 
     def note_used(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Record that an optimizer uses the gradients of these parameters."""
@@ -187,8 +172,6 @@ class KnownGradients:
         """Keep copies of unused gradients made by hand in this batch, to find what the program adds to them later."""
         for key, parameter in self._by_hand.items():
             if key in self._known and key not in self._used and parameter.grad is not None:
-                reference, version, _ = self._known[key]
-                self._known[key] = reference, version, _ADDS_ON
                 self._bases[key] = parameter.grad.detach().clone()
         self._by_hand.clear()
 
@@ -201,10 +184,6 @@ class KnownGradients:
         """Return a copy of the global part of a gradient made by hand; None where all of the gradient is new."""
         base = None if id(parameter) in self._emptied else self._bases.get(id(parameter))
         return None if base is None else base.clone()
-
-    def is_stale(self, parameter: torch.nn.Parameter) -> bool:
-        """Return True if `.grad` is unchanged since an optimizer has used it."""
-        return id(parameter) in self._used and parameter.grad is not None and not self.unknown([parameter])
 
     def keep_only(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Forget all other parameters. Gradients of new parameters come from the driver, so they count as global."""
@@ -240,10 +219,10 @@ class KnownGradients:
             FailedPreconditionError: Gradients are summed without weights, and the gradient may be global.
         """
         entry = self._known.get(id(parameter))
-        if entry is None or entry[2] == _CLEARED or id(parameter) in self._emptied:
+        if entry is None or id(parameter) in self._emptied:
             return True
-        same, used, adds_on = entry[0]() is parameter.grad, id(parameter) in self._used, entry[2] == _ADDS_ON
-        if not adds_on and (not used or (same and not filled_anew)):
+        same, adds_on = entry[0]() is parameter.grad, id(parameter) in self._bases
+        if not adds_on and (id(parameter) not in self._used or (same and not filled_anew)):
             return False
         if adds_up and (same or adds_on):
             raise FailedPreconditionError(
@@ -252,128 +231,3 @@ class KnownGradients:
                 "first; add up gradients of several batches by backward()."
             )
         return True
-
-
-_Row = tuple[float, float, float]
-"""Number of a parameter, and sum and approximate norm of the parameter's gradient."""
-
-
-@final
-class Checksums:
-    """Sums of some gradients, and the norms of their first elements, on the device of the gradients."""
-
-    def __init__(self, indices: Sequence[int], scales: Sequence[float], numbers: torch.Tensor) -> None:
-        self._indices, self._scales, self._numbers = tuple(indices), scales, numbers
-
-    @classmethod
-    def of(cls, gradients: Mapping[int, torch.Tensor]) -> Checksums:
-        """Compute the checksums of gradients, given by parameter number. Does not wait for the device."""
-        with torch.no_grad():
-            values = [_values(gradient) for gradient in gradients.values()]
-            wide = any(one.dtype is torch.float64 for one in values)
-            dtype, device = torch.float64 if wide else torch.float32, values[0].device
-            parts = [one.sum(dtype=dtype) for one in values]
-            parts += [torch.linalg.vector_norm(one[:_SAMPLE], dtype=dtype) for one in values]
-            numbers = torch.stack([part.to(device) for part in parts])
-        scales = [max(1.0, one.numel() / _SAMPLE) ** 0.5 for one in values]
-        return cls(list(gradients), scales, numbers)
-
-    def combined(self) -> torch.Tensor:
-        """Return one float64 on the device that depends on all sums, norms and parameter numbers."""
-        return self._numbers.double() @ _factors(self._indices, self._numbers.device)
-
-    def rows(self) -> list[_Row]:
-        """Return parameter number, sum and approximate norm of each gradient. Waits for the device."""
-        numbers = self._numbers.tolist()
-        sums, norms = numbers[: len(self._indices)], numbers[len(self._indices) :]
-        return [
-            (index, total, norm * scale)
-            for index, total, norm, scale in zip(self._indices, sums, norms, self._scales, strict=True)
-        ]
-
-
-@functools.lru_cache(maxsize=16)
-def _factors(indices: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    factors = [(index + 1) * ratio % 1 + 0.5 for ratio in (0.6180339887, 0.7548776662) for index in indices]
-    values = torch.tensor(factors, dtype=torch.float64)
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
-
-
-@final
-class ChangedGradients:
-    """Checksums of the gradients that the program has changed after the exchange.
-
-    The next backward pass sends the combined checksum in its trailer. Nothing waits for the device.
-    """
-
-    def __init__(self) -> None:
-        self._noted: list[Checksums] = []
-
-    def add(self, gradients: Mapping[int, torch.Tensor]) -> None:
-        """Compute and keep the checksums of these gradients, given by parameter number."""
-        if gradients:
-            self._noted.append(Checksums.of(gradients))
-
-    def take(self) -> list[Checksums]:
-        """Remove and return the checksums that were added since the last call."""
-        noted, self._noted = self._noted, []
-        return noted
-
-
-def combined(noted: Sequence[Checksums]) -> torch.Tensor | None:
-    """Combine all checksums into one float64; None for an empty sequence."""
-    total: torch.Tensor | None = None
-    for one in noted:
-        total = one.combined() if total is None else total * 3 + one.combined()
-    return total
-
-
-def compare(communicator: Communicator, noted: Sequence[Checksums], name_of: Callable[[int], str]) -> None:
-    """Compare gradients whose combined checksums differ; replicas may differ in the last bits.
-
-    Blocking: until all replicas call it, at most the communicator's limit.
-
-    Raises:
-        CollectiveMismatchError: Gradients differ. All replicas raise it; it names the first such parameter.
-    """
-    mine = json.dumps([row for one in noted for row in one.rows()]).encode()
-    received = communicator.exchange_on_host(mine, "gradients that were changed")
-    said: list[list[_Row]] = [[(row[0], row[1], row[2]) for row in json.loads(each)] for each in received]
-    for place in range(max(map(len, said))):
-        rows = [theirs[place] if place < len(theirs) else None for theirs in said]
-        if not _all_close(rows):
-            index = min(int(row[0]) for row in rows if row is not None)
-            raise _apart(name_of(index), index, rows)
-
-
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the values of a gradient as a flat real tensor."""
-    values = gradient.detach()
-    if values.is_sparse:
-        values = values.coalesce().values()
-    return (torch.view_as_real(values) if values.is_complex() else values).reshape(-1)
-
-
-def _all_close(rows: Sequence[_Row | None]) -> bool:
-    first = rows[0]
-    if first is None:
-        return False
-    for row in rows[1:]:
-        if row is None or row[0] != first[0]:
-            return False
-        for mine, theirs in ((first[1], row[1]), (first[2], row[2])):
-            apart = abs(mine - theirs) > _LAST_BITS * (abs(mine) + first[2])  # comparisons with NaN are False
-            if apart or math.isnan(mine) != math.isnan(theirs):
-                return False
-    return True
-
-
-def _apart(name: str, index: int, rows: Sequence[_Row | None]) -> CollectiveMismatchError:
-    said = [f"sum {row[1]:.7g}, norm about {row[2]:.7g}" if row and row[0] == index else "not changed" for row in rows]
-    listed = "; ".join(f"replica {rank}: {text}" for rank, text in enumerate(said))
-    return CollectiveMismatchError(
-        "All replicas must change a gradient alike after the backward() that made it global, but they have changed "
-        f"that of {name} differently, got {listed}. Use ctx.all_reduce for what a replica computes from its own rows, "
-        "and the same random numbers for noise. To put a replica's own gradient into .grad by hand, call "
-        "optimizer.zero_grad() first: optimizer.step() then exchanges it."
-    )

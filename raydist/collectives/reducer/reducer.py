@@ -1,10 +1,19 @@
 """The gradient reducer of one replica: gradients are global when `backward()` returns.
 
-While a step is open, every backward pass on its thread is synchronised (`passes.py`), or local inside `no_sync`.
+While a step is open, every backward pass on its thread is synchronised, or local inside `no_sync`. A synchronised pass
+sets earlier gradients aside, puts each new gradient into an `Exchange`, and finally adds the reduced gradients to the
+earlier ones. So only new gradients are weighted and sent, however often a step calls `backward()`.
+
+The program's hooks on parameters must see global gradients, so a pass defers them. Then a second, short pass of the
+autograd engine gives each hooked parameter its global gradient: torch calls the hooks, handles the values that they
+return, and adds to `.grad`. (So a parameter that several segments of a reentrant checkpoint use has its hooks called
+once, with the sum; without replicas torch calls them once a segment.)
 """
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, final
@@ -13,18 +22,21 @@ import torch
 
 from raydist.collectives.base import Communicator
 from raydist.collectives.reducer.buckets import Buckets
-from raydist.collectives.reducer.exchange import StepWeight
+from raydist.collectives.reducer.changed_gradients import Checksums, combined, compare
+from raydist.collectives.reducer.exchange import Exchange, StepWeight
 from raydist.collectives.reducer.interception import begin_interception, end_interception
-from raydist.collectives.reducer.nonfinite import NonfinitePolicy
-from raydist.collectives.reducer.parameter_hooks import TrainedParameters
-from raydist.collectives.reducer.passes import EngineCall, SynchronisedPasses
-from raydist.collectives.reducer.trailer import Updates
+from raydist.collectives.reducer.known_gradients import KnownGradients, LocalAccumulation, accumulate
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy, fault_of
+from raydist.collectives.reducer.parameter_hooks import HeldBack, TrainedParameters
+from raydist.collectives.reducer.trailer import PassStamp, ReceivedTrailer, Updates
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.values import ReduceOp
 
 __all__ = ["WIRES", "GradientReducer"]
 
 _MEGABYTE = 1 << 20
+# Position of the argument of `torch.autograd.backward`.
+_CREATE_GRAPH = 3
 WIRES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """Communication dtype of float32 gradients, by the names of `CommunicationOptions.compression`."""
 
@@ -65,21 +77,34 @@ class GradientReducer:
         expect_rows: Callable[[], Collection[int]] = tuple,
         names: Callable[[Iterable[torch.nn.Parameter]], Sequence[str]] = _by_shape,
     ) -> None:
-        self._policy = policy
         self._communicator = communicator
-        buckets = Buckets(
+        self._buckets = Buckets(
             communicator,
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first_bucket_bytes,
             compression=None if compression is None else WIRES[compression],
             expect_rows=expect_rows,
         )
+        self._updates = updates
+        self._calls = calls
+        self._policy = policy
+        self._names = names
         self._parameters = TrainedParameters(self._stray)
-        self._passes = SynchronisedPasses(communicator, buckets, self._parameters, updates, calls, policy, names)
-        self._weight: StepWeight | None = None
+        self._known = KnownGradients()
+        self._changed: list[Checksums] = []
+        self._accumulation = LocalAccumulation()
+        self._repeated: set[int] = set()
+        self._weight = StepWeight(1.0, counts=True)
+        self._adds_up = False
+        self._is_open = False
         self._num_steps = 0
+        self._num_passes = 0
+        self._twice_differentiable = False
         self._local = False
         self._inside = False
+        self._in_hooks = False
+        self._exchange: Exchange | None = None
+        self._unchecked: tuple[Callable[[], ReceivedTrailer], list[Checksums]] | None = None
         self._intercepted: Any = None
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -89,15 +114,15 @@ class GradientReducer:
             parameters: In the same order on every rank. Giving the same tuple again costs nothing.
         """
         self._parameters.attach(parameters)
-        self._passes.known.keep_only(self._parameters.all.values())
+        self._known.keep_only(self._parameters.all.values())
 
     def note_gradients(self) -> None:
         """Record that `.grad` of all parameters is the same on all replicas now, as sent by the driver."""
-        self._passes.known.note(self._parameters.all.values())
+        self._known.note(self._parameters.all.values())
 
     def note_cleared(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Record that the program has set the gradients of these parameters to None or zero."""
-        self._passes.known.note_cleared(parameters)
+        self._known.note_cleared(parameters)
 
     def make_global(
         self, parameters: Collection[torch.nn.Parameter], *, used: bool = True, batch_ends: bool = False
@@ -124,13 +149,19 @@ class GradientReducer:
         """
         if self._communicator.world_size == 1 or self._inside:  # inside a pass, hooks see global gradients
             return False
-        self._inside = True
-        try:
-            return self._passes.exchange_made_by_hand(parameters, used=used, filled_anew=not batch_ends)
-        finally:
-            self._inside = False
-            if batch_ends:
-                self._passes.known.end_batch()
+        made = self._made_by_hand(parameters, filled_anew=not batch_ends)
+        # At the end of a batch, gradients of no_sync() go on waiting for a backward pass; an optimizer exchanges them.
+        if made or (not batch_ends and self._accumulation and any(map(self._is_local, parameters))):
+            self._inside = True
+            try:
+                self._exchange_made_by_hand(made)
+            finally:
+                self._inside = False
+        if used:
+            self._known.note_used(parameters)
+        if batch_ends:
+            self._known.end_batch()
+        return bool(made)
 
     @contextmanager
     def step(
@@ -169,20 +200,23 @@ class GradientReducer:
 
     def begin_step(self, weight: StepWeight, adds_up: bool, index: int | None = None) -> None:
         """Open a step, as `step` does on entry; `end_step` closes it."""
-        if self._weight is not None:
+        if self._is_open:
             raise FailedPreconditionError(
                 f"Steps of one reducer must not nest, and step {self._num_steps} is open already. Leave that first."
             )
+        self._is_open = True
         self._weight = weight
         self._num_steps = self._num_steps if index is None else index
-        self._passes.begin_step(self._num_steps, weight, adds_up=adds_up)
+        self._adds_up = adds_up
+        self._num_passes = 0
+        self._twice_differentiable = False
         self._intercepted = begin_interception(self._backward)
 
     def end_step(self) -> None:
         """Close the open step."""
         end_interception(self._intercepted)
         self._num_steps += 1
-        self._weight = None
+        self._is_open = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -202,14 +236,15 @@ class GradientReducer:
         self._parameters.close()
 
     def _backward(self, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._passes.in_hooks:
+        if self._in_hooks:
             raise FailedPreconditionError(
                 "A hook on a parameter must not call backward(): its gradients would stay local. Call it after the "
                 "backward() that runs the hook, or use torch.autograd.grad in the hook."
             )
-        # The nested backward pass of a reentrant checkpoint belongs to the running pass.
-        if self._inside:
-            self._passes.begin_segment()
+        if self._exchange is not None:
+            # The nested backward pass of a reentrant checkpoint belongs to the running pass. A parameter may get
+            # several gradients now, so the remaining buckets are sent at the end of the outer pass.
+            self._exchange.hold()
         if self._inside or not self._parameters.all:
             original(*args, **kwargs)
             return
@@ -218,21 +253,265 @@ class GradientReducer:
             if self._is_alone():
                 original(*args, **kwargs)
             else:
-                self._passes.run(EngineCall(original, args, kwargs), local=self._local)
+                graph = bool(args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else kwargs.get("create_graph", False))
+                self._run(functools.partial(original, *args, **kwargs), original, create_graph=graph, local=self._local)
         finally:
             self._inside = False
 
     def _is_alone(self) -> bool:
         """Return True if torch's own gradients are the result: one rank, weight 1, no check for NaN and infinities."""
-        weight, policy = self._weight, self._policy
-        if self._communicator.world_size > 1 or weight is None or (policy is not None and policy.looks):
-            return False
-        return weight.counts and weight.scale == 1.0
+        looks = self._policy is not None and self._policy.looks
+        return self._communicator.world_size == 1 and not looks and self._weight == StepWeight(1.0, counts=True)
 
     def _stray(self, index: int, parameter: torch.nn.Parameter) -> None:
-        if self._weight is not None and not self._inside:
+        if self._is_open and not self._inside:
             raise FailedPreconditionError(
                 "Inside a step, gradients must come from `tensor.backward()` or `torch.autograd.backward(...)` called "
                 f"on the thread that runs the step, or they would stay local, as that of parameter {index} of shape "
                 f"{tuple(parameter.shape)}. Use torch.autograd.grad for local ones."
             )
+
+    def _run(
+        self, run: Callable[[], None], accumulate_by: Callable[..., None], *, create_graph: bool, local: bool
+    ) -> None:
+        """Run a synchronised pass, or a local one whose gradients are kept. A pass that fails leaves `.grad` unchanged.
+
+        Args:
+            run: Computes the gradients.
+            accumulate_by: Adds given gradients to `.grad` and calls hooks, as `torch.autograd.backward` does.
+            create_graph: The gradients must be differentiable.
+            local: Keep the gradients local.
+
+        Blocking: until all ranks have ended their pass, at most the communicator's limit. Where the host runs ahead of
+        the device, only if this rank lacks a gradient or gradients are checked for NaN and infinities.
+        """
+        self._parameters.look()
+        before = [parameter.grad for parameter in self._parameters.trained]
+        earlier = {
+            index: gradient
+            for index, gradient in zip(self._parameters.indices, before, strict=True)
+            if gradient is not None
+        }
+        hooks = HeldBack(self._parameters.hooked())
+        try:
+            made = self._count_made(earlier) if earlier and self._communicator.world_size > 1 else {}
+            for index in earlier:
+                self._parameters.all[index].grad = None
+            if local:
+                run()
+                self._keep_local(earlier)
+            else:
+                parts = {index: self._accumulation.parts_of(index, gradient) for index, gradient in earlier.items()}
+                contributions = {index: part for index, (_, part) in parts.items() if part is not None}
+                new = self._synchronised(run, contributions, create_graph=create_graph)
+                self._accumulation.forget(self._parameters.indices)
+                self._show(
+                    {index: base for index, (base, _) in parts.items()}, dict(new), hooks, accumulate_by, create_graph
+                )
+                self._known.note([self._parameters.all[index] for index in new], by_hand=accumulate_by is _assign)
+                if made:
+                    self._known.note([self._parameters.all[index] for index in made], by_hand=True)
+        except BaseException:
+            for parameter, gradient in zip(self._parameters.trained, before, strict=True):
+                parameter.grad = gradient
+            raise
+        finally:
+            hooks.give_back()
+            self._in_hooks = False
+            self._exchange = None
+            self._parameters.door.shut()
+
+    def _synchronised(
+        self, run: Callable[[], None], contributions: dict[int, torch.Tensor], *, create_graph: bool
+    ) -> dict[int, torch.Tensor]:
+        """Run a pass and return parameter index -> new global gradient, for gradients that any replica has."""
+        self._num_passes += 1
+        noted, self._changed = self._changed, []
+        exchange = self._exchange = self._begin_exchange(combined(noted), contributions)
+        door = self._parameters.door
+        # Gradients go into the exchange one by one, or at the end if no bucket is sent before.
+        door.gathering, door.receiver = exchange.leaves_at_end, exchange.put
+        run()
+        if door.gathering:
+            exchange.put_all(self._parameters.take())
+        door.shut()
+        exchange.finish()
+        found = exchange.gradients(self._check_trailers(exchange, noted, wait=create_graph))
+        if create_graph:
+            found = {index: exchange.connected(index, gradient) for index, gradient in found.items()}
+        self._repeated |= exchange.repeated
+        self._twice_differentiable |= create_graph
+        if self._policy is not None and self._policy.looks:
+            self._look(self._policy, exchange, found)
+        return found
+
+    def _begin_exchange(self, checksum: torch.Tensor | None, contributions: dict[int, torch.Tensor]) -> Exchange:
+        trained, number = self._parameters.indices, self._num_passes
+        plan = self._buckets.begin_pass(trained, self._parameters.all, step=self._num_steps, backward=number)
+        stamp = PassStamp(self._num_steps, number, adds_up=self._adds_up, updates=self._updates(), calls=self._calls())
+        return Exchange(
+            self._communicator,
+            self._buckets,
+            plan,
+            stamp.encode(),
+            checksum,
+            self._weight,
+            earlier=contributions,
+            # A double backward calls all_reduce inside the pass, so no bucket may be sent before the end of the pass.
+            hold_with=trained if self._twice_differentiable else self._repeated,
+        )
+
+    def _check_trailers(self, exchange: Exchange, noted: list[Checksums], *, wait: bool) -> Sequence[bool] | None:
+        """Check the trailer of this pass, or where the host runs ahead that of the last pass.
+
+        Return for each parameter in buckets True if any replica has a gradient, and None if all have all gradients.
+        """
+        trailer = exchange.read_trailer()
+        unchecked, self._unchecked = self._unchecked, None
+        if unchecked is not None:
+            self._check(unchecked[0](), unchecked[1])
+        if trailer is None:
+            return None
+        if not self._communicator.host_runs_ahead:
+            received = trailer()
+            self._check(received, noted)
+            return received.present
+        if exchange.is_whole and not wait:
+            self._unchecked = trailer, noted
+            return None
+        received = trailer()
+        self._unchecked = (
+            (lambda: received),
+            noted,
+        )  # ranks that need not read the trailer now check it in the next pass
+        return received.present
+
+    def _check(self, received: ReceivedTrailer, noted: list[Checksums]) -> None:
+        """Raise on all replicas if they ran different passes, or have changed earlier gradients differently."""
+        received.check()
+        if received.checksums_differ:
+            compare(self._communicator, noted, lambda index: self._names([self._parameters.all[index]])[0])
+
+    def _look(self, policy: NonfinitePolicy, exchange: Exchange, new: dict[int, torch.Tensor]) -> None:
+        """Check gradients for NaN and infinities before hooks and optimizers see them."""
+        brought = (self._parameters.all[index] for index in new)
+        if policy.refuses(brought, new_are_finite=exchange.is_finite()):
+            place = f"backward pass {self._num_passes} of batch {self._num_steps}"
+            raise policy.error(place, self._accuse(exchange), self._parameters.all)
+
+    def _accuse(self, exchange: Exchange) -> list[dict[int, int]]:
+        """Return the faults of each replica's own gradients (see `fault_of`). Blocks until all replicas call it."""
+        own = {index: exchange.weighted(index) for index in self._parameters.indices}
+        mine = {index: fault for index, each in own.items() if each is not None and (fault := fault_of(each))}
+        said = self._communicator.exchange_on_host(json.dumps(mine).encode(), "gradients that are not finite")
+        return [{int(index): fault for index, fault in sorted(json.loads(row).items())} for row in said]
+
+    def _show(
+        self,
+        earlier: dict[int, torch.Tensor | None],
+        new: dict[int, torch.Tensor],
+        hooks: HeldBack,
+        accumulate_by: Callable[..., None],
+        create_graph: bool,
+    ) -> None:
+        """Set `.grad` to the sum of the earlier and the new global gradients, and call the program's hooks."""
+        parameters = self._parameters.all
+        for_hooks = {index: new.pop(index) for index in tuple(new) if index in hooks.indices} if hooks.indices else {}
+        for index, gradient in new.items():
+            base = earlier.get(index)
+            parameters[index].grad = gradient if base is None else accumulate(base, gradient)
+        for index in earlier.keys() - new.keys():
+            parameters[index].grad = earlier[index]
+        if for_hooks:
+            hooks.give_back()
+            self._in_hooks = True
+            # This pass of torch accumulates the gradients in the same order on every rank, and calls the hooks.
+            given = tuple(parameters[index] for index in for_hooks)
+            accumulate_by(given, tuple(for_hooks.values()), create_graph=create_graph)
+
+    def _keep_local(self, earlier: dict[int, torch.Tensor]) -> None:
+        for index, parameter in zip(self._parameters.indices, self._parameters.trained, strict=True):
+            gradient, new = earlier.get(index), parameter.grad
+            if new is None or not self._weight.counts:
+                parameter.grad = gradient
+            else:
+                parameter.grad = self._accumulation.add(index, gradient, new, self._weight.scale)
+
+    def _exchange_made_by_hand(self, made: dict[int, torch.Tensor]) -> None:
+        """Run a pass that exchanges gradients made by hand only, and write the result into their tensors."""
+        parameters = [self._parameters.all[index] for index in made]
+        frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+        for parameter in frozen:  # only trained parameters have a slot in a bucket
+            parameter.requires_grad_(True)
+        try:
+            for index, gradient in made.items():
+                self._parameters.all[index].grad = self._as_local(index, gradient)
+            self._run(lambda: None, _assign, create_graph=False, local=False)
+            for parameter, gradient in zip(parameters, made.values(), strict=True):
+                parameter.grad = _written(gradient, parameter.grad)
+            self._known.note(parameters, by_hand=True)  # `.grad` is another tensor now
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+
+    def _count_made(self, earlier: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Return the gradients of `earlier` that were made by hand, after adding them to the local accumulation."""
+        made = self._made_by_hand([self._parameters.all[index] for index in earlier], filled_anew=False)
+        for index, gradient in made.items():
+            shown = self._as_local(index, gradient)
+            if shown is None:
+                del earlier[index]
+                self._parameters.all[index].grad = None
+            else:
+                earlier[index] = shown
+        return made
+
+    def _is_local(self, parameter: torch.nn.Parameter) -> bool:
+        index = self._parameters.number_of(parameter)
+        return index is not None and parameter.grad is not None and self._accumulation.holds(index, parameter.grad)
+
+    def _made_by_hand(self, parameters: Iterable[torch.nn.Parameter], *, filled_anew: bool) -> dict[int, torch.Tensor]:
+        """Return the gradients that this replica has made by hand, by number, and record the changed gradients."""
+        made: dict[int, torch.Tensor] = {}
+        changed: dict[int, torch.Tensor] = {}
+        for parameter in self._known.unknown(parameters):
+            index, gradient = self._parameters.number_of(parameter), parameter.grad
+            if index is None or gradient is None or self._accumulation.holds(index, gradient):
+                continue
+            by_hand = self._known.is_made_by_hand(parameter, adds_up=self._adds_up, filled_anew=filled_anew)
+            (made if by_hand else changed)[index] = gradient
+        if changed:
+            self._changed.append(Checksums.of(changed))
+            self._known.note_changed(self._parameters.all[index] for index in changed)
+        return made
+
+    def _as_local(self, index: int, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Add the new part of a gradient made by hand to the local accumulation, with the weight of this batch.
+
+        Return the new `.grad`: None where the replica's gradients count as zero and no global part exists.
+        """
+        base = self._known.base_of(self._parameters.all[index])
+        if not self._weight.counts:
+            return base
+        new = gradient if base is None else gradient.detach() - base
+        self._accumulation.forget((index,))
+        return self._accumulation.add(index, base, new, self._weight.scale, by_hand=True)
+
+
+def _assign(
+    parameters: Sequence[torch.nn.Parameter] = (), gradients: Sequence[torch.Tensor] = (), *, create_graph: bool = False
+) -> None:
+    """Replace the autograd engine in a pass without new gradients; hooks do not see gradients made by hand."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+
+def _written(made: torch.Tensor, reduced: torch.Tensor | None) -> torch.Tensor | None:
+    """Copy `reduced` into the program's own tensor, which may be a view that the program fills again, and return it."""
+    if reduced is None or made.requires_grad or made.layout is not reduced.layout or made.is_sparse:
+        return reduced
+    try:
+        with torch.no_grad():
+            return made.copy_(reduced)
+    except RuntimeError:  # an expanded tensor, one of inference mode
+        return reduced

@@ -123,17 +123,3 @@ def test_where_gradients_are_added_up_one_that_may_be_global_is_an_error() -> No
                     assert reducer.make_global(list(model.parameters()))
 
     on_two(build("linear"), body)
-
-
-def test_a_replica_that_keeps_an_old_gradient_while_others_fill_it_is_told() -> None:
-    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
-        first, second = model.parameters()
-        for number in range(2):
-            with reducer.step(weight=0.5):
-                second.grad = torch.ones_like(second)
-                if rank == 0 or number == 0:
-                    first.grad = torch.ones_like(first)
-                reducer.make_global([first, second])
-
-    with pytest.raises(CollectiveMismatchError, match="others have a new one for a parameter of shape"):
-        on_two(build("linear"), body)
