@@ -159,7 +159,7 @@ def dispatching_thread(strategy: rd.Strategy) -> threading.Thread:
     assert isinstance(strategy, SynchronousStrategy)
     group = strategy._launched
     assert group is not None
-    steps = group._steps
+    steps = group.steps
     with steps._changed:
         steps._wake_thread()
     assert steps._thread is not None

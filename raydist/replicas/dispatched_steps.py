@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.actors.replica import ReplicaActors
-from raydist.errors import CancelledError, FailedPreconditionError, InvalidArgumentError, Preempted
+from raydist.errors import CancelledError, FailedPreconditionError, InvalidArgumentError, Preempted, UnavailableError
 from raydist.foreign_errors import describe, what_was_raised
 from raydist.owning_process import OwningProcess
 from raydist.preemption.boundaries import leave
-from raydist.replicas.replica_calls import ReplicaCalls
 from raydist.replicas.results import StepOutcome, StepResult
+from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step_message import GroupResult, PlannedStep, SentObjects, address_steps
 from raydist.values import Part
 
@@ -190,27 +190,28 @@ class DispatchedSteps:
 
     Args:
         actors: The replicas' processes.
-        calls: Calls to the runners; records that a step failed.
-        num_replicas: Number of replicas.
         step_s: Time limit of a step in seconds.
         process: The process that may use this object.
 
     Attributes:
         num_replicas: Number of replicas.
         on_results: Callbacks for each ended step, in order, with all results. They must neither raise nor block.
+        generation: Current generation (incarnation) of the process group; -1 before the first.
+        failed: True if something failed since the current generation was formed.
+        dead: The error of a replica that is gone for good.
     """
 
-    def __init__(
-        self, actors: ReplicaActors, calls: ReplicaCalls, num_replicas: int, step_s: float, process: OwningProcess
-    ) -> None:
-        self.num_replicas = num_replicas
+    def __init__(self, actors: ReplicaActors, step_s: float, process: OwningProcess) -> None:
+        self.num_replicas = len(actors.names)
         self.on_results: list[Callable[[Sequence[StepResult]], None]] = []
+        self.generation = -1
+        self.failed = False
+        self.dead: UnavailableError | None = None
         self._actors = actors
-        self._calls = calls
         self._step_s = step_s
         self._process = process
         self._turn = threading.RLock()  # of the thread that waits for steps
-        self._sent = tuple(SentObjects() for _ in range(num_replicas))
+        self._sent = tuple(SentObjects() for _ in actors.names)
         self._pace = Pace()
         self._untold: Exception | None = None
         self._failure: Failure | None = None  # the first of this generation
@@ -228,12 +229,58 @@ class DispatchedSteps:
         with self._changed:
             return len(self._gathered) + sum(len(group.keys) for group in self._unfinished)
 
+    def require_alive(self) -> None:
+        """Raise if a replica is gone for good.
+
+        Raises:
+            UnavailableError: A replica is gone.
+        """
+        if self.dead is not None:
+            raise self.dead
+
+    def wait_for(
+        self,
+        refs: Sequence[Any],
+        timeout_s: float,
+        doing: str,
+        limit: str = "Timeouts.step_s",
+        *,
+        names: Sequence[str] | None = None,
+        present: bool = True,
+    ) -> list[Any]:
+        """Wait for the results of calls to replicas; see `supervision.wait_for_all`.
+
+        Args:
+            refs: References of the results.
+            timeout_s: Longest wait in seconds.
+            doing: The activity, for messages.
+            limit: Name of the setting that gives the limit, for messages.
+            names: Names of the called replicas; None for all replicas.
+            present: An error concerns the current generation of the group: `failed` and `dead` are updated.
+        """
+        on_error = self._abort if present else lambda: None
+        try:
+            return self._actors.wait(
+                refs, names or self._actors.names, timeout_s=timeout_s, doing=doing, limit=limit, on_error=on_error
+            )
+        except Exception as error:
+            if present:
+                self.failed = True
+                if isinstance(error, UnavailableError) and error.actor is not None:
+                    self.dead = error
+            raise
+
+    def _abort(self) -> None:
+        """Abort the collectives of every replica, because one of the replicas will not take part."""
+        self.failed = True
+        self._actors.control_all(ReplicaRunner.abort.__name__, self.generation)
+
     def dispatch(self, step: PlannedStep) -> DispatchedStep:
         """Send one step to every replica, now or with others as soon as a group is done.
 
         Blocks only while the window is full; the error of the oldest steps may be raised then.
         """
-        self._calls.require_alive()
+        self.require_alive()
         with self._turn:
             while self.num_under_way >= self._pace.window(self._keys(step)):
                 self._finish_oldest()
@@ -272,7 +319,7 @@ class DispatchedSteps:
             messages = address_steps(steps, self._sent)
             return [self._actors.send(rank, *message) for rank, message in enumerate(messages)]
         except BaseException:  # KeyboardInterrupt, too: replicas with the steps would wait for replicas without them
-            self._calls.give_up()
+            self._abort()
             raise
 
     def _wake_thread(self) -> None:
@@ -358,7 +405,7 @@ class DispatchedSteps:
         group = self._oldest()
         if group is None:
             return False
-        consequence = self._calls.failed  # of an error that was reported already
+        consequence = self.failed  # of an error that was reported already
         group.cause = self._failure
         error = None
         try:
@@ -379,7 +426,7 @@ class DispatchedSteps:
         """
         limit_s = self._step_s * len(group.keys)
         try:
-            answers = self._calls.wait(group.refs, limit_s, group.title, "Timeouts.step_s", present=present)
+            answers = self.wait_for(group.refs, limit_s, group.title, present=present)
         except Exception as failure:
             answers = [answer or GroupResult(()) for answer in self._actors.done_before_failure(group.refs)]
             error: Exception | None = group.fail(failure, answers)

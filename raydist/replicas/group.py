@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TypeVar, TypeVarTuple, final
+from typing import Any, TypeVar, TypeVarTuple, final
 
 from raydist.actors.replica import ReplicaActors
 from raydist.actors.software import Software, installed_software, require_devices, require_same_software
+from raydist.actors.supervision import wait_for_all
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
@@ -19,11 +20,8 @@ from raydist.mirroring.calls import MirrorCalls
 from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
 from raydist.replicas.dispatched_steps import DispatchedSteps
-from raydist.replicas.replica_calls import ReplicaCalls
-from raydist.replicas.results import StepOutcome, StepResult
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup
-from raydist.replicas.step_message import PlannedStep
 
 __all__ = ["ReplicaGroup"]
 
@@ -51,24 +49,10 @@ class ReplicaGroup:
         self._store = store
         self._join_group = join_group
         self.hosts = tuple(hosts)  # node ids, in rank order
-        self._calls = ReplicaCalls(actors, len(setups), timeouts)
+        self._ranks = range(len(setups))
         self._silent = False
         self._process = OwningProcess("A strategy with its variables and results")
-        self._steps = DispatchedSteps(actors, self._calls, len(setups), timeouts.step_s, self._process)
-
-    def on_results(self, *told: Callable[[Sequence[StepResult]], None]) -> None:
-        """Add callbacks for each ended step, in order, with all results. They must neither raise nor block."""
-        self._steps.on_results += told
-
-    @property
-    def generation(self) -> int:
-        """Current generation (incarnation) of the process group; a step header must name it."""
-        return self._calls.generation
-
-    @property
-    def failed(self) -> bool:
-        """True if a step failed in the current generation: replicas refuse further steps until `rebuild`."""
-        return self._calls.failed
+        self.steps = DispatchedSteps(actors, timeouts.step_s, self._process)
 
     def start(self) -> None:
         """Start the runners and form the first generation. Blocks until every replica answers (limit: `start_s`).
@@ -78,53 +62,42 @@ class ReplicaGroup:
         """
         asked = [self._actors.about(setup.rank) for setup in self._setups]
         refs = [self._actors.start(setup.rank, ReplicaRunner, setup, self._join_group) for setup in self._setups]
-        found: list[Software] = self._calls.wait(asked, self._timeouts.start_s, "starting", "Timeouts.start_s")
+        found: list[Software] = self.steps.wait_for(asked, self._timeouts.start_s, "starting", "Timeouts.start_s")
         require_same_software(installed_software(), found, self._actors.names)
         require_devices([setup.device for setup in self._setups], found, self._actors.names)
-        self._calls.wait(refs, self._timeouts.start_s, "starting", "Timeouts.start_s")
+        self.steps.wait_for(refs, self._timeouts.start_s, "starting", "Timeouts.start_s")
         self._store.start()
         self.rebuild()
 
     def rebuild(self) -> None:
         """Form a new generation of all replicas, and clear earlier failures. Gives up dispatched steps. Blocks."""
-        self._steps.tell()
-        self._calls.require_alive()
-        self._steps.give_up()
-        self._calls.generation += 1
-        refs = [self._calls.ask(setup.rank, ReplicaRunner.join, self._membership(setup)) for setup in self._setups]
-        self._calls.wait(refs, self._timeouts.start_s, "joining the group", "Timeouts.start_s")
-        self._calls.failed = False
+        self.steps.tell()
+        self.steps.require_alive()
+        self.steps.give_up()
+        self.steps.generation += 1
+        join = ReplicaRunner.join.__name__
+        refs = [self._actors.call(setup.rank, join, self._membership(setup)) for setup in self._setups]
+        self.steps.wait_for(refs, self._timeouts.start_s, "joining the group", "Timeouts.start_s")
+        self.steps.failed = False
 
     def _membership(self, setup: ReplicaSetup) -> Membership:
         return self._store.membership(
             setup.name,
-            generation=self._calls.generation,
+            generation=self.steps.generation,
             rank=setup.rank,
             world_size=setup.world_size,
             hosts=self.hosts,
         )
 
-    def until_now(self) -> Callable[[], None]:
-        """Return a function that waits for the steps dispatched so far; see `DispatchedSteps.until_now`."""
-        return self._steps.until_now()
-
-    def dispatch(self, step: PlannedStep) -> StepOutcome:
-        """Send one step to every replica, now or soon; see `DispatchedSteps`."""
-        return self._steps.dispatch(step)
-
-    def wait(self) -> None:
-        """Wait for every dispatched step; raise the error of the first step that failed."""
-        self._steps.wait()
-
     def wait_to_close(self) -> None:
-        """Like :meth:`wait`, but first check that the replicas' processes answer concurrently with their steps.
+        """Wait for every dispatched step, but first check that the replicas' processes answer beside their steps.
 
         Raises:
             DeadlineExceededError: A process does not answer within `close_s`; the steps are given up.
         """
         if not self._actors.reachable:
             return  # Ray was shut down
-        silent = self._actors.silent(self._timeouts.close_s) if self._steps.num_under_way else []
+        silent = self._actors.silent(self._timeouts.close_s) if self.steps.num_under_way else []
         if silent:
             self._silent = True
             raise DeadlineExceededError(
@@ -132,49 +105,67 @@ class ReplicaGroup:
                 f"that it works within {self._timeouts.close_s:g} s (Timeouts.close_s). Its process may be stopped, or "
                 "its machine unreachable; it is killed now."
             )
-        self.wait()
+        self.steps.wait()
 
     def answers(self, within_s: float) -> bool:
         """Return True if every replica has completed the dispatched steps and answers; waits up to `within_s`."""
-        if self._calls.dead is not None or self._silent or not self._actors.reachable:
+        if self.steps.dead is not None or self._silent or not self._actors.reachable:
             return False
-        refs = self._calls.ask_all(ReplicaRunner.ping)
+        refs = self._ask(ReplicaRunner.ping, self._ranks)
         self._silent = not self._actors.are_ready(refs, within_s)
         return not self._silent
 
     def nonfinite_counts(self) -> tuple[int, int]:
         """Return `ReplicaRunner.nonfinite_counts`, equal on all replicas. Waits for all dispatched steps."""
-        self.wait()
-        found: tuple[int, int] = self._calls.answers(ReplicaRunner.nonfinite_counts, doing="counting", ranks=[0])[0]
+        found: tuple[int, int] = self._answers("counting", [0], ReplicaRunner.nonfinite_counts)[0]
         return found
-
-    def ask_mirror(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
-        """Call a method of one replica's mirrored variables after all dispatched steps. Blocks; raises its error."""
-        return self.ask_mirrors(method, *args, ranks=[rank])[0]
 
     def ask_mirrors(
         self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args, ranks: Sequence[int] | None = None
     ) -> list[_T]:
-        """Call a method of the mirrored variables of replicas (None: all); return the results. See `ask_mirror`."""
-        self.wait()
-        doing = f"{method.__name__} of the variables"
-        return self._calls.answers(ReplicaRunner.mirror, method, *args, doing=doing, ranks=ranks)
+        """Call a method of the mirrored variables of replicas (None: all); return the results in rank order.
+
+        Blocks until all dispatched steps and the calls are done; raises their error.
+        """
+        return self._answers(f"{method.__name__} of the variables", ranks, ReplicaRunner.mirror, method, *args)
+
+    def _answers(
+        self, doing: str, ranks: Sequence[int] | None, method: Callable[[ReplicaRunner, *_Args], Any], *args: *_Args
+    ) -> list[Any]:
+        self.steps.wait()
+        asked = self._ranks if ranks is None else ranks
+        names = [self._actors.names[rank] for rank in asked]
+        return self.steps.wait_for(self._ask(method, asked, *args), self._timeouts.step_s, doing, names=names)
+
+    def _ask(self, method: Callable[[ReplicaRunner, *_Args], object], ranks: Sequence[int], *args: *_Args) -> list[Any]:
+        """Call a method of runners by name; return the references of the results. Does not block."""
+        return [self._actors.call(rank, method.__name__, *args) for rank in ranks]
 
     def ask_beside(
         self, method: Callable[[ReplicaRunner, *_Args], _T], *args: *_Args, ranks: Sequence[int] | None = None
     ) -> list[_T]:
         """Return what replicas (None: all) answer concurrently with their steps. Thread-safe; changes no state here."""
-        return self._calls.beside(method, *args, ranks=ranks)
+        asked = self._ranks if ranks is None else ranks
+        refs = [self._actors.ask_beside(rank, method.__name__, *args) for rank in asked]
+        names = [self._actors.names[rank] for rank in asked]
+        return wait_for_all(
+            refs,
+            names,
+            timeout_s=self._timeouts.step_s,
+            doing="saving",
+            limit="Timeouts.step_s",
+            on_error=lambda: None,
+        )
 
     def close(self, *, gently: bool) -> None:
         """Stop the replicas; `gently` lets them leave their group first. Does not raise if a replica is gone."""
         if not self._process.is_this:
             return  # a forked child drops its copy
-        if gently and not self._calls.failed and self.answers(self._timeouts.close_s / 2):
-            refs = self._calls.ask_all(ReplicaRunner.close)
+        if gently and not self.steps.failed and self.answers(self._timeouts.close_s / 2):
+            refs = self._ask(ReplicaRunner.close, self._ranks)
             with contextlib.suppress(Exception):  # replicas that do not stop are killed next
-                self._calls.wait(refs, self._timeouts.close_s / 2, "closing", "Timeouts.close_s")
-        self._steps.give_up()
+                self.steps.wait_for(refs, self._timeouts.close_s / 2, "closing", "Timeouts.close_s")
+        self.steps.give_up()
         self._actors.kill()
-        self._steps.close()
+        self.steps.close()
         self._store.close()

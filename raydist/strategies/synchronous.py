@@ -92,7 +92,7 @@ class LoopReplicas:
         return self._group().ask_beside(ReplicaRunner.share_of, step, token)
 
     def drain(self) -> None:
-        self._group().wait()
+        self._group().steps.wait()
 
 
 @final
@@ -107,7 +107,7 @@ class LockStepLink:
         self._replicas = replicas
 
     def call(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
-        return self._replicas().ask_mirror(rank, method, *args)
+        return self._replicas().ask_mirrors(method, *args, ranks=[rank])[0]
 
     def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
         return self._replicas().ask_mirrors(method, *args)
@@ -176,7 +176,7 @@ class SynchronousStrategy(HostedStrategy):
         with self._turn:
             if self._launched is None:
                 launched = launch(self._plan(), self._timeouts, self._title)
-                launched.on_results(self._summaries.take_results, counting(self._metrics))
+                launched.steps.on_results += [self._summaries.take_results, counting(self._metrics)]
                 self._when_dropped.add(functools.partial(launched.close, gently=False))
                 self._launched = launched
             return self._launched
@@ -185,13 +185,13 @@ class SynchronousStrategy(HostedStrategy):
     def _replicas(self) -> ReplicaGroup:
         """Return the replicas, ready for a step. Blocks while they start or rebuild their group."""
         group = self._launch()
-        if self._started and not group.failed:
+        if self._started and not group.steps.failed:
             return group
         with self._turn:
             if not self._started:
                 group.start()
                 self._started = True
-            if group.failed:
+            if group.steps.failed:
                 group.rebuild()
                 self._mirror.reset()
             return group
@@ -251,7 +251,7 @@ class SynchronousStrategy(HostedStrategy):
         header = self._next_header(shipment, options)
         if loop is not None:
             header = replace(header, loop=loop.order())
-        outcome = group.dispatch(PlannedStep(header, shipment.per_replica, returns_none=returns_none))
+        outcome = group.steps.dispatch(PlannedStep(header, shipment.per_replica, returns_none=returns_none))
         self._mirror.dispatched()
         if loop is not None:
             self._loop = loop
@@ -284,7 +284,7 @@ class SynchronousStrategy(HostedStrategy):
             shipment = self._mirror.prepare(function, args, externals={"strategy": self, **externals})
             header = replace(self._next_header(shipment, RunOptions()), looks_only=True, summaries=None)
             self._num_looks += 1
-            outcome = group.dispatch(PlannedStep(header, shipment.per_replica))
+            outcome = group.steps.dispatch(PlannedStep(header, shipment.per_replica))
             self._mirror.dispatched()
         return header.step, outcome
 
@@ -299,7 +299,7 @@ class SynchronousStrategy(HostedStrategy):
             shipment,
             options,
             self._gradient_reduce_op(options),
-            generation=self._replicas().generation,
+            generation=self._replicas().steps.generation,
             summaries=self._summaries.order(),
         )
 
@@ -325,11 +325,11 @@ class SynchronousStrategy(HostedStrategy):
     @final
     def _drain(self) -> None:
         if self._launched is not None:
-            self._launched.wait()
+            self._launched.steps.wait()
 
     @final
     def _until_now(self) -> Callable[[], None]:
-        return super()._until_now() if self._launched is None else self._launched.until_now()
+        return super()._until_now() if self._launched is None else self._launched.steps.until_now()
 
     @final
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
@@ -348,7 +348,7 @@ class SynchronousStrategy(HostedStrategy):
     def _count(self) -> None:
         """Collect counts from the replicas, if there may be any."""
         if self._launched is not None and self._started:
-            self._launched.wait()
+            self._launched.steps.wait()
             if self._headers.looked:
                 self._nonfinite_counts = self._replicas().nonfinite_counts()
 

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from raydist.errors import InvalidArgumentError
-from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
 from raydist.replicas.dispatched_steps import DispatchedSteps
-from raydist.replicas.replica_calls import ReplicaCalls
 from tests.replicas.answering_actors import Actors, actors, planned, values
 
 __all__ = ["actors"]
@@ -21,7 +19,7 @@ __all__ = ["actors"]
 @pytest.fixture
 def steps(actors: Actors) -> Any:
     found: Any = actors  # takes the place of `ReplicaActors`
-    steps = DispatchedSteps(found, ReplicaCalls(found, 2, Timeouts()), 2, 10.0, OwningProcess("These steps"))
+    steps = DispatchedSteps(found, 10.0, OwningProcess("These steps"))
     yield steps
     steps.give_up()
     steps.close()

@@ -29,7 +29,7 @@ def group(actors: Actors) -> Any:
 
 def learn(group: ReplicaGroup) -> None:
     """Let the group know that steps are short."""
-    values(group.dispatch(planned(0)))
+    values(group.steps.dispatch(planned(0)))
 
 
 def test_another_version_is_said_before_anything_runs(actors: Actors) -> None:
@@ -48,30 +48,30 @@ def test_an_interrupt_while_steps_are_sent_ends_them_on_the_replicas_that_have_t
 ) -> None:
     actors.interrupted = True
     with pytest.raises(KeyboardInterrupt):
-        group.dispatch(planned(0))
+        group.steps.dispatch(planned(0))
     assert actors.messages == [(0, [0])]
-    assert (group.failed, actors.aborted) == (True, [0])  # replica 0 would wait for replica 1 otherwise
+    assert (group.steps.failed, actors.aborted) == (True, [0])  # replica 0 would wait for replica 1 otherwise
     actors.interrupted = False
     group.rebuild()
-    assert values(group.dispatch(planned(1))) == [1, 1]
+    assert values(group.steps.dispatch(planned(1))) == [1, 1]
 
 
 def test_steps_before_one_that_failed_keep_their_results(group: ReplicaGroup, actors: Actors) -> None:
     learn(group)
     actors.ready = False
     actors.failing = (7, 1)
-    outcomes = [group.dispatch(planned(step)) for step in range(1, 12)]
+    outcomes = [group.steps.dispatch(planned(step)) for step in range(1, 12)]
     assert values(outcomes[3]) == [4, 4]
     with pytest.raises(ValueError, match="step 7"):
         outcomes[6].results()
     assert "abort" in actors.calls
     with pytest.raises(CancelledError, match="Step 8 was given up, because step 7 failed"):
         outcomes[7].results()
-    assert group.failed
+    assert group.steps.failed
     group.rebuild()  # raises nothing: the program was told
-    assert not group.failed
+    assert not group.steps.failed
     actors.failing = None
-    assert values(group.dispatch(planned(20))) == [20, 20]
+    assert values(group.steps.dispatch(planned(20))) == [20, 20]
     assert values(outcomes[5]) == [6, 6]
 
 
@@ -79,19 +79,19 @@ def test_a_rebuild_tells_of_a_failure_before_it_forgets_it(group: ReplicaGroup, 
     learn(group)
     actors.ready = False
     actors.failing = (5, 0)
-    outcomes = [group.dispatch(planned(step)) for step in range(1, 12)]
+    outcomes = [group.steps.dispatch(planned(step)) for step in range(1, 12)]
     values(outcomes[3])
     with pytest.raises(ValueError, match="step 5"):
         group.rebuild()
     group.rebuild()
-    assert not group.failed
+    assert not group.steps.failed
 
 
 def test_what_was_gathered_reaches_the_replicas_before_it_is_given_up(group: ReplicaGroup, actors: Actors) -> None:
     learn(group)
     actors.ready = False
     for step in range(1, 6):
-        group.dispatch(planned(step))
+        group.steps.dispatch(planned(step))
     assert (0, [3, 4, 5]) not in actors.messages
     group.rebuild()
     assert (0, [3, 4, 5]) in actors.messages
@@ -101,10 +101,10 @@ def test_what_was_gathered_reaches_the_replicas_before_it_is_given_up(group: Rep
 def test_an_abort_names_the_generation_that_it_is_meant_for(group: ReplicaGroup, actors: Actors) -> None:
     actors.failing = (0, 0)
     with pytest.raises(ValueError, match="step 0"):
-        values(group.dispatch(planned(0)))
+        values(group.steps.dispatch(planned(0)))
     assert actors.aborted == [0]
     group.rebuild()
     actors.failing = (1, 1)
     with pytest.raises(ValueError, match="step 1"):
-        values(group.dispatch(planned(1)))
+        values(group.steps.dispatch(planned(1)))
     assert actors.aborted == [0, 1]

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 
 from raydist.errors import CancelledError
 from raydist.mirroring.shipment import Shipment
-from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
 from raydist.replicas.dispatched_steps import DispatchedSteps, SentGroup
-from raydist.replicas.replica_calls import ReplicaCalls
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import StepHeader
 from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage
@@ -58,7 +56,7 @@ class Replicas:
 def steps_on(replicas: Replicas) -> DispatchedSteps:
     """Groups of 5, of functions whose key is "known"."""
     found: Any = replicas
-    steps = DispatchedSteps(found, ReplicaCalls(found, 1, Timeouts()), 1, 10.0, OwningProcess("These steps"))
+    steps = DispatchedSteps(found, 10.0, OwningProcess("These steps"))
     steps._pace.learn(b"known", seconds=0.04, num_bytes=8)
     learn = steps._pace.learn
     steps._pace.learn = lambda key, **cost: learn(b"", **cost)  # type: ignore[method-assign]  # costs stay as they are
