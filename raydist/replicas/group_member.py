@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import final
 
 import torch
 
-from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.deadlock import DeadlockDetector, Progress, WatchedCommunicator
 from raydist.collectives.delegating import ReducingToOne
 from raydist.collectives.local import LocalGroup, LocalHub
-from raydist.errors import CancelledError, CollectiveMismatchError
+from raydist.errors import CollectiveMismatchError
 from raydist.replicas.step import ReplicaSetup
 
-__all__ = ["GroupMember", "Refusals"]
+__all__ = ["GroupMember"]
 
 
 # Each purpose has its own group: a reduction inside a backward pass must not be interleaved with gradient reductions.
@@ -117,54 +115,3 @@ class GroupMember:
 
 def _for_purpose(membership: Membership, purpose: str) -> Membership:
     return replace(membership, group=f"{membership.group}-{purpose}")
-
-
-_KEPT = 8
-
-
-@final
-class Refusals:
-    """The refusal of steps after a failed one, until the next generation.
-
-    Args:
-        rank: Rank of the replica, for messages.
-
-    Attributes:
-        failed_step: Number of the step that failed; None without a failure.
-
-    >>> refusals = Refusals(1)
-    >>> refusals.failed(3, ValueError("bad row"))
-    >>> refusals.error(4)
-    CancelledError('Step 4 was given up on replica 1, because step 3 failed.')
-    """
-
-    def __init__(self, rank: int) -> None:
-        self.failed_step: int | None = None
-        self._rank = rank
-        self._failure: BaseException | None = None
-        self._noted: OrderedDict[int, PortableError] = OrderedDict()
-
-    def restart(self) -> None:
-        """Begin a generation without failures."""
-        self.failed_step = self._failure = None
-
-    def failed(self, step: int, error: BaseException) -> None:
-        """Record that a step failed."""
-        self.failed_step, self._failure = step, error
-
-    def error(self, step: int) -> CancelledError:
-        """Return the error of a refused step."""
-        return CancelledError(
-            f"Step {step} was given up on replica {self._rank}, because step {self.failed_step} failed."
-        )
-
-    def note(self, step: int) -> None:
-        """Remember for a while why a step was refused, for calls concurrent with the steps."""
-        cause = self._failure or CancelledError(f"Step {step} was given up: another replica failed.")
-        self._noted[step] = pack_error(cause)
-        while len(self._noted) > _KEPT:
-            self._noted.popitem(last=False)
-
-    def of(self, step: int) -> PortableError | None:
-        """Return why a step was refused; None if it was not, as far as is known."""
-        return self._noted.get(step)

@@ -25,7 +25,7 @@ from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.trailer import Updates
 from raydist.context.advice import advise
-from raydist.errors import FailedPreconditionError
+from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.foreign_errors import annotate
 from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.on_replica.replica import MirrorReplica
@@ -34,7 +34,7 @@ from raydist.owning_process import call_here
 from raydist.replicas.connected import Connected
 from raydist.replicas.device_copies import Accelerator, DeviceCopies, PartsAhead, take_gpu
 from raydist.replicas.function_calls import FunctionCalls, watch_gradient_readers
-from raydist.replicas.group_member import GroupMember, Refusals
+from raydist.replicas.group_member import GroupMember
 from raydist.replicas.replica_view import ReplicaView, VariablesView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import ReplicaSetup, StepHeader
@@ -49,6 +49,7 @@ _Args = TypeVarTuple("_Args")
 # Distance between the seeds of two replicas: replica 1 of a run must not equal replica 0 of a run with the next seed.
 _STREAM = 0x9E3779B97F4A7C15
 _SAVE_S = 2.0  # a gentle close comes after all saves were awaited
+_KEPT = 8  # refused saves
 
 
 @final
@@ -75,7 +76,8 @@ class ReplicaRunner:
             setup.rank, setup.world_size, exchange.share, lambda objects: self._mirror.given_alike(objects.values())
         )
         self._loops = ReplicaLoops(self._saves)
-        self._refusals = Refusals(setup.rank)
+        self._failure: tuple[int, BaseException] | None = None  # a step that failed, and its error
+        self._refused: dict[int, PortableError] = {}  # why the last saves were refused, by their step
         self._mirror = MirrorReplica(
             setup.rank,
             world_size=setup.world_size,
@@ -125,7 +127,7 @@ class ReplicaRunner:
         )
         self._peers.implementation = self._setup.backend
         self._calls.join(self._view, self._peers)
-        self._refusals.restart()
+        self._failure = None
 
     def _merged(self, objects: Mapping[str, Any], alone: Mapping[str, Mapping[str, int]]) -> MergedStates:
         """Merge the values that differ between replicas; a collective of all replicas."""
@@ -156,7 +158,7 @@ class ReplicaRunner:
             objects = self._objects.receive(message.objects, objects)
         except FailedPreconditionError as failure:
             error = failure
-            self._refusals.failed(headers[0].step, failure)
+            self._failure = headers[0].step, failure
         following = [*headers[1:], None] if self._copies.overlap else [None] * len(headers)
         for header, coming in zip(headers, following, strict=True):
             try:
@@ -204,7 +206,7 @@ class ReplicaRunner:
                 f"raydist bug: replica {self._setup.rank} must join its group before the first step, it was sent step "
                 f"{header.step}."
             )
-        if self._refusals.failed_step is not None or header.generation != self._seat.generation:
+        if self._failure is not None or header.generation != self._seat.generation:
             self._refuse(header)
         self._progress.begin_step(header.step)
         try:
@@ -213,7 +215,7 @@ class ReplicaRunner:
             return self._run(header, objects, coming, peers)
         except BaseException as error:
             self._calls.drop_records()
-            self._refusals.failed(header.step, error)
+            self._failure = header.step, error
             self._note_refused(header)
             self._seat.abort(self._seat.generation)
             advise(error)
@@ -227,7 +229,8 @@ class ReplicaRunner:
         # The payload must be applied nevertheless: the driver will not send it again.
         self._mirror.apply(header.shipment, [None] * len(header.sources))
         self._note_refused(header)
-        raise self._refusals.error(header.step)
+        reason = "another replica failed" if self._failure is None else f"step {self._failure[0]} failed"
+        raise CancelledError(f"Step {header.step} was given up on replica {self._setup.rank}, because {reason}.")
 
     def _run(
         self, header: StepHeader, objects: Sequence[Leaves], coming: StepHeader | None, peers: Connected
@@ -262,12 +265,15 @@ class ReplicaRunner:
         """Record a refused step, for calls concurrent with the steps."""
         self._loops.pass_by(header.step)
         if header.looks_only:
-            self._refusals.note(header.step)
+            other = CancelledError(f"Step {header.step} was given up: another replica failed.")
+            self._refused[header.step] = pack_error(other if self._failure is None else self._failure[1])
+            if len(self._refused) > _KEPT:
+                del self._refused[next(iter(self._refused))]
 
     def share_of(self, step: int, token: str) -> Share | PortableError | None:
         """Return the result of a save dispatched as this step; None until it is known. Runs beside the steps."""
         found = self._saves.report(token)
-        return pack_error(found) if isinstance(found, Exception) else found or self._refusals.of(step)
+        return pack_error(found) if isinstance(found, Exception) else found or self._refused.get(step)
 
     def loop(self, method: Callable[[ReplicaLoops, *_Args], _T], *args: *_Args) -> _T:
         """Call a method of the runs that draw batches from iterators. Runs beside the steps."""

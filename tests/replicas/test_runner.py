@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import raydist as rd
+from raydist.actors.class_tracking import cloudpickle
+from raydist.actors.portable_errors import PortableError
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.mirroring.shipment import Shipment
@@ -68,6 +70,33 @@ def test_steps_behind_one_that_fails_are_refused_and_those_before_it_told() -> N
     assert result.results == ()
     assert result.error is not None
     assert "In step 3 on replica 0 (cpu) of node here." in result.error.__notes__
+
+
+def looks(number: int, of: int) -> Any:
+    shipment = Shipment(function=cloudpickle.dumps(len), arguments=cloudpickle.dumps((("text",), {})))
+    step = PlannedStep(StepHeader(number, of, shipment, looks_only=True))
+    return address_steps([step], [SentObjects()])[0][0]
+
+
+def told(runner: ReplicaRunner, step: int) -> str:
+    found = runner.share_of(step, "token")
+    assert isinstance(found, PortableError)
+    return repr(found.restore())
+
+
+def test_a_save_behind_a_failed_step_has_its_error_also_in_the_next_generation() -> None:
+    runner = ReplicaRunner(SETUP, Alone())
+    runner.join(generation(0))
+    failed = runner.steps(steps(3, of=0), []).error
+    refused = runner.steps(looks(4, of=0), []).error
+    assert str(refused) == "Step 4 was given up on replica 0, because step 3 failed."
+    assert told(runner, 4) == repr(failed)
+    assert (runner.share_of(3, "token"), runner.share_of(5, "token")) == (None, None)
+    runner.join(generation(1))
+    assert told(runner, 4) == repr(failed)
+    assert runner.steps(looks(5, of=1), []).results[0].leaves == (4,)
+    runner.steps(looks(6, of=0), [])
+    assert "Step 6 was given up: another replica failed." in told(runner, 6)
 
 
 def test_a_gpu_that_torch_does_not_see_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
