@@ -24,8 +24,7 @@ from raydist.nest import map_structure
 from raydist.options import CommunicationOptions
 from raydist.replicas.batch_rows import BatchRows, MergedValue, value_on
 from raydist.replicas.in_sync import SyncCheck, WrittenBuffers
-from raydist.replicas.replica_view import VariablesView
-from raydist.replicas.rules import ReplicaRules
+from raydist.replicas.rules import ReplicaRules, VariablesView
 from raydist.values import ReduceOp
 
 __all__ = ["Connected", "GlobalClosure"]

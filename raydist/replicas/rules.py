@@ -6,46 +6,61 @@ Every replica calls the rules in its own process, between the parts of a step.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 
+from raydist.collectives.base import Communicator
+from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.values import ReduceOp
 
-__all__ = ["ReplicaRules", "ReplicaVariables"]
+__all__ = ["ReplicaRules", "ReplicaVariables", "VariablesView"]
 
 
-class ReplicaVariables(ABC):
+class ReplicaVariables:
     """One replica's copies of the variables of the scope, and collectives with the other replicas.
 
     All replicas must call the same collectives in the same order. Each collective waits for the slowest replica, for at
-    most `Timeouts.collective_s`.
+    most `Timeouts.collective_s`. raydist makes the objects of this class.
+
+    Args:
+        communicator: The communicator of values.
+        mirror: The mirrored objects of the replica.
+        gather: Returns every replica's value of its argument, in rank order.
+        rows: Returns the rows of the current batch.
 
     Attributes:
         rank: Rank of this replica.
         num_replicas: Number of replicas.
-        rows: Rows of the current batch on each replica; None without a batch.
     """
 
-    rank: int
-    num_replicas: int
+    def __init__(
+        self,
+        communicator: Communicator,
+        mirror: MirrorReplica,
+        gather: Callable[[Any], list[Any]],
+        rows: Callable[[], tuple[int, ...] | None],
+    ) -> None:
+        self.rank, self.num_replicas = communicator.rank, communicator.world_size
+        self._communicator = communicator
+        self._mirror = mirror
+        self._gather = gather
+        self._rows = rows
 
     @property
-    @abstractmethod
     def rows(self) -> tuple[int, ...] | None:
         """Rows of the current batch on each replica; None without a batch."""
+        return self._rows()
 
-    @abstractmethod
     def parameters(self) -> Sequence[torch.nn.Parameter]:
         """Return every parameter, in an order that is the same on all replicas."""
+        return self._mirror.parameters()
 
-    @abstractmethod
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """Return every optimizer, in an order that is the same on all replicas."""
+        return self._mirror.updates.optimizers()
 
-    @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp | str = ReduceOp.SUM) -> None:
         """Replace `tensor` on every replica by the reduction over all replicas, including replicas without rows.
 
@@ -53,8 +68,8 @@ class ReplicaVariables(ABC):
             tensor: A tensor of the same shape and dtype on all replicas.
             op: SUM, MEAN (not weighted by rows), MIN, MAX or PRODUCT.
         """
+        self._communicator.all_reduce(tensor, ReduceOp.parse(op)).wait()
 
-    @abstractmethod
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Replace `tensor` on every replica by the tensor of replica `root`.
 
@@ -62,8 +77,8 @@ class ReplicaVariables(ABC):
             tensor: A tensor of the same shape and dtype on all replicas.
             root: Rank of the replica whose tensor is sent.
         """
+        self._communicator.broadcast(tensor, root).wait()
 
-    @abstractmethod
     def gather_numbers(self, about: str, *numbers: int) -> list[tuple[int, ...]]:
         """Return every replica's numbers in rank order. All replicas pass equally many. The cheapest collective.
 
@@ -71,14 +86,37 @@ class ReplicaVariables(ABC):
             about: Purpose of the numbers, for messages.
             *numbers: Integers of 64 bits.
         """
+        mine = torch.tensor(numbers, device=self._communicator.device)
+        rows = [torch.empty_like(mine) for _ in range(self.num_replicas)]
+        self._communicator.announce(about)
+        self._communicator.all_gather(rows, mine).wait()
+        return [tuple(row.tolist()) for row in rows]
 
-    @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
         """Return every replica's value in rank order.
 
         Args:
             value: The value of this replica. It is pickled, so it should be small.
         """
+        return self._gather(value)
+
+
+@final
+class VariablesView(ReplicaVariables):
+    """The variables of a replica for raydist's own rules, which also see other mirrored objects."""
+
+    def items(self) -> Sequence[tuple[int, Any]]:
+        """Return handles and mirrored objects of every kind, in an order that is the same on all replicas."""
+        return self._mirror.items()
+
+    @property
+    def changes(self) -> int:
+        """A number that changes when mirrored objects are added or removed."""
+        return self._mirror.changes
+
+    def take_loaded_states(self) -> frozenset[int]:
+        """Return the handles of optimizers whose state the driver has replaced since the last call."""
+        return self._mirror.take_loaded_states()
 
 
 class ReplicaRules:

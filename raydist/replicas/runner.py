@@ -35,8 +35,9 @@ from raydist.replicas.connected import Connected
 from raydist.replicas.device_copies import Accelerator, DeviceCopies, PartsAhead, take_gpu
 from raydist.replicas.function_calls import FunctionCalls, watch_gradient_readers
 from raydist.replicas.group_member import GroupMember
-from raydist.replicas.replica_view import ReplicaView, VariablesView
+from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
+from raydist.replicas.rules import VariablesView
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from raydist.replicas.step_message import GroupResult, KeptObjects, StepMessage
 from raydist.values import Leaves

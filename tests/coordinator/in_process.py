@@ -17,7 +17,7 @@ from raydist.coordinator.coordinator import Coordinator
 from raydist.errors import UnavailableError
 from raydist.foreign_errors import as_exception
 from raydist.options import Timeouts
-from raydist.replicas.replica_view import VariablesView
+from raydist.replicas.rules import VariablesView
 from raydist.replicas.served.worker_rules import ClosureLabel, WorkerRules
 from raydist.replicas.step import ReplicaSetup
 

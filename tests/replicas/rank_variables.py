@@ -11,7 +11,7 @@ import torch
 from raydist.collectives.base import Communicator
 from raydist.collectives.differentiable import all_gather
 from raydist.mirroring.on_replica.replica import MirrorReplica
-from raydist.replicas.replica_view import VariablesView
+from raydist.replicas.rules import VariablesView
 from tests.collectives.threads import run_ranks
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ import torch
 
 import raydist as rd
 from raydist.replicas.central_variables import CentralVariables
-from raydist.replicas.replica_view import VariablesView
+from raydist.replicas.rules import VariablesView
 from tests.replicas.rank_variables import on_ranks
 
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from raydist.replicas.replica_view import VariablesView
-from raydist.replicas.rules import ReplicaRules
+from raydist.replicas.rules import ReplicaRules, VariablesView
 from tests.replicas.rank_variables import on_ranks
 
 

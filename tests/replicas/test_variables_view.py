@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from raydist.replicas.replica_view import VariablesView
+from raydist.replicas.rules import VariablesView
 from tests.replicas.rank_variables import on_ranks
 
 

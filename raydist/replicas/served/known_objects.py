@@ -7,7 +7,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.replicas.replica_view import VariablesView
+from raydist.replicas.rules import VariablesView
 
 __all__ = ["KnownObjects"]
 

@@ -15,7 +15,7 @@ from raydist.parameter_servers.slices import ServedSlice, VariableSpec
 from raydist.parameter_servers.worker.client import ServerClient
 from raydist.parameter_servers.worker.held_slices import HeldSlices
 from raydist.parameter_servers.worker.served_rows import ServedRows
-from raydist.replicas.replica_view import VariablesView
+from raydist.replicas.rules import VariablesView
 from raydist.replicas.served.known_objects import KnownObjects
 from raydist.replicas.served.servable import names_of_variables, require_servable
 from raydist.replicas.served.served_optimizers import ServedOptimizers

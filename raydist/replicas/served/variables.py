@@ -24,7 +24,7 @@ from raydist.parameter_servers.requests import PushKey, Sender
 from raydist.parameter_servers.rows.access import reading_rows
 from raydist.parameter_servers.slices import ServedSlice
 from raydist.parameter_servers.worker.client import ServerClient
-from raydist.replicas.replica_view import VariablesView
+from raydist.replicas.rules import VariablesView
 from raydist.replicas.served.model import ServedModel, Settled
 from raydist.replicas.served.worker_rules import ClosureLabel, WorkerRules
 

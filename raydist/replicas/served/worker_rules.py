@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from raydist.replicas.replica_view import VariablesView
-from raydist.replicas.rules import ReplicaRules
+from raydist.replicas.rules import ReplicaRules, VariablesView
 
 __all__ = ["ClosureLabel", "WorkerRules"]
 

@@ -11,7 +11,7 @@ import torch
 
 import raydist as rd
 from raydist.mirroring.shipment import Shipment
-from raydist.replicas.replica_view import VariablesView
+from raydist.replicas.rules import VariablesView
 from raydist.replicas.served.work_message import LogEntry, PlannedWork, WorkResult, address_work
 from raydist.replicas.served.worker_rules import ClosureLabel, WorkerRules
 from raydist.replicas.served.worker_runner import WorkerRunner
