@@ -7,28 +7,28 @@ from contextvars import ContextVar
 
 import pytest
 
-from raydist.set_inside import SetInside
+from raydist.set_inside import set_inside
 
 COLOR: ContextVar[str] = ContextVar("COLOR", default="white")
 
 
 def test_the_innermost_block_counts_and_leaves_what_was() -> None:
-    with SetInside(COLOR, "red"):
-        with SetInside(COLOR, "blue"):
+    with set_inside(COLOR, "red"):
+        with set_inside(COLOR, "blue"):
             assert COLOR.get() == "blue"
         assert COLOR.get() == "red"
     assert COLOR.get() == "white"
 
 
 def test_an_error_leaves_what_was() -> None:
-    with pytest.raises(ZeroDivisionError), SetInside(COLOR, "red"):
+    with pytest.raises(ZeroDivisionError), set_inside(COLOR, "red"):
         raise ZeroDivisionError
     assert COLOR.get() == "white"
 
 
 def test_other_threads_do_not_see_it() -> None:
     seen: list[str] = []
-    with SetInside(COLOR, "red"):
+    with set_inside(COLOR, "red"):
         thread = threading.Thread(target=lambda: seen.append(COLOR.get()))
         thread.start()
         thread.join(10)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.errors import FailedPreconditionError
-from raydist.set_inside import SetInside
+from raydist.set_inside import set_inside
 
 __all__ = [
     "current",
@@ -57,13 +57,13 @@ def enter_cross_replica(strategy: object) -> AbstractContextManager[None]:
             f"One scope must be left before another is entered: {type(opened.holder).__name__} is open, "
             f"{type(strategy).__name__} was asked for."
         )
-    return SetInside(_opened, _Opened(strategy, is_replica=False))
+    return set_inside(_opened, _Opened(strategy, is_replica=False))
 
 
-def enter_replica(context: object, *others: SetInside) -> AbstractContextManager[None]:
-    """Return a context that runs code as the replica of `context`, a `ReplicaContext`; enters `others`, too."""
+def enter_replica(context: object) -> AbstractContextManager[None]:
+    """Return a context that runs code as the replica of `context`, a `ReplicaContext`."""
     require_no_run()
-    return SetInside(_opened, _Opened(context, is_replica=True), *others)
+    return set_inside(_opened, _Opened(context, is_replica=True))
 
 
 def require_no_run() -> None:

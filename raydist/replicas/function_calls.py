@@ -170,12 +170,12 @@ class FunctionCalls:
         self._limit_s = limit_s
         self._peers: Connected | None = None
         self._recorder = StepRecorder(lambda: None if self._peers is None else self._peers.share)
-        self._inside: AbstractContextManager[None] = contextlib.nullcontext()  # replaced by `join`
+        self._context: ReplicaContext | None = None
 
     def join(self, view: ReplicaView, peers: Connected) -> None:
         """Call functions as this replica of this process group from now on."""
         self._peers = peers
-        self._inside = enter_replica(ReplicaContext(view, peers), self._recorder.recording())
+        self._context = ReplicaContext(view, peers)
 
     def call(
         self,
@@ -207,7 +207,8 @@ class FunctionCalls:
                 check_in_sync=header.check_in_sync,
                 on_nonfinite=header.on_nonfinite,
             ),
-            self._inside,
+            enter_replica(self._context),
+            self._recorder.recording(),
         ):
             self._guard.is_on = True
             try:

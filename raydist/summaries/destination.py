@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
-from raydist.set_inside import SetInside
+from raydist.set_inside import set_inside
 from raydist.summaries.record import Record
 
 __all__ = [
@@ -82,24 +82,22 @@ def taker() -> RecordTaker | None:
 
 def as_destination(place: Destination | None) -> AbstractContextManager[None]:
     """Make `place` the default for the `with` block."""
-    return SetInside(_destination, place)
+    return set_inside(_destination, place)
 
 
-@contextmanager
-def only_if(wanted: RecordCondition) -> Iterator[None]:
+def only_if(wanted: RecordCondition) -> AbstractContextManager[None]:
     """Record only while `wanted` is or returns True, for the `with` block. Also a decorator."""
-    with SetInside(_condition, wanted):
-        yield
+    return set_inside(_condition, wanted)
 
 
-def as_taker(found: RecordTaker) -> SetInside:
+def as_taker(found: RecordTaker) -> AbstractContextManager[None]:
     """Install the taker of a replica's step for the `with` block."""
-    return SetInside(_taker, found)
+    return set_inside(_taker, found)
 
 
 def noting(take: Callable[[Any], None]) -> AbstractContextManager[None]:
     """Call `take` with each writer that is pickled with a step inside the `with` block."""
-    return SetInside(_noting, take)
+    return set_inside(_noting, take)
 
 
 def note(writer: Any) -> bool:

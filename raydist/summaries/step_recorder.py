@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import final
 
-from raydist.set_inside import SetInside
 from raydist.summaries.destination import Destination, as_destination, as_taker, only_if
 from raydist.summaries.order import SummaryOrder
 from raydist.summaries.record import Record
@@ -34,7 +33,7 @@ class StepRecorder:
     def take(self, record: Record) -> None:
         self._records.append(record)
 
-    def recording(self) -> SetInside:
+    def recording(self) -> AbstractContextManager[None]:
         """Install the recorder for one run."""
         return as_taker(self)
 
