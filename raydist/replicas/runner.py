@@ -6,8 +6,11 @@ instead of waiting, and refuses every later step until the driver forms a new ge
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, final
 
 import torch
@@ -20,12 +23,15 @@ from raydist.checkpoints.sharing.share_writer import MergedStates, ShareWriter
 from raydist.checkpoints.sharing.shares import Share
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.checked import CallLog
+from raydist.collectives.deadlock import DeadlockDetector, Progress, WatchedCommunicator
+from raydist.collectives.delegating import ReducingToOne
+from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.opening import open_communicator
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.trailer import Updates
 from raydist.context.advice import advise
-from raydist.errors import CancelledError, FailedPreconditionError
+from raydist.errors import CancelledError, CollectiveMismatchError, FailedPreconditionError
 from raydist.foreign_errors import annotate
 from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.on_replica.replica import MirrorReplica
@@ -34,7 +40,6 @@ from raydist.owning_process import call_here
 from raydist.replicas.connected import Connected
 from raydist.replicas.device_copies import Accelerator, DeviceCopies, PartsAhead, take_gpu
 from raydist.replicas.function_calls import FunctionCalls, watch_gradient_readers
-from raydist.replicas.group_member import GroupMember
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.rules import VariablesView
@@ -51,6 +56,98 @@ _Args = TypeVarTuple("_Args")
 _STREAM = 0x9E3779B97F4A7C15
 _SAVE_S = 2.0  # a gentle close comes after all saves were awaited
 _KEPT = 8  # refused saves
+# Each purpose has its own group: a reduction inside a backward pass must not be interleaved with gradient reductions.
+_PURPOSES = ("gradients", "values")
+
+
+@final
+class GroupMember:
+    """Membership of one replica. The replica's thread uses this class; any thread may call `abort`.
+
+    Args:
+        setup: Configuration of the replica.
+        join_group: Opens a communicator with the peers.
+        device: Device of the replica's tensors.
+
+    Attributes:
+        generation: Current generation (incarnation) of the group; -1 before the first.
+        progress: Current step and collective of the replica, for supervisors.
+        gradients: Communicator of gradients; where gradients stay local, a group of this replica alone.
+        values: Communicator of everything else.
+    """
+
+    gradients: Communicator
+    values: Communicator
+
+    def __init__(self, setup: ReplicaSetup, join_group: Callable[..., Communicator], device: torch.device) -> None:
+        self.generation = -1
+        self.progress = Progress()
+        self._setup = setup
+        self._join_group = join_group
+        self._device = device
+        self._communicators: dict[str, Communicator] = {}
+        self._detector: DeadlockDetector | None = None
+        self._aborting = threading.Lock()
+
+    def join(self, membership: Membership) -> None:
+        """Join a generation of the group, and clear an earlier failure. Blocks until all replicas have joined."""
+        with self._aborting:  # a late abort of the previous generation must not hit this one
+            self.generation = membership.generation
+        self.progress.restart()
+        for communicator in self._communicators.values():
+            communicator.abort()
+            communicator.close()
+        purposes = _PURPOSES if self._setup.rules.exchanges_gradients else _PURPOSES[1:]
+        self._communicators = {purpose: self._open(membership, purpose) for purpose in purposes}
+        self._watch(membership)
+        self.values = self._communicators["values"]
+        self.gradients = self._communicators.get("gradients") or self._alone(membership)
+
+    def _alone(self, membership: Membership) -> Communicator:
+        group = LocalGroup(LocalHub(), replace(membership, rank=0, world_size=1), self._setup.collective_timeout_s)
+        group.start()
+        group.device = self._device
+        return group
+
+    def _open(self, membership: Membership, purpose: str) -> Communicator:
+        group = self._join_group(
+            replace(membership, group=f"{membership.group}-{purpose}"),
+            device=torch.device(self._setup.device),
+            timeout_s=self._setup.collective_timeout_s,
+            backend=self._setup.backend,
+        )
+        if self._setup.accumulation is not None:
+            group = ReducingToOne(group, self._setup.accumulation)
+        return WatchedCommunicator(group, purpose, self.progress, self._verdict)
+
+    def _watch(self, membership: Membership) -> None:
+        """Start a detector of deadlocks in this generation."""
+        self.unwatch()
+        if membership.world_size > 1 and membership.store_host:
+            end = functools.partial(self.abort, membership.generation)
+            self._detector = DeadlockDetector(membership, self.progress, end).start()
+
+    def _verdict(self) -> CollectiveMismatchError | None:
+        return None if self._detector is None else self._detector.verdict()
+
+    def unwatch(self) -> None:
+        """Stop the deadlock detector."""
+        detector, self._detector = self._detector, None
+        if detector is not None:
+            detector.close()
+
+    def abort(self, generation: int) -> None:
+        """Abort the collectives of a generation, here and thereby on its peers. May come late, and from any thread."""
+        with self._aborting:
+            if generation == self.generation:
+                for communicator in self._communicators.values():
+                    communicator.abort()
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.unwatch()
+        for communicator in self._communicators.values():
+            communicator.close()
 
 
 @final
@@ -87,8 +184,8 @@ class ReplicaRunner:
             carry_out=self._step_optimizer,
             on_cleared=self._note_cleared,
         )
-        self._seat = GroupMember(setup, join_group, self._device)
-        self._progress = self._seat.progress
+        self._member = GroupMember(setup, join_group, self._device)
+        self._progress = self._member.progress
         self._peers: Connected | None = None
         self._seed: tuple[int, int] | None = None
         self._objects = KeptObjects()
@@ -109,11 +206,11 @@ class ReplicaRunner:
 
     def join(self, membership: Membership) -> None:
         """Join a generation of the group, and clear an earlier failure. Blocks until all replicas have joined."""
-        self._seat.join(membership)
+        self._member.join(membership)
         self._mirror.updates.restart()
         calls = CallLog()
         reducer = GradientReducer(
-            self._seat.gradients,
+            self._member.gradients,
             bucket_bytes=self._setup.bucket_bytes,
             updates=self._updates,
             calls=lambda: calls.digest,
@@ -124,7 +221,7 @@ class ReplicaRunner:
         )
         self._setup.rules.restart()
         self._peers = Connected(
-            self._seat.values, reducer, self._device, self._mirror, self._policy, self._setup.rules, calls
+            self._member.values, reducer, self._device, self._mirror, self._policy, self._setup.rules, calls
         )
         self._peers.implementation = self._setup.backend
         self._calls.join(self._view, self._peers)
@@ -207,7 +304,7 @@ class ReplicaRunner:
                 f"raydist bug: replica {self._setup.rank} must join its group before the first step, it was sent step "
                 f"{header.step}."
             )
-        if self._failure is not None or header.generation != self._seat.generation:
+        if self._failure is not None or header.generation != self._member.generation:
             self._refuse(header)
         self._progress.begin_step(header.step)
         try:
@@ -218,7 +315,7 @@ class ReplicaRunner:
             self._calls.drop_records()
             self._failure = header.step, error
             self._note_refused(header)
-            self._seat.abort(self._seat.generation)
+            self._member.abort(self._member.generation)
             advise(error)
             where = f" of {self._setup.host}" if self._setup.host else ""
             annotate(error, f"In step {header.step} on replica {self._setup.rank} ({self._device}){where}.")
@@ -290,11 +387,11 @@ class ReplicaRunner:
 
     def abort(self, generation: int) -> None:
         """Abort the collectives of a generation, here and thereby on its peers. May come late, and from any thread."""
-        self._seat.abort(generation)
+        self._member.abort(generation)
 
     def close(self) -> None:
         """Leave the group."""
-        self._seat.unwatch()
+        self._member.unwatch()
         self._setup.rules.close()
         self._saves.close(_SAVE_S)
-        self._seat.close()
+        self._member.close()
