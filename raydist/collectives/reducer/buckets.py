@@ -18,7 +18,10 @@ from raydist.collectives.base import Communicator, Work
 from raydist.collectives.reducer.bucket import Bucket, BucketMemory, ParameterSpec, memory_of, plan_buckets
 from raydist.collectives.reducer.trailer import BACKWARD_ADVICE, Trailer, agree
 
-__all__ = ["BucketPlan", "BucketSet", "Buckets"]
+__all__ = ["BucketPlan", "BucketSet", "Buckets", "Trained"]
+
+Trained = tuple[tuple[int, torch.dtype, torch.Size], ...]
+"""Number, dtype and shape of each trained parameter."""
 
 _MOST_KEPT = 2  # plans: programs that toggle requires_grad between two models use two in turns
 
@@ -159,16 +162,16 @@ class Buckets:
         self._bucket_bytes = bucket_bytes
         self._first_bucket_bytes = first_bucket_bytes
         self._expect_rows = expect_rows
-        self._trained: tuple[int, ...] | None = None
-        self._plans: dict[tuple[int, ...], BucketPlan] = {}
+        self._trained: Trained | None = None
+        self._plans: dict[Trained, BucketPlan] = {}
 
     def begin_pass(
-        self, trained: tuple[int, ...], parameters: Mapping[int, torch.nn.Parameter], *, step: int, backward: int
+        self, trained: Trained, parameters: Mapping[int, torch.nn.Parameter], *, step: int, backward: int
     ) -> BucketPlan:
         """Return the plan for a backward pass.
 
         Args:
-            trained: Numbers of the trained parameters.
+            trained: The trained parameters.
             parameters: All parameters, by number.
             step: Number of the step.
             backward: Number of the pass in the step.
@@ -197,11 +200,11 @@ class Buckets:
         self._trained = trained
         return plan
 
-    def _new_plan(self, trained: Sequence[int], parameters: Mapping[int, torch.nn.Parameter]) -> BucketPlan:
-        specs = {index: ParameterSpec.of(index, parameters[index]) for index in trained}
+    def _new_plan(self, trained: Trained, parameters: Mapping[int, torch.nn.Parameter]) -> BucketPlan:
+        specs = {index: ParameterSpec.of(index, parameters[index]) for index, _, _ in trained}
         expected = self._expect_rows()
         sparse = {  # XLA has no sparse tensors
-            index for index in trained if id(parameters[index]) in expected and specs[index].device.type != "xla"
+            index for index, spec in specs.items() if id(parameters[index]) in expected and spec.device.type != "xla"
         }
         return BucketPlan(self._communicator, specs, sparse, self._planned)
 

@@ -47,7 +47,7 @@ class Exchange:
         communicator: Reduces the buckets; nothing else may use it during the pass.
         buckets: The buckets of this rank.
         plan: The plan for the pass.
-        stamp: Encoded `PassStamp` of the pass.
+        stamp: Stamp of the pass, see `encode_stamp`.
         checksum: Checksum of gradients that the program has changed since the last pass; None for none.
         weight: Weight of this rank's gradients.
         earlier: Weighted gradients of earlier local passes, which are added, by parameter. A bucket still waits for the
@@ -219,10 +219,13 @@ class Exchange:
 
     def _send(self, number: int, memory: BucketMemory) -> None:
         indices = memory.bucket.indices
-        if self._earlier or not self._weight.counts:
-            memory.fill([_dense(self.weighted(index)) for index in indices], 1.0)
-        else:
-            memory.fill([_dense(self.local.get(index)) for index in indices], self._weight.scale)
+        weighs_first = bool(self._earlier) or not self._weight.counts
+        found = map(self.weighted if weighs_first else self.local.get, indices)
+        gradients = [
+            one.detach().to_dense() if one is not None and (one.is_sparse or one.requires_grad) else one
+            for one in found
+        ]
+        memory.fill(gradients, 1.0 if weighs_first else self._weight.scale)
         memory.pack()
         trailer = self._memory.trailer if self._memory is not None else None
         if trailer is not None and number == len(self._buckets()) - 1:
@@ -231,12 +234,6 @@ class Exchange:
             trailer.write(self._stamp, present=present, checksum=self._checksum)
         self._works.append(self._communicator.all_reduce(memory.flat, ReduceOp.SUM))
         self._num_sent += 1
-
-
-def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    if gradient is None or not (gradient.is_sparse or gradient.requires_grad):
-        return gradient
-    return gradient.detach().to_dense()
 
 
 def _sum(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

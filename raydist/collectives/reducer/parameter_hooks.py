@@ -36,6 +36,7 @@ class TrainedParameters:
         all: Every parameter, by number.
         indices: Numbers of the parameters that were trained in the last call of `look`.
         trained: The parameters of `indices`.
+        kinds: Number, dtype and shape of each parameter of `trained`.
     """
 
     def __init__(self, stray: _Listener) -> None:
@@ -43,12 +44,12 @@ class TrainedParameters:
         self.all: dict[int, torch.nn.Parameter] = {}
         self.indices: tuple[int, ...] = ()
         self.trained: tuple[torch.nn.Parameter, ...] = ()
+        self.kinds: tuple[tuple[int, torch.dtype, torch.Size], ...] = ()
         self._numbers: dict[int, int] = {}
         self._next = 0
         self._handles: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self._attached: Iterable[torch.nn.Parameter] | None = None
         self._seen: list[tuple[bool, torch.dtype, torch.Size]] = []
-        self._kinds: dict[int, tuple[torch.dtype, torch.Size]] = {}
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace the parameters by these. The tuple of the last call costs nothing."""
@@ -56,7 +57,10 @@ class TrainedParameters:
             return
         given = {id(parameter): parameter for parameter in parameters}
         for key in self._numbers.keys() - given.keys():
-            self._drop(self._numbers.pop(key))
+            index = self._numbers.pop(key)
+            del self.all[index]
+            if index in self._handles:
+                self._handles.pop(index).remove()
         for key, parameter in given.items():
             if key not in self._numbers:
                 self._numbers[key] = self._next
@@ -70,43 +74,19 @@ class TrainedParameters:
         """Return the number of a parameter; None for a parameter that is not in the reducer."""
         return self._numbers.get(id(parameter))
 
-    def _drop(self, index: int) -> None:
-        del self.all[index]
-        self._kinds.pop(index, None)
-        if index in self._handles:
-            self._handles.pop(index).remove()
-
-    def look(self) -> tuple[int, ...]:
-        """Update and return `indices`, and register a hook on each parameter that is trained for the first time.
-
-        A parameter whose dtype or shape has changed gets a new number, since its old slot in a bucket does not fit.
-        """
-        if self._shown() != self._seen or not self._seen:
-            self._renumber()
-            self._seen = self._shown()
-            self.indices = tuple(index for index, parameter in self.all.items() if parameter.requires_grad)
-            self.trained = tuple(self.all[index] for index in self.indices)
-            for index in self.indices:
-                if index not in self._handles:
-                    hook = OwnHook(self.door.gradient, index)
-                    self._handles[index] = self.all[index].register_post_accumulate_grad_hook(hook)
-        return self.indices
-
-    def _shown(self) -> list[tuple[bool, torch.dtype, torch.Size]]:
-        return [(parameter.requires_grad, parameter.dtype, parameter.shape) for parameter in self.all.values()]
-
-    def _renumber(self) -> None:
-        for index, parameter in list(self.all.items()):
-            kind = (parameter.dtype, parameter.shape)
-            if self._kinds.setdefault(index, kind) != kind:
-                self._drop(index)
-                self._numbers[id(parameter)] = self._next
-                self.all[self._next], self._kinds[self._next] = parameter, kind
-                self._next += 1
-
-    def hooked(self) -> dict[int, torch.nn.Parameter]:
-        """Return the trained parameters with hooks of the program, by number."""
-        return hooked_of(zip(self.indices, self.trained, strict=True))
+    def look(self) -> None:
+        """Update `indices`, `trained` and `kinds`; register a hook on each parameter trained for the first time."""
+        shown = [(parameter.requires_grad, parameter.dtype, parameter.shape) for parameter in self.all.values()]
+        if shown == self._seen and shown:
+            return
+        self._seen = shown
+        self.indices = tuple(index for index, parameter in self.all.items() if parameter.requires_grad)
+        self.trained = tuple(self.all[index] for index in self.indices)
+        self.kinds = tuple((index, self.all[index].dtype, self.all[index].shape) for index in self.indices)
+        for index in self.indices:
+            if index not in self._handles:
+                hook = OwnHook(self.door.gradient, index)
+                self._handles[index] = self.all[index].register_post_accumulate_grad_hook(hook)
 
     def take(self) -> list[tuple[int, torch.Tensor]]:
         """Remove all gradients from `.grad` of the trained parameters, and return them with their numbers."""

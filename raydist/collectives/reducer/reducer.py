@@ -27,8 +27,8 @@ from raydist.collectives.reducer.exchange import Exchange, StepWeight
 from raydist.collectives.reducer.interception import begin_interception, end_interception
 from raydist.collectives.reducer.known_gradients import KnownGradients, LocalAccumulation, accumulate
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, fault_of
-from raydist.collectives.reducer.parameter_hooks import HeldBack, TrainedParameters
-from raydist.collectives.reducer.trailer import PassStamp, ReceivedTrailer, Updates
+from raydist.collectives.reducer.parameter_hooks import HeldBack, TrainedParameters, hooked_of
+from raydist.collectives.reducer.trailer import ReceivedTrailer, Updates, encode_stamp
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.values import ReduceOp
 
@@ -292,7 +292,7 @@ class GradientReducer:
             for index, gradient in zip(self._parameters.indices, before, strict=True)
             if gradient is not None
         }
-        hooks = HeldBack(self._parameters.hooked())
+        hooks = HeldBack(hooked_of(zip(self._parameters.indices, self._parameters.trained, strict=True)))
         try:
             made = self._count_made(earlier) if earlier and self._communicator.world_size > 1 else {}
             for index in earlier:
@@ -346,19 +346,20 @@ class GradientReducer:
         return found
 
     def _begin_exchange(self, checksum: torch.Tensor | None, contributions: dict[int, torch.Tensor]) -> Exchange:
-        trained, number = self._parameters.indices, self._num_passes
-        plan = self._buckets.begin_pass(trained, self._parameters.all, step=self._num_steps, backward=number)
-        stamp = PassStamp(self._num_steps, number, adds_up=self._adds_up, updates=self._updates(), calls=self._calls())
+        parameters, number = self._parameters, self._num_passes
+        plan = self._buckets.begin_pass(parameters.kinds, parameters.all, step=self._num_steps, backward=number)
+        updates, calls = self._updates(), self._calls()
+        stamp = encode_stamp(self._num_steps, number, adds_up=self._adds_up, updates=updates, calls=calls)
         return Exchange(
             self._communicator,
             self._buckets,
             plan,
-            stamp.encode(),
+            stamp,
             checksum,
             self._weight,
             earlier=contributions,
             # A double backward calls all_reduce inside the pass, so no bucket may be sent before the end of the pass.
-            hold_with=trained if self._twice_differentiable else self._repeated,
+            hold_with=parameters.indices if self._twice_differentiable else self._repeated,
         )
 
     def _check_trailers(self, exchange: Exchange, noted: list[Checksums], *, wait: bool) -> Sequence[bool] | None:

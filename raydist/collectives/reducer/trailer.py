@@ -22,7 +22,7 @@ from raydist.collectives.base import Communicator
 from raydist.collectives.translation import describe_odd_ones
 from raydist.errors import CollectiveMismatchError
 
-__all__ = ["BACKWARD_ADVICE", "PassStamp", "ReceivedTrailer", "Trailer", "Updates", "agree", "mismatch"]
+__all__ = ["BACKWARD_ADVICE", "ReceivedTrailer", "Trailer", "Updates", "agree", "encode_stamp"]
 
 BACKWARD_ADVICE = "Let all replicas call backward as often, on a loss that reaches the same parameters."
 
@@ -48,34 +48,20 @@ class Updates:
     rates: tuple[float, ...] = ()
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class PassStamp:
-    """Identification of a backward pass, which must be the same on all ranks.
+def encode_stamp(
+    step: int, backward: int, *, adds_up: bool = False, updates: Updates = Updates(), calls: int = 0
+) -> bytes:
+    """Encode the identification of a backward pass, which must be the same on all ranks.
 
-    Attributes:
+    Args:
         step: Number of the step.
         backward: Number of the pass in the step.
         adds_up: Gradients are summed without weights.
         updates: Parameter updates that the rank has made before the pass.
         calls: Digest of the user collectives that the rank has called before the pass.
     """
-
-    step: int
-    backward: int
-    adds_up: bool = False
-    updates: Updates = Updates()
-    calls: int = 0
-
-    def encode(self) -> bytes:
-        return _NUMBERS.pack(
-            self.step % (1 << 32),
-            self.backward % (1 << 16),
-            self.updates.count % (1 << 32),
-            *_summary(self.updates.rates),
-            self.calls,
-            self.adds_up,
-        )
+    count, rates = updates.count % (1 << 32), _summary(updates.rates)
+    return _NUMBERS.pack(step % (1 << 32), backward % (1 << 16), count, *rates, calls, adds_up)
 
 
 @final
@@ -84,7 +70,7 @@ class ReceivedTrailer:
     """The reduced trailer of one pass, with the sections of all ranks.
 
     Attributes:
-        stamps: Encoded `PassStamp` of each rank.
+        stamps: Stamp of each rank, see `encode_stamp`.
         checksums_differ: Ranks have changed gradients differently since the last pass.
         present: For each parameter, in the order of the layout, True if any rank has a gradient; None if every rank has
             a new gradient for every parameter.
@@ -129,7 +115,7 @@ class Trailer:
         """Write this rank's section. Does not block.
 
         Args:
-            stamp: Encoded `PassStamp`.
+            stamp: Stamp of the pass, see `encode_stamp`.
             present: For each parameter, True if this rank has a gradient; None if it has a new one for all.
             checksum: Checksum of gradients that the program has changed since the last pass, one float64 on the
                 trailer's device; None for none.

@@ -12,7 +12,7 @@ from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.reducer.buckets import Buckets
 from raydist.collectives.reducer.exchange import Exchange, StepWeight
-from raydist.collectives.reducer.trailer import PassStamp, agree
+from raydist.collectives.reducer.trailer import agree, encode_stamp
 from raydist.errors import CollectiveMismatchError, FailedPreconditionError
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import run_ranks
@@ -37,8 +37,9 @@ class Rank:
         earlier: dict[int, torch.Tensor] | None = None,
     ) -> Exchange:
         self.num_passes += 1
-        plan = self.buckets.begin_pass(trained, self.parameters, step=0, backward=self.num_passes)
-        stamp = PassStamp(0, self.num_passes).encode()
+        kinds = tuple((index, torch.float32, torch.Size([2])) for index in trained)
+        plan = self.buckets.begin_pass(kinds, self.parameters, step=0, backward=self.num_passes)
+        stamp = encode_stamp(0, self.num_passes)
         return Exchange(
             self.communicator, self.buckets, plan, stamp, None, weight, earlier=earlier, hold_with=hold_with
         )
@@ -237,8 +238,9 @@ def sums_of_kept_and_shared_memory(communicator: Communicator) -> list[list[floa
     buckets = Buckets(communicator, bucket_bytes=1 << 20, first_bucket_bytes=1 << 20)
     held, sums = [], []
     for number in range(4):
-        plan = buckets.begin_pass((0,), parameters, step=0, backward=number)
-        exchange = Exchange(communicator, buckets, plan, PassStamp(0, number).encode(), None, FULL)
+        kinds = ((0, torch.float32, torch.Size([20_000])),)
+        plan = buckets.begin_pass(kinds, parameters, step=0, backward=number)
+        exchange = Exchange(communicator, buckets, plan, encode_stamp(0, number), None, FULL)
         exchange.put(0, torch.full((20_000,), float(communicator.rank + number)))
         exchange.finish()
         found = exchange.gradients()[0]

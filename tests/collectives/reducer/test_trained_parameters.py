@@ -19,6 +19,11 @@ class Listener:
         self.heard.append(index)
 
 
+def seen(listener: Listener) -> tuple[int, ...]:
+    listener.parameters.look()
+    return listener.parameters.indices
+
+
 def three() -> list[nn.Parameter]:
     return [nn.Parameter(torch.ones(1)) for _ in range(3)]
 
@@ -29,11 +34,11 @@ def test_only_those_that_are_trained_are_looked_at() -> None:
     listener.parameters.attach([a, b])
     listener.parameters.attach((a, b, c))
     assert listener.parameters.all == {0: a, 1: b, 2: c}
-    assert listener.parameters.look() == (0, 2)
+    assert seen(listener) == (0, 2)
     (a * b * c).sum().backward()
     assert sorted(listener.heard) == [0, 2]
     b.requires_grad_(True)
-    assert listener.parameters.look() == (0, 1, 2)
+    assert seen(listener) == (0, 1, 2)
     assert listener.parameters.trained == (a, b, c)
     (a * b * c).sum().backward()
     assert sorted(listener.heard) == [0, 0, 1, 2, 2]
@@ -45,30 +50,31 @@ def test_a_list_may_have_grown() -> None:
     listener.parameters.attach(growing)
     growing.append(parameters[1])
     listener.parameters.attach(growing)
-    assert listener.parameters.look() == (0, 1)
+    assert seen(listener) == (0, 1)
 
 
 def test_those_that_are_given_no_more_are_let_go_and_their_numbers_not_used_again() -> None:
     listener, (a, b, c) = Listener(), three()
     listener.parameters.attach((a, b))
     listener.parameters.attach((b, c))
-    assert (listener.parameters.all, listener.parameters.look()) == ({1: b, 2: c}, (1, 2))
+    assert (listener.parameters.all, seen(listener)) == ({1: b, 2: c}, (1, 2))
     (a * b * c).sum().backward()
     assert sorted(listener.heard) == [1, 2]
 
 
-def test_one_that_was_cast_or_resized_counts_as_another_one() -> None:
+def test_one_that_was_cast_or_resized_is_of_another_kind() -> None:
     listener, (a, b, c) = Listener(), three()
     listener.parameters.attach((a, b, c))
+    kinds = [(number, torch.float32, torch.Size([1])) for number in range(3)]
+    assert listener.parameters.kinds == tuple(kinds)
     a.data = a.data.double()
-    assert listener.parameters.look() == (1, 2, 3)
     c.data = torch.ones(2)
-    assert listener.parameters.look() == listener.parameters.look() == (1, 3, 4)
-    assert listener.parameters.trained == (b, a, c)
+    assert seen(listener) == (0, 1, 2)
+    changed = (0, torch.float64, torch.Size([1])), kinds[1], (2, torch.float32, torch.Size([2]))
+    assert listener.parameters.kinds == changed
+    assert listener.parameters.trained == (a, b, c)
     (a.sum() + b.sum() + c.sum()).backward()
-    assert sorted(listener.heard) == [1, 3, 4]
-    listener.parameters.attach((a, b))
-    assert listener.parameters.look() == (1, 3)
+    assert sorted(listener.heard) == [0, 1, 2]
 
 
 def test_hooks_go_and_keep_nothing_alive() -> None:
@@ -78,7 +84,7 @@ def test_hooks_go_and_keep_nothing_alive() -> None:
     listener.parameters.close()
     listener.parameters.close()
     (a * b * c).sum().backward()
-    assert (listener.heard, listener.parameters.look()) == ([], ())
+    assert (listener.heard, seen(listener)) == ([], ())
     listener.parameters.attach((a,))
     listener.parameters.look()
     reference = weakref.ref(listener)
