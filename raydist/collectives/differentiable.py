@@ -17,22 +17,26 @@ from raydist.collectives.checked import CallLog, describe_call, exchange
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
 
-__all__ = ["all_gather", "all_reduce", "promote", "reduce_promoted", "require_axis"]
+__all__ = ["all_gather", "all_reduce", "promote", "require_axis"]
 
 Weights = Sequence[float] | None
 
 
 def all_reduce(
-    communicator: Communicator, value: torch.Tensor | float, op: ReduceOp | str, weights: Weights = None
+    communicator: Communicator,
+    tensor: torch.Tensor,
+    op: ReduceOp,
+    weights: Weights = None,
+    log: CallLog | None = None,
 ) -> torch.Tensor:
-    """Return the reduction of `value` over replicas, on every replica.
+    """Return the reduction of `tensor` over replicas, on every replica.
 
     Args:
         communicator: A communicator that no other thread or backward pass uses at the same time.
-        value: A tensor or number, with the same shape and dtype on all replicas. The MEAN of integers is
-            floating-point; the SUM of booleans counts.
+        tensor: A result of :func:`promote`, with the same shape and dtype on all replicas.
         op: The reduction; MEAN divides by the number of replicas.
         weights: Weight of each replica in the global objective; None for an unweighted sum of losses.
+        log: See `exchange`.
 
     Blocking: until all replicas have called it, at most the communicator's limit. The backward blocks in the same way.
 
@@ -44,21 +48,9 @@ def all_reduce(
     >>> from raydist.collectives.base import Membership
     >>> from raydist.collectives.local import LocalGroup, LocalHub
     >>> alone = LocalGroup(LocalHub(), Membership("g", generation=0, rank=0, world_size=1), timeout_s=1.0).start()
-    >>> all_reduce(alone, 3, "MEAN")
+    >>> all_reduce(alone, torch.tensor(3.0), ReduceOp.MEAN)
     tensor(3.)
     """
-    op = ReduceOp.parse(op)
-    return reduce_promoted(communicator, promote(torch.as_tensor(value), op), op, weights)
-
-
-def reduce_promoted(
-    communicator: Communicator,
-    tensor: torch.Tensor,
-    op: ReduceOp,
-    weights: Weights = None,
-    log: CallLog | None = None,
-) -> torch.Tensor:
-    """Reduce a tensor that :func:`promote` has returned, as :func:`all_reduce` does. See `exchange` for `log`."""
     adds = op in (ReduceOp.SUM, ReduceOp.MEAN)
     differentiable = _agree(communicator, ALL_REDUCE[op], tensor, log)
     if adds or not differentiable:

@@ -13,7 +13,7 @@ from raydist.actors.class_tracking import cloudpickle
 from raydist.collectives.base import Communicator
 from raydist.collectives.checked import CallLog
 from raydist.collectives.delegating import LimitedCommunicator
-from raydist.collectives.differentiable import all_gather, promote, reduce_promoted
+from raydist.collectives.differentiable import all_gather, all_reduce, promote
 from raydist.collectives.reducer.exchange import StepWeight
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite
 from raydist.collectives.reducer.reducer import WIRES, GradientReducer
@@ -342,12 +342,12 @@ class Connected(Peers):
     def _all_reduce(self, op: ReduceOp, tensor: torch.Tensor, options: CommunicationOptions | None) -> torch.Tensor:
         group = self._communicator if options is None else self._within(options)
         if self._batch.all_present:
-            return reduce_promoted(group, tensor, op, self._weights, self._calls)
+            return all_reduce(group, tensor, op, self._weights, self._calls)
         if self.stands_in:
             tensor = _without_effect(tensor, op)
         if op is not ReduceOp.MEAN:
-            return reduce_promoted(group, tensor, op, self._weights, self._calls)
-        return reduce_promoted(group, tensor, ReduceOp.SUM, self._weights, self._calls) / sum(self._batch.present)
+            return all_reduce(group, tensor, op, self._weights, self._calls)
+        return all_reduce(group, tensor, ReduceOp.SUM, self._weights, self._calls) / sum(self._batch.present)
 
     def _within(self, options: CommunicationOptions | None) -> Communicator:
         """Return the communicator for a call that may have its own time limit."""

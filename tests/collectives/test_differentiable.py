@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from raydist.collectives import differentiable
 from raydist.collectives.base import Communicator
-from raydist.collectives.differentiable import all_gather, all_reduce
+from raydist.collectives.differentiable import all_gather, promote
 from raydist.collectives.local import LocalGroup
 from raydist.errors import CollectiveMismatchError, InvalidArgumentError
 from raydist.values import ReduceOp
@@ -24,6 +25,13 @@ def part(rank: int) -> torch.Tensor:
     return torch.arange(2.0 * LENGTHS[rank], dtype=torch.float64).reshape(LENGTHS[rank], 2) + rank + 1
 
 
+def all_reduce(
+    group: Communicator, value: torch.Tensor | float, name: str, weights: tuple[float, ...] | None = None
+) -> torch.Tensor:
+    op = ReduceOp(name)
+    return differentiable.all_reduce(group, promote(torch.as_tensor(value), op), op, weights)
+
+
 @pytest.mark.parametrize(
     ("op", "expected"),
     [("SUM", 6.0), ("MEAN", 2.0), ("MIN", 1.0), ("MAX", 3.0), ("PRODUCT", 6.0)],
@@ -39,7 +47,7 @@ def test_all_reduce_of_numbers(op: str, expected: float) -> None:
 
 
 def test_a_sum_of_truth_values_counts() -> None:
-    results = run_ranks(3, lambda group: all_reduce(group, torch.tensor([True, group.rank == 0]), ReduceOp.SUM))
+    results = run_ranks(3, lambda group: all_reduce(group, torch.tensor([True, group.rank == 0]), "SUM"))
     assert [result.tolist() for result in results] == [[3, 1]] * 3
 
 

@@ -165,7 +165,7 @@ class OfRank:
         self._group = group
 
     def all_reduce(self, op: rd.ReduceOp, value: torch.Tensor) -> torch.Tensor:
-        return differentiable.all_reduce(self._group, value, op)
+        return differentiable.all_reduce(self._group, differentiable.promote(value, op), op)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -181,8 +181,7 @@ class ParameterHooks:
     def without(self, keys: Iterable[Hashable]) -> ParameterHooks:
         """Return the hooks under all other keys."""
         gone = frozenset(keys)
-        before, after = ({key: hook for key, hook in held.items() if key not in gone} for held in self._both())
-        return ParameterHooks(before, after)
+        return ParameterHooks(*({key: hook for key, hook in held.items() if key not in gone} for held in self._both()))
 
     def attach(self, parameter: torch.Tensor) -> None:
         """Add the hooks to a parameter."""

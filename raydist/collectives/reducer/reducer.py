@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, final
 
@@ -253,8 +253,7 @@ class GradientReducer:
             if self._is_alone():
                 original(*args, **kwargs)
             else:
-                graph = bool(args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else kwargs.get("create_graph", False))
-                self._run(functools.partial(original, *args, **kwargs), original, create_graph=graph, local=self._local)
+                self._run(original, args, kwargs)
         finally:
             self._inside = False
 
@@ -272,19 +271,20 @@ class GradientReducer:
             )
 
     def _run(
-        self, run: Callable[[], None], accumulate_by: Callable[..., None], *, create_graph: bool, local: bool
+        self, original: Callable[..., None] | None, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Run a synchronised pass, or a local one whose gradients are kept. A pass that fails leaves `.grad` unchanged.
+        """Run a synchronised pass, or a local one in `no_sync`. A pass that fails leaves `.grad` unchanged.
 
         Args:
-            run: Computes the gradients.
-            accumulate_by: Adds given gradients to `.grad` and calls hooks, as `torch.autograd.backward` does.
-            create_graph: The gradients must be differentiable.
-            local: Keep the gradients local.
+            original: `torch.autograd.backward`; None to exchange gradients made by hand, which hooks do not see.
+            args: Arguments of the call.
+            kwargs: Keyword arguments of the call.
 
         Blocking: until all ranks have ended their pass, at most the communicator's limit. Where the host runs ahead of
         the device, only if this rank lacks a gradient or gradients are checked for NaN and infinities.
         """
+        given = kwargs or {}
+        create_graph = bool(args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else given.get("create_graph", False))
         self._parameters.look()
         before = [parameter.grad for parameter in self._parameters.trained]
         earlier = {
@@ -292,23 +292,29 @@ class GradientReducer:
             for index, gradient in zip(self._parameters.indices, before, strict=True)
             if gradient is not None
         }
-        hooks = HeldBack(hooked_of(zip(self._parameters.indices, self._parameters.trained, strict=True)))
+        hooked = hooked_of(zip(self._parameters.indices, self._parameters.trained, strict=True)) if original else {}
+        hooks = HeldBack(hooked)
         try:
             made = self._count_made(earlier) if earlier and self._communicator.world_size > 1 else {}
             for index in earlier:
                 self._parameters.all[index].grad = None
-            if local:
-                run()
+            if original is not None and self._local:
+                original(*args, **given)
                 self._keep_local(earlier)
             else:
                 parts = {index: self._accumulation.parts_of(index, gradient) for index, gradient in earlier.items()}
                 contributions = {index: part for index, (_, part) in parts.items() if part is not None}
+                run = None if original is None else functools.partial(original, *args, **given)
                 new = self._synchronised(run, contributions, create_graph=create_graph)
                 self._accumulation.forget(self._parameters.indices)
-                self._show(
-                    {index: base for index, (base, _) in parts.items()}, dict(new), hooks, accumulate_by, create_graph
-                )
-                self._known.note([self._parameters.all[index] for index in new], by_hand=accumulate_by is _assign)
+                for_hooks = self._show({index: base for index, (base, _) in parts.items()}, new, hooks.indices)
+                if for_hooks and original is not None:
+                    hooks.give_back()
+                    self._in_hooks = True
+                    # This pass of torch accumulates the gradients in the same order on every rank, and calls the hooks.
+                    parameters = tuple(self._parameters.all[index] for index in for_hooks)
+                    original(parameters, tuple(for_hooks.values()), create_graph=create_graph)
+                self._known.note([self._parameters.all[index] for index in new], by_hand=original is None)
                 if made:
                     self._known.note([self._parameters.all[index] for index in made], by_hand=True)
         except BaseException:
@@ -322,19 +328,20 @@ class GradientReducer:
             self._parameters.door.shut()
 
     def _synchronised(
-        self, run: Callable[[], None], contributions: dict[int, torch.Tensor], *, create_graph: bool
+        self, run: Callable[[], None] | None, contributions: dict[int, torch.Tensor], *, create_graph: bool
     ) -> dict[int, torch.Tensor]:
         """Run a pass and return parameter index -> new global gradient, for gradients that any replica has."""
         self._num_passes += 1
         noted, self._changed = self._changed, []
         exchange = self._exchange = self._begin_exchange(combined(noted), contributions)
         door = self._parameters.door
-        # Gradients go into the exchange one by one, or at the end if no bucket is sent before.
-        door.gathering, door.receiver = exchange.leaves_at_end, exchange.put
-        run()
-        if door.gathering:
-            exchange.put_all(self._parameters.take())
-        door.shut()
+        if run is not None:
+            # Gradients go into the exchange one by one, or at the end if no bucket is sent before.
+            door.gathering, door.receiver = exchange.leaves_at_end, exchange.put
+            run()
+            if door.gathering:
+                exchange.put_all(self._parameters.take())
+            door.shut()
         exchange.finish()
         found = exchange.gradients(self._check_trailers(exchange, noted, wait=create_graph))
         if create_graph:
@@ -408,27 +415,17 @@ class GradientReducer:
         return [{int(index): fault for index, fault in sorted(json.loads(row).items())} for row in said]
 
     def _show(
-        self,
-        earlier: dict[int, torch.Tensor | None],
-        new: dict[int, torch.Tensor],
-        hooks: HeldBack,
-        accumulate_by: Callable[..., None],
-        create_graph: bool,
-    ) -> None:
-        """Set `.grad` to the sum of the earlier and the new global gradients, and call the program's hooks."""
+        self, earlier: dict[int, torch.Tensor | None], new: dict[int, torch.Tensor], hooked: Collection[int]
+    ) -> dict[int, torch.Tensor]:
+        """Set `.grad` to the sum of the earlier and the new gradients. Return the new ones of hooked parameters."""
         parameters = self._parameters.all
-        for_hooks = {index: new.pop(index) for index in tuple(new) if index in hooks.indices} if hooks.indices else {}
         for index, gradient in new.items():
-            base = earlier.get(index)
-            parameters[index].grad = gradient if base is None else accumulate(base, gradient)
-        for index in earlier.keys() - new.keys():
+            if index not in hooked:
+                base = earlier.get(index)
+                parameters[index].grad = gradient if base is None else accumulate(base, gradient)
+        for index in earlier.keys() - (new.keys() - set(hooked)):
             parameters[index].grad = earlier[index]
-        if for_hooks:
-            hooks.give_back()
-            self._in_hooks = True
-            # This pass of torch accumulates the gradients in the same order on every rank, and calls the hooks.
-            given = tuple(parameters[index] for index in for_hooks)
-            accumulate_by(given, tuple(for_hooks.values()), create_graph=create_graph)
+        return {index: new[index] for index in hooked if index in new}
 
     def _keep_local(self, earlier: dict[int, torch.Tensor]) -> None:
         for index, parameter in zip(self._parameters.indices, self._parameters.trained, strict=True):
@@ -447,7 +444,7 @@ class GradientReducer:
         try:
             for index, gradient in made.items():
                 self._parameters.all[index].grad = self._as_local(index, gradient)
-            self._run(lambda: None, _assign, create_graph=False, local=False)
+            self._run(None)
             for parameter, gradient in zip(parameters, made.values(), strict=True):
                 parameter.grad = _written(gradient, parameter.grad)
             self._known.note(parameters, by_hand=True)  # `.grad` is another tensor now
@@ -497,14 +494,6 @@ class GradientReducer:
         new = gradient if base is None else gradient.detach() - base
         self._accumulation.forget((index,))
         return self._accumulation.add(index, base, new, self._weight.scale, by_hand=True)
-
-
-def _assign(
-    parameters: Sequence[torch.nn.Parameter] = (), gradients: Sequence[torch.Tensor] = (), *, create_graph: bool = False
-) -> None:
-    """Replace the autograd engine in a pass without new gradients; hooks do not see gradients made by hand."""
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
 
 
 def _written(made: torch.Tensor, reduced: torch.Tensor | None) -> torch.Tensor | None:
