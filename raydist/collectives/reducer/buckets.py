@@ -6,10 +6,10 @@ trained parameters on the host when the set of them changes, before a collective
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
 from typing import final
 
 import torch
@@ -92,7 +92,7 @@ class BucketPlan:
         self._memory: BucketSet | None = None
         self._spare: BucketSet | None = None
 
-    @cached_property
+    @functools.cached_property
     def fingerprint(self) -> int:
         """Hash of the parameters, below 2**63, the same in all processes."""
         kinds = [(spec.index, spec.shape, str(spec.dtype), spec.stride) for spec in self._specs.values()]
@@ -159,8 +159,9 @@ class Buckets:
         self.compression = compression
         self.works: list[Work] = []
         self._communicator = communicator
-        self._bucket_bytes = bucket_bytes
-        self._first_bucket_bytes = first_bucket_bytes
+        self._lay_out = functools.partial(
+            plan_buckets, bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes, compression=compression
+        )
         self._expect_rows = expect_rows
         self._trained: Trained | None = None
         self._plans: dict[Trained, BucketPlan] = {}
@@ -206,12 +207,4 @@ class Buckets:
         sparse = {  # XLA has no sparse tensors
             index for index, spec in specs.items() if id(parameters[index]) in expected and spec.device.type != "xla"
         }
-        return BucketPlan(self._communicator, specs, sparse, self._planned)
-
-    def _planned(self, specs: Sequence[ParameterSpec]) -> Sequence[Bucket]:
-        return plan_buckets(
-            specs,
-            bucket_bytes=self._bucket_bytes,
-            first_bucket_bytes=self._first_bucket_bytes,
-            compression=self.compression,
-        )
+        return BucketPlan(self._communicator, specs, sparse, self._lay_out)

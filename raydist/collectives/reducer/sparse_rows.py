@@ -77,7 +77,8 @@ def _rows_of(spec: ParameterSpec, gradient: torch.Tensor | None) -> tuple[torch.
 def _gather(communicator: Communicator, tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
     mine = tensor.contiguous().to(communicator.device)
     parts = [mine.new_empty(length, *mine.shape[1:]) for length in lengths]
-    communicator.all_gather_rows(parts, mine).wait()
+    if any(lengths):
+        communicator.all_gather_rows(parts, mine).wait()
     return parts
 
 

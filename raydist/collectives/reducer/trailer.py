@@ -125,9 +125,9 @@ class Trailer:
         numbers[self._own] = np.frombuffer(section, np.uint8)
         if present is not None:
             numbers[self._head :] = present
-        values = torch.from_numpy(numbers)
+        values = torch.from_numpy(numbers).to(self.memory.dtype)
         if self.memory.is_cuda:
-            values = values.to(self.memory.dtype).pin_memory()
+            values = values.pin_memory()
         self.memory.copy_(values, non_blocking=True)
         if checksum is not None:
             place = self.memory[self._own][_NUMBERS.size : _INCOMPLETE]
