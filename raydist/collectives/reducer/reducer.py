@@ -292,8 +292,8 @@ class GradientReducer:
             for index, gradient in zip(self._parameters.indices, before, strict=True)
             if gradient is not None
         }
-        hooked = hooked_of(zip(self._parameters.indices, self._parameters.trained, strict=True)) if original else {}
-        hooks = HeldBack(hooked)
+        trained = zip(self._parameters.indices, self._parameters.trained, strict=True)
+        hooks = HeldBack({} if original is None else hooked_of(trained))
         try:
             made = self._count_made(earlier) if earlier and self._communicator.world_size > 1 else {}
             for index in earlier:
@@ -387,11 +387,8 @@ class GradientReducer:
         if exchange.is_whole and not wait:
             self._unchecked = trailer, noted
             return None
-        received = trailer()
-        self._unchecked = (
-            (lambda: received),
-            noted,
-        )  # ranks that need not read the trailer now check it in the next pass
+        received = trailer()  # other ranks check the trailer in the next pass, and so does this rank
+        self._unchecked = (lambda: received), noted
         return received.present
 
     def _check(self, received: ReceivedTrailer, noted: list[Checksums]) -> None:
