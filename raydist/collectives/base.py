@@ -7,7 +7,6 @@ their communicators and open new ones with the next generation's memberships.
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -156,18 +155,13 @@ class Communicator(ABC):
         Blocking: until all ranks have called it, at most the communicator's limit.
         """
         self.announce(what)
-        mine = torch.frombuffer(bytearray(struct.pack("<q", len(data)) + data), dtype=torch.uint8)
-        size = torch.tensor([len(mine)], device=self.device)
-        sizes = [torch.empty_like(size) for _ in range(self.world_size)]
-        self.all_gather(sizes, size).wait()
-        longest = max(int(each) for each in sizes)
+        mine = torch.frombuffer(bytearray(data + b"."), dtype=torch.uint8).to(self.device)  # torch refuses no bytes
+        sizes = [torch.empty(1, dtype=torch.int64, device=self.device) for _ in range(self.world_size)]
+        self.all_gather(sizes, torch.tensor([len(mine)], device=self.device)).wait()
+        rows = [torch.empty(int(size), dtype=torch.uint8, device=self.device) for size in sizes]
         self.announce(what)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(mine)] = mine
-        rows = [torch.empty(longest, dtype=torch.uint8, device=self.device) for _ in range(self.world_size)]
-        self.all_gather(rows, padded.to(self.device)).wait()
-        received = [bytes(row.cpu().numpy()) for row in rows]
-        return [row[8 : 8 + struct.unpack_from("<q", row)[0]] for row in received]
+        self.all_gather_rows(rows, mine).wait()
+        return [bytes(row.cpu().numpy())[:-1] for row in rows]
 
     def barrier(self) -> None:
         """Block until every rank has called it."""

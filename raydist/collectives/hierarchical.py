@@ -6,7 +6,6 @@ thread of each rank runs these steps, so that a collective proceeds while the ra
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -17,7 +16,15 @@ from typing import Self, final
 
 import torch
 
-from raydist.collectives.base import ALL_REDUCE, Backend, Communicator, JoiningCommunicator, Membership, Work
+from raydist.collectives.base import (
+    ALL_REDUCE,
+    Backend,
+    Communicator,
+    FinishingWork,
+    JoiningCommunicator,
+    Membership,
+    Work,
+)
 from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.reducing import HALVES
 from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
@@ -32,7 +39,6 @@ __all__ = ["BackgroundQueue", "HierarchicalBackend", "HierarchicalCommunicator"]
 
 _MARGIN_S = 1.0
 _SLICE_S = 0.05  # interval at which a leader checks for failures on other hosts
-_IDLE_S = 1.0
 
 
 @final
@@ -113,7 +119,9 @@ class HierarchicalCommunicator(JoiningCommunicator):
             self._leaders.abort()
 
     def close(self) -> None:
-        self._queue = None
+        background, self._queue = self._queue, None
+        if background is not None:
+            background.close()
         leaders, self._leaders = self._leaders, None  # gloo closes its sockets when its last object is deleted
         if leaders is not None:
             leaders.close()
@@ -156,8 +164,9 @@ class HierarchicalCommunicator(JoiningCommunicator):
                 work.wait(_SLICE_S)
                 return
             except RaydistError as error:
-                self._home.hear()
-                self._home.check("the exchange between hosts")
+                generation = self._home.opened("the exchange between hosts")
+                generation.hear()
+                generation.check("the exchange between hosts")
                 if not isinstance(error, DeadlineExceededError) or time.monotonic() >= deadline:
                     # The message of `error` numbers leaders, so a message with this group's rank replaces it.
                     raise type(error)(f"rank {self.rank} {UNREACHABLE}.") from error
@@ -166,9 +175,21 @@ class HierarchicalCommunicator(JoiningCommunicator):
         if self._queue is None:
             what = describe_operation(self.membership, name)
             raise FailedPreconditionError(f"{what}: the group is closed. Open a new one.")
-        self._home.check(name)
+        self._home.opened(name).check(name)
         future = self._queue.submit(lambda: self._run(name, function))
-        return _HierarchicalWork(self._home, name, future, self.timeout_s)
+        return FinishingWork(lambda timeout_s: self._wait(name, future, timeout_s))
+
+    def _wait(self, name: str, future: futures.Future[None], timeout_s: float | None) -> None:
+        # Each step of a collective has the group's limit and fails the group itself before the margin has passed.
+        limit_s = self.timeout_s + _MARGIN_S if timeout_s is None else timeout_s
+        if not futures.wait([future], limit_s).done:
+            what = describe_operation(self.membership, name)
+            if timeout_s is not None:
+                raise DeadlineExceededError(f"{what} timed out after {limit_s} s. It goes on; wait again.")
+            generation = self._home.opened(name)
+            generation.fail(DeadlineExceededError(f"{what} timed out after {self.timeout_s} s."))
+            generation.check(name)
+        future.result()
 
     def _run(self, name: str, function: Callable[[], object]) -> None:
         """Run a collective. An error fails the whole group, on every host."""
@@ -176,14 +197,15 @@ class HierarchicalCommunicator(JoiningCommunicator):
             function()
         except BaseException as error:
             unknown = UnavailableError(f"rank {self.rank} failed inside a collective ({error!r}).")
-            self._home.fail(error if isinstance(error, RaydistError) else unknown)
-            self._home.check(name)
+            generation = self._home.opened(name)
+            generation.fail(error if isinstance(error, RaydistError) else unknown)
+            generation.check(name)
             raise
 
 
 @final
 class BackgroundQueue:
-    """Queue of functions, which a daemon thread runs in order. An idle thread ends; the next `submit` starts another.
+    """Queue of functions, which a daemon thread runs in order until `close`.
 
     Args:
         name: Name of the thread.
@@ -191,28 +213,28 @@ class BackgroundQueue:
 
     >>> background = BackgroundQueue("raydist-example", lambda: None)
     >>> background.submit(lambda: None).result()
+    >>> background.close()
     """
 
     def __init__(self, name: str, stop: Callable[[], object]) -> None:
-        self._name = name
-        self._stop = stop
-        self._functions: queue.SimpleQueue[tuple[Callable[[], None], futures.Future[None]]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._functions: queue.SimpleQueue[tuple[Callable[[], object], futures.Future[None]] | None]
+        self._functions = queue.SimpleQueue()
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        end_at_exit(thread, stop)
+        thread.start()
 
-    def submit(self, function: Callable[[], None]) -> futures.Future[None]:
+    def submit(self, function: Callable[[], object]) -> futures.Future[None]:
         """Add a function to the queue. Does not block; the future holds the function's error."""
         future: futures.Future[None] = futures.Future()
-        with self._lock:
-            self._functions.put((function, future))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                end_at_exit(self._thread, self._stop)
-                self._thread.start()
+        self._functions.put((function, future))
         return future
 
+    def close(self) -> None:
+        """End the thread after the functions that the queue holds. Does not block."""
+        self._functions.put(None)
+
     def _run(self) -> None:
-        while (submitted := self._next()) is not None:
+        while (submitted := self._functions.get()) is not None:
             function, future = submitted
             try:
                 function()
@@ -221,34 +243,3 @@ class BackgroundQueue:
             else:
                 future.set_result(None)
             del function, future, submitted
-
-    def _next(self) -> tuple[Callable[[], None], futures.Future[None]] | None:
-        with contextlib.suppress(queue.Empty):
-            return self._functions.get(timeout=_IDLE_S)
-        with self._lock:
-            if not self._functions.empty():
-                return self._functions.get_nowait()
-            self._thread = None
-        return None
-
-
-@final
-class _HierarchicalWork(Work):
-    """A collective on the background thread."""
-
-    def __init__(self, home: SharedMemoryCommunicator, name: str, future: futures.Future[None], limit_s: float) -> None:
-        self._home = home
-        self._name = name
-        self._future = future
-        self._limit_s = limit_s
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        # Each step of a collective has the group's limit and fails the group itself before the margin has passed.
-        limit_s = self._limit_s + _MARGIN_S if timeout_s is None else timeout_s
-        if not futures.wait([self._future], limit_s).done:
-            what = describe_operation(self._home.membership, self._name)
-            if timeout_s is not None:
-                raise DeadlineExceededError(f"{what} timed out after {limit_s} s. It goes on; wait again.")
-            self._home.fail(DeadlineExceededError(f"{what} timed out after {self._limit_s} s."))
-            self._home.check(self._name)
-        self._future.result()

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydist.collectives import hierarchical
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.hierarchical import BackgroundQueue, HierarchicalBackend, HierarchicalCommunicator
 from raydist.collectives.rendezvous import RendezvousStore
@@ -228,8 +227,7 @@ def raising() -> None:
     raise ValueError("this one")
 
 
-def test_a_queue_goes_on_after_an_error_and_rests_when_it_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hierarchical, "_IDLE_S", 0.05)
+def test_a_queue_goes_on_after_an_error_and_ends_when_it_is_closed() -> None:
     queue = BackgroundQueue("raydist-test-queue", lambda: None)
     done: list[int] = []
     tasks: list[Callable[[], None]] = [lambda: done.append(1), raising, lambda: done.append(2)]
@@ -238,13 +236,8 @@ def test_a_queue_goes_on_after_an_error_and_rests_when_it_is_empty(monkeypatch: 
     with pytest.raises(ValueError, match="this one"):
         futures[1].result(5)
     assert done == [1, 2]
-
-    def running() -> bool:
-        return any(thread.name == "raydist-test-queue" for thread in threading.enumerate())
-
+    queue.close()
     deadline = time.monotonic() + 5
-    while running():
+    while any(thread.name == "raydist-test-queue" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    queue.submit(lambda: done.append(3)).result(5)
-    assert done == [1, 2, 3]

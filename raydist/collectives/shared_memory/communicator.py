@@ -16,12 +16,12 @@ from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.rendezvous import Bulletin, connect_store
 from raydist.collectives.shared_memory.control import Layout
 from raydist.collectives.shared_memory.futex import why_unsupported
-from raydist.collectives.shared_memory.generation import CallTexts, Generation
+from raydist.collectives.shared_memory.generation import MARK, Generation, call_text
 from raydist.collectives.shared_memory.transfers import SharedTensor, Steps
 from raydist.collectives.tensors import Staged, check_parts, check_root, stage_bytes, stage_reduction
 from raydist.collectives.translation import describe_operation
 from raydist.compat.torch_internals import PrefixStore
-from raydist.errors import FailedPreconditionError, RaydistError
+from raydist.errors import FailedPreconditionError
 from raydist.shared_segment import Segment
 from raydist.values import ReduceOp
 
@@ -68,11 +68,10 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         self, membership: Membership, device: torch.device, timeout_s: float, members: tuple[int, ...] | None = None
     ) -> None:
         super().__init__(membership, device, timeout_s)
-        self._named_members = members
         self._members = members or tuple(range(membership.world_size))
         self._place = self._members.index(membership.rank)
         self._layout = Layout.of(len(self._members))
-        self._calls = CallTexts()
+        self._announced = b""
         self._generation: Generation | None = None
         self._shared: dict[int, SharedTensor] = {}
         self._num_shared = 0
@@ -98,12 +97,12 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             segment,
             self._layout,
             self.timeout_s,
-            bulletin if self._named_members else None,
+            bulletin,
         )
         return self
 
     def announce(self, what: str) -> None:
-        self._calls.announce(what)
+        self._announced = what.encode()
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         offsets = [0]
@@ -150,7 +149,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         staged = stage_reduction(tensor, op, 1)
         flat = staged.values if staged.values.dim() == 1 else staged.values.view(-1)
         name = ALL_REDUCE[op]
-        generation, world_size = self._opened(name), len(self._members)
+        generation, world_size = self.opened(name), len(self._members)
         small = flat.nbytes <= self._layout.slot_bytes
         shared = None if small else self._find(flat)
 
@@ -163,7 +162,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             staged.deliver()
             return None
 
-        text, place = self._calls.next_call(name, tensor), 0 if shared is None else shared.number
+        text, place = self._text(name, tensor), 0 if shared is None else shared.number
         return generation.call(name, text, body, small=small, shared=place, brought=(flat,) if small else ())
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
@@ -184,21 +183,21 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         if generation is not None:
             generation.leave()
 
-    def check(self, name: str) -> None:
-        """Raise an error if the group has failed or is closed."""
-        self._opened(name).check(name)
-
-    def hear(self) -> None:
-        """Check for failures on other hosts. Does not raise; `check` does."""
-        if self._generation is not None:
-            self._generation.hear()
-
-    def fail(self, failure: RaydistError) -> None:
-        """Fail the group for every member, on all hosts."""
-        if self._generation is not None:
-            self._generation.fail(failure)
+    def opened(self, name: str) -> Generation:
+        """Return the present generation; raise an error if the group is closed."""
+        if self._generation is None:
+            raise FailedPreconditionError(
+                f"{describe_operation(self.membership, name)}: the group is closed. Open a new one."
+            )
+        return self._generation
 
     # --- implementation of collectives --------------------------------------------------------------------------------
+
+    def _text(self, name: str, tensor: torch.Tensor) -> bytes:
+        """Return the description of the next call."""
+        text, announced = call_text(name, tensor.dtype, tensor.shape), self._announced
+        self._announced = b""
+        return text + MARK + announced if announced else text
 
     def _find(self, flat: torch.Tensor) -> SharedTensor | None:
         """Return the shared tensor for a whole tensor of :meth:`allocate`, and None for any other tensor."""
@@ -216,7 +215,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         self, name: str, shown: torch.Tensor, source: torch.Tensor | None, targets: dict[int, Staged], longest: int
     ) -> Work:
         """Start a collective in which `source` of each rank is copied to `targets` of other ranks."""
-        generation = self._opened(name)
+        generation = self.opened(name)
         small = longest <= self._layout.slot_bytes
 
         def body(number: int) -> Steps | None:
@@ -228,17 +227,9 @@ class SharedMemoryCommunicator(JoiningCommunicator):
                 target.deliver()
             return None
 
-        text = self._calls.next_call(name, shown)
+        text = self._text(name, shown)
         brought = (source,) if small and source is not None else ()
         return generation.call(name, text, body, small=small, brought=brought)
-
-    def _opened(self, name: str) -> Generation:
-        """Return the present generation; raise an error if the group is closed."""
-        if self._generation is None:
-            raise FailedPreconditionError(
-                f"{describe_operation(self.membership, name)}: the group is closed. Open a new one."
-            )
-        return self._generation
 
 
 def _then(steps: Steps, staged: Iterable[Staged]) -> Steps:

@@ -1,4 +1,4 @@
-"""The control block of a shared segment: counters, descriptions of calls, and failures of the ranks.
+"""The control block of a shared segment: counters and descriptions of calls of the ranks.
 
 Every rank writes only its own counters, which only grow. The last rank to reach a value wakes the others, so that a
 rank that waits for three others wakes up once.
@@ -31,7 +31,6 @@ _LINE = 64
 _RANK_BYTES = 2 * _LINE  # counters on one cache line, the futex on another
 _BELL_BYTE = _LINE
 _ANY_FAILED_WORD = 9  # of rank 0: one load shows that no rank has failed
-_FAILURE_BYTES = 2048
 _MOST_STAGING = 16 << 20
 _MOST_CHUNK = 256 << 10
 _FEW_RANKS = 4
@@ -50,20 +49,17 @@ class Count(enum.IntEnum):
     """Number of windows that the rank has written into its staging buffers."""
     SERVED = 3
     """Number of windows of which the rank has reduced its slice."""
-    FAILED = 4
-    """1 once the rank has posted a failure."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Offsets in a segment: a page with the token, counters, failures, calls, small tensors, staging buffers.
+    """Offsets in a segment: a page with the token, counters, calls, small tensors, staging buffers.
 
     Attributes:
         world_size: Number of ranks.
         slot_bytes: Size of a slot. Each rank copies smaller tensors into a slot, and reduces the slots of all ranks.
         chunk_bytes: Size of one rank's slice in a staging buffer; a buffer has a chunk for every rank.
-        failures: Offset of the first rank's failure.
         calls: Offset of the first call.
         slots: Offset of the first slot.
         staging: Offset of the first staging buffer.
@@ -73,7 +69,6 @@ class Layout:
     world_size: int
     slot_bytes: int
     chunk_bytes: int
-    failures: int
     calls: int
     slots: int
     staging: int
@@ -88,12 +83,11 @@ class Layout:
         """
         chunk = max(_PAGE, min(_MOST_CHUNK, _MOST_STAGING // (NUM_BUFFERS * world_size**2) // _PAGE * _PAGE))
         slot = (64 << 10) if world_size <= _FEW_RANKS else (16 << 10)
-        failures = _PAGE + _pages(world_size * _RANK_BYTES)
-        calls = failures + _pages(world_size * _FAILURE_BYTES)
+        calls = _PAGE + _pages(world_size * _RANK_BYTES)
         slots = calls + _pages(world_size * NUM_SLOTS * CALL_BYTES)
         staging = slots + world_size * NUM_SLOTS * slot
         size = staging + NUM_BUFFERS * world_size**2 * chunk
-        return Layout(world_size, slot, chunk, failures, calls, slots, staging, size)
+        return Layout(world_size, slot, chunk, calls, slots, staging, size)
 
     def call(self, rank: int, number: int) -> int:
         """Return the offset of a rank's description of a collective. The descriptions of all ranks are contiguous."""
@@ -110,7 +104,7 @@ class Layout:
 
 @final
 class ControlBlock:
-    """One rank's view of the counters, calls and failures of all ranks.
+    """One rank's view of the counters and calls of all ranks.
 
     Args:
         segment: The shared memory.
@@ -193,29 +187,16 @@ class ControlBlock:
 
     # --- failures -----------------------------------------------------------------------------------------------------
 
-    def post(self, failure: bytes) -> None:
-        """Post a failure of the group for all ranks. Must be called at most once."""
-        data = failure[: _FAILURE_BYTES - 8]
-        start = self.layout.failures + self.rank * _FAILURE_BYTES
-        self._words[start // 8] = len(data)
-        self._bytes[start + 8 : start + 8 + len(data)] = data
-        self._words[self._places[Count.FAILED][self.rank]] = 1
+    def set_failed(self) -> None:
+        """Show all ranks that the group has failed, and wake them."""
         self._words[self._any_failed] = 1
         self._fence()
         for bell in self._bells:
             bell.ring()
 
     def any_failed(self) -> bool:
-        """Return True if a rank has posted a failure."""
+        """Return True if a rank has called `set_failed`."""
         return bool(self._words[self._any_failed])
-
-    def posted(self) -> bytes | None:
-        """Return the posted failure of the lowest rank that has posted one."""
-        for rank, place in enumerate(self._places[Count.FAILED]):
-            if self._words[place]:
-                start = self.layout.failures + rank * _FAILURE_BYTES
-                return bytes(self._bytes[start + 8 : start + 8 + self._words[start // 8]])
-        return None
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 

@@ -24,17 +24,6 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_int64), ("nanoseconds", ctypes.c_int64))
 
 
-@final
-class _Limit:
-    """A time limit as a `timespec`, which is reused since most sleeps of a bell have the same limit."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        whole = int(seconds) if seconds > 0.0 else 0
-        self._timespec = _Timespec(whole, int((seconds - whole) * 1e9) if seconds > 0.0 else 0)
-        self.address = ctypes.addressof(self._timespec)
-
-
 def why_unsupported() -> str | None:
     """Return the reason why this machine does not support groups in shared memory; None if it does.
 
@@ -53,7 +42,6 @@ class Bell:
     def __init__(self, address: int) -> None:
         self._address = address
         self._count = ctypes.c_uint32.from_address(address)
-        self._limit = _Limit(0.0)
         # A separate `CDLL`, since argument types belong to the object. Foreign calls release the GIL.
         self._futex = ctypes.CDLL(None).syscall
         self._futex.argtypes = [
@@ -81,7 +69,6 @@ class Bell:
 
     def sleep(self, seen: int, seconds: float) -> None:
         """Block until the count differs from `seen`, at most for `seconds`; may return early for no reason."""
-        limit = self._limit
-        if limit.seconds != seconds:
-            limit = self._limit = _Limit(seconds)
-        self._futex(_SYS_FUTEX, self._address, _WAIT, seen, limit.address, None, 0)
+        whole = int(max(seconds, 0.0))
+        limit = _Timespec(whole, int((max(seconds, 0.0) - whole) * 1e9))
+        self._futex(_SYS_FUTEX, self._address, _WAIT, seen, ctypes.addressof(limit), None, 0)

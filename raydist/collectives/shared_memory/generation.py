@@ -7,6 +7,7 @@ collective.
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import threading
 import time
@@ -21,7 +22,6 @@ from raydist.collectives.base import Membership, Work
 from raydist.collectives.rendezvous import Bulletin
 from raydist.collectives.shared_memory.control import CALL_BYTES, NUM_SLOTS, ControlBlock, Count, Layout
 from raydist.collectives.shared_memory.transfers import Steps, Transfers, Wait
-from raydist.collectives.tensors import describe_tensor
 from raydist.collectives.translation import describe_operation, describe_ranks, mismatch_error
 from raydist.errors import (
     CancelledError,
@@ -32,7 +32,7 @@ from raydist.errors import (
 )
 from raydist.shared_segment import Segment
 
-__all__ = ["UNREACHABLE", "CallTexts", "Generation"]
+__all__ = ["MARK", "UNREACHABLE", "Generation", "call_text"]
 
 _SLICE_S = 0.05  # interval at which a waiting rank checks for the death of a peer
 _ROLL_CALL_S = 0.3
@@ -40,11 +40,9 @@ _ROLL_CALL_S = 0.3
 # rank that has ended k may write into the slot of k + 8, which held k - 8.
 _MOST_UNDER_WAY = NUM_SLOTS // 2
 _TEXT_BYTES = CALL_BYTES - 8
-_MOST_KNOWN = 1024
-_MARK = b"\0"  # separates the compared text from the text that messages show instead
-_KINDS: dict[str, type[RaydistError]] = {
-    kind.__name__: kind for kind in (CancelledError, CollectiveMismatchError, DeadlineExceededError, UnavailableError)
-}
+
+MARK = b"\0"
+"""Separates the compared text of a call from the text that messages show instead."""
 
 UNREACHABLE = "cannot reach the ranks of other hosts"
 """Text of a leader's error for a failure between hosts. The error does not name the missing rank."""
@@ -102,7 +100,7 @@ class Generation:
         segment: The segment, which this object owns from now on.
         layout: Offsets in the segment.
         timeout_s: Default limit of a wait, in seconds.
-        bulletin: Exchanges failures with other hosts; None if all ranks of the group share the segment.
+        bulletin: Has the reason of a failure.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class Generation:
         segment: Segment,
         layout: Layout,
         timeout_s: float,
-        bulletin: Bulletin | None,
+        bulletin: Bulletin,
     ) -> None:
         self.membership = membership
         self.segment = segment
@@ -121,6 +119,7 @@ class Generation:
         self._members = members
         self._timeout_s = timeout_s
         self._bulletin = bulletin
+        self._spans_hosts = len(members) < membership.world_size
         self._lock = threading.Lock()
         self._failure: RaydistError | None = None
         self._absent: tuple[int, ...] | None = None
@@ -135,7 +134,9 @@ class Generation:
     ) -> Operation:
         """Start a collective, and advance all pending ones without a wait. See `Operation` for the arguments."""
         self.check(name)
-        operation = Operation(self, name, self._num_called, text.ljust(_TEXT_BYTES), shared, brought, small)
+        operation = Operation(
+            self, name, self._num_called, text[:_TEXT_BYTES].ljust(_TEXT_BYTES), shared, brought, small
+        )
         operation.steps = self._steps(operation, body)
         self._num_called += 1
         self._called.append(operation)
@@ -234,7 +235,8 @@ class Generation:
             if now >= deadline:
                 raise self._late(operation, limit_s, fatal=timeout_s is None)
             if now >= next_look:
-                self.hear()
+                if self._spans_hosts:
+                    self.hear()
                 self._look_for_the_dead(operation)
                 next_look = now + _SLICE_S
             self.control.sleep(seen, min(_SLICE_S, deadline - now))
@@ -249,12 +251,8 @@ class Generation:
                 break
         return sorted(self._members[place] for place in missing - {self.control.rank})
 
-    def is_alive(self, rank: int) -> bool:
-        """Return True if a member has the segment open. The kernel drops a rank's lock when the process ends."""
-        return self.segment.holds(rank)
-
     def _look_for_the_dead(self, operation: Operation) -> None:
-        dead = [rank for rank in self._missing(operation) if not self.is_alive(rank)]
+        dead = [rank for rank in self._missing(operation) if not self.segment.holds(rank)]
         self.advance()  # the dead ranks may have done their part before
         dead = [rank for rank in self._missing(operation) if rank in dead]
         if dead and not operation.done:
@@ -269,12 +267,9 @@ class Generation:
 
     def check(self, name: str) -> None:
         """Raise an error if the group has failed."""
+        if self._failure is None and self.control.any_failed():
+            self.hear()
         failure = self._failure
-        if failure is None and self.control.any_failed():
-            posted = self.control.posted()
-            if posted is not None:
-                kind, _, message = posted.decode(errors="replace").partition("\n")
-                failure = _KINDS[kind](message)
         if failure is not None:
             raise type(failure)(
                 f"{describe_operation(self.membership, name)} was given up: {failure.message}"
@@ -282,15 +277,14 @@ class Generation:
             )
 
     def fail(self, failure: RaydistError, *, known: bool = False) -> None:
-        """Fail the group for every member; other hosts are not informed of a `known` failure."""
+        """Fail the group for every member; a `known` failure is in the bulletin already."""
         with self._lock:
             if self._failure is not None:
                 return
             self._failure = failure
-            kind = type(failure).__name__ if type(failure).__name__ in _KINDS else UnavailableError.__name__
-            self.control.post(f"{kind}\n{failure.message}".encode())
-        if self._bulletin is not None and not known:
+        if not known:
             self._bulletin.post(failure)
+        self.control.set_failed()
 
     def abort(self) -> None:
         """Fail the group at the user's request."""
@@ -306,8 +300,8 @@ class Generation:
         self.segment.close()
 
     def hear(self) -> None:
-        """Check for failures on other hosts. Does not raise; `check` does."""
-        heard = self._bulletin.failure() if self._bulletin is not None else None
+        """Check for failures in the bulletin. Does not raise; `check` does."""
+        heard = self._bulletin.failure()
         if heard is not None:
             self.fail(heard, known=True)
 
@@ -315,7 +309,7 @@ class Generation:
         message = f"{describe_operation(self.membership, operation.name)} timed out after {limit_s} s."
         if not fatal:
             return DeadlineExceededError(f"{message} It goes on; wait again, or allow more time.")
-        missing = self._missing(operation) if self._bulletin is None else []
+        missing = [] if self._spans_hosts else self._missing(operation)
         absent = f" No sign of {describe_ranks(missing)}." if missing else ""
         advice = "Raise the limit (Timeouts.collective_s) if the others were only slow."
         error = DeadlineExceededError(f"{message}{absent} {self._who_calls_what()} {advice}")
@@ -334,39 +328,19 @@ class Generation:
     def _who_is_absent(self, failure: RaydistError) -> str:
         """Describe the ranks that do not answer a roll call over all hosts, for messages."""
         names_no_rank = isinstance(failure, DeadlineExceededError) or UNREACHABLE in failure.message
-        if self._bulletin is None or not names_no_rank:
+        if not self._spans_hosts or not names_no_rank:
             return ""
         if self._absent is None:
             self._absent = self._bulletin.roll_call(_ROLL_CALL_S)
         return f" No sign of {describe_ranks(self._absent)}." if self._absent else ""
 
 
-@final
-class CallTexts:
-    """Descriptions of a rank's calls. They are cached, since a program repeats a few calls."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, torch.dtype, torch.Size], bytes] = {}
-        self._announced = b""
-
-    def announce(self, what: str) -> None:
-        """Set the text that messages show for the next call."""
-        self._announced = what.encode()
-
-    def next_call(self, name: str, tensor: torch.Tensor | None) -> bytes:
-        """Return the text of the next call, which fits into the segment and differs between different calls."""
-        text = name.encode() if tensor is None else self._described(name, tensor)
-        announced, self._announced = self._announced, b""
-        return (text + _MARK + announced)[:_TEXT_BYTES] if announced else text
-
-    def _described(self, name: str, tensor: torch.Tensor) -> bytes:
-        key = (name, tensor.dtype, tensor.shape)
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            known = self._known[key] = _shortened(f"{name} of {describe_tensor(tensor)}".encode())
-        return known
+@functools.lru_cache(maxsize=1024)
+def call_text(name: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
+    """Return the description of a call, which fits into the segment and differs between different calls."""
+    text = f"{name} of {dtype} {tuple(shape)}".encode()
+    digest = hashlib.sha256(text).hexdigest()[:16].encode()
+    return text if len(text) <= _TEXT_BYTES else text[: _TEXT_BYTES - len(digest) - 1] + b" " + digest
 
 
 def is_same_call(one: bytes, other: bytes) -> bool:
@@ -375,7 +349,7 @@ def is_same_call(one: bytes, other: bytes) -> bool:
     >>> is_same_call(b"barrier\\0one", b"barrier ")
     True
     """
-    return one.partition(_MARK)[0].rstrip() == other.partition(_MARK)[0].rstrip()
+    return one.partition(MARK)[0].rstrip() == other.partition(MARK)[0].rstrip()
 
 
 def shown_call(text: bytes) -> str:
@@ -384,10 +358,5 @@ def shown_call(text: bytes) -> str:
     >>> shown_call(b"all_reduce(MAX) of torch.int64 (3,)\\0all_gather(axis=0) of torch.float32 (2,) ")
     'all_gather(axis=0) of torch.float32 (2,)'
     """
-    call, _, shown = text.decode(errors="replace").partition(_MARK.decode())
+    call, _, shown = text.decode(errors="replace").partition(MARK.decode())
     return (shown or call).strip()
-
-
-def _shortened(text: bytes) -> bytes:
-    digest = hashlib.sha256(text).hexdigest()[:16].encode()
-    return text if len(text) <= _TEXT_BYTES else text[: _TEXT_BYTES - len(digest) - 1] + b" " + digest
