@@ -70,9 +70,7 @@ class XlaTeam(ThreadTeam):
         super().__init__(
             world_size,
             timeout_s,
-            lambda membership, limit_s: XlaBackend().communicator(
-                membership, torch.device(f"xla:{membership.rank}"), limit_s
-            ),
+            lambda membership, limit_s: XlaBackend().open(membership, torch.device(f"xla:{membership.rank}"), limit_s),
             self._store,
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self, final
+from typing import ClassVar, final
 
 import torch
 
@@ -23,7 +23,6 @@ __all__ = [
     "Communicator",
     "Declined",
     "FinishingWork",
-    "JoiningCommunicator",
     "Membership",
     "Work",
 ]
@@ -226,30 +225,6 @@ class Declined(Exception):
     """Raised where all members agree that a backend cannot serve their group; the message says why."""
 
 
-class JoiningCommunicator(Communicator):
-    """A communicator that must join its group with `start`.
-
-    Args:
-        membership: Membership of this rank.
-        device: Device of the tensors.
-        timeout_s: Limit of every wait, in seconds.
-    """
-
-    def __init__(self, membership: Membership, device: torch.device, timeout_s: float) -> None:
-        self.membership = membership
-        self.device = device
-        self.timeout_s = timeout_s
-
-    @abstractmethod
-    def start(self) -> Self:
-        """Join the group. Blocking: until every member has joined, at most `timeout_s`.
-
-        Raises:
-            DeadlineExceededError: A member did not arrive; the message says which.
-            Declined: This backend cannot serve the group. All ranks raise it.
-        """
-
-
 class Backend(ABC):
     """An implementation of collectives for some types of devices.
 
@@ -268,5 +243,12 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> JoiningCommunicator:
-        """Create the communicator of one rank, without joining the group."""
+    def open(self, membership: Membership, device: torch.device, timeout_s: float) -> Communicator:
+        """Join a group and return the communicator of one rank.
+
+        Blocking: until every member has joined, at most `timeout_s` seconds for each wait.
+
+        Raises:
+            DeadlineExceededError: A member did not arrive; the message says which.
+            Declined: This backend cannot serve the group. All ranks raise it.
+        """

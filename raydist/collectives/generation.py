@@ -20,7 +20,6 @@ from raydist.collectives.base import Backend, Membership
 from raydist.collectives.rendezvous import Bulletin, connect_store
 from raydist.collectives.translation import (
     describe_operation,
-    describe_ranks,
     is_slice_over,
     translate_torch_error,
 )
@@ -39,7 +38,6 @@ MARGIN_S = 1.0
 """Seconds by which the backend's limit exceeds raydist's own: the former only ends operations after an abort."""
 
 _SLICE_S = 0.05  # interval at which a waiting rank checks for an abort or a failure of a peer
-_ROLL_CALL_S = 0.3
 _WATCH_S = 0.2
 
 
@@ -120,29 +118,32 @@ class ProcessGroupBackend(Backend):
 class Generation:
     """The process group of one generation. After the first failure every call raises that failure."""
 
-    def __init__(self, membership: Membership, backend: ProcessGroupBackend, timeout_s: float) -> None:
+    def __init__(
+        self, membership: Membership, backend: ProcessGroupBackend, bulletin: Bulletin, timeout_s: float
+    ) -> None:
         self.membership = membership
+        self.timeout_s = timeout_s
         self._backend = backend
-        self._timeout_s = timeout_s
+        self._bulletin = bulletin
         self._lock = threading.Lock()
-        self._failure: RaydistError | None = None
         self._group: RawGroup | None = None
-        self._bulletin: Bulletin | None = None
         self._pending: list[tuple[Flight, str]] = []
         self._ended = threading.Event()
 
-    def start(self) -> None:
+    @staticmethod
+    def join(membership: Membership, backend: ProcessGroupBackend, timeout_s: float) -> Generation:
         """Join the other members. Blocks; raises after `timeout_s` if one is missing."""
         operation = "rendezvous"
-        store = connect_store(self.membership, self._timeout_s)
-        self._bulletin = Bulletin(store, self.membership)
-        self.exchange_on_host(b"", operation)
+        store = connect_store(membership, timeout_s)
+        generation = Generation(membership, backend, Bulletin(store, membership), timeout_s)
+        generation.exchange_on_host(b"", operation)
         try:
-            self._group = self._backend.create(store, self.membership, self._timeout_s)
+            generation._group = backend.create(store, membership, timeout_s)
         except RuntimeError as error:
-            raise self._fail(translate_torch_error(error, self.membership, operation)) from error
-        if self._backend.host_runs_ahead:
-            threading.Thread(target=self._watch, name="raydist-collectives-watchdog", daemon=True).start()
+            raise generation._fail(translate_torch_error(error, membership, operation)) from error
+        if backend.host_runs_ahead:
+            threading.Thread(target=generation._watch, name="raydist-collectives-watchdog", daemon=True).start()
+        return generation
 
     def submit(self, operation: str, call: Callable[[RawGroup], RawWork]) -> Flight:
         """Start an operation of the process group."""
@@ -164,7 +165,7 @@ class Generation:
 
     def wait(self, flight: Flight, operation: str, timeout_s: float | None) -> None:
         """Block until an operation ends. The group's own limit fails the group; after another limit, wait again."""
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         if self._backend.host_runs_ahead:  # the watchdog checks limits and failures
             self.check(operation)
@@ -181,21 +182,16 @@ class Generation:
 
     def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
         """Exchange data through the store; return every rank's data, by rank. Blocks until all ranks have called it."""
-        bulletin = self._bulletin
         self.check(what)
-        if bulletin is None:
-            raise FailedPreconditionError(
-                f"{describe_operation(self.membership, what)}: the group must be started before. Call start()."
-            )
 
         def check() -> None:
             self._listen()
             self.check(what)
 
         try:
-            return bulletin.exchange(data, what, self._timeout_s, check)
+            return self._bulletin.exchange(data, what, self.timeout_s, check)
         except DeadlineExceededError as error:
-            self._record(error)
+            self._bulletin.fail(error)
             raise
         except RuntimeError as error:  # the store is closed
             raise translate_torch_error(error, self.membership, what) from error
@@ -203,7 +199,9 @@ class Generation:
     def abort(self) -> None:
         """Fail the group for every member."""
         rank, group = self.membership.rank, self.membership.group
-        self._record(CancelledError(f"rank {rank} aborted group {group!r}, generation {self.membership.generation}."))
+        self._bulletin.fail(
+            CancelledError(f"rank {rank} aborted group {group!r}, generation {self.membership.generation}.")
+        )
         if self._group is not None:
             self._backend.kill(self._group)
 
@@ -216,11 +214,10 @@ class Generation:
                 oldest = self._pending[0][1] if self._pending else None
                 if oldest is None or len(self._pending) < before:
                     since = time.monotonic()
-            if self._failure is None:
-                self._listen()
-            if self._failure is None and oldest is not None and time.monotonic() - since > self._timeout_s:
-                self._late(oldest, self._timeout_s, fatal=True)
-            if self._failure is not None and self._group is not None:
+            self._listen()
+            if not self._bulletin.failed and oldest is not None and time.monotonic() - since > self.timeout_s:
+                self._late(oldest, self.timeout_s, fatal=True)
+            if self._bulletin.failed and self._group is not None:
                 self._backend.kill(self._group)  # threads that wait for the device wake up and find the failure
                 return
 
@@ -242,36 +239,16 @@ class Generation:
 
     def check(self, operation: str) -> None:
         """Raise the failure that has ended this generation, if there is one."""
-        failure = self._failure
-        if failure is not None:
-            raise type(failure)(
-                f"{describe_operation(self.membership, operation)} was given up: {failure.message} "
-                "Open the group anew to go on."
-            )
+        self._bulletin.check(operation)
 
     def _listen(self) -> None:
-        heard = self._bulletin.failure() if self._bulletin is not None else None
-        if heard is None:
-            return
-        if not isinstance(heard, CancelledError):
-            heard = self._with_missing(heard)  # the peer posted its failure before its roll call
-        with self._lock:
-            self._failure = self._failure or heard
-
-    def _record(self, failure: RaydistError) -> None:
-        with self._lock:
-            self._failure = self._failure or failure
-        if self._bulletin is not None:
-            self._bulletin.post(failure)
+        if self._bulletin.listen():
+            self._bulletin.named()  # the peer posted its failure before its roll call
 
     def _fail(self, error: RaydistError) -> RaydistError:
         """Record a failure of this rank, and return it with the missing ranks."""
-        self._record(error)
-        return self._with_missing(error)
-
-    def _with_missing(self, error: RaydistError) -> RaydistError:
-        missing = self._bulletin.roll_call(_ROLL_CALL_S) if self._bulletin is not None else ()
-        return type(error)(f"{error.message} No sign of {describe_ranks(missing)}.") if missing else error
+        self._bulletin.fail(error)
+        return self._bulletin.named() or error
 
     def _late(self, operation: str, limit_s: float, *, fatal: bool) -> RaydistError:
         message = f"{describe_operation(self.membership, operation)} timed out after {limit_s} s."

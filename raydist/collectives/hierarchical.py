@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import replace
-from typing import Self, final
+from typing import final
 
 import torch
 
@@ -21,18 +21,20 @@ from raydist.collectives.base import (
     Backend,
     Communicator,
     FinishingWork,
-    JoiningCommunicator,
     Membership,
     Work,
 )
 from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.reducing import HALVES
-from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
-from raydist.collectives.shared_memory.generation import UNREACHABLE
+from raydist.collectives.shared_memory.communicator import (
+    SharedMemoryBackend,
+    SharedMemoryCommunicator,
+    open_shared,
+)
 from raydist.collectives.tensors import check_parts, check_reducible, check_root, stage_bytes
 from raydist.collectives.translation import describe_operation
 from raydist.ending_threads import end_at_exit
-from raydist.errors import DeadlineExceededError, FailedPreconditionError, RaydistError, UnavailableError
+from raydist.errors import DeadlineExceededError, RaydistError, UnavailableError
 from raydist.values import ReduceOp
 
 __all__ = ["BackgroundQueue", "HierarchicalBackend", "HierarchicalCommunicator"]
@@ -51,41 +53,42 @@ class HierarchicalBackend(Backend):
     def declines(self, membership: Membership) -> str | None:
         return None if membership.hosts else "nobody has said which of its ranks are on one host"
 
-    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> JoiningCommunicator:
-        kind = HierarchicalCommunicator if len(set(membership.hosts)) > 1 else SharedMemoryCommunicator
-        return kind(membership, device, timeout_s)
+    def open(self, membership: Membership, device: torch.device, timeout_s: float) -> Communicator:
+        hosts = tuple(dict.fromkeys(membership.hosts))
+        if len(hosts) == 1:
+            return SharedMemoryBackend().open(membership, device, timeout_s)
+        members = tuple(rank for rank, host in enumerate(membership.hosts) if host == membership.hosts[membership.rank])
+        home, leaders = open_shared(membership, timeout_s, members), None
+        try:
+            if members[0] == membership.rank:
+                group, number = f"{membership.group}/leaders", hosts.index(membership.hosts[membership.rank])
+                place = replace(membership, group=group, rank=number, world_size=len(hosts), hosts=())
+                leaders = GlooBackend().open(place, device, timeout_s)
+            return HierarchicalCommunicator(membership, home, leaders)
+        except BaseException:
+            home.close()
+            raise
 
 
 @final
-class HierarchicalCommunicator(JoiningCommunicator):
+class HierarchicalCommunicator(Communicator):
     """A communicator of ranks on several hosts. Not thread-safe, except for `abort`.
 
     Args:
         membership: Membership of this rank; `hosts` names at least two hosts.
-        device: The CPU.
-        timeout_s: Limit of every wait, in seconds.
+        home: The communicator inside the host.
+        leaders: The communicator of the leaders, if this rank is one.
     """
 
-    def __init__(self, membership: Membership, device: torch.device, timeout_s: float) -> None:
-        super().__init__(membership, device, timeout_s)
+    def __init__(self, membership: Membership, home: SharedMemoryCommunicator, leaders: Communicator | None) -> None:
+        self.membership = membership
+        self.timeout_s = home.timeout_s
         names = membership.hosts
         self._hosts = [tuple(rank for rank, name in enumerate(names) if name == host) for host in dict.fromkeys(names)]
         self._host = next(number for number, ranks in enumerate(self._hosts) if membership.rank in ranks)
-        members = self._hosts[self._host]
-        self._home = SharedMemoryCommunicator(membership, device, timeout_s, members)
-        self._leaders: JoiningCommunicator | None = None
-        if members[0] == membership.rank:
-            group, num_hosts = f"{membership.group}/leaders", len(self._hosts)
-            place = replace(membership, group=group, rank=self._host, world_size=num_hosts, hosts=())
-            self._leaders = GlooBackend().communicator(place, device, timeout_s)
-        self._queue: BackgroundQueue | None = None
-
-    def start(self) -> Self:
-        self._home.start()
-        if self._leaders is not None:
-            self._leaders.start()
+        self._home = home
+        self._leaders = leaders
         self._queue = BackgroundQueue(f"raydist-collectives-{self.rank}", self.abort)
-        return self
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         tensors: list[torch.Tensor] = []
@@ -119,9 +122,7 @@ class HierarchicalCommunicator(JoiningCommunicator):
             self._leaders.abort()
 
     def close(self) -> None:
-        background, self._queue = self._queue, None
-        if background is not None:
-            background.close()
+        self._queue.close()
         leaders, self._leaders = self._leaders, None  # gloo closes its sockets when its last object is deleted
         if leaders is not None:
             leaders.close()
@@ -164,18 +165,15 @@ class HierarchicalCommunicator(JoiningCommunicator):
                 work.wait(_SLICE_S)
                 return
             except RaydistError as error:
-                generation = self._home.opened("the exchange between hosts")
+                generation = self._home.generation
                 generation.hear()
                 generation.check("the exchange between hosts")
                 if not isinstance(error, DeadlineExceededError) or time.monotonic() >= deadline:
                     # The message of `error` numbers leaders, so a message with this group's rank replaces it.
-                    raise type(error)(f"rank {self.rank} {UNREACHABLE}.") from error
+                    raise type(error)(f"rank {self.rank} cannot reach the ranks of other hosts.") from error
 
     def _submit(self, name: str, function: Callable[[], object]) -> Work:
-        if self._queue is None:
-            what = describe_operation(self.membership, name)
-            raise FailedPreconditionError(f"{what}: the group is closed. Open a new one.")
-        self._home.opened(name).check(name)
+        self._home.generation.check(name)
         future = self._queue.submit(lambda: self._run(name, function))
         return FinishingWork(lambda timeout_s: self._wait(name, future, timeout_s))
 
@@ -186,7 +184,7 @@ class HierarchicalCommunicator(JoiningCommunicator):
             what = describe_operation(self.membership, name)
             if timeout_s is not None:
                 raise DeadlineExceededError(f"{what} timed out after {limit_s} s. It goes on; wait again.")
-            generation = self._home.opened(name)
+            generation = self._home.generation
             generation.fail(DeadlineExceededError(f"{what} timed out after {self.timeout_s} s."))
             generation.check(name)
         future.result()
@@ -197,7 +195,7 @@ class HierarchicalCommunicator(JoiningCommunicator):
             function()
         except BaseException as error:
             unknown = UnavailableError(f"rank {self.rank} failed inside a collective ({error!r}).")
-            generation = self._home.opened(name)
+            generation = self._home.generation
             generation.fail(error if isinstance(error, RaydistError) else unknown)
             generation.check(name)
             raise

@@ -98,19 +98,15 @@ def open_communicator(
     """
     suited = _suited(backends_for(device, backend), membership)
     for chosen, following in zip(suited, (*suited[1:], None), strict=True):
-        communicator = chosen.communicator(membership, device, timeout_s)
         try:
-            return communicator.start()
-        except BaseException as error:
-            communicator.close()
-            if not isinstance(error, Declined):
-                raise
+            return chosen.open(membership, device, timeout_s)
+        except Declined as reason:
             if following is None:
-                raise _cannot(chosen, membership, str(error)) from error
+                raise _cannot(chosen, membership, str(reason)) from reason
             if membership.rank == 0 and (chosen.name, following.name) not in _told:
                 _told.add((chosen.name, following.name))
                 group = _describe(membership)
-                _log.warning("%s is carried by %s, not %s: %s.", group, following.name, chosen.name, error)
+                _log.warning("%s is carried by %s, not %s: %s.", group, following.name, chosen.name, reason)
     raise AssertionError("the last backend returns or raises")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Self, final
+from typing import final
 
 import torch
 import torch.distributed as dist
 
-from raydist.collectives.base import ALL_REDUCE, FinishingWork, JoiningCommunicator, Membership, Work
+from raydist.collectives.base import ALL_REDUCE, Communicator, FinishingWork, Membership, Work
 from raydist.collectives.generation import (
     MARGIN_S,
     CudaFlight,
@@ -47,19 +47,19 @@ _OPS = {
 
 
 @final
-class ProcessGroupCommunicator(JoiningCommunicator):
+class ProcessGroupCommunicator(Communicator):
     """A communicator on a process group of torch.distributed. Not thread-safe, except for `abort`."""
 
-    def __init__(
-        self, membership: Membership, device: torch.device, timeout_s: float, backend: ProcessGroupBackend
-    ) -> None:
-        super().__init__(membership, device, timeout_s)
-        self._backend = backend
-        self._generation = Generation(membership, backend, timeout_s)
+    def __init__(self, generation: Generation, device: torch.device, *, host_runs_ahead: bool) -> None:
+        self.membership = generation.membership
+        self.timeout_s = generation.timeout_s
+        self.device = device
+        self._host_runs_ahead = host_runs_ahead
+        self._generation = generation
 
     @property
     def host_runs_ahead(self) -> bool:
-        return self._backend.host_runs_ahead
+        return self._host_runs_ahead
 
     def copy_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         if not self.host_runs_ahead:
@@ -75,10 +75,6 @@ class ProcessGroupCommunicator(JoiningCommunicator):
 
     def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
         return self._generation.exchange_on_host(data, what)
-
-    def start(self) -> Self:
-        self._generation.start()
-        return self
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
         staged = stage_comparable(tensor, op, self.world_size)
@@ -123,15 +119,18 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         return FinishingWork(lambda limit_s: generation.wait(flight, operation, limit_s), deliver)
 
 
+class _TorchBackend(ProcessGroupBackend):
+    def open(self, membership: Membership, device: torch.device, timeout_s: float) -> ProcessGroupCommunicator:
+        generation = Generation.join(membership, self, timeout_s)
+        return ProcessGroupCommunicator(generation, device, host_runs_ahead=self.host_runs_ahead)
+
+
 @final
-class GlooBackend(ProcessGroupBackend):
+class GlooBackend(_TorchBackend):
     """The gloo backend: TCP between processes."""
 
     name = "gloo"
     devices = ("cpu",)
-
-    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> ProcessGroupCommunicator:
-        return ProcessGroupCommunicator(membership, device, timeout_s, self)
 
     def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
         timeout, hostname = timedelta(seconds=timeout_s + MARGIN_S), local_address(membership)
@@ -145,15 +144,12 @@ class GlooBackend(ProcessGroupBackend):
 
 
 @final
-class NcclBackend(ProcessGroupBackend):
+class NcclBackend(_TorchBackend):
     """The NCCL backend: NVLink, InfiniBand or TCP between GPUs."""
 
     name = "nccl"
     devices = ("cuda",)
     host_runs_ahead = True
-
-    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> ProcessGroupCommunicator:
-        return ProcessGroupCommunicator(membership, device, timeout_s, self)
 
     def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
         if not dist.is_nccl_available():

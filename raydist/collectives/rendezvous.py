@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -41,18 +42,21 @@ _KINDS: dict[str, type[RaydistError]] = {
 }
 _FAILURE = "failure"
 _POLL_S = 0.005
+_ROLL_CALL_S = 0.3
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.0002, 0.05
 _READ_BY_ALL = 2  # all members have read exchange k - 2 before exchange k, since they took part in k - 1
 
 
 @final
 class Bulletin:
-    """Exchanges and failures of one generation in the store, for one member."""
+    """Exchanges of one generation in the store, and its first failure, for one member."""
 
     def __init__(self, store: Store, membership: Membership) -> None:
         self._store = store
         self._membership = membership
         self._num_exchanges = 0
+        self._lock = threading.Lock()
+        self._failure: RaydistError | None = None
 
     def exchange(self, data: bytes, what: str, timeout_s: float, check: Callable[[], None]) -> list[bytes]:
         """Return every rank's data, by rank. Blocking: until all ranks have called it, at most `timeout_s` seconds.
@@ -85,24 +89,61 @@ class Bulletin:
             pause_s = min(2 * pause_s, _MOST_PAUSE_S)
         return [self._store.get(key)[1:] for key in keys]
 
-    def post(self, failure: RaydistError) -> None:
-        """Publish the reason of a failure, unless there is one already. Ignores a store that is closed."""
+    @property
+    def failed(self) -> bool:
+        """True if this member knows of a failure."""
+        return self._failure is not None
+
+    def check(self, operation: str) -> None:
+        """Raise the failure that has ended this generation, if this member knows of one."""
+        failure = self._failure
+        if failure is not None:
+            raise type(failure)(
+                f"{describe_operation(self._membership, operation)} was given up: {failure.message} "
+                "Open the group anew to go on."
+            )
+
+    def fail(self, failure: RaydistError) -> None:
+        """Record a failure, and publish it unless there is one already. Ignores a store that is closed."""
+        with self._lock:
+            self._failure = self._failure or failure
         kind = type(failure).__name__ if type(failure).__name__ in _KINDS else UnavailableError.__name__
         with contextlib.suppress(RuntimeError):
             if peek(self._store, _FAILURE) is None:
                 self._store.set(_FAILURE, f"{kind}\n{failure.message}")
 
-    def failure(self) -> RaydistError | None:
-        """Return the posted failure, if any, and an UnavailableError if the owner of the store has ended."""
+    def listen(self) -> bool:
+        """Look for a failure that a member has published; return True if this member did not know of one before."""
+        if self.failed:
+            return False
         try:
             posted = peek(self._store, _FAILURE)
         except RuntimeError:
             owner = f"{self._membership.store_host}:{self._membership.store_port}"
-            return UnavailableError(f"The rendezvous store at {owner} is gone: the owner of the group has ended.")
-        if posted is None:
-            return None
-        kind, _, message = posted.decode().partition("\n")
-        return _KINDS.get(kind, UnavailableError)(message)
+            heard: RaydistError = UnavailableError(
+                f"The rendezvous store at {owner} is gone: the owner of the group has ended."
+            )
+        else:
+            if posted is None:
+                return False
+            kind, _, message = posted.decode().partition("\n")
+            heard = _KINDS.get(kind, UnavailableError)(message)
+        with self._lock:
+            self._failure = self._failure or heard
+        return True
+
+    def named(self) -> RaydistError | None:
+        """Return the failure with the ranks that do not answer a roll call, and remember it so.
+
+        Blocking: until all ranks have called it, at most 0.3 s.
+        """
+        failure = self._failure
+        if failure is None or isinstance(failure, CancelledError | CollectiveMismatchError):
+            return failure
+        missing = self.roll_call(_ROLL_CALL_S)
+        if missing:
+            self._failure = type(failure)(f"{failure.message} No sign of {describe_ranks(missing)}.")
+        return self._failure
 
     def roll_call(self, limit_s: float) -> tuple[int, ...]:
         """Report this rank after a failure, and return the ranks that do not report within `limit_s` seconds."""

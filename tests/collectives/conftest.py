@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from raydist.collectives.base import Membership
-from raydist.collectives.hierarchical import HierarchicalCommunicator
+from raydist.collectives.base import Communicator, Membership
+from raydist.collectives.hierarchical import HierarchicalBackend
 from raydist.collectives.rendezvous import RendezvousStore
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import ThreadTeam
@@ -53,8 +53,8 @@ def hosts_of_one_team() -> Iterator[ThreadTeam]:
         team.close()
 
 
-def hosted(membership: Membership, timeout_s: float) -> HierarchicalCommunicator:
-    return HierarchicalCommunicator(membership, torch.device("cpu"), timeout_s)
+def hosted(membership: Membership, timeout_s: float) -> Communicator:
+    return HierarchicalBackend().open(membership, torch.device("cpu"), timeout_s)
 
 
 @pytest.fixture(scope="package")

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from raydist.collectives.base import Membership
-from raydist.collectives.hierarchical import HierarchicalCommunicator
+from raydist.collectives.base import Communicator, Membership
+from raydist.collectives.hierarchical import HierarchicalBackend
 from raydist.collectives.rendezvous import RendezvousStore
 from tests.collectives.threads import ThreadTeam
 
@@ -19,8 +19,8 @@ SHAPES = ("ab", "aabb", "abaa", "abc", "aabbbcc")
 """One letter a rank: its host. One rank each, as many each, fewer here than there, three hosts, three uneven ones."""
 
 
-def hosted(membership: Membership, timeout_s: float) -> HierarchicalCommunicator:
-    return HierarchicalCommunicator(membership, torch.device("cpu"), timeout_s)
+def hosted(membership: Membership, timeout_s: float) -> Communicator:
+    return HierarchicalBackend().open(membership, torch.device("cpu"), timeout_s)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from raydist.collectives.base import Backend, JoiningCommunicator
+from raydist.collectives.base import Backend, Communicator
 from raydist.collectives.hierarchical import HierarchicalBackend
 from raydist.collectives.opening import AUTO, BACKENDS, backends_for
 from raydist.collectives.process_group import GlooBackend, NcclBackend
@@ -22,7 +22,7 @@ class OtherBackend(Backend):
     name = "other"
     devices = ("cpu", "mps")
 
-    def communicator(self, membership: object, device: object, timeout_s: float) -> JoiningCommunicator:
+    def open(self, membership: object, device: object, timeout_s: float) -> Communicator:
         raise NotImplementedError
 
 

@@ -47,12 +47,24 @@ def test_waiting_can_be_given_up() -> None:
 @pytest.mark.parametrize("kind", [CancelledError, DeadlineExceededError, UnavailableError])
 def test_the_first_failure_stays(kind: type[RaydistError]) -> None:
     first, second = bulletins(2)
-    assert second.failure() is None
-    first.post(kind("rank 0: two\nlines"))
-    second.post(CancelledError("later"))
-    heard = second.failure()
-    assert type(heard) is kind
-    assert str(heard) == "rank 0: two\nlines"
+    assert not second.listen()
+    second.check("a test")
+    first.fail(kind("rank 0: two\nlines"))
+    first.fail(CancelledError("later"))
+    assert second.listen()
+    assert not second.listen()
+    for member in (first, second):
+        with pytest.raises(kind, match="a test by rank . of 2 .* was given up: rank 0: two\nlines Open the group anew"):
+            member.check("a test")
+
+
+def test_a_failure_names_the_ranks_that_do_not_answer() -> None:
+    first, _ = bulletins(2)
+    first.fail(UnavailableError("Connection closed."))
+    assert str(first.named()) == "Connection closed. No sign of rank 1."
+    aborted, _ = bulletins(2)
+    aborted.fail(CancelledError("rank 0 aborted"))
+    assert str(aborted.named()) == "rank 0 aborted"
 
 
 def test_roll_call() -> None:

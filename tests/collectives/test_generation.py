@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from raydist.collectives.base import Membership
+from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.generation import Flight, Generation, ProcessGroupBackend, RawGroup
-from raydist.collectives.process_group import ProcessGroupCommunicator
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import (
     CancelledError,
@@ -49,8 +48,8 @@ class ManualBackend(ProcessGroupBackend):
     def __init__(self) -> None:
         self.killed = 0
 
-    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> ProcessGroupCommunicator:
-        return ProcessGroupCommunicator(membership, device, timeout_s, self)
+    def open(self, membership: Membership, device: torch.device, timeout_s: float) -> Communicator:
+        raise NotImplementedError
 
     def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
         return object()
@@ -67,9 +66,7 @@ class ManualBackend(ProcessGroupBackend):
 def generation() -> Iterator[Generation]:
     with RendezvousStore() as store:
         membership = store.membership("g", generation=0, rank=0, world_size=1)
-        generation = Generation(membership, ManualBackend(), timeout_s=0.2)
-        generation.start()
-        yield generation
+        yield Generation.join(membership, ManualBackend(), timeout_s=0.2)
 
 
 def begin(generation: Generation, flight: ManualFlight) -> Flight:
@@ -141,8 +138,8 @@ class DeviceBackend(ManualBackend):
 def on_device() -> Iterator[tuple[Generation, DeviceBackend]]:
     with RendezvousStore() as store:
         backend = DeviceBackend()
-        generation = Generation(store.membership("g", generation=0, rank=0, world_size=1), backend, timeout_s=0.5)
-        generation.start()
+        membership = store.membership("g", generation=0, rank=0, world_size=1)
+        generation = Generation.join(membership, backend, timeout_s=0.5)
         yield generation, backend
         generation.leave()
 
@@ -189,8 +186,11 @@ def test_a_watchdog_ends_a_group_whose_collective_hangs(on_device: tuple[Generat
 def test_data_is_exchanged_through_the_store() -> None:
     with RendezvousStore() as store:
         members = [store.membership("g", generation=0, rank=rank, world_size=2) for rank in range(2)]
-        ranks = [Generation(member, DeviceBackend(), timeout_s=2.0) for member in members]
-        begin_threads({rank: generation.start for rank, generation in enumerate(ranks)})()
+        joins = {
+            rank: functools.partial(Generation.join, member, DeviceBackend(), 2.0)
+            for rank, member in enumerate(members)
+        }
+        ranks: list[Generation] = [joined for _, joined in sorted(begin_threads(joins)().items())]
         for number in range(5):
             told = begin_threads(
                 {

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.hierarchical import BackgroundQueue, HierarchicalBackend, HierarchicalCommunicator
+from raydist.collectives.hierarchical import BackgroundQueue, HierarchicalBackend
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
 from raydist.errors import (
@@ -42,12 +42,10 @@ Operation = Callable[[Communicator], Begun]
 
 def test_one_host_shares_memory_and_unknown_hosts_are_declined() -> None:
     backend = HierarchicalBackend()
-    cpu = torch.device("cpu")
     assert "nobody has said" in str(backend.declines(Membership("g", 0, 0, 2)))
     assert backend.declines(Membership("g", 0, 0, 2, hosts=("a", "b"))) is None
-    assert isinstance(
-        backend.communicator(Membership("g", 0, 0, 2, hosts=("a", "a")), cpu, 1.0), SharedMemoryCommunicator
-    )
+    with hosted_team("aa") as team:
+        assert isinstance(team._groups[0], SharedMemoryCommunicator)
 
 
 @pytest.mark.parametrize("hosts", SHAPES)
@@ -108,10 +106,8 @@ def test_a_closed_group_says_so() -> None:
 def test_who_comes_alone_is_told_who_is_missing() -> None:
     with RendezvousStore() as store:
         membership = store.membership("g", generation=0, rank=1, world_size=3, hosts=("a", "b", "b"))
-        alone = HierarchicalCommunicator(membership, torch.device("cpu"), 0.3)
         with pytest.raises(DeadlineExceededError, match="rank 1 of 3 .* ranks 0, 2 did not arrive"):
-            alone.start()
-        alone.close()
+            HierarchicalBackend().open(membership, torch.device("cpu"), 0.3)
 
 
 def num_held() -> int:

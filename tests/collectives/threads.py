@@ -7,15 +7,15 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from raydist.collectives.base import JoiningCommunicator, Membership
+from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.rendezvous import RendezvousStore
 from tests.contracts.communicator import Body, Team
 
 T = TypeVar("T")
 
-Joining = LocalGroup | JoiningCommunicator
-Make = Callable[[Membership, float], Joining]
+Make = Callable[[Membership, float], Communicator]
+"""Joins a group."""
 
 TIMEOUT_S = 20.0
 
@@ -76,12 +76,12 @@ class ThreadTeam(Team):
         hub = LocalHub()
         self.world_size = world_size
         self.timeout_s = timeout_s
-        self._make: Make = make or (lambda membership, timeout_s: LocalGroup(hub, membership, timeout_s))
+        self._make: Make = make or (lambda membership, timeout_s: LocalGroup(hub, membership, timeout_s).start())
         self._address = ("", 0) if store is None else (store.host, store.port)
         self._hosts = hosts
         self._generation = 0
-        self._groups: dict[int, Joining] = {rank: self._newcomer(rank) for rank in range(world_size)}
-        self._join({rank: group.start for rank, group in self._groups.items()})
+        self._groups: dict[int, Communicator] = {}
+        self._join()
 
     def begin(self, bodies: Mapping[int, Body]) -> Callable[[], dict[int, Any]]:
         return begin_threads({rank: functools.partial(body, self._groups[rank]) for rank, body in bodies.items()})
@@ -99,16 +99,15 @@ class ThreadTeam(Team):
         for group in self._groups.values():
             group.abort()
             group.close()
-        self._groups = {rank: self._newcomer(rank) for rank in range(self.world_size)}
-        self._join({rank: group.start for rank, group in self._groups.items()})
-
-    def _newcomer(self, rank: int) -> Joining:
-        return self._make(self._membership(rank), self.timeout_s)
+        self._join()
 
     def _membership(self, rank: int) -> Membership:
         return Membership("team", self._generation, rank, self.world_size, *self._address, self._hosts)
 
-    @staticmethod
-    def _join(joins: Mapping[int, Callable[[], Any]]) -> None:
-        errors = [result for result in begin_threads(joins)().values() if isinstance(result, BaseException)]
-        assert errors == []
+    def _join(self) -> None:
+        joins = {
+            rank: functools.partial(self._make, self._membership(rank), self.timeout_s)
+            for rank in range(self.world_size)
+        }
+        self._groups = begin_threads(joins)()
+        assert not [group for group in self._groups.values() if isinstance(group, BaseException)], self._groups

@@ -7,11 +7,11 @@ import hashlib
 import logging
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Final, Self, final
+from typing import Final, final
 
 import torch
 
-from raydist.collectives.base import ALL_REDUCE, Backend, Declined, JoiningCommunicator, Membership, Work
+from raydist.collectives.base import ALL_REDUCE, Backend, Communicator, Declined, Membership, Work
 from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.rendezvous import Bulletin, connect_store
 from raydist.collectives.shared_memory.control import Layout
@@ -19,13 +19,11 @@ from raydist.collectives.shared_memory.futex import why_unsupported
 from raydist.collectives.shared_memory.generation import MARK, Generation, call_text
 from raydist.collectives.shared_memory.transfers import SharedTensor, Steps
 from raydist.collectives.tensors import Staged, check_parts, check_root, stage_bytes, stage_reduction
-from raydist.collectives.translation import describe_operation
 from raydist.compat.torch_internals import PrefixStore
-from raydist.errors import FailedPreconditionError
 from raydist.shared_segment import Segment
 from raydist.values import ReduceOp
 
-__all__ = ["SharedMemoryBackend", "SharedMemoryCommunicator", "join"]
+__all__ = ["SharedMemoryBackend", "SharedMemoryCommunicator", "join", "open_shared"]
 
 _log = logging.getLogger("raydist")
 _LINE, _PAGE = 64, 4096
@@ -43,63 +41,44 @@ class SharedMemoryBackend(Backend):
         hosts = tuple(dict.fromkeys(membership.hosts))
         return f"its ranks are on {len(hosts)} hosts ({', '.join(hosts[:3])}, ...)" if len(hosts) > 1 else None
 
-    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> SharedMemoryCommunicator:
-        return SharedMemoryCommunicator(membership, device, timeout_s)
+    def open(self, membership: Membership, device: torch.device, timeout_s: float) -> SharedMemoryCommunicator:
+        return open_shared(membership, timeout_s, tuple(range(membership.world_size)))
 
 
 @final
-class SharedMemoryCommunicator(JoiningCommunicator):
+class SharedMemoryCommunicator(Communicator):
     """A communicator of ranks on one host. Not thread-safe, except for `abort`.
 
     There is no background thread: a collective proceeds only while its rank is inside a call of this object, which may
     be the start of another collective. A rank that starts a large collective should wait for it before a long task.
 
+    Roots and parts are numbered within the ranks that share the memory; messages name ranks of the whole group.
+
     Args:
-        membership: Membership of this rank in the group.
-        device: The CPU.
-        timeout_s: Limit of every wait, in seconds.
-        members: The ranks that share the memory, if the group has ranks on other hosts as well. Roots and parts are
-            then numbered within `members`, messages name ranks of the whole group, and failures reach other hosts.
+        generation: The generation of the group.
+
+    Attributes:
+        generation: As given.
     """
 
     checks_itself: Final = True
 
-    def __init__(
-        self, membership: Membership, device: torch.device, timeout_s: float, members: tuple[int, ...] | None = None
-    ) -> None:
-        super().__init__(membership, device, timeout_s)
-        self._members = members or tuple(range(membership.world_size))
-        self._place = self._members.index(membership.rank)
-        self._layout = Layout.of(len(self._members))
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.membership = generation.membership
+        self.timeout_s = generation.timeout_s
+        self._layout = generation.control.layout
         self._announced = b""
-        self._generation: Generation | None = None
         self._shared: dict[int, SharedTensor] = {}
         self._num_shared = 0
 
     @property
     def rank(self) -> int:
-        return self._place
+        return self.generation.control.rank
 
     @property
     def world_size(self) -> int:
-        return len(self._members)
-
-    def start(self) -> Self:
-        """Join the group. Blocking: until all members have joined, at most `timeout_s`.
-
-        Raises:
-            Declined: A member cannot open the segment. All ranks raise it.
-        """
-        segment, bulletin = join(self.membership, self._members[0], self._layout.size, self.timeout_s)
-        self._generation = Generation(
-            self.membership,
-            self._members,
-            segment,
-            self._layout,
-            self.timeout_s,
-            bulletin,
-        )
-        return self
+        return self._layout.world_size
 
     def announce(self, what: str) -> None:
         self._announced = what.encode()
@@ -149,7 +128,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         staged = stage_reduction(tensor, op, 1)
         flat = staged.values if staged.values.dim() == 1 else staged.values.view(-1)
         name = ALL_REDUCE[op]
-        generation, world_size = self.opened(name), len(self._members)
+        generation, world_size = self.generation, self.world_size
         small = flat.nbytes <= self._layout.slot_bytes
         shared = None if small else self._find(flat)
 
@@ -175,21 +154,10 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         return self._broadcast(f"broadcast(root={root})", tensor, root)
 
     def abort(self) -> None:
-        if self._generation is not None:
-            self._generation.abort()
+        self.generation.abort()
 
     def close(self) -> None:
-        generation, self._generation = self._generation, None
-        if generation is not None:
-            generation.leave()
-
-    def opened(self, name: str) -> Generation:
-        """Return the present generation; raise an error if the group is closed."""
-        if self._generation is None:
-            raise FailedPreconditionError(
-                f"{describe_operation(self.membership, name)}: the group is closed. Open a new one."
-            )
-        return self._generation
+        self.generation.leave()
 
     # --- implementation of collectives --------------------------------------------------------------------------------
 
@@ -215,7 +183,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         self, name: str, shown: torch.Tensor, source: torch.Tensor | None, targets: dict[int, Staged], longest: int
     ) -> Work:
         """Start a collective in which `source` of each rank is copied to `targets` of other ranks."""
-        generation = self.opened(name)
+        generation = self.generation
         small = longest <= self._layout.slot_bytes
 
         def body(number: int) -> Steps | None:
@@ -252,6 +220,13 @@ def _create_to_share(size: int) -> Segment | None:
     except OSError as error:
         _log.warning("Tensors of %d bytes cannot be shared by ranks: %s. Reducing them takes longer.", size, error)
         return None
+
+
+def open_shared(membership: Membership, timeout_s: float, members: tuple[int, ...]) -> SharedMemoryCommunicator:
+    """Join a group and return the communicator of the `members` that share memory, this rank among them. See `join`."""
+    layout = Layout.of(len(members))
+    segment, bulletin = join(membership, members[0], layout.size, timeout_s)
+    return SharedMemoryCommunicator(Generation(membership, members, segment, layout, timeout_s, bulletin))
 
 
 def join(membership: Membership, root: int, size: int, timeout_s: float) -> tuple[Segment, Bulletin]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,15 +26,15 @@ from raydist.errors import (
     CancelledError,
     CollectiveMismatchError,
     DeadlineExceededError,
+    FailedPreconditionError,
     RaydistError,
     UnavailableError,
 )
 from raydist.shared_segment import Segment
 
-__all__ = ["MARK", "UNREACHABLE", "Generation", "call_text"]
+__all__ = ["MARK", "Generation", "call_text"]
 
 _SLICE_S = 0.05  # interval at which a waiting rank checks for the death of a peer
-_ROLL_CALL_S = 0.3
 # A rank begins collective k only after it has ended k - 8. So when all ranks have begun k, all have ended k - 8, and a
 # rank that has ended k may write into the slot of k + 8, which held k - 8.
 _MOST_UNDER_WAY = NUM_SLOTS // 2
@@ -43,9 +42,6 @@ _TEXT_BYTES = CALL_BYTES - 8
 
 MARK = b"\0"
 """Separates the compared text of a call from the text that messages show instead."""
-
-UNREACHABLE = "cannot reach the ranks of other hosts"
-"""Text of a leader's error for a failure between hosts. The error does not name the missing rank."""
 
 Body = Callable[[int], Steps | None]
 """Continuation of collective k after all ranks have called it. It returns further steps, or None without waits."""
@@ -117,12 +113,10 @@ class Generation:
         self.control = ControlBlock(segment, layout, members.index(membership.rank))
         self.transfers = Transfers(segment, self.control)
         self._members = members
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._bulletin = bulletin
         self._spans_hosts = len(members) < membership.world_size
-        self._lock = threading.Lock()
-        self._failure: RaydistError | None = None
-        self._absent: tuple[int, ...] | None = None
+        self._closed = False
         self._called: deque[Operation] = deque()
         self._begun: deque[Operation] = deque()
         self._num_called = self._num_ended = 0
@@ -222,7 +216,7 @@ class Generation:
             raise operation.error
 
     def _sleep_until_done(self, operation: Operation, timeout_s: float | None) -> None:
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
         began = time.monotonic()
         deadline, next_look = began + limit_s, began + _SLICE_S
         while True:
@@ -266,25 +260,20 @@ class Generation:
     # --- failures -----------------------------------------------------------------------------------------------------
 
     def check(self, name: str) -> None:
-        """Raise an error if the group has failed."""
-        if self._failure is None and self.control.any_failed():
-            self.hear()
-        failure = self._failure
-        if failure is not None:
-            raise type(failure)(
-                f"{describe_operation(self.membership, name)} was given up: {failure.message}"
-                f"{self._who_is_absent(failure)} Open the group anew to go on."
+        """Raise an error if the group has failed or is closed."""
+        if self._closed:
+            raise FailedPreconditionError(
+                f"{describe_operation(self.membership, name)}: the group is closed. Open a new one."
             )
+        if self.control.any_failed():
+            self.hear()
+        self._bulletin.check(name)
 
-    def fail(self, failure: RaydistError, *, known: bool = False) -> None:
-        """Fail the group for every member; a `known` failure is in the bulletin already."""
-        with self._lock:
-            if self._failure is not None:
-                return
-            self._failure = failure
-        if not known:
-            self._bulletin.post(failure)
+    def fail(self, failure: RaydistError) -> RaydistError:
+        """Fail the group for every member, and return the failure with the ranks that do not answer."""
+        self._bulletin.fail(failure)
         self.control.set_failed()
+        return (self._bulletin.named() if self._spans_hosts else None) or failure
 
     def abort(self) -> None:
         """Fail the group at the user's request."""
@@ -293,6 +282,7 @@ class Generation:
 
     def leave(self) -> None:
         """Release tensors and the segment; other ranks then see this rank as dead."""
+        self._closed = True
         for operation in (*self._called, *self._begun):
             operation.end(None)
         self._called.clear()
@@ -301,9 +291,10 @@ class Generation:
 
     def hear(self) -> None:
         """Check for failures in the bulletin. Does not raise; `check` does."""
-        heard = self._bulletin.failure()
-        if heard is not None:
-            self.fail(heard, known=True)
+        if self._bulletin.listen():
+            self.control.set_failed()
+            if self._spans_hosts:
+                self._bulletin.named()
 
     def _late(self, operation: Operation, limit_s: float, *, fatal: bool) -> RaydistError:
         message = f"{describe_operation(self.membership, operation.name)} timed out after {limit_s} s."
@@ -312,9 +303,7 @@ class Generation:
         missing = [] if self._spans_hosts else self._missing(operation)
         absent = f" No sign of {describe_ranks(missing)}." if missing else ""
         advice = "Raise the limit (Timeouts.collective_s) if the others were only slow."
-        error = DeadlineExceededError(f"{message}{absent} {self._who_calls_what()} {advice}")
-        self.fail(error)  # the other ranks answer the roll call once they know of the failure
-        return DeadlineExceededError(f"{error.message}{self._who_is_absent(error)}")
+        return self.fail(DeadlineExceededError(f"{message}{absent} {self._who_calls_what()} {advice}"))
 
     def _who_calls_what(self) -> str:
         """Describe the latest call of every member, for messages."""
@@ -324,15 +313,6 @@ class Generation:
             call = "nothing" if number < 0 else f"{shown_call(self.control.calls_of(number)[place])} as call {number}"
             latest.append(f"rank {rank}: {call}")
         return f"Latest calls: {'; '.join(latest)}."
-
-    def _who_is_absent(self, failure: RaydistError) -> str:
-        """Describe the ranks that do not answer a roll call over all hosts, for messages."""
-        names_no_rank = isinstance(failure, DeadlineExceededError) or UNREACHABLE in failure.message
-        if not self._spans_hosts or not names_no_rank:
-            return ""
-        if self._absent is None:
-            self._absent = self._bulletin.roll_call(_ROLL_CALL_S)
-        return f" No sign of {describe_ranks(self._absent)}." if self._absent else ""
 
 
 @functools.lru_cache(maxsize=1024)

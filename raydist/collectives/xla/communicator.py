@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Final, Self, cast, final
+from collections.abc import Callable, Sequence
+from typing import Final, cast, final
 
 import torch
 
-from raydist.collectives.base import ALL_REDUCE, FinishingWork, JoiningCommunicator, Membership, Work
+from raydist.collectives.base import ALL_REDUCE, Communicator, FinishingWork, Membership, Work
 from raydist.collectives.generation import Flight, Generation, ProcessGroupBackend, RawGroup, RawWork
 from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.tensors import check_parts, check_root, describe_tensor, stage_reduction
@@ -35,9 +35,15 @@ class XlaBackend(ProcessGroupBackend):
         self._chip = Chip(0)
         self._group: XlaGroup | None = None
 
-    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> XlaCommunicator:
+    def open(self, membership: Membership, device: torch.device, timeout_s: float) -> XlaCommunicator:
         self._chip = Chip(device.index or 0)
-        return XlaCommunicator(membership, self._chip, timeout_s, self)
+        generation = Generation.join(membership, self, timeout_s)
+        try:
+            return XlaCommunicator(generation, self._chip, self, _exchange_ordinals(generation, self._chip))
+        except BaseException:
+            self.close()
+            generation.leave()
+            raise
 
     def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
         place = (membership.group, membership.rank)
@@ -65,48 +71,29 @@ class XlaBackend(ProcessGroupBackend):
 
 
 @final
-class XlaCommunicator(JoiningCommunicator):
+class XlaCommunicator(Communicator):
     """A communicator of the rank of one chip. The thread that waits for a collective launches it.
 
     Args:
-        membership: Membership of this rank.
+        generation: The generation of the group.
         chip: Chip of this rank.
-        timeout_s: Limit of every wait, in seconds.
-        backend: Creates the `XlaGroup` of a generation.
+        backend: Has created the `XlaGroup` of the generation.
+        ordinals: Number of each rank's chip.
     """
 
     checks_itself: Final = True
 
-    def __init__(self, membership: Membership, chip: Chip, timeout_s: float, backend: XlaBackend) -> None:
-        self.membership = membership
-        self.timeout_s = timeout_s
+    def __init__(self, generation: Generation, chip: Chip, backend: XlaBackend, ordinals: Sequence[int]) -> None:
+        self.membership = generation.membership
+        self.timeout_s = generation.timeout_s
         self._chip = chip
         self._backend = backend
-        self._ordinals: list[int] = []
-        self._generation = Generation(membership, backend, timeout_s)
+        self._ordinals = ordinals
+        self._generation = generation
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]  # known once torch_xla is imported
         return self._chip.open().device
-
-    def start(self) -> Self:
-        """Join the group, and exchange the chip numbers of ranks, since libtpu numbers chips in its own order. Blocks.
-
-        Raises:
-            FailedPreconditionError: torch_xla is missing, or the slice does not have one chip per rank.
-        """
-        self._generation.start()
-        ordinal = self._chip.open().ordinal
-        told = self._generation.exchange_on_host(str(ordinal).encode(), "rendezvous of chips")
-        self._ordinals = [int(each) for each in told]
-        world_size = self.world_size
-        if self._chip.num_chips != world_size or sorted(self._ordinals) != list(range(world_size)):
-            raise FailedPreconditionError(
-                f"Each of the {world_size} replicas must have one of the slice's chips, but torch_xla sees "
-                f"{self._chip.num_chips} chips in all, and ranks have numbers {', '.join(map(str, self._ordinals))}. "
-                "Name the topology and accelerator_version of the slice, and let TPUStrategy have all of it."
-            )
-        return self
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
         staged = stage_reduction(tensor, op, self.world_size)
@@ -181,6 +168,23 @@ class XlaCommunicator(JoiningCommunicator):
     def close(self) -> None:
         self._backend.close()
         self._generation.leave()
+
+
+def _exchange_ordinals(generation: Generation, chip: Chip) -> list[int]:
+    """Return the chip numbers of ranks, since libtpu numbers chips in its own order. Blocks.
+
+    Raises:
+        FailedPreconditionError: torch_xla is missing, or the slice does not have one chip per rank.
+    """
+    told = generation.exchange_on_host(str(chip.open().ordinal).encode(), "rendezvous of chips")
+    ordinals, world_size = [int(each) for each in told], generation.membership.world_size
+    if chip.num_chips != world_size or sorted(ordinals) != list(range(world_size)):
+        raise FailedPreconditionError(
+            f"Each of the {world_size} replicas must have one of the slice's chips, but torch_xla sees "
+            f"{chip.num_chips} chips in all, and ranks have numbers {', '.join(map(str, ordinals))}. "
+            "Name the topology and accelerator_version of the slice, and let TPUStrategy have all of it."
+        )
+    return ordinals
 
 
 def _assign(target: torch.Tensor, values: torch.Tensor) -> None:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from raydist.collectives.base import Membership
+from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
+from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
 from tests.collectives.threads import ThreadTeam
 
 T = TypeVar("T")
@@ -22,8 +22,8 @@ CPU = torch.device("cpu")
 def sharing_team(world_size: int, timeout_s: float = 20.0) -> Iterator[ThreadTeam]:
     """A team of threads that meet in shared memory."""
 
-    def make(membership: Membership, limit_s: float) -> SharedMemoryCommunicator:
-        return SharedMemoryCommunicator(membership, CPU, limit_s)
+    def make(membership: Membership, limit_s: float) -> Communicator:
+        return SharedMemoryBackend().open(membership, CPU, limit_s)
 
     with RendezvousStore() as store:
         team = ThreadTeam(world_size, timeout_s, make, store)

@@ -14,12 +14,6 @@ from raydist.errors import FailedPreconditionError, UnavailableError
 from tests.xla_world import IS_REAL
 
 
-def test_making_a_communicator_starts_nothing() -> None:
-    group = XlaBackend().communicator(Membership("g", 0, 1, 2), torch.device("xla:1"), 1.0)
-    assert group.checks_itself
-    group.close()
-
-
 def test_a_chip_that_is_stuck_joins_no_other_group(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck:
         stuck = True
@@ -35,7 +29,5 @@ def test_a_chip_that_is_stuck_joins_no_other_group(monkeypatch: pytest.MonkeyPat
 def test_replicas_that_are_not_one_a_chip(chips: None) -> None:
     with RendezvousStore() as store:
         member = store.membership("g", generation=0, rank=0, world_size=1)
-        alone = XlaBackend().communicator(member, torch.device("xla:0"), 10.0)
         with pytest.raises(FailedPreconditionError, match=r"Each of the 1 replicas .* sees 3 chips .* numbers 2\."):
-            alone.start()
-        alone.close()
+            XlaBackend().open(member, torch.device("xla:0"), 10.0)
