@@ -63,7 +63,7 @@ class Segment:
         self._buffer: memoryview = self.memory.numpy().data
         self.token = bytes(self.bytes()[:TOKEN_BYTES])
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        _HELD.add(self)
+        _held.add(self)
 
     @staticmethod
     def create_nameless(size: int) -> Segment:
@@ -185,21 +185,13 @@ def _flock(kind: int, start: int, length: int) -> bytes:
     return struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0)
 
 
-@final
-class _HeldSegments:
-    """The segments to close in forked children, which would otherwise show that a dead parent is alive."""
-
-    def __init__(self) -> None:
-        self._segments: weakref.WeakSet[Segment] = weakref.WeakSet()
-        os.register_at_fork(after_in_child=self._close_all)
-
-    def add(self, segment: Segment) -> None:
-        self._segments.add(segment)
-
-    def _close_all(self) -> None:
-        for segment in list(self._segments):
-            segment.close()
+_held: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
-# One per process, because fork handlers are.
-_HELD = _HeldSegments()
+def _close_all() -> None:
+    """Close the segments in a forked child, which would otherwise show that a dead parent is alive."""
+    for segment in list(_held):
+        segment.close()
+
+
+os.register_at_fork(after_in_child=_close_all)

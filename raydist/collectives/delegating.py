@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, final
@@ -130,7 +131,7 @@ class ReducingToOne(DelegatingCommunicator):
     def __init__(self, inner: Communicator, accumulation: RootReduction) -> None:
         super().__init__(inner)
         self._accumulation = accumulation
-        self._under_way: _Reduction | None = None
+        self._under_way: Work | None = None
 
     def around(self, what: str, tensor: torch.Tensor | None, start: Callable[[], Work]) -> Work:
         self._settle()
@@ -143,7 +144,16 @@ class ReducingToOne(DelegatingCommunicator):
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
         check_reducible(tensor.dtype, op)
         self._settle()
-        self._under_way = _Reduction(self._inner, tensor.detach(), op, self._accumulation)
+        target, root = tensor.detach(), self._accumulation.root
+        parts = [torch.empty_like(target) for _ in range(self.world_size)]
+        gathering = self._inner.all_gather(parts, target)
+
+        def conclude() -> None:
+            if self.rank == root:
+                target.copy_(self._reduced(parts, op))
+            self._inner.broadcast(target, root).wait()
+
+        self._under_way = FinishingWork(gathering.wait, conclude)
         return self._under_way
 
     def _settle(self) -> None:
@@ -152,43 +162,15 @@ class ReducingToOne(DelegatingCommunicator):
         if under_way is not None:
             under_way.wait()
 
-
-@final
-class _Reduction(Work):
-    """One all-reduce: it begins with an all-gather; `wait` broadcasts the root's sum."""
-
-    def __init__(self, inner: Communicator, tensor: torch.Tensor, op: ReduceOp, accumulation: RootReduction) -> None:
-        self._inner = inner
-        self._tensor = tensor
-        self._op = op
-        self._accumulation = accumulation
-        self._parts = [torch.empty_like(tensor) for _ in range(inner.world_size)]
-        self._gathering: Work | None = inner.all_gather(self._parts, tensor)
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        if self._gathering is None:
-            return
-        self._gathering.wait(timeout_s)
-        self._gathering = None
-        if self._inner.rank == self._accumulation.root:
-            self._tensor.copy_(self._reduced(self._parts))
-        self._parts = []
-        self._inner.broadcast(self._tensor, self._accumulation.root).wait()
-
-    def _reduced(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        function = self._accumulation.function
-        if function is None or self._op not in (ReduceOp.SUM, ReduceOp.MEAN):
-            result = parts[0]
-            for part in parts[1:]:
-                result = COMBINERS[self._op](result, part)
+    def _reduced(self, parts: list[torch.Tensor], op: ReduceOp) -> torch.Tensor:
+        function, one = self._accumulation.function, parts[0]
+        if function is None or op not in (ReduceOp.SUM, ReduceOp.MEAN):
+            result = functools.reduce(COMBINERS[op], parts)
         else:
             result = function(parts)
-            if not isinstance(result, torch.Tensor) or (result.shape, result.dtype) != (
-                self._tensor.shape,
-                self._tensor.dtype,
-            ):
+            if not isinstance(result, torch.Tensor) or (result.shape, result.dtype) != (one.shape, one.dtype):
                 raise SpecError(
-                    f"accumulation_fn must return one tensor like those it is given ({self._tensor.dtype} "
-                    f"{tuple(self._tensor.shape)}), got {result!r:.200}. Return their sum."
+                    f"accumulation_fn must return one tensor like those it is given ({one.dtype} "
+                    f"{tuple(one.shape)}), got {result!r:.200}. Return their sum."
                 )
-        return result / len(parts) if self._op is ReduceOp.MEAN else result
+        return result / len(parts) if op is ReduceOp.MEAN else result

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, final
@@ -62,7 +63,7 @@ class _Terms:
     backend: str = AUTO
 
 
-_TERMS: ContextVar[_Terms | None] = ContextVar("raydist_group_terms", default=None)
+_TERMS: ContextVar[_Terms] = ContextVar("raydist_group_terms", default=_Terms())  # noqa: B039  # frozen
 
 
 def register() -> None:
@@ -94,13 +95,10 @@ def create_group(
     """
     register()
     destroy_group(membership.group)
-    token = _TERMS.set(_Terms(membership, device, timeout_s, backend))
-    try:
+    with _terms(_Terms(membership, device, timeout_s, backend)):
         collective.init_collective_group(
             membership.world_size, membership.rank, backend=types.Backend(BACKEND), group_name=membership.group
         )
-    finally:
-        _TERMS.reset(token)
     group: RaydistGroup = collective.get_group_handle(membership.group)
     return group.communicator
 
@@ -111,10 +109,14 @@ def destroy_group(name: str) -> None:
         collective.destroy_collective_group(name)
 
 
-@contextlib.contextmanager
-def group_limits(*, device: torch.device, timeout_s: float, backend: str = AUTO) -> Iterator[None]:
+def group_limits(*, device: torch.device, timeout_s: float, backend: str = AUTO) -> AbstractContextManager[None]:
     """Set device, limit and backend of the groups that Ray's own functions create inside the block."""
-    token = _TERMS.set(_Terms(None, device, timeout_s, backend))
+    return _terms(_Terms(None, device, timeout_s, backend))
+
+
+@contextlib.contextmanager
+def _terms(terms: _Terms) -> Iterator[None]:
+    token = _TERMS.set(terms)
     try:
         yield
     finally:
@@ -134,7 +136,7 @@ class RaydistGroup(BaseGroup):
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
-        terms = _TERMS.get() or _Terms()
+        terms = _TERMS.get()
         self._store: RendezvousStore | None = None
         membership = terms.membership or self._rendezvous(terms.timeout_s)
         try:

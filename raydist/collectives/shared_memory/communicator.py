@@ -224,7 +224,7 @@ def _create_to_share(size: int) -> Segment | None:
 
 def open_shared(membership: Membership, timeout_s: float, members: tuple[int, ...]) -> SharedMemoryCommunicator:
     """Join a group and return the communicator of the `members` that share memory, this rank among them. See `join`."""
-    layout = Layout.of(len(members))
+    layout = Layout(len(members))
     segment, bulletin = join(membership, members[0], layout.size, timeout_s)
     return SharedMemoryCommunicator(Generation(membership, members, segment, layout, timeout_s, bulletin))
 

@@ -10,7 +10,6 @@ import enum
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from typing import final
 
 from raydist.collectives.shared_memory.futex import Bell
@@ -52,7 +51,6 @@ class Count(enum.IntEnum):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class Layout:
     """Offsets in a segment: a page with the token, counters, calls, small tensors, staging buffers.
 
@@ -60,46 +58,35 @@ class Layout:
         world_size: Number of ranks.
         slot_bytes: Size of a slot. Each rank copies smaller tensors into a slot, and reduces the slots of all ranks.
         chunk_bytes: Size of one rank's slice in a staging buffer; a buffer has a chunk for every rank.
-        calls: Offset of the first call.
-        slots: Offset of the first slot.
-        staging: Offset of the first staging buffer.
         size: Size of the segment in bytes.
+
+    >>> [Layout(world_size).size >> 20 for world_size in (1, 2, 4, 8, 64)]
+    [2, 6, 20, 18, 80]
     """
 
-    world_size: int
-    slot_bytes: int
-    chunk_bytes: int
-    calls: int
-    slots: int
-    staging: int
-    size: int
-
-    @staticmethod
-    def of(world_size: int) -> Layout:
-        """Return the layout for a number of ranks.
-
-        >>> [Layout.of(world_size).size >> 20 for world_size in (1, 2, 4, 8, 64)]
-        [2, 6, 20, 18, 80]
-        """
-        chunk = max(_PAGE, min(_MOST_CHUNK, _MOST_STAGING // (NUM_BUFFERS * world_size**2) // _PAGE * _PAGE))
-        slot = (64 << 10) if world_size <= _FEW_RANKS else (16 << 10)
-        calls = _PAGE + _pages(world_size * _RANK_BYTES)
-        slots = calls + _pages(world_size * NUM_SLOTS * CALL_BYTES)
-        staging = slots + world_size * NUM_SLOTS * slot
-        size = staging + NUM_BUFFERS * world_size**2 * chunk
-        return Layout(world_size, slot, chunk, calls, slots, staging, size)
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.slot_bytes = (64 << 10) if world_size <= _FEW_RANKS else (16 << 10)
+        most = _MOST_STAGING // (NUM_BUFFERS * world_size**2) // _PAGE * _PAGE
+        self.chunk_bytes = max(_PAGE, min(_MOST_CHUNK, most))
+        self._calls = _PAGE + _pages(world_size * _RANK_BYTES)
+        self._slots = self._calls + _pages(world_size * NUM_SLOTS * CALL_BYTES)
+        self._staging = self._slots + world_size * NUM_SLOTS * self.slot_bytes
+        self.size = self._staging + NUM_BUFFERS * world_size**2 * self.chunk_bytes
 
     def call(self, rank: int, number: int) -> int:
         """Return the offset of a rank's description of a collective. The descriptions of all ranks are contiguous."""
-        return self.calls + (number % NUM_SLOTS * self.world_size + rank) * CALL_BYTES
+        return self._calls + (number % NUM_SLOTS * self.world_size + rank) * CALL_BYTES
 
     def slot(self, rank: int, number: int) -> int:
         """Return the offset of a rank's small tensor in collective `number`."""
-        return self.slots + (rank * NUM_SLOTS + number % NUM_SLOTS) * self.slot_bytes
+        return self._slots + (rank * NUM_SLOTS + number % NUM_SLOTS) * self.slot_bytes
 
     def chunk(self, rank: int, window: int, place: int) -> int:
         """Return the offset of chunk `place` in the staging buffer of `rank` for a window."""
-        return self.staging + ((rank * NUM_BUFFERS + window % NUM_BUFFERS) * self.world_size + place) * self.chunk_bytes
+        return (
+            self._staging + ((rank * NUM_BUFFERS + window % NUM_BUFFERS) * self.world_size + place) * self.chunk_bytes
+        )
 
 
 @final
