@@ -13,10 +13,7 @@ import torch.distributed as dist
 from raydist.collectives.base import ALL_REDUCE, Communicator, FinishingWork, Membership, Work
 from raydist.collectives.generation import (
     MARGIN_S,
-    CudaFlight,
-    Flight,
     Generation,
-    GlooFlight,
     ProcessGroupBackend,
     RawGroup,
 )
@@ -136,9 +133,6 @@ class GlooBackend(_TorchBackend):
         timeout, hostname = timedelta(seconds=timeout_s + MARGIN_S), local_address(membership)
         return gloo_group(store, membership.rank, membership.world_size, timeout=timeout, hostname=hostname)
 
-    def flight(self, work: dist.Work) -> Flight:
-        return GlooFlight(work)
-
     def kill(self, group: RawGroup) -> None:
         """Do nothing: gloo has no abort. Its threads end when a peer closes the connection or the time limit passes."""
 
@@ -162,9 +156,6 @@ class NcclBackend(_TorchBackend):
         options = dist.ProcessGroupNCCL.Options()
         set_timeout(options, timedelta(seconds=timeout_s + MARGIN_S))
         return dist.ProcessGroupNCCL(store, membership.rank, membership.world_size, options)
-
-    def flight(self, work: dist.Work) -> Flight:
-        return CudaFlight(work)
 
     def kill(self, group: RawGroup) -> None:
         group.abort()

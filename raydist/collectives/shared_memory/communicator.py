@@ -16,7 +16,7 @@ from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.rendezvous import Bulletin, connect_store
 from raydist.collectives.shared_memory.control import Layout
 from raydist.collectives.shared_memory.futex import why_unsupported
-from raydist.collectives.shared_memory.generation import MARK, Generation, call_text
+from raydist.collectives.shared_memory.generation import DIGEST_BYTES, Generation, call_text
 from raydist.collectives.shared_memory.transfers import SharedTensor, Steps
 from raydist.collectives.tensors import Staged, check_parts, check_root, stage_bytes, stage_reduction
 from raydist.compat.torch_internals import PrefixStore
@@ -165,7 +165,7 @@ class SharedMemoryCommunicator(Communicator):
         """Return the description of the next call."""
         text, announced = call_text(name, tensor.dtype, tensor.shape), self._announced
         self._announced = b""
-        return text + MARK + announced if announced else text
+        return text[:DIGEST_BYTES] + announced if announced else text
 
     def _find(self, flat: torch.Tensor) -> SharedTensor | None:
         """Return the shared tensor for a whole tensor of :meth:`allocate`, and None for any other tensor."""
