@@ -18,11 +18,7 @@ import torch.distributed as dist
 
 from raydist.collectives.base import Backend, Membership
 from raydist.collectives.rendezvous import Bulletin, connect_store
-from raydist.collectives.translation import (
-    describe_operation,
-    is_slice_over,
-    translate_torch_error,
-)
+from raydist.collectives.translation import describe_operation, is_slice_over, translate_torch_error
 from raydist.compat.torch_internals import Store
 from raydist.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, RaydistError
 

@@ -16,21 +16,10 @@ from typing import final
 
 import torch
 
-from raydist.collectives.base import (
-    ALL_REDUCE,
-    Backend,
-    Communicator,
-    FinishingWork,
-    Membership,
-    Work,
-)
+from raydist.collectives.base import ALL_REDUCE, Backend, Communicator, FinishingWork, Membership, Work
 from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.reducing import HALVES
-from raydist.collectives.shared_memory.communicator import (
-    SharedMemoryBackend,
-    SharedMemoryCommunicator,
-    open_shared,
-)
+from raydist.collectives.shared_memory.communicator import SharedMemoryBackend, SharedMemoryCommunicator, open_shared
 from raydist.collectives.tensors import check_parts, check_reducible, check_root, stage_bytes
 from raydist.collectives.translation import describe_operation
 from raydist.ending_threads import end_at_exit

@@ -11,12 +11,7 @@ import torch
 import torch.distributed as dist
 
 from raydist.collectives.base import ALL_REDUCE, Communicator, FinishingWork, Membership, Work
-from raydist.collectives.generation import (
-    MARGIN_S,
-    Generation,
-    ProcessGroupBackend,
-    RawGroup,
-)
+from raydist.collectives.generation import MARGIN_S, Generation, ProcessGroupBackend, RawGroup
 from raydist.collectives.rendezvous import local_address
 from raydist.collectives.tensors import Staged, check_parts, check_root, stage_bytes, stage_comparable
 from raydist.compat.torch_internals import (
