@@ -12,9 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, ClassVar, Protocol, final
-
-import torch.distributed as dist
+from typing import Any, ClassVar, final
 
 from raydist.collectives.base import Backend, Membership
 from raydist.collectives.rendezvous import Bulletin, connect_store
@@ -22,13 +20,13 @@ from raydist.collectives.translation import describe_operation, is_slice_over, t
 from raydist.compat.torch_internals import Store
 from raydist.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, RaydistError
 
-__all__ = ["MARGIN_S", "CudaFlight", "Flight", "Generation", "GlooFlight", "ProcessGroupBackend", "RawGroup", "RawWork"]
+__all__ = ["MARGIN_S", "Generation", "ProcessGroupBackend", "RawGroup", "RawWork", "wait_slice"]
 
 RawGroup = Any
 """A c10d backend object (ProcessGroupGloo, ProcessGroupNCCL): torch's stubs leave out its collectives."""
 
 RawWork = Any
-"""The object that a collective of a raw group returns."""
+"""The object that a collective of a raw group returns: torch's Work, or one with its `is_completed` and `wait`."""
 
 MARGIN_S = 1.0
 """Seconds by which the backend's limit exceeds raydist's own: the former only ends operations after an abort."""
@@ -37,55 +35,19 @@ _SLICE_S = 0.05  # interval at which a waiting rank checks for an abort or a fai
 _WATCH_S = 0.2
 
 
-class Flight(Protocol):
-    """One pending operation of a process group."""
-
-    def landed(self) -> bool:
-        """Return True once the operation has completed or failed."""
-
-    def wait_slice(self, seconds: float) -> bool:
-        """Block at most so long; return False if the operation is still pending. Raises the operation's error."""
-
-
-@final
-class GlooFlight:
-    """A collective of gloo."""
-
-    def __init__(self, work: dist.Work) -> None:
-        self._work = work
-
-    def landed(self) -> bool:
-        return self._work.is_completed()
-
-    def wait_slice(self, seconds: float) -> bool:
-        try:
-            # gloo takes a timeout of zero for no timeout.
-            self._work.wait(timedelta(seconds=max(seconds, 0.001)))
-        except RuntimeError as error:
-            if is_slice_over(error):
-                return False
-            raise
-        return True
-
-
-@final
-class CudaFlight:
-    """A collective of NCCL. `wait_slice` makes the current stream wait, and never blocks the host."""
-
-    def __init__(self, work: dist.Work) -> None:
-        self._work = work
-
-    def landed(self) -> bool:
-        """Query the device. Only the watchdog's thread may call this."""
-        return self._work.is_completed()
-
-    def wait_slice(self, seconds: float) -> bool:
-        self._work.wait()  # a timeout would make it block the host
-        return True
+def wait_slice(work: RawWork, seconds: float) -> bool:
+    """Block at most so long for a collective of gloo; return False if it is still pending. Raises its error."""
+    try:
+        work.wait(timedelta(seconds=max(seconds, 0.001)))  # gloo takes a timeout of zero for no timeout
+    except RuntimeError as error:
+        if is_slice_over(error):
+            return False
+        raise
+    return True
 
 
 class ProcessGroupBackend(Backend):
-    """Base class of backends on process groups: creates groups and wraps their work.
+    """Base class of backends on process groups: creates groups.
 
     Attributes:
         host_runs_ahead: True if a wait makes the device's stream wait, and not the host.
@@ -100,10 +62,6 @@ class ProcessGroupBackend(Backend):
         Raises:
             UnavailableError: This PyTorch or this machine does not support the backend.
         """
-
-    def flight(self, work: RawWork) -> Flight:
-        """Wrap a collective that was started."""
-        return CudaFlight(work) if self.host_runs_ahead else GlooFlight(work)
 
     @abstractmethod
     def kill(self, group: RawGroup) -> None:
@@ -123,7 +81,7 @@ class Generation:
         self._bulletin = bulletin
         self._lock = threading.Lock()
         self._group: RawGroup | None = None
-        self._pending: list[tuple[Flight, str]] = []
+        self._pending: list[tuple[RawWork, str]] = []
         self._ended = threading.Event()
 
     @staticmethod
@@ -141,7 +99,7 @@ class Generation:
             threading.Thread(target=generation._watch, name="raydist-collectives-watchdog", daemon=True).start()
         return generation
 
-    def submit(self, operation: str, call: Callable[[RawGroup], RawWork]) -> Flight:
+    def submit(self, operation: str, call: Callable[[RawGroup], RawWork]) -> RawWork:
         """Start an operation of the process group."""
         self.check(operation)
         group = self._group
@@ -150,27 +108,30 @@ class Generation:
                 f"{describe_operation(self.membership, operation)}: the group is closed. Open a new one."
             )
         try:
-            flight = self._backend.flight(call(group))
+            work = call(group)
         except (RuntimeError, ValueError) as error:
             raise translate_torch_error(error, self.membership, operation) from error
         with self._lock:
             if not self._backend.host_runs_ahead:
-                self._pending = [each for each in self._pending if not each[0].landed()]
-            self._pending.append((flight, operation))
-        return flight
+                self._drop_completed()
+            self._pending.append((work, operation))
+        return work
 
-    def wait(self, flight: Flight, operation: str, timeout_s: float | None) -> None:
+    def _drop_completed(self) -> None:
+        self._pending = [each for each in self._pending if not each[0].is_completed()]
+
+    def wait(self, work: RawWork, operation: str, timeout_s: float | None) -> None:
         """Block until an operation ends. The group's own limit fails the group; after another limit, wait again."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         if self._backend.host_runs_ahead:  # the watchdog checks limits and failures
             self.check(operation)
-            self._wait_slice(flight, operation, limit_s)
+            self._wait_slice(work, operation, limit_s)
             return
         while True:
-            if not flight.landed():
+            if not work.is_completed():
                 self.check(operation)
-            if self._wait_slice(flight, operation, min(_SLICE_S, deadline - time.monotonic())):
+            if self._wait_slice(work, operation, min(_SLICE_S, deadline - time.monotonic())):
                 return
             if time.monotonic() >= deadline:
                 raise self._late(operation, limit_s, fatal=timeout_s is None)
@@ -206,7 +167,11 @@ class Generation:
         since = time.monotonic()
         while not self._ended.wait(_WATCH_S):
             with self._lock:
-                before, self._pending = len(self._pending), [each for each in self._pending if not each[0].landed()]
+                # Only this thread queries the device.
+                before, self._pending = (
+                    len(self._pending),
+                    [each for each in self._pending if not each[0].is_completed()],
+                )
                 oldest = self._pending[0][1] if self._pending else None
                 if oldest is None or len(self._pending) < before:
                     since = time.monotonic()
@@ -221,15 +186,20 @@ class Generation:
         """Release sockets and threads. A daemon thread waits for operations that still hang."""
         self._ended.set()
         holder, self._group = [self._group], None
-        if not self._pending or (not self._backend.host_runs_ahead and all(each[0].landed() for each in self._pending)):
+        if not self._pending or (
+            not self._backend.host_runs_ahead and all(each[0].is_completed() for each in self._pending)
+        ):
             holder.clear()
             return
         # gloo's destructor waits for its operations, which cannot be stopped.
         threading.Thread(target=holder.clear, name="raydist-release-group", daemon=True).start()
 
-    def _wait_slice(self, flight: Flight, operation: str, seconds: float) -> bool:
+    def _wait_slice(self, work: RawWork, operation: str, seconds: float) -> bool:
         try:
-            return flight.wait_slice(max(seconds, 0.0))
+            if self._backend.host_runs_ahead:
+                work.wait()  # makes the current stream wait; a limit would make it block the host
+                return True
+            return wait_slice(work, seconds)
         except RuntimeError as error:
             raise self._fail(translate_torch_error(error, self.membership, operation)) from error
 

@@ -107,8 +107,8 @@ class ProcessGroupCommunicator(Communicator):
             # All ranks have the same shape, so all of them skip an empty collective, which gloo does not.
             return FinishingWork(lambda limit_s: None, deliver)
         generation = self._generation
-        flight = generation.submit(operation, call)
-        return FinishingWork(lambda limit_s: generation.wait(flight, operation, limit_s), deliver)
+        work = generation.submit(operation, call)
+        return FinishingWork(lambda limit_s: generation.wait(work, operation, limit_s), deliver)
 
 
 class _TorchBackend(ProcessGroupBackend):

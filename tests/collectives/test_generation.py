@@ -4,7 +4,7 @@ import functools
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from datetime import timedelta
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.generation import Flight, Generation, ProcessGroupBackend, RawGroup
+from raydist.collectives.generation import Generation, ProcessGroupBackend, RawGroup, RawWork
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import (
     CancelledError,
@@ -24,26 +24,25 @@ from raydist.errors import (
 from tests.collectives.threads import begin_threads
 
 
-class ManualFlight:
+class ManualWork:
     """Lands when the test says so."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
         self.error: RuntimeError | None = None
 
-    def landed(self) -> bool:
+    def is_completed(self) -> bool:
         return self.done.is_set()
 
-    def wait_slice(self, seconds: float) -> bool:
-        if not self.done.wait(seconds):
-            return False
+    def wait(self, limit: timedelta | None = None) -> None:
+        if not self.done.wait(None if limit is None else limit.total_seconds()):
+            raise RuntimeError("Operation timed out!")
         if self.error is not None:
             raise self.error
-        return True
 
 
 class ManualBackend(ProcessGroupBackend):
-    """Hands out what `call` returns as the flight."""
+    """Hands out what `call` returns as the work."""
 
     def __init__(self) -> None:
         self.killed = 0
@@ -53,10 +52,6 @@ class ManualBackend(ProcessGroupBackend):
 
     def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
         return object()
-
-    def flight(self, work: dist.Work) -> Flight:
-        flight: Any = work
-        return flight  # type: ignore[no-any-return]  # the test's flights stand for torch's work
 
     def kill(self, group: RawGroup) -> None:
         self.killed += 1
@@ -69,45 +64,45 @@ def generation() -> Iterator[Generation]:
         yield Generation.join(membership, ManualBackend(), timeout_s=0.2)
 
 
-def begin(generation: Generation, flight: ManualFlight) -> Flight:
-    return generation.submit("barrier", lambda _: flight)
+def begin(generation: Generation, work: ManualWork) -> RawWork:
+    return generation.submit("barrier", lambda _: work)
 
 
 def test_a_failure_is_reported_and_stays(generation: Generation) -> None:
-    flight, later = ManualFlight(), ManualFlight()
-    flight.error = RuntimeError("Connection closed by peer")
-    flight.done.set()
-    begin(generation, flight)
+    work, later = ManualWork(), ManualWork()
+    work.error = RuntimeError("Connection closed by peer")
+    work.done.set()
+    begin(generation, work)
     with pytest.raises(UnavailableError, match="Connection closed by peer"):
-        generation.wait(flight, "barrier", None)
+        generation.wait(work, "barrier", None)
     with pytest.raises(UnavailableError, match=r"given up: .*Connection closed by peer.*Open the group anew"):
         begin(generation, later)
 
 
 def test_a_limit_of_ones_own_does_not_fail_the_group(generation: Generation) -> None:
-    flight = ManualFlight()
-    begin(generation, flight)
+    work = ManualWork()
+    begin(generation, work)
     with pytest.raises(DeadlineExceededError, match="It goes on"):
-        generation.wait(flight, "barrier", 0.01)
-    flight.done.set()
-    generation.wait(flight, "barrier", 0.01)
+        generation.wait(work, "barrier", 0.01)
+    work.done.set()
+    generation.wait(work, "barrier", 0.01)
 
 
 def test_the_groups_limit_does(generation: Generation) -> None:
-    flight = ManualFlight()
-    begin(generation, flight)
+    work = ManualWork()
+    begin(generation, work)
     with pytest.raises(DeadlineExceededError, match=r"timed out after 0\.2 s"):
-        generation.wait(flight, "barrier", None)
+        generation.wait(work, "barrier", None)
     with pytest.raises(DeadlineExceededError, match="given up"):
-        begin(generation, ManualFlight())
+        begin(generation, ManualWork())
 
 
-def test_a_landed_flight_counts_even_after_an_abort(generation: Generation) -> None:
-    flight, pending = ManualFlight(), ManualFlight()
-    begin(generation, flight)
-    flight.done.set()
+def test_a_landed_work_counts_even_after_an_abort(generation: Generation) -> None:
+    work, pending = ManualWork(), ManualWork()
+    begin(generation, work)
+    work.done.set()
     generation.abort()
-    generation.wait(flight, "barrier", None)
+    generation.wait(work, "barrier", None)
     with pytest.raises(CancelledError, match="rank 0 aborted group 'g', generation 0"):
         generation.wait(pending, "barrier", None)
 
@@ -118,14 +113,14 @@ def test_refused_arguments_do_not_fail_the_group(generation: Generation) -> None
 
     with pytest.raises(InvalidArgumentError, match="barrier by rank 0 of 1"):
         generation.submit("barrier", refuse)
-    begin(generation, ManualFlight())
+    begin(generation, ManualWork())
 
 
 def test_a_left_group_is_closed(generation: Generation) -> None:
     generation.leave()
     generation.leave()
     with pytest.raises(FailedPreconditionError, match="closed"):
-        begin(generation, ManualFlight())
+        begin(generation, ManualWork())
 
 
 class DeviceBackend(ManualBackend):
@@ -144,32 +139,32 @@ def on_device() -> Iterator[tuple[Generation, DeviceBackend]]:
         generation.leave()
 
 
-class DeviceFlight(ManualFlight):
+class DeviceWork(ManualWork):
     """Fails the test where anything but the watchdog asks whether it has landed."""
 
     waits = 0
 
-    def landed(self) -> bool:
+    def is_completed(self) -> bool:
         assert threading.current_thread() is not threading.main_thread()
-        return super().landed()
+        return super().is_completed()
 
-    def wait_slice(self, seconds: float) -> bool:
+    def wait(self, limit: timedelta | None = None) -> None:
+        assert limit is None, "with a limit torch blocks the host"
         self.waits += 1
-        return True
 
 
 def test_the_host_does_not_wait_for_a_device(on_device: tuple[Generation, DeviceBackend]) -> None:
     generation, _ = on_device
-    flights = [DeviceFlight() for _ in range(3)]
-    for flight in flights:
-        begin(generation, flight)
-        generation.wait(flight, "all_reduce", None)
-    assert [flight.waits for flight in flights] == [1] * 3
+    works = [DeviceWork() for _ in range(3)]
+    for work in works:
+        begin(generation, work)
+        generation.wait(work, "all_reduce", None)
+    assert [work.waits for work in works] == [1] * 3
 
 
 def test_a_watchdog_ends_a_group_whose_collective_hangs(on_device: tuple[Generation, DeviceBackend]) -> None:
     generation, backend = on_device
-    done, hangs = DeviceFlight(), DeviceFlight()
+    done, hangs = DeviceWork(), DeviceWork()
     begin(generation, done)
     done.done.set()
     begin(generation, hangs)
@@ -180,7 +175,7 @@ def test_a_watchdog_ends_a_group_whose_collective_hangs(on_device: tuple[Generat
     with pytest.raises(DeadlineExceededError, match=r"barrier by rank 0 .* given up: .*timed out after 0\.5 s"):
         generation.wait(hangs, "barrier", None)
     with pytest.raises(DeadlineExceededError, match="given up"):
-        begin(generation, DeviceFlight())
+        begin(generation, DeviceWork())
 
 
 def test_data_is_exchanged_through_the_store() -> None:

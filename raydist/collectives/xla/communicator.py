@@ -9,7 +9,7 @@ from typing import Final, cast, final
 import torch
 
 from raydist.collectives.base import ALL_REDUCE, Communicator, FinishingWork, Membership, Work
-from raydist.collectives.generation import Flight, Generation, ProcessGroupBackend, RawGroup, RawWork
+from raydist.collectives.generation import Generation, ProcessGroupBackend, RawGroup
 from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.tensors import check_parts, check_root, describe_tensor, stage_reduction
 from raydist.collectives.xla.chip import Chip
@@ -60,10 +60,6 @@ class XlaBackend(ProcessGroupBackend):
         """Leave the group; the other ranks notice. May be called twice."""
         if self._group is not None:
             self._group.close()
-
-    def flight(self, work: RawWork) -> Flight:
-        flight: Flight = work
-        return flight
 
     def kill(self, group: RawGroup) -> None:
         """Withdraw from a pending collective, on all ranks or on none. A collective on the chip cannot be stopped."""
@@ -145,15 +141,15 @@ class XlaCommunicator(Communicator):
         call = f"{operation} of {describe_tensor(shown)}"
         results: list[torch.Tensor] = []
         launch = (lambda: results.append(program())) if shown.numel() else None
-        flight = cast(XlaOperation, generation.submit(operation, lambda group: group.add(call, launch)))
+        work = cast(XlaOperation, generation.submit(operation, lambda group: group.add(call, launch)))
 
         def wait(timeout_s: float | None) -> None:
-            flight.group.settle()
+            work.group.settle()
             try:
-                generation.wait(flight, operation, timeout_s)
+                generation.wait(work, operation, timeout_s)
             except RaydistError as error:
                 if timeout_s is None or not isinstance(error, DeadlineExceededError):
-                    flight.group.give_up()
+                    work.group.give_up()
                 raise
 
         def finish() -> None:

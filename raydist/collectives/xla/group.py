@@ -12,13 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 from typing import final
 
 import torch
 import torch.distributed as dist
 
 from raydist.collectives.base import Membership
-from raydist.collectives.generation import GlooFlight, RawGroup
+from raydist.collectives.generation import RawGroup, RawWork, wait_slice
 from raydist.collectives.translation import mismatch_error
 from raydist.collectives.xla.chip import Chip
 from raydist.compat.torch_internals import AllreduceOptions, Store
@@ -44,7 +45,7 @@ class CallComparison:
         self._number = 0
         self._call = ""
         self._extremes = torch.zeros(2, dtype=torch.int64, device="cpu")
-        self._exchange: GlooFlight | None = None
+        self._exchange: RawWork | None = None
         self._decided = ""  # the latest decision for a collective
 
     def announce(self, call: str) -> None:
@@ -55,7 +56,7 @@ class CallComparison:
         self._extremes = torch.tensor([digest, -digest], device="cpu")  # in a step the default device is the chip
         options = AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
-        self._exchange = GlooFlight(self._gloo.allreduce([self._extremes], options))
+        self._exchange = self._gloo.allreduce([self._extremes], options)
 
     def all_agree(self, deadline: float) -> bool:
         """Block until all ranks have announced the same call; return False at `deadline`.
@@ -64,7 +65,7 @@ class CallComparison:
             CollectiveMismatchError: Ranks call different collectives. All ranks raise it.
             RuntimeError: The connection to a rank is lost.
         """
-        if self._exchange is None or not self._exchange.wait_slice(max(deadline - time.monotonic(), 0.0)):
+        if self._exchange is None or not wait_slice(self._exchange, deadline - time.monotonic()):
             return False
         lowest, highest = self._extremes.tolist()
         if lowest != -highest:
@@ -90,7 +91,7 @@ class CallComparison:
 
 @final
 class XlaOperation:
-    """One collective of this rank. Only :class:`XlaGroup` uses the methods that `Flight` does not have.
+    """One collective of this rank, with the `is_completed` and `wait` of torch's Work.
 
     Args:
         group: The group that advances the collective.
@@ -107,14 +108,14 @@ class XlaOperation:
         self._ran = threading.Event()
         self._deciding = threading.RLock()
 
-    def landed(self) -> bool:
+    def is_completed(self) -> bool:
         return self._over
 
-    def wait_slice(self, seconds: float) -> bool:
-        over = self.group.advance(self, time.monotonic() + seconds)
-        if over and self._error is not None:
+    def wait(self, limit: timedelta) -> None:
+        if not self.group.advance(self, time.monotonic() + limit.total_seconds()):
+            raise RuntimeError("Operation timed out!")  # the text of gloo
+        if self._error is not None:
             raise self._error
-        return over
 
     @property
     def on_chip(self) -> bool:
@@ -122,7 +123,7 @@ class XlaOperation:
         return self._launched and not self._ran.is_set()
 
     def advance(self, calls: CallComparison, chip: Chip, deadline: float) -> bool:
-        """Block until the collective has ended, or until `deadline`. Stores an error for `wait_slice` to raise."""
+        """Block until the collective has ended, or until `deadline`. Stores an error for `wait` to raise."""
         try:
             self._over = self._advance(calls, chip, deadline)
         except (RaydistError, RuntimeError) as error:
@@ -215,7 +216,7 @@ class XlaGroup:
 
     def advance(self, last: XlaOperation, deadline: float) -> bool:
         """Complete all collectives up to `last`, or return False at `deadline`."""
-        while not last.landed():
+        while not last.is_completed():
             if not self._waiting[0].advance(self._calls, self._chip, deadline):
                 return False
             self._waiting.popleft()

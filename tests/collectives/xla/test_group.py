@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from raydist.collectives.generation import wait_slice
 from raydist.collectives.xla.group import XlaGroup
 from raydist.errors import CollectiveMismatchError
 
@@ -68,47 +69,47 @@ def noted(into: list[str], name: str) -> Callable[[], torch.Tensor]:
 def test_those_before_it_go_first() -> None:
     group, _ = group_of(ranks := Ranks())
     order: list[str] = []
-    flights = [group.add(name, noted(order, name)) for name in ("a", "b", "c")]
-    assert flights[1].wait_slice(1.0)
+    works = [group.add(name, noted(order, name)) for name in ("a", "b", "c")]
+    assert wait_slice(works[1], 1.0)
     assert order == ["a", "b"]
-    assert [flight.landed() for flight in flights] == [True, True, False]
+    assert [work.is_completed() for work in works] == [True, True, False]
     assert ranks.said == ["a", "b"]
 
 
 def test_what_was_noted_runs_before_the_first_collective_only() -> None:
     group, chip = group_of(Ranks())
-    flights = [group.add(name, None) for name in ("a", "b")]
-    for flight in flights:
+    works = [group.add(name, None) for name in ("a", "b")]
+    for work in works:
         group.settle()
-        assert flight.wait_slice(1.0)
+        assert wait_slice(work, 1.0)
     assert chip.did == ["launch", "wait"]
 
 
 def test_what_was_noted_since_is_no_part_of_a_collective() -> None:
     group, chip = group_of(Ranks())
-    flights = [group.add(name, noted(chip.did, name)) for name in ("a", "b")]
-    for flight in flights:
+    works = [group.add(name, noted(chip.did, name)) for name in ("a", "b")]
+    for work in works:
         group.settle()
-        assert flight.wait_slice(1.0)
+        assert wait_slice(work, 1.0)
     assert [did for did in chip.did if did != "wait"] == ["launch", "launch", "a", "launch", "b"]
 
 
 def test_a_mismatch_is_for_who_waits_and_the_rest_goes_on() -> None:
     group, _ = group_of(Ranks())
     odd, after = group.add("odd", None), group.add("even", None)
-    assert after.wait_slice(1.0)
+    assert wait_slice(after, 1.0)
     with pytest.raises(CollectiveMismatchError, match="got odd"):
-        odd.wait_slice(1.0)
+        wait_slice(odd, 1.0)
 
 
 @pytest.mark.parametrize(("others", "launched"), [(True, True), (False, False), (None, False)])
 def test_who_gives_up_what_others_have_begun_does_it_for_them(others: bool | None, *, launched: bool) -> None:
     group, _ = group_of(ranks := Ranks(here=False, decision=others))
     began: list[str] = []
-    flight = group.add("sum", noted(began, "sum"))
+    work = group.add("sum", noted(began, "sum"))
     group.give_up()
     assert not began  # nothing was announced
-    assert not flight.wait_slice(0.0)
+    assert not wait_slice(work, 0.0)
     group.give_up()
     group.give_up()
     assert bool(began) is launched
@@ -118,12 +119,12 @@ def test_who_gives_up_what_others_have_begun_does_it_for_them(others: bool | Non
 @pytest.mark.parametrize("others", [True, False])
 def test_a_rank_that_is_gone_is_an_error_unless_all_have_begun(*, others: bool) -> None:
     group, _ = group_of(Ranks(gone=True, decision=others))
-    flight = group.add("sum", lambda: torch.ones(1))
+    work = group.add("sum", lambda: torch.ones(1))
     if others:
-        assert flight.wait_slice(1.0)
+        assert wait_slice(work, 1.0)
     else:
         with pytest.raises(RuntimeError, match="connection closed by peer"):
-            flight.wait_slice(1.0)
+            wait_slice(work, 1.0)
 
 
 def test_an_error_of_the_program_is_for_who_waits() -> None:
@@ -131,19 +132,19 @@ def test_an_error_of_the_program_is_for_who_waits() -> None:
         raise RuntimeError("out of memory")
 
     group, _ = group_of(Ranks())
-    flight = group.add("sum", program)
+    work = group.add("sum", program)
     with pytest.raises(RuntimeError, match="out of memory"):
-        flight.wait_slice(1.0)
-    assert flight.landed()
+        wait_slice(work, 1.0)
+    assert work.is_completed()
 
 
 def test_a_program_that_does_not_end_is_waited_for_no_longer_than_asked() -> None:
     group, chip = group_of(Ranks())
     chip.free.clear()
-    flight = group.add("sum", lambda: torch.ones(1))
+    work = group.add("sum", lambda: torch.ones(1))
     assert not group.stuck
-    assert not flight.wait_slice(0.01)
+    assert not wait_slice(work, 0.01)
     assert group.stuck
     chip.free.set()
-    assert flight.wait_slice(5.0)
+    assert wait_slice(work, 5.0)
     assert not group.stuck
