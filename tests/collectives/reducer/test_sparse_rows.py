@@ -132,7 +132,7 @@ def sent_in_three_steps(rows: int, *, expected: bool) -> list[list[int]]:
 
     def body(group: LocalGroup) -> list[list[int]]:
         sent: list[int] = []
-        all_reduce, all_gather_rows = group.all_reduce, group.all_gather_rows
+        all_reduce, all_gather_rows, exchange = group.all_reduce, group.all_gather_rows, group.exchange_on_host
 
         def reduced(tensor: torch.Tensor, op: ReduceOp) -> Work:
             sent.append(tensor.nbytes)
@@ -142,7 +142,13 @@ def sent_in_three_steps(rows: int, *, expected: bool) -> list[list[int]]:
             sent.append(tensor.nbytes)
             return all_gather_rows(outputs, tensor)
 
+        def exchanged(data: bytes, what: str) -> list[bytes]:
+            count, received = len(sent), exchange(data, what)
+            del sent[count:]
+            return received
+
         group.all_reduce, group.all_gather_rows = reduced, gathered  # type: ignore[method-assign]  # to look at them
+        group.exchange_on_host = exchanged  # type: ignore[method-assign]  # the layout, once
         table = next(copies[group.rank].parameters())
         reducer = GradientReducer(group, expect_rows=lambda: {id(table)} if expected else ())
         reducer.attach(tuple(copies[group.rank].parameters()))
