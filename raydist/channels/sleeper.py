@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import final
 
-from raydist.collectives.shared_memory.futex import Bell
+from raydist.collectives.shared_memory.control import Bell
 
 __all__ = ["LOOK_S", "SpinPolicy", "Sleeper"]
 

@@ -10,7 +10,7 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Membership
-from raydist.collectives.generation import RawGroup, RawWork
+from raydist.collectives.process_group import RawGroup, RawWork
 from raydist.collectives.rendezvous import connect_store, local_address
 from raydist.collectives.tensors import describe_tensor, stage_bytes
 from raydist.collectives.translation import translate_torch_error

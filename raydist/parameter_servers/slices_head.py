@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import final
 
-from raydist.collectives.shared_memory.futex import Bell, why_unsupported
+from raydist.collectives.shared_memory.control import Bell, why_unsupported
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.shared_segment import TOKEN_BYTES, Segment
 

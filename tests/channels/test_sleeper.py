@@ -5,7 +5,7 @@ import threading
 import time
 
 from raydist.channels.sleeper import LOOK_S, Sleeper
-from raydist.collectives.shared_memory.futex import Bell
+from raydist.collectives.shared_memory.control import Bell
 
 
 def test_a_sleeper_wakes_for_its_bell_and_in_time_to_look() -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.generation import Generation, ProcessGroupBackend, RawGroup, RawWork
+from raydist.collectives.process_group import Generation, ProcessGroupBackend, RawGroup, RawWork
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import (
     CancelledError,

@@ -5,8 +5,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from raydist.collectives.base import Membership
-from raydist.collectives.generation import wait_slice
-from raydist.collectives.process_group import GlooBackend
+from raydist.collectives.process_group import GlooBackend, wait_slice
 
 
 def test_gloo_of_one() -> None:

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from raydist.collectives.generation import wait_slice
+from raydist.collectives.process_group import wait_slice
 
 
 class FakeWork:

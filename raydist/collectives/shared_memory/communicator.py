@@ -14,8 +14,7 @@ import torch
 from raydist.collectives.base import ALL_REDUCE, Backend, Communicator, Declined, Membership, Work
 from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.rendezvous import Bulletin, connect_store
-from raydist.collectives.shared_memory.control import Layout
-from raydist.collectives.shared_memory.futex import why_unsupported
+from raydist.collectives.shared_memory.control import Layout, why_unsupported
 from raydist.collectives.shared_memory.generation import DIGEST_BYTES, Generation, call_text
 from raydist.collectives.shared_memory.transfers import SharedTensor, Steps
 from raydist.collectives.tensors import Staged, check_parts, check_root, stage_bytes, stage_reduction

@@ -10,7 +10,7 @@ from typing import final
 
 from raydist.channels.ring import Ring
 from raydist.channels.sleeper import LOOK_S, Sleeper
-from raydist.collectives.shared_memory.futex import Bell, why_unsupported
+from raydist.collectives.shared_memory.control import Bell, why_unsupported
 from raydist.parameter_servers.desk import Outcome, ServerDesk
 from raydist.parameter_servers.lanes.area import ReadArea, WriteArea
 from raydist.parameter_servers.lanes.message import pack_message, portable, unpack_message

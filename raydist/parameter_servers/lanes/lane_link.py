@@ -13,7 +13,7 @@ import torch
 
 from raydist.channels.ring import Ring
 from raydist.channels.sleeper import LOOK_S, Sleeper
-from raydist.collectives.shared_memory.futex import Bell
+from raydist.collectives.shared_memory.control import Bell
 from raydist.errors import UnavailableError
 from raydist.parameter_servers.lanes.area import ReadArea, WriteArea
 from raydist.parameter_servers.lanes.message import pack_message, unpack_message

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from raydist.collectives.shared_memory.futex import Bell, why_unsupported
+from raydist.collectives.shared_memory.control import Bell, why_unsupported
 
 
 def make_bell() -> tuple[ctypes.c_uint32, Bell]:

@@ -11,7 +11,7 @@ import torch
 from raydist.collectives.base import Membership
 from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.rendezvous import RendezvousStore, connect_store
-from raydist.collectives.xla.group import CallComparison
+from raydist.collectives.xla.communicator import CallComparison
 from raydist.errors import CollectiveMismatchError
 from tests.collectives.threads import begin_threads
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from raydist.collectives.generation import wait_slice
-from raydist.collectives.xla.group import XlaGroup
+from raydist.collectives.process_group import wait_slice
+from raydist.collectives.xla.communicator import XlaGroup
 from raydist.errors import CollectiveMismatchError
 
 
