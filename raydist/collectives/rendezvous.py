@@ -35,7 +35,7 @@ from raydist.errors import (
 )
 from raydist.owning_process import never_free, note_inherited
 
-__all__ = ["Bulletin", "RendezvousStore", "connect_store", "local_address", "peek", "write"]
+__all__ = ["Bulletin", "RendezvousStore", "connect_store", "local_address", "peek"]
 
 _KINDS: dict[str, type[RaydistError]] = {
     kind.__name__: kind for kind in (CancelledError, CollectiveMismatchError, DeadlineExceededError, UnavailableError)
@@ -75,7 +75,7 @@ class Bulletin:
         if number > _READ_BY_ALL:
             self._store.set(f"told/{number - _READ_BY_ALL}/{rank}", ".")
         keys = [f"told/{number}/{other}" for other in range(self._membership.world_size)]
-        write(self._store, keys[rank], b"." + data)
+        self._store.set(keys[rank], b"." + data)  # type: ignore[arg-type]  # torch's stub lacks bytes
         deadline, pause_s = time.monotonic() + timeout_s, _LEAST_PAUSE_S
         while not self._store.check(keys):
             if time.monotonic() >= deadline:
@@ -248,11 +248,6 @@ def connect_store(membership: Membership, timeout_s: float) -> PrefixStore:
 def peek(store: Store, key: str) -> bytes | None:
     """Return the value of a key, or None if no rank has written it yet. Does not wait for a value."""
     return store.get(key) if store.check([key]) else None
-
-
-def write(store: Store, key: str, value: bytes) -> None:
-    """Set a key to a value of bytes. For text, `store.set` does the same."""
-    store.set(key, value)  # type: ignore[arg-type]  # torch's stub lacks bytes
 
 
 def _await_listener(membership: Membership, timeout_s: float) -> None:
