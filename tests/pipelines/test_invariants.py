@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from raydist.pipelines.engine.threads import ThreadExecutor
 from tests.contracts.op import MakeExecutor, collect, iterate, same
 from tests.pipelines.random_pipelines import Pipeline, pipelines
+from tests.pipelines.storing_executor import StoringExecutor
 
 LIMIT = 60
 CASES = settings(max_examples=300)
@@ -33,6 +34,28 @@ def test_the_order_depends_on_seed_and_epoch_alone(pipeline: Pipeline, count: in
     expected = elements_of(pipeline, epoch)
     assert same(collect(iterate(pipeline.build(), threads(count), epoch), LIMIT), expected)
     assert same(collect(iterate(pipeline.then("prefetch", count).build(), threads(count), epoch), LIMIT), expected)
+
+
+@CASES
+@given(pipeline=pipelines(), epoch=st.integers(0, 3))
+def test_row_ids_in_place_of_values_change_nothing(pipeline: Pipeline, epoch: int) -> None:
+    expected = elements_of(pipeline, epoch)
+    assert same(collect(iterate(pipeline.build(), StoringExecutor, epoch), LIMIT), expected)
+
+
+@CASES
+@given(pipeline=pipelines(), data=st.data())
+def test_a_state_fits_whatever_holds_the_values(pipeline: Pipeline, data: st.DataObject) -> None:
+    expected = elements_of(pipeline)
+    done = data.draw(st.integers(0, len(expected)))
+    ways: list[MakeExecutor] = [StoringExecutor, threads(1)]
+    if data.draw(st.booleans()):
+        ways.reverse()
+    first = iterate(pipeline.build(), ways[0])
+    assert same(collect(first, done), expected[:done])
+    second = iterate(pipeline.build(), ways[1])
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert same(collect(second, LIMIT - done), expected[done:])
 
 
 @CASES

@@ -18,10 +18,9 @@ from raydist.actors.passes.piece import (
     num_bytes_of,
     pack_piece,
 )
-from raydist.actors.passes.shared import SharedPieces
+from raydist.pipelines.elements.columns import RemoteColumn
 
 if TYPE_CHECKING:
-    from raydist.actors.passes.shared import OnePiece
     from raydist.nest import Structure
     from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.run.split import Cut
@@ -98,14 +97,12 @@ class MadeStep:
         cuts: The part of each replica.
         structure: The nest of a batch.
         state: State of the pipeline after the step.
-        shared: The piece of each replica, by reference to results of input workers; see `share_step`.
     """
 
     step: int
     cuts: tuple[Cut, ...]
     structure: Structure
     state: IteratorState
-    shared: tuple[OnePiece, ...] | None = None
 
     def sizes(self) -> tuple[int, ...]:
         """Return the approximate number of bytes of each replica's piece."""
@@ -113,15 +110,15 @@ class MadeStep:
 
     def kind(self) -> Any:
         """Return a key that is equal for steps that fit into one group; None for a step that needs its own group."""
-        if self.shared is not None:
-            return self.structure, "shared"
         pieces = [columns for cut in self.cuts for columns in (cut.columns, cut.stand_in) if columns is not None]
         kinds = {tuple((column.dtype, column.shape[1:], _entry(column)) for column in piece) for piece in pieces}
         return (self.structure, *kinds) if len(kinds) == 1 and all(map(is_regular, pieces)) else None
 
 
 def _entry(column: np.ndarray[Any, Any]) -> type | None:
-    """Return the type of the first entry of an object column (text or bytes); None for numbers."""
+    """Return the type of the first entry of an object column (text or bytes), or of row ids; None for numbers."""
+    if isinstance(column, RemoteColumn):
+        return RemoteColumn
     return type(column.flat[0]) if column.dtype == object and column.size else None
 
 
@@ -181,11 +178,9 @@ class OpenGroup:
 
     def _store(self, rank: int, put: Callable[[GroupPiece], Any], zero_copy: bool) -> Ref:
         first = self._steps[0]
-        if first.shared is not None:
-            return SharedPieces(tuple(step.shared[rank] for step in self._steps if step.shared is not None))
         cuts = [step.cuts[rank] for step in self._steps]
         stand_ins = {place: cut.stand_in for place, cut in enumerate(cuts) if cut.stand_in is not None}
         piece = pack_piece(
             [cut.columns for cut in cuts], first.structure.paths(), stand_ins=stand_ins, zero_copy=zero_copy
         )
-        return put(piece) if piece.num_bytes > INLINE_BYTES else piece
+        return put(piece) if piece.bytes_here > INLINE_BYTES else piece

@@ -7,7 +7,7 @@ import functools
 import pickle
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import ray
@@ -15,14 +15,12 @@ from ray.util.metrics import Gauge
 
 from raydist.actors.actor_titles import spoken_title
 from raydist.actors.metric_counters import MetricCounters
-from raydist.actors.passes.batch_group import MadeStep
 from raydist.actors.passes.batch_queues import QueueEntry
 from raydist.actors.passes.dealt_splits import DealtSplit, SplitDesk
 from raydist.actors.passes.merged_pass import MergedPass, WorkerLink
 from raydist.actors.passes.pass_parts import credits_of, executor_on, step_source_of
 from raydist.actors.passes.production import Production
 from raydist.actors.passes.served_pass import Poll
-from raydist.actors.passes.shared import share_step
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.supervision import end_on_sigterm
 from raydist.actors.workers.memory_limit import keep_freed_memory
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
     from raydist.actors.passes.job import InputJob, MergedJob
     from raydist.actors.passes.piece import GroupPiece
     from raydist.actors.passes.served_pass import ServedPass
-    from raydist.actors.workers.mapped_results import MappedResults
     from raydist.actors.workers.pool import ActorExecutor
     from raydist.pipelines.engine.op import DatasetOp
 
@@ -195,17 +192,14 @@ class InputPipeline:
         self, job: InputJob, ops: Sequence[DatasetOp], pool: ActorExecutor | None, on_end: Callable[[], None]
     ) -> Production:
         make_executor = local_executor if pool is None else functools.partial(executor_on, pool, job, len(ops))
-        zero_copy = job.input_options.zero_copy
-        shares = pool is not None and _on_one_node()
         return Production(
             step_source_of(job, ops, make_executor),
             self._put,
             num_replicas=job.num_replicas,
             credit=credits_of(job),
-            zero_copy=zero_copy,
+            zero_copy=job.input_options.zero_copy,
             label=job.label,
             where=self._where,
-            share=functools.partial(_share, pool.mapped, zero_copy) if shares and pool is not None else None,
             on_end=on_end,
         )
 
@@ -329,13 +323,3 @@ class InputPipeline:
     def open_passes(self) -> list[str]:
         """Return the keys of the open passes."""
         return list(self._passes)
-
-
-def _share(mapped: MappedResults, zero_copy: bool, step: MadeStep) -> MadeStep:
-    """Return the step with its pieces as references to workers' results, if they are parts of these."""
-    return replace(step, shared=share_step(mapped, step.cuts, step.structure.paths(), zero_copy=zero_copy))
-
-
-def _on_one_node() -> bool:
-    """Return True if the cluster has one node, where replicas can map workers' results. Other nodes would copy them."""
-    return ray.is_initialized() and sum(node["Alive"] for node in ray.nodes()) == 1

@@ -12,7 +12,6 @@ from ray.exceptions import GetTimeoutError, OwnerDiedError, RayActorError, RayEr
 
 from raydist.actors.passes.piece import GroupPiece, Ref
 from raydist.actors.passes.served_pass import Poll
-from raydist.actors.passes.shared import SharedPieces
 from raydist.actors.supervision import first_line
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.owning_process import OwningProcess
@@ -99,18 +98,16 @@ class PipelineLink:
         # The poll waits up to poll_s in the actor; `start_s` more means that the actor does not answer at all.
         return self.timeouts.poll_s + self.timeouts.start_s
 
-    def fetch(self, ref: Ref) -> GroupPiece | SharedPieces:
+    def fetch(self, ref: Ref) -> GroupPiece:
         """Return the pieces of a group, mapped from the object store; small pieces are in `ref` itself."""
         self._process.require("read")
-        if isinstance(ref, GroupPiece | SharedPieces):
+        if isinstance(ref, GroupPiece):
             return ref
         piece: GroupPiece = self._guard(lambda: ray.get(ref, timeout=self.timeouts.input_s), "fetching a piece")
         return piece
 
-    def leaves(self, piece: GroupPiece | SharedPieces, place: int, num_leaves: int) -> list[Any]:
-        """Return the leaves of the piece at `place`, in the form that users get."""
-        if isinstance(piece, SharedPieces):
-            self._guard(lambda: piece.fetch(place, self.timeouts.input_s), "fetching a piece")
+    def leaves(self, piece: GroupPiece, place: int, num_leaves: int) -> list[Any]:
+        """Return the leaves of the piece at `place`, in the form that users get. Blocks for workers' results."""
         return [piece.leaf(index, place) for index in range(num_leaves)]
 
     def reclaim(self) -> Position:

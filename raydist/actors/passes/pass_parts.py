@@ -52,7 +52,13 @@ def step_source_of(job: InputJob, ops: Sequence[DatasetOp], make_executor: Calla
     """Return the step source of the pass, at the state in the job."""
     iterators = [
         DatasetIterator(
-            op, options=job.options, seed=job.seed, epoch=job.epoch, convert=element_views, make_executor=make_executor
+            op,
+            options=job.options,
+            seed=job.seed,
+            epoch=job.epoch,
+            convert=element_views,
+            make_executor=make_executor,
+            row_ids=True,
         )
         for op in ops
     ]

@@ -3,30 +3,25 @@
 Pickling passes the buffers of a record batch out of band, so a piece is written into the object store once and read in
 place: by replicas with `GroupPiece.leaf`, by other Arrow readers with `GroupPiece.batch`.
 
-Ray writes the buffers of a pickle into the store in order, each at a multiple of 64 bytes: buffers whose size is a
-multiple of 64 bytes follow each other without gaps, and the reader sees them as one array without a copy. Other parts
-are concatenated by the reader.
-
-Ray starts six threads to write a buffer of 1 MB or more. With few cores, the threads cost more time than the write:
-8 MB in one buffer take 1.1 ms, in nine 0.7 (two cores). So large arrays are cut.
+Where input workers have stored the rows already, a piece holds row ids, and the replica gathers the rows.
 """
 
 from __future__ import annotations
 
 import functools
-import pickle
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import pyarrow as pa
 
-from raydist.pipelines.elements.arrow import DTYPE_KEY, column_of_arrow, column_to_arrow, maps
+from raydist.actors.packed_columns import PICKLED, ArrowColumn, LaidParts, pack_column, pickle_rows, unpack_column
+from raydist.pipelines.elements.arrow import DTYPE_KEY, maps
+from raydist.pipelines.elements.columns import RemoteColumn, concat_columns
 from raydist.pipelines.elements.object_leaves import Box, boxed, handed_out
 from raydist.pipelines.elements.recycled_memory import RecycledMemory
 from raydist.pipelines.elements.small_floats import dtype_named, tensor_of_array
-from raydist.pipelines.engine.machine import num_cores
 from raydist.pipelines.run.split import STAND_IN_ROWS
 
 if TYPE_CHECKING:
@@ -36,7 +31,6 @@ __all__ = [
     "FIRST_ROWS",
     "GroupPiece",
     "INLINE_BYTES",
-    "LaidParts",
     "NO_ROWS",
     "Ref",
     "few_rows",
@@ -47,72 +41,10 @@ __all__ = [
 ]
 
 _Array = np.ndarray[Any, np.dtype[Any]]
+_Packed = LaidParts | ArrowColumn | Box | RemoteColumn
+_Column = _Array | _Packed
 
-_ALIGNMENT = 64
-_LEAST_BYTES = 32 << 10  # of a part: a separate buffer costs some microseconds
-_MOST_BYTES = (1 << 20) - _ALIGNMENT  # largest buffer that Ray writes without threads
-_CORES_FOR_THREADS = 12  # the number of threads that Ray starts in two processes
-
-
-@final
-class LaidParts:
-    """The parts of one column, in order, which unpickle as one array.
-
-    Args:
-        parts: Arrays of the same dtype and row shape.
-    """
-
-    def __init__(self, parts: Sequence[_Array]) -> None:
-        self._parts = parts
-
-    @classmethod
-    def suit(cls, parts: Sequence[_Array]) -> bool:
-        """Return True if writing these parts separately saves time."""
-        if parts[0].dtype.kind not in "biuf" or not all(part.flags.c_contiguous for part in parts):
-            return False
-        if len(parts) == 1:
-            return len(_cuts(parts[0].nbytes)) > 1
-        return all(part.nbytes >= _LEAST_BYTES and part.nbytes % _ALIGNMENT == 0 for part in parts)
-
-    @property
-    def num_bytes(self) -> int:
-        """The number of bytes of all parts."""
-        return sum(part.nbytes for part in self._parts)
-
-    def join(self) -> _Array:
-        """Return all parts as one array, a copy if there are several."""
-        return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        first = self._parts[0]
-        return _as_one, (first.dtype, first.shape[1:], *map(pickle.PickleBuffer, self._buffers()))
-
-    def _buffers(self) -> Iterator[memoryview]:
-        for part in self._parts:
-            memory = part.reshape(-1).view(np.uint8).data
-            yield from (memory[cut] for cut in _cuts(part.nbytes))
-
-
-def _cuts(num_bytes: int) -> list[slice]:
-    """Return the slices into which an array of `num_bytes` is cut."""
-    most = _MOST_BYTES if num_cores() < _CORES_FOR_THREADS else max(num_bytes, 1)
-    return [slice(start, min(start + most, num_bytes)) for start in range(0, num_bytes, most)]
-
-
-def _as_one(dtype: np.dtype[Any], row_shape: tuple[int, ...], *buffers: Any) -> _Array:
-    """Return the array in `buffers`, a view if they are contiguous in memory, else a copy."""
-    parts = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-    starts = [part.__array_interface__["data"][0] for part in parts]
-    follow = all(start + len(part) == after for start, part, after in zip(starts, parts, starts[1:], strict=False))
-    if follow:
-        memory = pa.foreign_buffer(starts[0], sum(map(len, parts)), base=parts)
-        whole = np.frombuffer(memory, np.uint8)
-    else:
-        whole = np.concatenate(parts)
-    return whole.view(dtype).reshape(-1, *row_shape)
-
-
-Ref = Any  # a ray.ObjectRef of a GroupPiece, a SharedPieces, or a small GroupPiece itself; None for none
+Ref = Any  # a ray.ObjectRef of a GroupPiece, or a small GroupPiece itself; None for none
 
 INLINE_BYTES = 16 << 10
 """Smaller pieces are sent inside their group: storing one costs 0.8 ms, whatever the size."""
@@ -122,15 +54,9 @@ FIRST_ROWS = 1 << 40
 NO_ROWS = 1 << 41
 """Added to a place: none of the rows of the piece there."""
 
-_PICKLED = b"pickle"  # in place of a dtype: the entries are pickled, one by one
 # Copies for users reuse the memory of earlier copies. Without this, the first batches of each pass took 30 ms for 8 MB
 # instead of 0.7: each pass has its own reader thread, whose allocations do not reuse the last thread's memory.
 _copies = RecycledMemory(most_idle_bytes=32 << 20)
-_MOST_ENTRIES = (1 << 31) - 1  # limit for a row of Arrow's fixed-size lists
-
-
-ArrowColumn = tuple[pa.Array, bytes]
-"""A column as an Arrow array, and the name of its dtype."""
 
 
 @final
@@ -149,7 +75,7 @@ class GroupPiece:
     def __init__(
         self,
         names: Sequence[str],
-        columns: Sequence[_Array | LaidParts | ArrowColumn | Box],
+        columns: Sequence[_Column],
         ranges: tuple[tuple[int, int], ...],
         *,
         whole: bool = False,
@@ -157,7 +83,8 @@ class GroupPiece:
         stand_in: GroupPiece | None = None,
     ) -> None:
         self._names = tuple(names)
-        self._columns = [_pack_column(column) if isinstance(column, np.ndarray) else column for column in columns]
+        self._columns = [pack_column(each) if isinstance(each, np.ndarray) else each for each in columns]
+        self._arrow: dict[int, ArrowColumn] = {}
         self._ranges = ranges
         self._whole = whole
         self._stand_in = stand_in
@@ -171,20 +98,32 @@ class GroupPiece:
 
     @functools.cached_property  # asked for before every step of a replica
     def num_bytes(self) -> int:
-        """The number of bytes of the columns."""
+        """The number of bytes of the columns, wherever they are."""
         return sum(map(_bytes_of, self._columns))
 
     @property
+    def bytes_here(self) -> int:
+        """The number of bytes that are stored or sent with this object."""
+        return sum(
+            column.ids.nbytes if isinstance(column, RemoteColumn) else _bytes_of(column) for column in self._columns
+        )
+
+    @property
     def batch(self) -> pa.RecordBatch:
-        """The columns as an Arrow record batch, without a copy."""
+        """The columns as an Arrow record batch, without a copy of what is stored here."""
         if self._batch is None:
-            packed = [_packed(column) for column in self._columns]
+            packed = [self._as_arrow(index) for index in range(len(self._columns))]
             fields = [
                 pa.field(name or "value", array.type, metadata={DTYPE_KEY: dtype})
                 for name, (array, dtype) in zip(self._names, packed, strict=True)
             ]
             self._batch = pa.RecordBatch.from_arrays([array for array, _ in packed], schema=pa.schema(fields))
         return self._batch
+
+    def _as_arrow(self, index: int) -> ArrowColumn:
+        if index not in self._arrow:
+            self._arrow[index] = _packed(self._columns[index])
+        return self._arrow[index]
 
     def array(self, index: int, place: int = 0) -> _Array:
         """Return leaf `index` of the piece at `place`; numbers are a read-only view without a copy."""
@@ -205,11 +144,14 @@ class GroupPiece:
         mapped = self._mapped.get(index)
         if mapped is not None:
             return mapped[start:stop]
-        column, name = self.batch.column(index), self.batch.schema.field(index).metadata[DTYPE_KEY]
-        if name != _PICKLED and maps(column, dtype_named(name.decode())):
-            self._mapped[index] = _unpack(column, name)
+        remote = self._columns[index]
+        if isinstance(remote, RemoteColumn):
+            return remote[start:stop].values()
+        column, name = self._as_arrow(index)
+        if name != PICKLED and maps(column, dtype_named(name.decode())):
+            self._mapped[index] = unpack_column(column, name)
             return self._mapped[index][start:stop]
-        return _unpack(column.slice(start, stop - start), name)
+        return unpack_column(column.slice(start, stop - start), name)
 
     def leaf(self, index: int, place: int = 0) -> Any:
         """Return leaf `index` as a CPU tensor; bytes and text as a numpy object array (a scalar as itself).
@@ -217,7 +159,9 @@ class GroupPiece:
         The tensor is private and writable. With `zero_copy` it is the object store's memory, shared with every process
         that maps this piece: the program must not write to it, which torch does not check.
         """
-        return hand_out(self.array(index, place), zero_copy=self.zero_copy)
+        array = self.array(index, place)
+        is_private = isinstance(self._columns[index], RemoteColumn) and array.flags.writeable
+        return hand_out(array, zero_copy=self.zero_copy or is_private)
 
 
 def few_rows(piece: Callable[[int], _Array], place: int) -> _Array:
@@ -257,17 +201,6 @@ def _only_entry(column: _Array) -> _Array:
     return boxed
 
 
-def _unpack(array: pa.Array, dtype: bytes) -> _Array:
-    if dtype != _PICKLED:
-        return column_of_arrow(array, dtype_named(dtype.decode()))
-    rows = [pickle.loads(entry) for entry in array.to_pylist()]
-    if rows and isinstance(rows[0], np.ndarray) and rows[0].dtype != object:
-        return np.stack(rows)
-    column = np.empty(len(rows), dtype=object)
-    column[:] = rows
-    return column
-
-
 def is_regular(columns: Columns) -> bool:
     """Return True if all leaves have the same number of rows, so that several steps can be concatenated."""
     return all(column.ndim and len(column) == len(columns[0]) for column in columns)
@@ -275,7 +208,10 @@ def is_regular(columns: Columns) -> bool:
 
 def num_bytes_of(columns: Columns) -> int:
     """Return the approximate number of bytes of the leaves in the store."""
-    return sum(_text_bytes(column) if column.dtype == object else column.nbytes for column in columns)
+    return sum(
+        _text_bytes(column) if column.dtype == object and not isinstance(column, RemoteColumn) else column.nbytes
+        for column in columns
+    )
 
 
 def _text_bytes(column: _Array) -> int:
@@ -325,20 +261,24 @@ def _box_in(column: _Array) -> Box | None:
     return entry if isinstance(entry, Box) else None
 
 
-def _bytes_of(column: LaidParts | ArrowColumn | Box) -> int:
-    if isinstance(column, Box):
+def _bytes_of(column: _Packed) -> int:
+    if isinstance(column, Box | RemoteColumn):
         return column.nbytes
     return column.num_bytes if isinstance(column, LaidParts) else int(column[0].nbytes)
 
 
-def _packed(column: LaidParts | ArrowColumn | Box) -> ArrowColumn:
+def _packed(column: _Packed) -> ArrowColumn:
+    if isinstance(column, RemoteColumn):
+        return pack_column(column.values())
     if isinstance(column, Box):
-        return _pickle_rows([column.value]), _PICKLED
-    return _pack_column(column.join()) if isinstance(column, LaidParts) else column
+        return pickle_rows([column.value]), PICKLED
+    return pack_column(column.join()) if isinstance(column, LaidParts) else column
 
 
 def _in_order(parts: Sequence[_Array]) -> _Array | LaidParts:
     parts = [part for part in parts if len(part)] or parts[:1]
+    if any(isinstance(part, RemoteColumn) for part in parts):
+        return concat_columns(parts, np.concatenate)
     if LaidParts.suit(parts):
         return LaidParts(parts)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -346,28 +286,10 @@ def _in_order(parts: Sequence[_Array]) -> _Array | LaidParts:
 
 def _unpickle(
     names: tuple[str, ...],
-    columns: Sequence[_Array | ArrowColumn | Box],
+    columns: Sequence[_Column],
     ranges: tuple[tuple[int, int], ...],
     whole: bool,
     zero_copy: bool,
     stand_in: GroupPiece | None,
 ) -> GroupPiece:
     return GroupPiece(names, columns, ranges, whole=whole, zero_copy=zero_copy, stand_in=stand_in)
-
-
-def _pack_column(column: _Array) -> ArrowColumn:
-    if column[:1].size > _MOST_ENTRIES:
-        return _pickle_rows(column), _PICKLED
-    try:
-        return column_to_arrow(column), _dtype_of(column)
-    except (pa.ArrowException, TypeError, ValueError):  # text that is not Unicode (file names, say), objects
-        return _pickle_rows(column), _PICKLED
-
-
-def _dtype_of(column: _Array) -> bytes:
-    first = column[0] if column.dtype == object and column.ndim == 1 and len(column) else column
-    return str(first.dtype if isinstance(first, np.ndarray) else column.dtype).encode()
-
-
-def _pickle_rows(column: Iterable[Any]) -> pa.Array:
-    return pa.array([pickle.dumps(row, protocol=5) for row in column], pa.large_binary())

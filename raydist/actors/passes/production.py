@@ -37,8 +37,8 @@ def _nothing() -> None:
 class Production(ServedPass):
     """A pass that runs a step source in a thread, as far ahead of the slowest reader as the credits allow. Thread-safe.
 
-    `put` stores a piece and returns a reference; `where` is appended to notes on errors; `share` may replace pieces by
-    references to data in the store; the thread calls `on_end` once, when the source is closed.
+    `put` stores a piece and returns a reference; `where` is appended to notes on errors; the thread calls `on_end`
+    once, when the source is closed.
     """
 
     def __init__(
@@ -51,7 +51,6 @@ class Production(ServedPass):
         zero_copy: bool,
         label: str,
         where: str = "",
-        share: Callable[[MadeStep], MadeStep] | None = None,
         on_end: Callable[[], None] = _nothing,
     ) -> None:
         super().__init__(num_replicas, source.state_dict(), label)
@@ -60,7 +59,6 @@ class Production(ServedPass):
         self._credit = credit
         self._zero_copy = zero_copy
         self._where = where
-        self._share = share
         self._on_end = on_end
         self._ended = False
         self._storing = threading.Lock()  # acquired before `_changed`; groups are stored one at a time
@@ -130,7 +128,7 @@ class Production(ServedPass):
             self._offer((state,), error=packed, last=last)
         else:
             made = MadeStep(step, cuts, self._source.structure, self._source.state_dict())
-            self._gather(made if self._share is None else self._share(made), time.monotonic() - began)
+            self._gather(made, time.monotonic() - began)
 
     def _gather(self, step: MadeStep, took_s: float) -> None:
         """Add a step to the open group, and store the group if it is full or due."""

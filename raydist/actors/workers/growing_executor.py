@@ -58,7 +58,7 @@ class GrowingExecutor(Executor):
         self._meters: IterationMeters | None = None
         self._stages: dict[str, Meter] = {}
         self._last = (0.0, 0.0, 0.0, 0)  # time, the consumer's and the stages' waiting seconds, elements
-        self.place = self._shared.place
+        self.place, self.stores_results = self._shared.place, self._shared.stores_results
         self._show_size()
 
     def _show_size(self) -> None:

@@ -14,9 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raydist.actors.reservations import resource_options
 from raydist.actors.software import installed_packages
 from raydist.actors.supervision import first_line, kill_actors, wait_for
-from raydist.actors.workers.buffered_results import BufferedBlock, write_block
 from raydist.actors.workers.last_words import LastWords
-from raydist.actors.workers.shared_buffers import BufferLease, BufferShelf
 from raydist.actors.workers.worker import InputWorker
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.owning_process import OwningProcess
@@ -24,8 +22,6 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.ray_session import RaySession
 
 __all__ = ["WorkerHandle", "WorkerKind"]
-
-_INLINE_BYTES = 1 << 16  # smaller blocks are sent with the call
 
 KEPT_STAGES = 64
 """Number of stages that a worker keeps; every epoch of a `repeat` has its own stages."""
@@ -73,17 +69,12 @@ class WorkerHandle:
 
     Attributes:
         name: Name of the actor.
-        shelf: Shared buffers for the actor's results.
-        shares: True once the actor has opened a shared buffer.
         started: True once the actor has answered.
         words: The exit reason that the actor's process writes if its own code ends it.
     """
 
     def __init__(self, name: str, kind: WorkerKind, actor: Any) -> None:
         self.name = name
-        self.shelf = BufferShelf()
-        self._block_shelf = BufferShelf()  # separate: a small block's buffer has few pages in memory
-        self.shares = False
         self.started = False
         self.words = LastWords()
         self._process = OwningProcess("An input worker")
@@ -93,7 +84,6 @@ class WorkerHandle:
         self._ready: Any = actor.hello.remote(self.words.path, installed_packages())
         self._ran = False
         self._under_way: deque[Any] = deque()
-        self._read_from: dict[Any, Any] = {}  # memory of blocks that the actor may not have read yet
         self._digests: deque[bytes] = deque()
 
     @classmethod
@@ -121,31 +111,19 @@ class WorkerHandle:
     def forget_finished(self, finished: set[Any]) -> int:
         """Remove the `finished` blocks; return the number of unfinished blocks."""
         while self._under_way and self._under_way[0] in finished:
-            self._read_from.pop(self._under_way.popleft(), None)
+            self._under_way.popleft()
         return len(self._under_way)
 
-    def run(self, digest: bytes, stage: bytes, block: Block, starts: tuple[int, ...]) -> Any:
-        """Send a block, with the stage if the actor does not have it; return the reference to the result."""
-        ref = self._actor.run.remote(digest, self._unknown(digest, stage), block, starts)
-        self._under_way.append(ref)
-        return ref
+    def run(self, digest: bytes, stage: bytes, block: Block, starts: tuple[int, ...]) -> tuple[Any, Any]:
+        """Send a block, with the stage if the actor does not have it.
 
-    def run_into(self, lease: BufferLease, digest: bytes, stage: bytes, block: Block, starts: tuple[int, ...]) -> Any:
-        """Do :meth:`run` with a shared buffer for the result; the block may be sent in another shared buffer."""
-        argument, memory = self._buffered(block)
-        ref = self._actor.run_into.remote(lease.address, digest, self._unknown(digest, stage), argument, starts)
-        self._under_way.append(ref)
-        if memory is not None:
-            self._read_from[ref] = memory
-        return ref
-
-    def _buffered(self, block: Block) -> tuple[Block | BufferedBlock, Any]:
-        num_bytes = sum(column.nbytes for column in block.columns if column.dtype != object)
-        lease = self._block_shelf.lease() if self.shares and num_bytes > _INLINE_BYTES else None
-        if lease is None:
-            return block, None
-        memory = lease.open()
-        return write_block(block, lease.address, memory) or block, memory
+        Returns:
+            The references to the answer and to the stored columns; the answer's is among those `under_way`.
+        """
+        call = self._actor.run.options(num_returns=2)
+        answer, stored = call.remote(digest, self._unknown(digest, stage), block, starts)
+        self._under_way.append(answer)
+        return answer, stored
 
     def _unknown(self, digest: bytes, stage: bytes) -> bytes | None:
         """Return the stage's pickle if the worker does not have the stage yet, else None."""

@@ -21,7 +21,6 @@ from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.supervision import first_line
 from raydist.actors.workers.failed_starts import FailedStarts
 from raydist.actors.workers.handle import KEPT_STAGES, WorkerHandle, WorkerKind
-from raydist.actors.workers.mapped_results import MappedResults
 from raydist.actors.workers.pool_task import PoolTask, Sending
 from raydist.actors.workers.rows_apart import RowsApart
 from raydist.errors import CancelledError, InvalidArgumentError
@@ -158,10 +157,10 @@ class ActorExecutor(Executor):
         resources: Ray resources of each actor; by default none (CPU 0): actors share the cores with other processes.
         node_ids: Ray nodes to run on, round robin; empty for any node.
         memory_bytes: Memory limit of each worker; by default `resources["memory"]`, else the free memory at its start.
-        consumed_here: True if results stay in this process; they can then be passed in shared memory.
     """
 
     place: StagePlace = "actors"
+    stores_results = True
 
     def __init__(
         self,
@@ -172,13 +171,10 @@ class ActorExecutor(Executor):
         resources: Mapping[str, float] | None = None,
         node_ids: Sequence[str] = (),
         memory_bytes: int | None = None,
-        consumed_here: bool = False,
     ) -> None:
         self.window = num_workers * _BLOCKS_PER_WORKER
         self.closed = False
-        self.mapped = MappedResults()
         self.num_workers = num_workers
-        self._consumed_here = consumed_here
         self._failed_starts = FailedStarts()
         self._name = f"{name}-{uuid.uuid4().hex[:8]}"
         self._timeouts = timeouts or Timeouts()
@@ -220,10 +216,8 @@ class ActorExecutor(Executor):
             loads = self._loads()
             place = self._running.place_of_next(self._workers, loads)
             worker = self._workers[place]
-            lease = worker.shelf.lease() if self._consumed_here else None
-            work = (digest, stage, block, starts)
-            ref = worker.run(*work) if lease is None else worker.run_into(lease, *work)
-            return Sending(worker, ref, self._timeouts.element_s * (1 + loads[place]), lease)
+            answer, stored = worker.run(digest, stage, block, starts)
+            return Sending(worker, answer, stored, self._timeouts.element_s * (1 + loads[place]))
 
     def start(self) -> None:
         """Start the workers before the first block. Does not wait for their start."""
@@ -267,11 +261,10 @@ class ActorExecutor(Executor):
                 self._retired.append(worker)
             del self._workers[num_workers:]
 
-    def received(self, ref: Any, result: StageResult) -> None:
-        """Record that the result of a block was fetched by its reference."""
+    def received(self) -> None:
+        """Record that the result of a block has arrived."""
         self._apart.condemned.end()
         self._failed_starts.end()
-        self.mapped.remember(ref, result)
 
     def replace(self, worker: WorkerHandle, error: RayActorError) -> Any:
         """Replace a dead worker; return the result reference of the block on which the worker died, or None."""

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from raydist.actors.supervision import first_line, wait_for
-from raydist.actors.workers.buffered_results import BufferedResult
+from raydist.actors.workers.stored_results import with_row_ids
 from raydist.actors.workers.worker import unpack_result
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.foreign_errors import annotate
@@ -19,7 +19,6 @@ from raydist.pipelines.engine.executor import Pending
 
 if TYPE_CHECKING:
     from raydist.actors.workers.handle import WorkerHandle
-    from raydist.actors.workers.shared_buffers import BufferLease
     from raydist.pipelines.elements.blocks import Block
     from raydist.pipelines.engine.kernel import StageSpec
 
@@ -33,15 +32,15 @@ class Sending:
 
     Attributes:
         worker: The worker.
-        ref: The reference to the result.
+        ref: The reference to the answer.
+        stored: The reference to the result's stored columns.
         limit_s: Limit for the result in seconds.
-        lease: The shared buffer that the worker may write the result to; None for none.
     """
 
     worker: WorkerHandle
     ref: Any
+    stored: Any
     limit_s: float
-    lease: BufferLease | None = None
 
 
 class PoolOfTask(Protocol):
@@ -54,8 +53,8 @@ class PoolOfTask(Protocol):
     def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Sending:
         """Send a block to a worker."""
 
-    def received(self, ref: Any, result: StageResult) -> None:
-        """Record that the result of a block was fetched by its reference."""
+    def received(self) -> None:
+        """Record that the result of a block has arrived."""
 
     def replace(self, worker: WorkerHandle, error: RayActorError) -> Any:
         """Replace a dead worker; return the result reference of the block on which the worker died, or None."""
@@ -123,17 +122,9 @@ class PoolTask(Pending):
         if not wait_for(self._sent.ref, self._sent.limit_s, self._is_cancelled, actor=self._sent.worker.name):
             self._pool.give_up(self._sent.worker)
             raise self._late()
-        answer = ray.get(self._sent.ref, timeout=self._sent.limit_s)
-        if answer is None:  # the worker cannot open the block's shared buffer
-            self._sent.worker.shares = False
-            self._sent = self._pool.send(self.spec, self.block, self.starts)
-            return self._receive()
-        if isinstance(answer, BufferedResult) and self._sent.lease is not None:
-            self._sent.worker.shares = True
-            answer = answer.read(self._sent.lease.open())
-        result = unpack_result(answer)
-        self._pool.received(self._sent.ref, result)
-        return result
+        result = unpack_result(ray.get(self._sent.ref, timeout=self._sent.limit_s))
+        self._pool.received()
+        return with_row_ids(result, self._sent.stored)
 
     def _late(self) -> DeadlineExceededError:
         labels = ", ".join(kernel.label for kernel in self.spec.kernels)

@@ -29,7 +29,7 @@ class IteratorPools:
 
     def __init__(self, kept_s: float = _KEPT_S) -> None:
         self._limits = Timeouts(idle_s=kept_s)
-        self._pools = PassPools(consumed_here=True)
+        self._pools = PassPools()
         self._cluster = ""
         self._closed = False
         self._lock = threading.Lock()  # guards `_closed`: iterators end in any thread
@@ -38,7 +38,7 @@ class IteratorPools:
         """Return a pool of `options.num_input_workers` workers; closing it returns the pool. Joins or starts Ray."""
         ensure_ray()
         if (cluster := _cluster_name()) != self._cluster:  # the kept workers ended with their cluster
-            self._pools, self._cluster = PassPools(consumed_here=True), cluster
+            self._pools, self._cluster = PassPools(), cluster
         pools = self._pools
         pool = pools.borrow(
             options.num_input_workers,

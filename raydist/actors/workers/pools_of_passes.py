@@ -60,6 +60,7 @@ class SharedExecutor(Executor):
         self.window = pool.window
         self.place = pool.place
         self.num_workers = pool.num_workers
+        self.stores_results = pool.stores_results
         self._closed = False
         self._tasks: weakref.WeakSet[Pending] = weakref.WeakSet()
 
@@ -91,13 +92,9 @@ class PassPools:
     """A store of at most one idle pool, reused by the next epoch that asks for the same settings.
 
     A pool that is idle for `Timeouts.idle_s` is stopped: its resources may keep autoscaled nodes alive.
-
-    Args:
-        consumed_here: True if the workers' results stay in this process.
     """
 
-    def __init__(self, *, consumed_here: bool = False) -> None:
-        self._consumed_here = consumed_here
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: ActorExecutor | None = None
         self._idle_s = 0.0
@@ -128,7 +125,6 @@ class PassPools:
             timeouts=timeouts,
             node_ids=node_ids,
             memory_bytes=memory_bytes,
-            consumed_here=self._consumed_here,
         )
 
     def give_back(self, pool: ActorExecutor, *, patience_s: float) -> None:

@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from raydist.actors.supervision import wait_for
+from raydist.actors.workers.stored_results import with_row_ids
 from raydist.actors.workers.worker import unpack_result
 from raydist.errors import DeadlineExceededError, RaydistError, UnavailableError
 from raydist.pipelines.elements.blocks import Block
@@ -186,7 +187,7 @@ class RowsApart:
         # One at a time: a finished result may not have been sent when the next row ends the worker's process.
         for row in range(first, task.block.num_rows):
             block, starts = task.block.slice(row, row + 1), tuple(start + row for start in task.starts)
-            ref = worker.run(digest, stage, block, starts)
+            ref, stored = worker.run(digest, stage, block, starts)
             if not wait_for(ref, self._element_s, cancelled, actor=worker.name):
                 raise DeadlineExceededError(
                     f"Input worker {worker.name} must finish element {starts[0]} of the input of stage "
@@ -194,7 +195,7 @@ class RowsApart:
                     "killed. If the function is only slow, raise the limit."
                 )
             try:
-                results.append(unpack_result(ray.get(ref)))
+                results.append(with_row_ids(unpack_result(ray.get(ref)), stored))
             except RayActorError:
                 break
         return results

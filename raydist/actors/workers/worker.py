@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import gc
-import mmap
 import os
 import pickle
-import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 from raydist.actors.actor_titles import spoken_title
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.software import Software, installed_packages, require_same_software
-from raydist.actors.workers.buffered_results import BufferedBlock, BufferedResult, BufferWriter, write_result
 from raydist.actors.workers.last_words import leave_words
 from raydist.actors.workers.memory_limit import keep_freed_memory, limit_memory
-from raydist.actors.workers.shared_buffers import BUFFER_NAME, MOST_BUFFERS, BufferAddress
+from raydist.actors.workers.stored_results import StoredColumns, store_result
 from raydist.errors import FailedPreconditionError, RaydistError
 from raydist.foreign_errors import LEAVING
 from raydist.owning_process import end_forked_child
@@ -28,49 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from raydist.pipelines.elements.blocks import Block
-    from raydist.pipelines.elements.column_memory import MakeColumn
 
-__all__ = ["InputWorker", "MappedBuffers", "PackedError", "WorkerResult", "unpack_result"]
-
-_MOST_MAPPED = 2 * MOST_BUFFERS  # for blocks and for results
-
-
-@final
-class MappedBuffers:
-    """An LRU cache of mapped buffers."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, mmap.mmap | None] = {}  # None for a buffer that cannot be opened here
-
-    def get(self, address: BufferAddress) -> mmap.mmap | None:
-        """Return the memory of a buffer; None if this process cannot open it (on another machine, say)."""
-        token = address.token
-        memory = self._known.pop(token) if token in self._known else _mapped(address)
-        self._known[token] = memory
-        if len(self._known) > _MOST_MAPPED:
-            self._known.pop(next(iter(self._known)))
-        return memory
-
-
-def _mapped(address: BufferAddress) -> mmap.mmap | None:
-    path = f"/proc/{address.pid}/fd/{address.fd}"
-    try:
-        # A process id of another machine may name any process here, and the path a device with side effects on open.
-        if BUFFER_NAME not in os.readlink(path):
-            return None
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        about = os.fstat(fd)
-        if not stat.S_ISREG(about.st_mode) or about.st_size != address.num_bytes:
-            return None
-        memory = mmap.mmap(fd, address.num_bytes)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return memory if memory[: len(address.token)] == address.token else None
+__all__ = ["InputWorker", "PackedError", "WorkerResult", "unpack_result"]
 
 
 @final
@@ -99,7 +55,6 @@ class InputWorker:
         self._name = name
         self._memory_bytes = memory_bytes
         self._specs: dict[bytes, StageSpec | Exception] = {}  # an error for a stage that cannot be loaded
-        self._buffers = MappedBuffers()
         self._owns_process = False
         self._refusal: FailedPreconditionError | None = None
 
@@ -120,18 +75,14 @@ class InputWorker:
         keep_freed_memory(self._memory_bytes)
         return os.getpid()
 
-    def run(self, digest: bytes, spec: bytes | None, block: Block, starts: tuple[int, ...]) -> WorkerResult:
-        """Run the stage known as `digest` (its pickled `spec` comes with the first block) on a block."""
-        return self._work(digest, spec, block, starts, None)
+    def run(
+        self, digest: bytes, spec: bytes | None, block: Block, starts: tuple[int, ...]
+    ) -> tuple[WorkerResult, StoredColumns | None]:
+        """Run the stage known as `digest` (its pickled `spec` comes with the first block) on a block.
 
-    def _work(
-        self,
-        digest: bytes,
-        spec: bytes | None,
-        block: Block,
-        starts: tuple[int, ...],
-        make_column: MakeColumn | None,
-    ) -> WorkerResult:
+        Returns:
+            The answer, and the columns that the caller does not need: see `stored_results.py`.
+        """
         pid = os.getpid()
         try:
             if self._refusal is not None:
@@ -141,37 +92,12 @@ class InputWorker:
             known = self._specs[digest]
             if isinstance(known, Exception):
                 raise known
-            result = _run(known, block, starts, make_column)
+            result = _run(known, block.in_memory(), starts)
             end_forked_child(pid, next((item.error for item in result.items if isinstance(item, ElementError)), None))
-            return self._pack(result)
+            return store_result(self._pack(result))
         except BaseException as error:  # no exception of a function may end the worker
             end_forked_child(pid, error)
-            return pack_error(error, f"In {self._name}.")
-
-    def run_into(
-        self,
-        address: BufferAddress,
-        digest: bytes,
-        spec: bytes | None,
-        block: Block | BufferedBlock,
-        starts: tuple[int, ...],
-    ) -> WorkerResult | BufferedResult | None:
-        """Do :meth:`run`, and write a result that fits into the buffer at `address`.
-
-        Returns None if the block is in a buffer that this process cannot open.
-        """
-        if isinstance(block, BufferedBlock):
-            given = self._buffers.get(block.address)
-            if given is None:
-                return None
-            block = block.read(given)
-        memory = self._buffers.get(address)
-        if memory is None:
-            return self.run(digest, spec, block, starts)
-        writer = BufferWriter(memory)
-        result = self._work(digest, spec, block, starts, writer.make_column)
-        written = write_result(result, writer) if isinstance(result, StageResult) else None
-        return written or result
+            return pack_error(error, f"In {self._name}."), None
 
     def _learn(self, digest: bytes, spec: bytes) -> None:
         first = not self._specs
@@ -221,10 +147,10 @@ def _load(pickled: bytes) -> StageSpec | Exception:
     return spec
 
 
-def _run(spec: StageSpec, block: Block, starts: tuple[int, ...], make_column: MakeColumn | None = None) -> StageResult:
+def _run(spec: StageSpec, block: Block, starts: tuple[int, ...]) -> StageResult:
     """Do `run_stage`; a function that leaves the process (sys.exit, Ctrl-C) fails on that element only."""
     try:
-        return run_stage(spec, block, starts, make_column=make_column)
+        return run_stage(spec, block, starts)
     except LEAVING as error:
         if block.num_rows == 1:
             return _left(spec, starts[0], error)

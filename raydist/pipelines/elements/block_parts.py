@@ -23,7 +23,6 @@ import numpy as np
 
 from raydist.nest import LEAF, Structure, leaves_in, map_structure
 from raydist.pipelines.elements.blocks import Block, Column
-from raydist.pipelines.elements.column_memory import new_column
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.functions import RowCalls
 from raydist.pipelines.elements.items import Item
@@ -245,5 +244,5 @@ def _are_alike(first: Block, second: Block) -> bool:
 
 
 def _room_for(block: Block, num_rows: int) -> Block:
-    columns = tuple(new_column((num_rows, *column.shape[1:]), column.dtype) for column in block.columns)
+    columns = tuple(np.empty((num_rows, *column.shape[1:]), column.dtype) for column in block.columns)
     return Block(block.structure, block.specs, columns, num_rows)

@@ -8,7 +8,7 @@ A block of n elements holds one column per leaf. A column of numbers of one shap
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, final
@@ -17,6 +17,7 @@ import numpy as np
 
 from raydist.errors import SpecError
 from raydist.nest import Structure, unflatten
+from raydist.pipelines.elements.columns import Column, RemoteColumn, concat_columns, in_memory, object_column
 from raydist.pipelines.elements.object_leaves import ObjectLeaf
 from raydist.pipelines.elements.recycled_memory import RecycledMemory
 from raydist.pipelines.elements.spec import (
@@ -30,8 +31,6 @@ from raydist.pipelines.elements.spec import (
 )
 
 __all__ = ["Block", "Column", "common_specs", "concat_blocks", "copied", "object_column", "private_column", "same_kind"]
-
-Column = np.ndarray[Any, np.dtype[Any]]
 
 _MAX_SIGNATURE = 400
 _OBJECTS = frozenset([CollatedSpec, DatasetSpec, RaggedSpec, ReplicatedSpec])
@@ -52,7 +51,7 @@ class Block:
         specs: Spec of each leaf of one element, in leaf order.
         columns: One array per leaf, first axis `num_rows`. Dense (dtype of the spec) where every element has the same
             shape and holds numbers; otherwise of dtype object, with bytes, str or arrays (of bytes, str, or any shape)
-            as rows.
+            as rows. Or row ids of values that are stored elsewhere: see `columns.py`.
         num_rows: Number of elements.
     """
 
@@ -66,7 +65,8 @@ class Block:
         """Bytes of the dense columns, and an estimate from the first row of the others."""
         total = 0
         for column in self.columns:  # runs for every metered block: a generator would take twice as long
-            total += _object_bytes(column) if column.dtype.hasobject else column.nbytes
+            is_local_object = column.dtype.hasobject and not isinstance(column, RemoteColumn)
+            total += _object_bytes(column) if is_local_object else column.nbytes
         return total
 
     @property
@@ -97,7 +97,19 @@ class Block:
 
     def take(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Block:
         """Return a copy of the elements at `indices`, in that order."""
-        return Block(self.structure, self.specs, tuple(_taken.take(c, indices) for c in self.columns), len(indices))
+        columns = [c[indices] if isinstance(c, RemoteColumn) else _taken.take(c, indices) for c in self.columns]
+        return Block(self.structure, self.specs, tuple(columns), len(indices))
+
+    @property
+    def is_remote(self) -> bool:
+        """Return True if a column holds row ids."""
+        return RemoteColumn in map(type, self.columns)
+
+    def in_memory(self) -> Block:
+        """Return the elements with their values. Blocks while they are fetched, and raises the errors of the store."""
+        if not self.is_remote:
+            return self
+        return Block(self.structure, self.specs, tuple(map(in_memory, self.columns)), self.num_rows)
 
     def shared(self) -> Block:
         """Return the same elements, marked read-only."""
@@ -170,6 +182,8 @@ def copied(block: Block) -> Block:
 
 
 def _copied_column(column: Column) -> Column:
+    if isinstance(column, RemoteColumn):  # each reader gathers its own values
+        return column
     if column.dtype != object or column.ndim > 1:
         return column.copy()
     return object_column([row.copy() if isinstance(row, np.ndarray) else row for row in column])
@@ -188,7 +202,7 @@ def concat_blocks(blocks: Sequence[Block], memory: RecycledMemory | None = None)
         if other.specs is not specs or other.structure is not first.structure:  # otherwise the specs are equal
             specs = common_specs(first, specs, other)
     join = np.concatenate if memory is None else memory.concatenate
-    columns = tuple(_concat_columns([b.columns[i] for b in blocks], join) for i in range(len(specs)))
+    columns = tuple(concat_columns([b.columns[i] for b in blocks], join) for i in range(len(specs)))
     return Block(first.structure, specs, columns, sum(b.num_rows for b in blocks))
 
 
@@ -208,19 +222,3 @@ def common_specs(first: Block, specs: tuple[TensorSpec, ...], other: Block) -> t
             raise SpecError(f"All elements must have one dtype{where}, got {mine} and then {theirs}.")
         common.append(merged)
     return tuple(common)
-
-
-def _concat_columns(columns: list[Column], join: Callable[[list[Column]], Column]) -> Column:
-    if all(c.dtype != object and c.shape[1:] == columns[0].shape[1:] for c in columns):
-        return join(columns)
-    if all(c.dtype == object and c.shape[1:] == columns[0].shape[1:] for c in columns):
-        return np.concatenate(columns)
-    return object_column([row for column in columns for row in column])
-
-
-def object_column(rows: Sequence[Any]) -> Column:
-    """Return a column of any Python objects, including arrays."""
-    column = np.empty(len(rows), dtype=object)
-    for index, row in enumerate(rows):  # `column[:] = rows` would iterate over arrays
-        column[index] = row
-    return column

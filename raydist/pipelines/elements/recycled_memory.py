@@ -48,6 +48,12 @@ class RecycledMemory:
         np.take(column, indices, 0, out, mode="clip")  # other modes write to a temporary array first
         return out
 
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Array:
+        """Return an uninitialised array."""
+        like = np.empty((0, *shape[1:]), dtype)
+        out = self._empty(shape[0], like)
+        return np.empty(shape, dtype) if out is None else out
+
     def _empty(self, num_rows: int, like: _Array) -> _Array | None:
         """Return an array of `num_rows` rows like those of `like`; None to leave the allocation to numpy."""
         shape = (num_rows, *like.shape[1:])

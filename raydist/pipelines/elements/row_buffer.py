@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 
 from raydist.nest import Structure
-from raydist.pipelines.elements.blocks import Block, Column, common_specs, concat_blocks, object_column
+from raydist.pipelines.elements.blocks import Block, common_specs, concat_blocks
+from raydist.pipelines.elements.columns import Column, RemoteColumn, alike, as_remote, object_column
 from raydist.pipelines.elements.spec import TensorSpec
 
 __all__ = ["RowBuffer"]
@@ -94,7 +95,9 @@ class RowBuffer:
 
 
 def _alike(first: Column, second: Column) -> tuple[Column, Column]:
-    """Return both columns as dense ones of one shape, or both as columns of objects."""
+    """Return both columns as dense ones of one shape, both as row ids, or both as columns of objects."""
+    if isinstance(first, RemoteColumn) or isinstance(second, RemoteColumn):
+        return cast(tuple[Column, Column], alike(as_remote(first), as_remote(second)))
     if first.dtype == second.dtype and first.shape[1:] == second.shape[1:]:
         return first, second
     return _as_objects(first), _as_objects(second)

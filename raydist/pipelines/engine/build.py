@@ -26,7 +26,7 @@ from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter
 
-__all__ = ["MeteredIterator", "Plan", "build", "name_operations", "plan_as_written", "start", "walk"]
+__all__ = ["MeteredIterator", "Plan", "ValuesIterator", "build", "name_operations", "plan_as_written", "start", "walk"]
 
 _Made = TypeVar("_Made")
 
@@ -72,6 +72,29 @@ class MeteredIterator(ClosesInput, OpIterator):
             clock.inner_s = outer_s + spent_s
             if meter.ring is not None:
                 meter.ring.record_here(meter.name, begin, spent_s, meter.elements - before)
+
+    def has_ready(self) -> bool:
+        return self._source.has_ready()
+
+    def state_dict(self) -> IteratorState:
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: IteratorState) -> None:
+        self._source.load_state_dict(state)
+
+
+@final
+class ValuesIterator(ClosesInput, OpIterator):
+    """An iterator that replaces row ids by their values: the border to operations that look at elements."""
+
+    def __init__(self, source: OpIterator) -> None:
+        self._source = source
+
+    def next_block(self, limit: int) -> Block:
+        return self._source.next_block(limit).in_memory()
+
+    def next_blocks(self, limit: int) -> list[Block]:
+        return [block.in_memory() for block in self._source.next_blocks(limit)]
 
     def has_ready(self) -> bool:
         return self._source.has_ready()
@@ -166,6 +189,7 @@ def start(
     meters: IterationMeters | None = None,
     orders: ArrivalOrders | None = None,
     own_seeds: Mapping[str, int] | None = None,
+    row_ids: bool = False,
 ) -> OpIterator:
     """Start one pass over a plan.
 
@@ -178,6 +202,7 @@ def start(
         meters: Count elements and time of every stage.
         orders: Notes of stages that hand out blocks in any order, part of the state; None: all stages keep the order.
         own_seeds: Seeds of operations that keep one order, from a state; None: the seeds of the plan.
+        row_ids: True if the caller takes blocks of row ids; False for values.
     """
     meters = meters or IterationMeters()
     meters.tops.clear()  # of an earlier epoch, whose operations may not exist any more
@@ -186,21 +211,29 @@ def start(
     ctx = IterContext(
         seed, (epoch,), plan.options, executor, plan.names, build, planner, plan, meters, budgets, orders, any_order
     )
-    ctx = replace(ctx, own_seeds=plan.own_seeds if own_seeds is None else own_seeds)
+    ctx = replace(ctx, own_seeds=plan.own_seeds if own_seeds is None else own_seeds, row_ids=row_ids)
     return ctx.build(plan.optimised)
 
 
 def build(op: DatasetOp, ctx: IterContext) -> OpIterator:
     """Return an iterator over `op`: its own one, or stages for a chain of elementwise operations."""
     if not isinstance(op, ElementwiseOp):
-        iterator = op.make_iterator(ctx if op.state_is_recent else replace(ctx, any_order=False))
+        any_order = ctx.any_order and op.state_is_recent
+        iterator = op.make_iterator(replace(ctx, any_order=any_order, row_ids=op.takes_row_ids))
+        if op.takes_row_ids and not ctx.row_ids:
+            iterator = _with_values(iterator, ctx)
         return _metered(iterator, ctx.meter(op), op, ctx)
     chain, base = chain_of(op)
-    iterator = ctx.build(base)
+    iterator = replace(ctx, row_ids=True).build(base)
     for stage in fuse(chain, ctx):
         iterator = _stage_iterator(stage, iterator, base, ctx)
         base = stage[-1][0]
-    return iterator
+    return iterator if ctx.row_ids else _with_values(iterator, ctx)
+
+
+def _with_values(iterator: OpIterator, ctx: IterContext) -> OpIterator:
+    """Return an iterator over the values, for a reader that cannot take row ids."""
+    return ValuesIterator(iterator) if ctx.executor.stores_results else iterator
 
 
 def _metered(iterator: OpIterator, meter: Meter, op: DatasetOp, ctx: IterContext) -> OpIterator:
@@ -218,6 +251,8 @@ def _stage_iterator(stage: Stage, source: OpIterator, base: DatasetOp, ctx: Iter
     owner = tuple(type(op).__name__ for op, _ in stage)
     meter = ctx.meters.meter(names, label=label, inputs=[id(base)], owner=owner)
     executor = _executor(parallelism, meter, ctx)
+    if not executor.stores_results:
+        source = _with_values(source, ctx)
     meter.place, meter.parallelism = executor.place, executor.num_workers
     owned = parallelism is not None and executor is not ctx.executor
     together = stage[-1][0].rows_together

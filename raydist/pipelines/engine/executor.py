@@ -46,9 +46,11 @@ class Executor(ABC):
         place: Where the work runs; "inline" is the caller's thread.
         num_workers: Number of blocks processed at a time.
         least_rows: Elements of a block that make its work worth the transfer.
+        stores_results: True if results may be row ids; then `submit` takes blocks of row ids, too.
     """
 
     window: int
+    stores_results: bool = False
     place: StagePlace = "inline"
     num_workers: int = 1
     least_rows: int = 1

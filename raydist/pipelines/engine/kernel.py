@@ -16,7 +16,6 @@ from typing import ClassVar, final
 from raydist.errors import SpecError
 from raydist.foreign_errors import LEAVING, as_exception
 from raydist.pipelines.elements.blocks import Block, same_kind
-from raydist.pipelines.elements.column_memory import MakeColumn, columns_made_by
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 
 __all__ = ["Kernel", "StageSpec", "other_kind_error", "reject_others", "run_stage"]
@@ -72,7 +71,6 @@ def run_stage(
     block: Block,
     starts: tuple[int, ...],
     signatures: tuple[str, ...] | None = None,
-    make_column: MakeColumn | None = None,
 ) -> StageResult:
     """Run the kernels of `spec` on `block`, one after the other.
 
@@ -82,15 +80,13 @@ def run_stage(
         starts: For each kernel, the index of its first item in this block.
         signatures: For each kernel, the required signature of its results, "" for any; None to require the signature of
             each kernel's first result. Elements with another signature become errors.
-        make_column: Allocates large columns of the result.
     """
     begun_at, begin, begin_cpu = time.time(), time.perf_counter(), time.thread_time()
     items: Sequence[Item] = (block,)
     inputs, found = [], []
-    is_numbered, last = False, len(spec.kernels) - 1
+    is_numbered = False
     for number, (kernel, start) in enumerate(zip(spec.kernels, starts, strict=True)):
-        with columns_made_by(make_column if number == last else None):
-            items, entered = _run_kernel(kernel, number, items, start)
+        items, entered = _run_kernel(kernel, number, items, start)
         signature = (signatures[number] if signatures else "") or _first_signature(items)
         items = reject_others(items, signature, kernel.label)
         is_numbered = is_numbered or any(isinstance(item, Block) and item.holds_datasets for item in items)

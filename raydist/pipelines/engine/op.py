@@ -72,6 +72,9 @@ class DatasetOp(ABC):
     """True if elements come out in the order in which they came in."""
     content_blind: ClassVar[bool] = False
     """True if the operation only picks and orders elements, so that it may work on their indices instead."""
+    takes_row_ids: ClassVar[bool] = False
+    """True if the operation moves rows without looking at their values, so that its inputs may give blocks of row ids
+    (see `elements/columns.py`). What it returns may be row ids then, too."""
     passes_elements: ClassVar[bool] = False
     """True if the results are elements of the inputs, unchanged or concatenated: rows stay rows."""
     pure: ClassVar[bool] = False
@@ -232,6 +235,7 @@ class IterContext:
         meters: Count elements and time of every stage.
         budgets: Threads and memory that the pass may use.
         orders: Notes of the stages that hand out blocks in any order.
+        row_ids: True if the reader of an iterator made here takes blocks of row ids; False if it needs values.
         any_order: True if stages may use any order here: their readers have recent states, saved together with
             `orders`.
         own_seeds: By name, the seeds of operations that keep one order for all iterations. Operations of datasets that
@@ -250,6 +254,7 @@ class IterContext:
     budgets: Budgets = field(repr=False, default_factory=Budgets)
     orders: ArrivalOrders = field(repr=False, default_factory=ArrivalOrders)
     any_order: bool = False
+    row_ids: bool = False
     own_seeds: Mapping[str, int] = field(repr=False, default_factory=dict)
 
     def build(self, op: DatasetOp) -> OpIterator:

@@ -23,6 +23,7 @@ class AssertCardinalityOp(UnaryOp):
     """`input`, declared to have `count` elements (or INFINITE_CARDINALITY)."""
 
     passes_elements: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
 
     count: int
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, cast, final
 
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.foreign_errors import annotate
-from raydist.pipelines.elements.blocks import Block, Column, concat_blocks
+from raydist.pipelines.elements.blocks import Block, concat_blocks
+from raydist.pipelines.elements.columns import Column, RemoteColumn
 from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.items import (
     ElementError,
@@ -38,6 +39,7 @@ class BatchOp(UnaryOp):
 
     pure: ClassVar[bool] = True
     state_is_recent: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
 
     batch_size: int
     drop_remainder: bool = False
@@ -171,7 +173,12 @@ def _stack(rows: Block, count: int, size: int) -> Block:
     rows = rows.of_tensors("batch")
     pairs = zip(rows.columns, rows.specs, rows.structure.paths(), strict=True)
     columns = [_dense(column, spec, path) for column, spec, path in pairs]
-    stacked = tuple(column.reshape(count, size, *column.shape[1:]) for column in columns)
+    stacked = tuple(
+        cast(Column, column.batched(count, size))
+        if isinstance(column, RemoteColumn)
+        else column.reshape(count, size, *column.shape[1:])
+        for column in columns
+    )
     specs = tuple(
         TensorSpec((size, *column.shape[1:]), spec.dtype) for column, spec in zip(columns, rows.specs, strict=True)
     )
@@ -179,9 +186,14 @@ def _stack(rows: Block, count: int, size: int) -> Block:
 
 
 def _dense(column: Column, spec: TensorSpec, path: str) -> Column:
-    if column.dtype != object or column.ndim > 1 or spec.shape == ():
+    if isinstance(column, RemoteColumn):
+        if len(column.row_shapes) == 1:
+            return column
+        shapes = column.shapes_by_row()
+    elif column.dtype != object or column.ndim > 1 or spec.shape == ():
         return column
-    shapes = [getattr(row, "shape", ()) for row in column]  # text has no shape
+    else:
+        shapes = [getattr(row, "shape", ()) for row in column]  # text has no shape
     if len(set(shapes)) > 1:
         where = f" of {path!r}" if path else ""
         other = next(row for row, shape in enumerate(shapes) if shape != shapes[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
@@ -25,6 +25,8 @@ class ChooseOp(DatasetOp):
 
     An empty dataset ends the iteration if `stop_on_empty`; otherwise choices of it are skipped until all are empty.
     """
+
+    takes_row_ids: ClassVar[bool] = True
 
     datasets: tuple[DatasetOp, ...]
     choices: DatasetOp
@@ -82,7 +84,7 @@ class _Choosing(ResumableProducer):
         return [] if self._empty[chosen] else self._next(chosen)
 
     def _checked(self, block: Block) -> int:
-        value = block.row(0)
+        value = block.in_memory().row(0)
         if getattr(value, "shape", None) != () or value.dtype.kind not in "iu":
             raise InvalidArgumentError(f"A choice must be one whole number, got {value!r:.100}.")
         if not 0 <= value < len(self._sources):

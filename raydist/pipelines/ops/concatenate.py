@@ -25,6 +25,7 @@ class ConcatenateOp(DatasetOp):
     """The elements of `first`, then the elements of `second`."""
 
     passes_elements: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
 
     first: DatasetOp
     second: DatasetOp

@@ -22,6 +22,7 @@ class PrefetchWhereItPaysOp(UnaryOp):
     """`input`, prefetched by a thread or not, as the autotuner decides."""
 
     passes_elements: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
 
     state_is_recent: ClassVar[bool] = True
 
@@ -45,6 +46,7 @@ class PrefetchOp(UnaryOp):
     """`input`, prefetched up to `buffer_size` elements; for None and AUTOTUNE, raydist chooses the number."""
 
     passes_elements: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
 
     state_is_recent: ClassVar[bool] = True
 

@@ -34,6 +34,7 @@ class RebatchOp(UnaryOp):
     """The rows in `input` as batches with the sizes `sizes`, repeatedly; 0 gives an empty batch."""
 
     state_is_recent: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
 
     sizes: tuple[int, ...]
     drop_remainder: bool = False

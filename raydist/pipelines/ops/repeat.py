@@ -22,6 +22,7 @@ class RepeatOp(UnaryOp):
     """`count` passes over `input`; None or a negative count repeats without end."""
 
     content_blind: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
     state_is_recent: ClassVar[bool] = True
     count: int | None = None
 

@@ -31,6 +31,7 @@ class ShardOp(UnaryOp):
 
     pure: ClassVar[bool] = True
     content_blind: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
     num_shards: int
     index: int
     wants_element: str | None = field(default=None, metadata=NOT_IN_FINGERPRINT)

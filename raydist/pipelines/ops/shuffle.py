@@ -98,6 +98,7 @@ class ShuffleOp(UnaryOp):
 
     preserves_order: ClassVar[bool] = False
     content_blind: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
     placement = "exchange"
     buffer_size: int
     seed: int | None = None

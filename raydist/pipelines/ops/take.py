@@ -46,6 +46,7 @@ class TakeOp(UnaryOp):
 
     pure: ClassVar[bool] = True
     content_blind: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
     state_is_recent: ClassVar[bool] = True
     count: int
 
@@ -85,6 +86,7 @@ class SkipOp(UnaryOp):
 
     pure: ClassVar[bool] = True
     content_blind: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
     state_is_recent: ClassVar[bool] = True
     count: int
 

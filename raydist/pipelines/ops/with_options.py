@@ -19,6 +19,7 @@ class WithOptionsOp(UnaryOp):
     """`input`, with options for the whole pipeline."""
 
     content_blind: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
     state_is_recent: ClassVar[bool] = True
     given: Options
 

@@ -34,6 +34,7 @@ class ZipOp(DatasetOp):
     """
 
     passes_elements: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
 
     pure: ClassVar[bool] = True
 

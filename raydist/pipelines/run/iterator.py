@@ -119,6 +119,7 @@ class DatasetIterator(Generic[_T]):
         convert: Function that returns the elements of a block.
         make_executor: Function that returns the executor of the stages.
         meters: Meters to continue; None for new ones.
+        row_ids: True if `convert` takes blocks of row ids.
 
     >>> iterator = iter(rd.Dataset.range(4).shuffle(4, seed=1))
     >>> first, state = [int(next(iterator)), int(next(iterator))], iterator.state_dict()
@@ -138,6 +139,7 @@ class DatasetIterator(Generic[_T]):
         convert: Callable[[Block], list[_T]],
         make_executor: Callable[[Options], Executor] = local_executor,
         meters: IterationMeters | None = None,
+        row_ids: bool = False,
     ) -> None:
         self._op = op
         self._convert = convert
@@ -145,7 +147,9 @@ class DatasetIterator(Generic[_T]):
         self._states = PipelineStates(plan)
         self.meters = meters or IterationMeters()
         """Statistics of every stage since the iteration began."""
-        self._engine = ReopenedEngine(plan, options, make_executor, self.meters, seed=seed, epoch=epoch)
+        self._engine = ReopenedEngine(
+            plan, options, make_executor, self.meters, seed=seed, epoch=epoch, row_ids=row_ids
+        )
         self._to_skip = 0  # elements after the resumed state that were handed out before
         # The iterator of a list returns each row once, to any thread: taking a row needs no lock.
         self._rows: Iterator[_T] = iter([])

@@ -35,6 +35,7 @@ class ReopenedEngine:
         meters: Meters of the stages.
         seed: Root seed.
         epoch: Number of the epoch.
+        row_ids: True if the caller takes blocks of row ids.
 
     Attributes:
         seed: The root seed.
@@ -56,6 +57,7 @@ class ReopenedEngine:
         *,
         seed: int,
         epoch: int,
+        row_ids: bool = False,
     ) -> None:
         self.seed = seed
         self.epoch = epoch
@@ -69,6 +71,7 @@ class ReopenedEngine:
         self._options = options
         self._make_executor = make_executor
         self._meters = meters
+        self._row_ids = row_ids
         self._executor: Executor | None = None
         self._source: OpIterator | None = None
         self._request = RequestSize()
@@ -126,6 +129,7 @@ class ReopenedEngine:
                 meters=self._meters,
                 orders=self.orders,
                 own_seeds=self.own_seeds,
+                row_ids=self._row_ids,
             )
             self._resume(self._source)
         return self._source

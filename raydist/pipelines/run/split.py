@@ -15,6 +15,7 @@ import numpy as np
 from raydist.errors import InvalidArgumentError
 from raydist.nest import LEAF, NOTHING, Structure, flatten, unflatten
 from raydist.pipelines.elements.collated import CollatedLeaf, pieces_of_results
+from raydist.pipelines.elements.columns import RemoteColumn
 from raydist.pipelines.elements.object_leaves import ObjectLeaf, boxed
 
 __all__ = [
@@ -69,8 +70,8 @@ class Cut:
     """One replica's part of a step.
 
     Attributes:
-        columns: One array per leaf: views of the global batch, or a `Box` in an array without dimensions. The first
-            axis of a leaf may be empty.
+        columns: One array per leaf: views of the global batch, row ids (`RemoteColumn`), or a `Box` in an array without
+            dimensions. The first axis of a leaf may be empty.
         num_rows: Rows of the leaves, or elements of lists of tensors and of results of `collate`.
         stand_in: For a replica without rows: the first two rows (or the only one) of the same global batch.
     """
@@ -176,7 +177,7 @@ def _between(leaves: Sequence[Any], start: int, stop: int | None) -> list[Any]:
     return [
         leaf.cut(start, (leaf.num_rows or 0) if stop is None else stop)
         if isinstance(leaf, ObjectLeaf)
-        else np.asarray(leaf)[start:stop]
+        else (leaf if isinstance(leaf, RemoteColumn) else np.asarray(leaf))[start:stop]
         for leaf in leaves
     ]
 
@@ -214,7 +215,7 @@ def _first_rows(leaves: Sequence[Any]) -> list[Any]:
 def _as_leaf(leaf: Any) -> Any:
     if isinstance(leaf, bytes | str):  # numpy's own text types cut off trailing zeros
         return boxed(leaf)
-    return leaf if isinstance(leaf, ObjectLeaf) else np.asarray(leaf)
+    return leaf if isinstance(leaf, ObjectLeaf | RemoteColumn) else np.asarray(leaf)
 
 
 def _settled(

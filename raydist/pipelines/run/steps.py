@@ -10,11 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, final
 
-import numpy as np
-
 from raydist.foreign_errors import LEAVING
 from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.columns import Column, RemoteColumn
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.saved_state import state_errors
 from raydist.pipelines.metering.stats import PipelineStats
@@ -29,16 +28,21 @@ Element = tuple[Sequence[Any], Structure]
 
 
 def element_views(block: Block) -> list[Element]:
-    """Return the elements of a block without copies (the conversion of a `DatasetIterator`)."""
+    """Return the elements of a block without copies (the conversion of a `DatasetIterator`).
+
+    A leaf of row ids is a `RemoteColumn` of the element's rows.
+    """
     if block.holds_datasets:
         block.of_tensors("a distributed dataset")
     # A 0-d view, not a numpy scalar: later code cuts and stores arrays.
-    columns = [column if column.dtype == object else _views(column) for column in block.columns]
+    columns = [_elements(column) for column in block.columns]
     return [([column[row] for column in columns], block.structure) for row in range(block.num_rows)]
 
 
-def _views(column: np.ndarray[Any, np.dtype[Any]]) -> list[Any]:
-    return [column[row, ...] for row in range(len(column))]
+def _elements(column: Column) -> Any:
+    if isinstance(column, RemoteColumn):
+        return [column.element(row) for row in range(len(column))]
+    return column if column.dtype == object else [column[row, ...] for row in range(len(column))]
 
 
 class StepSource(ABC):

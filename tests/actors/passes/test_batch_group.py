@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from raydist.actors.passes.batch_group import MadeStep, OpenGroup, StepBatch
 from raydist.actors.passes.piece import GroupPiece
-from raydist.actors.passes.shared import SharedPieces
 from raydist.nest import LEAF, flatten
+from raydist.pipelines.elements.columns import as_remote
 from raydist.pipelines.elements.object_leaves import WholeLeaf
 from raydist.pipelines.run.split import cut_batch, deal
 
@@ -119,15 +119,15 @@ def test_states_are_those_after_each_step() -> None:
     assert group.states == ({"after": 4}, {"after": 5})
 
 
-def test_shared_steps_go_by_reference_together() -> None:
-    piece: Any = object()
-    steps = [MadeStep(n, made(n, np.zeros((1, 9_000))).cuts, LEAF, {}, shared=(piece,)) for n in range(2)]
+def test_row_ids_are_not_stored_again() -> None:
+    rows = np.arange(90_000.0).reshape(10, 9_000)
+    column = as_remote(rows)
+    steps = [made(n, cast(Any, column[5 * n : 5 * n + 5])) for n in range(2)]
     group = filled(*steps)
-    assert not accepts(group, made(2, np.zeros((1, 9_000))))
+    assert not accepts(group, made(2, rows[:5]))
 
     def refuse(piece: GroupPiece) -> Any:
         raise AssertionError("it lies in the store already")
 
-    (ref,) = group.store(refuse, zero_copy=False).refs
-    assert isinstance(ref, SharedPieces)
-    assert ref.pieces == (piece, piece)
+    (piece,) = group.store(refuse, zero_copy=False).refs
+    assert [piece.array(0, place).tolist() for place in range(2)] == [rows[:5].tolist(), rows[5:].tolist()]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydist.actors.passes.piece import LaidParts, pack_piece
+from raydist.actors.packed_columns import LaidParts
+from raydist.actors.passes.piece import pack_piece
 
 
 def through_store(value: Any, alignment: int = 64) -> tuple[Any, np.ndarray[Any, Any]]:
@@ -44,7 +45,7 @@ def test_parts_are_one_array_of_the_memory_that_they_were_written_to(dtype: str)
 @pytest.mark.parametrize(("cores", "most"), [(2, 1 << 20), (11, 1 << 20), (12, 8 << 20)])
 def test_a_large_array_is_cut_where_there_are_few_cores(monkeypatch: pytest.MonkeyPatch, cores: int, most: int) -> None:
     """Ray starts threads for what has 1 MB or more."""
-    monkeypatch.setattr("raydist.actors.passes.piece.num_cores", lambda: cores)
+    monkeypatch.setattr("raydist.actors.packed_columns.num_cores", lambda: cores)
     given = [np.arange(700_001, dtype=np.float64).reshape(-1, 1)]
     assert LaidParts.suit(given) == (cores < 12)
     whole, memory = through_store(LaidParts(given))

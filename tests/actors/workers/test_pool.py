@@ -9,18 +9,16 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
 
-from raydist.actors.workers.buffered_results import BufferedBlock
 from raydist.actors.workers.handle import WorkerKind
 from raydist.actors.workers.pool import ActorExecutor
 from raydist.actors.workers.pools_of_passes import SharedExecutor
-from raydist.actors.workers.shared_buffers import BUFFER_NAME
+from raydist.actors.workers.stored_results import ResultColumn
 from raydist.dataset import Dataset
 from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, RaydistError, UnavailableError
 from raydist.options import Options, Timeouts
@@ -138,100 +136,43 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(pool: ActorExecutor) ->
     assert second in pool.worker_names
 
 
-def shared_addresses() -> list[tuple[int, int]]:
-    """Where this process maps memory that it shares with input workers."""
-    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if BUFFER_NAME in line]
-    return [(int(begin, 16), int(end, 16)) for begin, end in (line[0].split("-") for line in lines)]
-
-
-def is_shared(array: Any) -> bool:
-    address = array.__array_interface__["data"][0]
-    return any(begin <= address < end for begin, end in shared_addresses())
-
-
-def test_large_results_lie_where_their_worker_wrote_them() -> None:
+def test_large_results_lie_in_the_object_store_and_users_get_their_own() -> None:
     dataset = Dataset.range(200).map(lambda x: np.full((250, 1000), x, np.float32)).batch(8)
-    pool = ActorExecutor(2, name="shared", consumed_here=True)
+    pool = ActorExecutor(2, name="shared")
     try:
         for batch in iterate(dataset, pool):
-            assert is_shared(batch)
             batch += 1  # it is the user's own
-        del batch
-        held = list(iterate(dataset, pool))  # more than there are buffers: the rest comes another way
+        held = list(iterate(dataset, pool))
         assert [batch[:, 249, 999].tolist() for batch in held] == [list(range(k, k + 8)) for k in range(0, 200, 8)]
-        assert {is_shared(batch) for batch in held} == {True, False}
-        assert len(shared_addresses()) == sum(map(is_shared, held)), "no buffer holds two batches, none is idle"
     finally:
         pool.close()
     assert held[0][0, 0, 0] == 0, "what is held outlives the pool"
-    del held
-    gc.collect()
-    assert not shared_addresses()
 
 
-def test_large_blocks_travel_in_memory_that_is_shared() -> None:
-    rows = np.arange(4_000 * 100, dtype=np.float32).reshape(4_000, 100)
-    seen: list[np.ndarray[Any, Any]] = []
-
+def test_a_stage_reads_what_another_one_stored(pool: ActorExecutor) -> None:
     def keep(row: Any) -> Any:
         seen.append(row)  # in the worker: a user may keep what it is given
-        return np.stack([row, seen[0]])
+        row += 1
+        return row
 
-    pool = ActorExecutor(1, name="shared", consumed_here=True)
-    try:
-        dataset = Dataset.from_tensor_slices(rows).map(keep).batch(500)
-        for _ in range(2):
-            batches = [batch.copy() for batch in iterate(dataset, pool)]
-            assert np.array_equal(np.concatenate([batch[:, 0] for batch in batches]), rows)
-        assert all((batch[:, 1] == rows[0]).all() for batch in batches)
-        (worker,) = pool._workers
-        assert worker.shares
-        sent = worker._block_shelf._made
-        assert sent
-        worker.shares = False
-        assert len(list(iterate(dataset, pool))) == 8
-        assert worker._block_shelf._made == sent
-    finally:
-        pool.close()
+    seen: list[np.ndarray[Any, Any]] = []
+    large = Dataset.range(64).map(lambda x: np.full(5_000, x, np.float32))
+    dataset = large.shuffle(16, seed=3).batch(8).map(keep).unbatch().map(lambda row: row * 2)
+    expected = [float(row[0]) for row in dataset.as_numpy_iterator()]
+    assert sorted(expected) == [2.0 * (x + 1) for x in range(64)]
+    assert [float(row[4_999]) for row in iterate(dataset.with_options(Options(seed=5)), pool)] == [
+        float(row[0]) for row in dataset.with_options(Options(seed=5)).as_numpy_iterator()
+    ]
 
 
-def test_a_worker_that_cannot_read_a_block_gets_it_otherwise() -> None:
-    pool = ActorExecutor(1, name="shared", consumed_here=True)
-    try:
-        dataset = Dataset.from_tensor_slices(np.ones((400, 1000), np.float32)).map(lambda x: x + 1).batch(200)
-        assert len(list(iterate(dataset, pool))) == 2
-        (worker,) = pool._workers
-        worker.shares = True
-        actor = worker._actor
-        worker._actor = Deaf(actor)
-        try:
-            batches = list(iterate(dataset, pool))
-        finally:
-            worker._actor = actor
-        assert sum(float(batch.sum()) for batch in batches) == 800_000
-        assert not worker.shares
-    finally:
-        pool.close()
-
-
-class Deaf:
-    """An actor that finds no buffer."""
-
-    def __init__(self, actor: Any) -> None:
-        self.run_into = SimpleNamespace(remote=lambda *args: ray.put(None) if is_buffered(args) else run(actor, args))
-
-
-def is_buffered(args: tuple[Any, ...]) -> bool:
-    return isinstance(args[3], BufferedBlock)
-
-
-def run(actor: Any, args: tuple[Any, ...]) -> Any:
-    return actor.run.remote(*args[1:])
-
-
-def test_results_that_are_handed_on_are_not_shared(pool: ActorExecutor) -> None:
-    batch = next(iterate(Dataset.range(8).map(lambda x: np.full((50, 1000), x, np.float32)).batch(8), pool))
-    assert not is_shared(batch)
+def test_what_was_read_is_let_go(pool: ActorExecutor) -> None:
+    dataset = Dataset.range(256).map(lambda x: np.full(250_000, x, np.float32)).shuffle(4, seed=1).batch(4)
+    held = []
+    for _ in iterate(dataset, pool):
+        columns = (each for each in gc.get_objects() if type(each) is ResultColumn)
+        held.append(sum(column.row_bytes * column.shape[0] for column in columns))
+    assert max(held) > 0
+    assert max(held) < 128 << 20, "256 MB passed through"
 
 
 def test_a_worker_that_is_killed_takes_no_result_with_it() -> None:
@@ -239,7 +180,7 @@ def test_a_worker_that_is_killed_takes_no_result_with_it() -> None:
         time.sleep(0.005)
         return np.full((50, 1000), x, np.float32)
 
-    pool = ActorExecutor(2, name="shared", consumed_here=True)
+    pool = ActorExecutor(2, name="shared")
     try:
         iterator = iterate(Dataset.range(160).map(slow).batch(4), pool)
         first = next(iterator)

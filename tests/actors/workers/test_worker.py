@@ -14,6 +14,7 @@ import pytest
 
 from raydist.actors.software import Software, installed_packages
 from raydist.actors.workers import worker as worker_module
+from raydist.actors.workers.stored_results import StoredColumns
 from raydist.actors.workers.worker import InputWorker, WorkerResult, unpack_result
 from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError, RaydistError
@@ -53,8 +54,10 @@ def first_work(dataset: Dataset) -> tuple[bytes, Block, tuple[int, ...]]:
     return cloudpickle.dumps(spec), block, starts
 
 
-def across(result: WorkerResult) -> StageResult:
-    return unpack_result(pickle.loads(pickle.dumps(result)))
+def across(returned: tuple[WorkerResult, StoredColumns | None]) -> StageResult:
+    answer, stored = returned
+    assert stored is None  # these results are small
+    return unpack_result(pickle.loads(pickle.dumps(answer)))
 
 
 def test_a_stage_is_sent_once() -> None:

@@ -90,7 +90,7 @@ class StageDispatch:
         meter.buffered -= sent.block.num_rows
         assumed = sent.starts
         if assumed != starts and result.is_numbered:  # after a filter, the indices were assumptions
-            result, assumed = run_stage(self._spec, sent.block, starts, self.signatures), starts
+            result, assumed = run_stage(self._spec, sent.block.in_memory(), starts, self.signatures), starts
         self._explain_errors(result.items, assumed, starts)
         self._size.learn(sent.block, result)
         return result
@@ -112,7 +112,7 @@ class StageDispatch:
             return result
         pairs = zip(self.signatures, result.signatures, strict=True)
         if any(mine and theirs and not same_kind(mine, theirs) for mine, theirs in pairs):
-            result = run_stage(self._spec, sent.block, sent.starts, self.signatures)
+            result = run_stage(self._spec, sent.block.in_memory(), sent.starts, self.signatures)
         pairs = zip(self.signatures, result.signatures, strict=True)
         self.signatures = tuple(mine or theirs for mine, theirs in pairs)
         return result
