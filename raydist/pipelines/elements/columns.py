@@ -26,6 +26,7 @@ __all__ = [
     "StoredColumn",
     "alike",
     "as_remote",
+    "columns_in_turn",
     "concat_columns",
     "in_memory",
     "object_column",
@@ -421,6 +422,17 @@ def concat_columns(columns: Sequence[Column], join: Callable[[Sequence[Column]],
     if all(c.dtype == object and c.shape[1:] == first.shape[1:] for c in columns):
         return np.concatenate(columns)
     return object_column([row for column in columns for row in column])
+
+
+def columns_in_turn(columns: Sequence[Column], block_length: int) -> Column:
+    """Return the rows of equally long columns in turn, `block_length` rows of each."""
+    rounds = len(columns[0]) // block_length
+    if not any(isinstance(column, RemoteColumn) for column in columns):
+        split = [column.reshape(rounds, block_length, *column.shape[1:]) for column in columns]
+        return np.stack(split, axis=1).reshape(sum(map(len, columns)), *columns[0].shape[1:])
+    whole = _concat_ids([as_remote(column) for column in columns])
+    order = np.arange(len(whole)).reshape(len(columns), rounds, block_length).swapaxes(0, 1).reshape(-1)
+    return whole[order]
 
 
 def alike(first: RemoteColumn, second: RemoteColumn) -> tuple[RemoteColumn, RemoteColumn]:

@@ -211,7 +211,8 @@ def start(
     ctx = IterContext(
         seed, (epoch,), plan.options, executor, plan.names, build, planner, plan, meters, budgets, orders, any_order
     )
-    ctx = replace(ctx, own_seeds=plan.own_seeds if own_seeds is None else own_seeds, row_ids=row_ids)
+    readers = executor if executor.stores_results else None
+    ctx = replace(ctx, own_seeds=plan.own_seeds if own_seeds is None else own_seeds, row_ids=row_ids, readers=readers)
     return ctx.build(plan.optimised)
 
 
@@ -219,12 +220,14 @@ def build(op: DatasetOp, ctx: IterContext) -> OpIterator:
     """Return an iterator over `op`: its own one, or stages for a chain of elementwise operations."""
     if not isinstance(op, ElementwiseOp):
         any_order = ctx.any_order and op.state_is_recent
-        iterator = op.make_iterator(replace(ctx, any_order=any_order, row_ids=op.takes_row_ids))
+        readers = ctx.readers if ctx.row_ids else None  # this process needs the values: it had better read the files
+        iterator = op.make_iterator(replace(ctx, any_order=any_order, row_ids=op.takes_row_ids, readers=readers))
         if op.takes_row_ids and not ctx.row_ids:
             iterator = _with_values(iterator, ctx)
         return _metered(iterator, ctx.meter(op), op, ctx)
     chain, base = chain_of(op)
-    iterator = replace(ctx, row_ids=True).build(base)
+    readers = ctx.executor if ctx.executor.stores_results and chain[0].parallelism != 1 else None
+    iterator = replace(ctx, row_ids=True, readers=readers).build(base)
     for stage in fuse(chain, ctx):
         iterator = _stage_iterator(stage, iterator, base, ctx)
         base = stage[-1][0]
@@ -233,7 +236,8 @@ def build(op: DatasetOp, ctx: IterContext) -> OpIterator:
 
 def _with_values(iterator: OpIterator, ctx: IterContext) -> OpIterator:
     """Return an iterator over the values, for a reader that cannot take row ids."""
-    return ValuesIterator(iterator) if ctx.executor.stores_results else iterator
+    may_be_ids = ctx.executor.stores_results or ctx.readers is not None
+    return ValuesIterator(iterator) if may_be_ids else iterator
 
 
 def _metered(iterator: OpIterator, meter: Meter, op: DatasetOp, ctx: IterContext) -> OpIterator:

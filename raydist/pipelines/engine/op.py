@@ -236,6 +236,7 @@ class IterContext:
         budgets: Threads and memory that the pass may use.
         orders: Notes of the stages that hand out blocks in any order.
         row_ids: True if the reader of an iterator made here takes blocks of row ids; False if it needs values.
+        readers: Executor whose workers read files and keep what they read; None to read in this process.
         any_order: True if stages may use any order here: their readers have recent states, saved together with
             `orders`.
         own_seeds: By name, the seeds of operations that keep one order for all iterations. Operations of datasets that
@@ -255,6 +256,7 @@ class IterContext:
     orders: ArrivalOrders = field(repr=False, default_factory=ArrivalOrders)
     any_order: bool = False
     row_ids: bool = False
+    readers: Executor | None = field(repr=False, default=None)
     own_seeds: Mapping[str, int] = field(repr=False, default_factory=dict)
 
     def build(self, op: DatasetOp) -> OpIterator:

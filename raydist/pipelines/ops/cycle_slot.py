@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-import numpy as np
-
 from raydist.errors import FailedPreconditionError
-from raydist.pipelines.elements.blocks import Block, Column
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.columns import columns_in_turn
 from raydist.pipelines.elements.items import Item, IteratorState, count_items, drop_items, keep_items
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import read_item
@@ -120,7 +119,7 @@ def weave(slots: Sequence[CycleSlot], block_length: int, rounds: int) -> Block |
         slot.take(rows)
     columns = zip(*(block.slice(0, rows).columns for block in blocks), strict=True)
     first = blocks[0]
-    woven = tuple(_in_turns(column, rounds) for column in columns)
+    woven = tuple(columns_in_turn(column, block_length) for column in columns)
     return Block(first.structure, first.specs, woven, rows * len(slots))
 
 
@@ -129,9 +128,3 @@ def _alike(first: Block, second: Block) -> bool:
         return False
     pairs = zip(first.columns, second.columns, strict=True)
     return all(mine.dtype == theirs.dtype and mine.shape[1:] == theirs.shape[1:] for mine, theirs in pairs)
-
-
-def _in_turns(columns: Sequence[Column], rounds: int) -> Column:
-    """Flatten (slots, rounds, block_length, ...) to rows in the order (rounds, slots, block_length, ...)."""
-    split = [column.reshape(rounds, len(column) // rounds, *column.shape[1:]) for column in columns]
-    return np.stack(split, axis=1).reshape(sum(map(len, columns)), *columns[0].shape[1:])

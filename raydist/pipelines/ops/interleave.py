@@ -40,6 +40,7 @@ class InterleaveOp(UnaryOp):
     """
 
     state_is_recent: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
 
     fn: Callable[..., Any]
     cycle_length: int
@@ -109,7 +110,7 @@ class InterleaveOp(UnaryOp):
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         # The number of an input identifies its dataset, so inputs must come in order.
-        source = replace(ctx, any_order=False).build(self.input)
+        source = replace(ctx, any_order=False, row_ids=False).build(self.input)
         opener = Opener(source, self.fn, ctx, ctx.operation_names[id(self)])
         turns = self._turns(ctx) if ctx.any_order and self.num_threads else None
         ahead = self._ahead(ctx) if self.num_threads else None

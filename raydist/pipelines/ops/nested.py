@@ -9,6 +9,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, SpecError
@@ -53,7 +54,7 @@ def open_nested(op: DatasetOp, ctx: IterContext, name: str, index: int) -> OpIte
     """Start one pass over `op`, the dataset that operation `name` made from element number `index`.
 
     Random choices depend on both. The pass runs in the caller's thread: a pool would receive a new stage for each of
-    thousands of short datasets.
+    thousands of short datasets. Files are read by the pool.
     """
     plan = ctx.planner(op, ctx.options)
     names = {node: f"{name}/{inner}" for node, inner in plan.names.items()}
@@ -63,6 +64,7 @@ def open_nested(op: DatasetOp, ctx: IterContext, name: str, index: int) -> OpIte
     inner = IterContext(
         ctx.seed, epoch, ctx.options, executor, names, ctx.builder, ctx.planner, plan, meters, ctx.budgets
     )
+    inner = replace(inner, row_ids=ctx.row_ids, readers=ctx.readers)
     return inner.build(plan.optimised)
 
 

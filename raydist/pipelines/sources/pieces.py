@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
+from raydist.pipelines.elements.columns import Column, object_column
 from raydist.pipelines.sources.file_format import RecordReader
 
 __all__ = ["Piece", "PieceReader"]
@@ -17,14 +18,14 @@ class Piece:
     """Some consecutive records.
 
     Attributes:
-        records: Records in order; may be empty.
+        records: Records in order, as a column of bytes; may be empty.
         error: Error that follows the records, if any.
         offset: Position of the next piece in the file.
         index: Number of the record at `offset`.
         ended: True if no piece follows.
     """
 
-    records: Sequence[bytes]
+    records: Column
     error: Exception | None
     offset: int
     index: int
@@ -45,10 +46,10 @@ class PieceReader:
             try:
                 self._reader = self._open_reader()
             except Exception as failure:  # such as a missing file or a directory
-                return Piece((), failure, 0, 0, ended=True)
+                return Piece(object_column([]), failure, 0, 0, ended=True)
         records, error = self._reader.read(limit)
         ended = self._reader.ended or (not records and error is None)
-        return Piece(records, error, self._reader.offset, self._reader.index, ended)
+        return Piece(object_column(records), error, self._reader.offset, self._reader.index, ended)
 
     def close(self) -> None:
         """Close the file. May be called twice."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
 
 import numpy as np
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.columns import Column, RemoteColumn, columns_in_turn, concat_columns, object_column
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.saved_state import counts_in
 from raydist.pipelines.elements.spec import STR, TensorSpec
@@ -22,6 +24,7 @@ from raydist.pipelines.formats.tfrecord import BLOCK_BYTES, FRAME_BYTES
 from raydist.pipelines.sources.file_format import RecordFormat
 from raydist.pipelines.sources.file_sizes import require_same_size
 from raydist.pipelines.sources.memory import MemoryOp
+from raydist.pipelines.sources.pieces_on_workers import ReadingStage
 from raydist.pipelines.sources.record_slot import RecordSlot
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
@@ -114,6 +117,8 @@ class RecordFilesOp(DatasetOp):
 
     names: DatasetOp
     format: RecordFormat
+    takes_row_ids: ClassVar[bool] = True
+
     cycle_length: int = 1
     ahead: bool = False
 
@@ -150,7 +155,12 @@ class RecordFilesOp(DatasetOp):
         return self.format.spec
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return RecordFilesIterator(self, FileNames(ctx.build(self.names)))
+        names = FileNames(replace(ctx, row_ids=False).build(self.names))
+        workers = None
+        if ctx.readers is not None:
+            name = f"{ctx.operation_names[id(self)]}@{'.'.join(map(str, ctx.epoch))}"
+            workers = ReadingStage(ctx.readers, self.format, name)
+        return RecordFilesIterator(self, names, workers)
 
 
 @final
@@ -161,9 +171,11 @@ class RecordFilesIterator(OpIterator):
     interleave. The state has, for each slot, the number of its file and the position of its current piece.
     """
 
-    def __init__(self, op: RecordFilesOp, names: FileNames) -> None:
+    def __init__(self, op: RecordFilesOp, names: FileNames, workers: ReadingStage | None = None) -> None:
         self._op = op
         self._names = names
+        self._workers = workers
+        self._coming: deque[RecordSlot | None] = deque()  # files that workers read ahead; None for no more files
         self._slots: list[RecordSlot | None] = []
         self._turn = 0
         self._outbox: Outbox | None = None
@@ -189,48 +201,66 @@ class RecordFilesIterator(OpIterator):
         for slot in self._slots:
             if slot is not None:
                 slot.start()
-        records: list[bytes] = []
-        num_bytes = 0
-        while len(records) < limit and num_bytes < BLOCK_BYTES and any(self._slots):
-            found = self._whole_rounds(limit - len(records))
+        self._look_ahead()
+        records: list[Column] = []
+        num_records = num_bytes = 0
+        while num_records < limit and num_bytes < BLOCK_BYTES and any(self._slots):
+            found = self._whole_rounds(limit - num_records)
             error = None
-            if not found:
-                found, error = self._take_turn(limit - len(records))
-            records.extend(found)
-            num_bytes += sum(map(len, found)) + FRAME_BYTES * len(found)
+            if not len(found):
+                found, error = self._take_turn(limit - num_records)
+            records.append(found)
+            num_records += len(found)
+            num_bytes += _bytes_of(found)
             if error is not None:
                 return [*self._blocks(records), ElementError(error)]
         return self._blocks(records)
 
-    def _blocks(self, records: list[bytes]) -> list[Item]:
+    def _blocks(self, records: list[Column]) -> list[Item]:
+        records = [column for column in records if len(column)]
         if not records:
             return []
-        column = np.empty(len(records), dtype=object)
-        column[:] = records
-        return [Block(LEAF, (self._op.format.spec,), (column,), len(records))]
+        column = concat_columns(records, np.concatenate)
+        return [Block(LEAF, (self._op.format.spec,), (column,), len(column))]
 
-    def _whole_rounds(self, limit: int) -> list[bytes]:
-        """Return the records of some rounds of all slots, as far as they are in memory."""
+    def _whole_rounds(self, limit: int) -> Column:
+        """Return the records of some rounds of all slots, as far as they were read."""
         in_turn = [slot for slot in (*self._slots[self._turn :], *self._slots[: self._turn]) if slot is not None]
-        if len(self._slots) == 1 or not in_turn:
-            return []
-        rounds = min(limit // len(in_turn), *(slot.ready() for slot in in_turn))
-        turns = zip(*(slot.take(rounds) for slot in in_turn), strict=True)
-        return [record for turn in turns for record in turn] if rounds > 0 else []
+        rounds = 0
+        if len(self._slots) > 1 and in_turn:
+            rounds = min(limit // len(in_turn), *(slot.ready() for slot in in_turn))
+        if rounds == 0:
+            return object_column([])
+        return columns_in_turn([slot.take(rounds) for slot in in_turn], 1)
 
-    def _take_turn(self, limit: int) -> tuple[list[bytes], Exception | None]:
+    def _take_turn(self, limit: int) -> tuple[Column, Exception | None]:
         """Return records of the current slot and the error after them, and pass the turn on."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._slots)
         slot = self._slots[turn]
         if slot is None:
-            return [], None
+            return object_column([]), None
         found, error = slot.read(limit if len(self._slots) == 1 else 1)
         if slot.ended:
             slot.close()
             self._slots[turn] = self._next_file()
         return found, error
 
+    def _look_ahead(self) -> None:
+        """Let workers begin with the next files, one piece of each."""
+        if self._workers is None:
+            return
+        while len(self._slots) + len(self._coming) < self._workers.executor.window:
+            if self._coming and self._coming[-1] is None:
+                break
+            slot = self._open_next()
+            if slot is not None:
+                slot.start()
+            self._coming.append(slot)
+
     def _next_file(self) -> RecordSlot | None:
+        return self._coming.popleft() if self._coming else self._open_next()
+
+    def _open_next(self) -> RecordSlot | None:
         number = self._names.num_taken
         try:
             path: str | ElementError = self._names.take()
@@ -245,11 +275,14 @@ class RecordFilesIterator(OpIterator):
     def _slot(
         self, number: int, path: str | ElementError, position: tuple[int, int, int] = (0, 0, 0), size: int = 0
     ) -> RecordSlot:
-        return RecordSlot(self._op.format.open, number, path, position, ahead=self._op.ahead, size=size)
+        return RecordSlot(
+            self._op.format.open, number, path, position, ahead=self._op.ahead, size=size, workers=self._workers
+        )
 
     def _position(self) -> IteratorState:
         slots = [None if slot is None else slot.state() for slot in self._slots]
-        return {"names": self._names.num_taken, "turn": self._turn, "files": slots}
+        num_taken = self._names.num_taken - sum(slot is not None for slot in self._coming)
+        return {"names": num_taken, "turn": self._turn, "files": slots}
 
     def state_dict(self) -> IteratorState:
         return self._open_outbox().state_dict()
@@ -277,10 +310,16 @@ class RecordFilesIterator(OpIterator):
         return self._slot(number, path, (offset, index, to_pass), size)
 
     def close(self) -> None:
-        for slot in self._slots:
+        for slot in (*self._slots, *self._coming):
             if slot is not None:
                 slot.close()
         self._names.close()
+
+
+def _bytes_of(records: Column) -> int:
+    if isinstance(records, RemoteColumn):
+        return 0  # they lie elsewhere
+    return sum(map(len, records)) + FRAME_BYTES * len(records)
 
 
 def _slot_numbers(entry: Any) -> tuple[int, ...]:

@@ -11,10 +11,12 @@ from typing import final
 from raydist.ending_threads import end_at_exit
 from raydist.errors import DeadlineExceededError
 from raydist.options import Timeouts
+from raydist.pipelines.elements.columns import Column, object_column
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.sources.file_format import RecordReader
 from raydist.pipelines.sources.file_sizes import local_size
 from raydist.pipelines.sources.pieces import Piece, PieceReader
+from raydist.pipelines.sources.pieces_on_workers import PiecesOnWorkers, ReadingStage
 
 __all__ = ["OpenRecords", "PiecesAhead", "RecordSlot"]
 
@@ -68,7 +70,7 @@ def _read(shelf: _Shelf) -> None:
             shelf.put(piece)
             if piece.ended:
                 break
-            if piece.records:
+            if len(piece.records):
                 mean = sum(map(len, piece.records)) // len(piece.records)
                 limit = max(1, min(_MAX_RECORDS, _PIECE_BYTES // max(1, mean)))
     except BaseException as failure:  # a thread that ends silently would look like a file without an end
@@ -121,12 +123,13 @@ class PiecesAhead:
 OpenRecords = Callable[[str, int, int], RecordReader]
 """Function that opens the file at a path at an offset, the start of the record with an index."""
 
+_NO_RECORDS = object_column([])
 _SKIPPED_RECORDS = 1024  # read at a time while skipping to a saved position
 
 
 @final
 class RecordSlot:
-    """A reader of the records of one file, with or without a prefetch thread.
+    """A reader of the records of one file: in this thread, ahead in another thread, or by workers.
 
     Attributes:
         number: Number of the file among all files.
@@ -142,6 +145,7 @@ class RecordSlot:
         *,
         ahead: bool,
         size: int = 0,
+        workers: ReadingStage | None = None,
     ) -> None:
         """Set up the reader from the numbers of `state`: `position` (offset, index, records to skip) and `size`."""
         self.number = number
@@ -158,7 +162,11 @@ class RecordSlot:
         def open_reader() -> RecordReader:
             return open_records(text, offset, index)
 
-        self._ahead = PiecesAhead(open_reader, text) if ahead else None
+        self._ahead: PiecesAhead | PiecesOnWorkers | None = None
+        if workers is not None and self._error is None and workers.suits(text):
+            self._ahead = PiecesOnWorkers(workers, text, offset, index)
+        elif ahead:
+            self._ahead = PiecesAhead(open_reader, text)
         self._here = PieceReader(open_reader)
 
     def start(self) -> None:
@@ -167,25 +175,25 @@ class RecordSlot:
             self._ahead.start()
 
     def ready(self) -> int:
-        """Return the number of records in memory."""
+        """Return the number of records that were read and not taken."""
         return 0 if self._piece is None or self._to_pass else len(self._piece.records) - self._at
 
-    def take(self, limit: int) -> list[bytes]:
-        """Return up to `limit` of the records in memory."""
+    def take(self, limit: int) -> Column:
+        """Return up to `limit` of the records that were read."""
         if self._piece is None:
-            return []
+            return _NO_RECORDS
         taken = self._piece.records[self._at : self._at + limit]
         self._at += len(taken)
         if self._at == len(self._piece.records) and self._piece.error is None and not self._piece.ended:
             self._pass_piece()
-        return list(taken)
+        return taken
 
-    def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
+    def read(self, limit: int) -> tuple[Column, Exception | None]:
         """Return up to `limit` records and the error that follows them. At the end, return no record and no error."""
         while not self.ready():
             error = self._take_error()
             if error is not None or self.ended:
-                return [], error
+                return _NO_RECORDS, error
             self._next_piece(limit)
         return self.take(limit), None
 

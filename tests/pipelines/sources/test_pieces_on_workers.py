@@ -1,0 +1,113 @@
+"""Files of records that workers read, against the same files read in this process."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raydist import Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, TFRecordWriter
+from raydist.pipelines.engine.executor import InlineExecutor
+from raydist.pipelines.sources import pieces_on_workers, record_slot
+from tests.contracts.op import MakeExecutor, collect, iterate, same
+from tests.pipelines.storing_executor import StoringExecutor
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces_on_workers, "_PIECE_BYTES", 60)
+    monkeypatch.setattr(pieces_on_workers, "_FIRST_RECORDS", 3)
+
+
+def decode(record: Any) -> Any:
+    return b"<" + record + b">"
+
+
+WAYS: dict[str, Callable[[Any], Dataset]] = {
+    "one after the other": lambda names: TFRecordDataset(names),
+    "in turn": lambda names: TFRecordDataset(names, num_parallel_reads=3),
+    "interleave": lambda names: Dataset.from_tensor_slices(names).interleave(TFRecordDataset, cycle_length=2),
+    "interleave blocks": lambda names: Dataset.from_tensor_slices(names).interleave(TFRecordDataset, 3, 2),
+    "flat_map": lambda names: Dataset.from_tensor_slices(names).flat_map(TFRecordDataset),
+}
+
+
+def write(folder: Path, sizes: list[int], damaged: int | None = None) -> list[str]:
+    names = []
+    for number, size in enumerate(sizes):
+        path = folder / f"{number}.tfrecord"
+        with TFRecordWriter(str(path)) as writer:
+            for row in range(size):
+                writer.write(b"%d-%d" % (number, row) * (1 + row % 5))
+        if number == damaged and size:
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 0x55
+            path.write_bytes(bytes(data))
+        names.append(str(path))
+    return names
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_records_errors_order_and_states(way: str, data: st.DataObject, tmp_path: Path) -> None:
+    sizes = data.draw(st.lists(st.integers(0, 25), min_size=1, max_size=5))
+    names = write(tmp_path, sizes, data.draw(st.sampled_from([None, 0, len(sizes) - 1])))
+    if data.draw(st.booleans()):
+        names.insert(data.draw(st.integers(0, len(names))), str(tmp_path / "missing"))
+
+    def make() -> Dataset:
+        return WAYS[way](names).shuffle(4, seed=1).map(decode).batch(3)
+
+    expected = collect(iterate(make()))
+    found = iterate(make(), StoringExecutor)
+    done = data.draw(st.integers(0, len(expected)))
+    assert same(collect(found, done), expected[:done])
+    state = json.loads(json.dumps(found.state_dict()))
+    assert same(collect(found), expected[done:])
+    executors: list[MakeExecutor] = [StoringExecutor, lambda options: InlineExecutor()]
+    for executor in executors:
+        resumed = iterate(make(), executor)
+        resumed.load_state_dict(state)
+        assert same(collect(resumed), expected[done:])
+        resumed.close()
+
+
+def test_this_process_reads_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = write(tmp_path, [20, 20])
+    executor = StoringExecutor()
+    monkeypatch.setattr(record_slot, "PieceReader", _Refusing)
+    found = collect(iterate(TFRecordDataset(names).batch(4).map(len), lambda options: executor))
+    assert [int(x) for x in found] == [4] * 10
+    assert executor.num_fetched == 10
+
+
+class _Refusing:
+    """Reads nothing."""
+
+    def __init__(self, open_reader: Any) -> None:
+        self.read = None  # not to be called
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_other_formats(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"\n".join(b"%d" % k for k in range(50)))
+    (tmp_path / "fixed").write_bytes(bytes(range(100)))
+    (tmp_path / "lines.gz").write_bytes(gzip.compress((tmp_path / "lines").read_bytes()))
+    made: list[Callable[[], Dataset]] = [
+        lambda: TextLineDataset(str(tmp_path / "lines")),
+        lambda: FixedLengthRecordDataset(str(tmp_path / "fixed"), 7),
+        lambda: TextLineDataset(str(tmp_path / "lines.gz"), compression_type="GZIP"),
+    ]
+    for make in made:
+        expected = collect(iterate(make().map(decode)))
+        assert len(expected) > 10
+        assert same(collect(iterate(make().map(decode), StoringExecutor)), expected)
