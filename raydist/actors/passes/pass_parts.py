@@ -40,6 +40,11 @@ def _store_bytes() -> int | None:
     return min((int(size) for size in sizes if size), default=None)
 
 
+def _is_on_one_node() -> bool:
+    """Return True if the cluster has one node. Replicas of other nodes would copy whole blocks for their few rows."""
+    return not ray.is_initialized() or sum(node["Alive"] for node in ray.nodes()) == 1
+
+
 def executor_on(pool: ActorExecutor, job: InputJob, num_iterators: int, options: Options) -> Executor:
     """Return the pool for one of `num_iterators` iterators; it may grow if AUTOTUNE chose the size for a single one."""
     if job.num_workers != AUTOTUNE or num_iterators > 1 or not options.autotune.enabled:
@@ -58,7 +63,7 @@ def step_source_of(job: InputJob, ops: Sequence[DatasetOp], make_executor: Calla
             epoch=job.epoch,
             convert=element_views,
             make_executor=make_executor,
-            row_ids=True,
+            row_ids=_is_on_one_node(),
         )
         for op in ops
     ]
