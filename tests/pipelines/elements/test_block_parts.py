@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from raydist.pipelines.elements.block_parts import BlockInParts, rows_together
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.column_memory import columns_made_by
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.rows import block_of_rows, items_of_rows
 
@@ -53,18 +52,6 @@ def test_dense_parts_of_one_kind_are_one_block() -> None:
     assert block.columns[0].tolist() == [[n, n, n] for n in range(6)]
     assert block.columns[1].tolist() == [0.5, 1.5] * 3
     assert (block.num_rows, block.columns[0].base) == (6, None), "and has no memory beyond them"
-
-
-def test_each_part_is_written_where_the_whole_is_to_lie() -> None:
-    room = np.zeros(1 << 10, np.uint8)
-    whole = BlockInParts(4)
-    with columns_made_by(lambda shape, dtype: np.ndarray(shape, dtype, room.data)):
-        whole.add([block_of_rows([1, 2])])
-        assert room.view(np.int64)[:2].tolist() == [1, 2]
-        whole.add([block_of_rows([3, 4])])
-    (block,) = whole.items()
-    assert isinstance(block, Block)
-    assert np.shares_memory(block.columns[0], room)
 
 
 def test_an_error_stands_between_what_came_before_and_after() -> None:

@@ -20,7 +20,7 @@ def test_pieces_come_in_order_and_a_few_ahead() -> None:
     ended = False
     while not ended:
         piece = ahead.read()
-        found += piece.records
+        found += piece.records.tolist()
         assert len(found) <= reader.index <= len(found) + 4 * 1024
         ended = piece.ended
     assert found == [b"%d" % i * 100 for i in range(5000)]
