@@ -82,6 +82,7 @@ ROOMS = {
             "replica_console",
             "background_host",
             "metric_counters",
+            "packed_columns",
         },
         {"workers"},
         {"passes"},

@@ -74,7 +74,8 @@ def test_without_room_gloo_carries_the_group_and_says_so_once(caplog: pytest.Log
         for _ in range(2):  # a strategy opens two groups, and each again after an error
             assert on_two_ranks(sum_and_kind) == (2.0, False)
     assert caplog.messages == [
-        "group 'g', generation 0 is carried by gloo, not shm: rank 0: no shared memory: No space left on device."
+        "group 'g', generation 0 is carried by gloo, not shm: every rank must map the segment, got "
+        "rank 0: no shared memory: No space left on device."
     ]
 
 

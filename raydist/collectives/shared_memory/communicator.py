@@ -265,7 +265,7 @@ def join(membership: Membership, root: int, size: int, timeout_s: float) -> tupl
         answers = bulletin.exchange(refusal.encode(), "rendezvous", timeout_s, _no_check)
         refusals = [f"rank {rank}: {answer.decode()}" for rank, answer in enumerate(answers) if answer]
         if refusals or segment is None:
-            raise Declined("; ".join(refusals))
+            raise Declined(f"every rank must map the segment, got {'; '.join(refusals)}")
         return segment, bulletin
     except BaseException:
         if segment is not None:

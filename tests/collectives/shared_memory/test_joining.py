@@ -44,6 +44,9 @@ def meet(store: RendezvousStore, size: int, timeout_s: float = 10.0) -> dict[int
     return begin_threads({rank: joining(store, rank, size, timeout_s) for rank in range(size)})()
 
 
+MUST = "every rank must map the segment, got "
+
+
 def declined(outcomes: dict[int, Any]) -> list[str]:
     assert all(isinstance(outcome, Declined) for outcome in outcomes.values()), outcomes
     return [str(outcome) for outcome in outcomes.values()]
@@ -63,7 +66,7 @@ def test_no_room_at_rank_0(store: RendezvousStore, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", no_room)
-    assert declined(meet(store, 3)) == ["rank 0: no shared memory: No space left on device"] * 3
+    assert declined(meet(store, 3)) == [f"{MUST}rank 0: no shared memory: No space left on device"] * 3
 
 
 def test_ranks_that_cannot_open_the_segment(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +75,7 @@ def test_ranks_that_cannot_open_the_segment(store: RendezvousStore, monkeypatch:
 
     monkeypatch.setattr(Segment, "open", staticmethod(elsewhere))
     reason = "no shared memory: No such file or directory"
-    assert declined(meet(store, 3)) == [f"rank 1: {reason}; rank 2: {reason}"] * 3
+    assert declined(meet(store, 3)) == [f"{MUST}rank 1: {reason}; rank 2: {reason}"] * 3
 
 
 def test_a_machine_that_cannot(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:
