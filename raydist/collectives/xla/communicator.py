@@ -123,7 +123,7 @@ class XlaOperation:
 
     def wait(self, limit: timedelta) -> None:
         if not self.group.advance(self, time.monotonic() + limit.total_seconds()):
-            raise RuntimeError("Operation timed out!")  # the text of gloo
+            raise RuntimeError(f"Operation timed out! The limit was {limit}.")  # begins as the text of gloo
         if self._error is not None:
             raise self._error
 
