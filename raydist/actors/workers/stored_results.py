@@ -33,8 +33,8 @@ _Packed = LaidParts | ArrowColumn | Column
 
 _LEAST_ROW_BYTES = 512  # the values of smaller rows cost no more than row ids and the search for the rows
 _LEAST_BYTES = 32 << 10  # of a column
-_KEPT_BYTES = 64 << 20  # of results that this process has mapped and may need again
-_KEPT_RESULTS = 16
+_KEPT_BYTES = 512 << 20  # of results that this process has mapped and may need again: the buffer of a shuffle, say
+_KEPT_RESULTS = 256
 
 
 @final
