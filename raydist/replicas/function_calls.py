@@ -186,20 +186,8 @@ class FunctionCalls:
         kwargs: dict[str, Any],
     ) -> Any:
         """Call the step function and return its result."""
-        if args or kwargs:
-            with self.bound((args, kwargs), header, peers):
-                return self._call(header, peers, fn, args, kwargs)
-        return self._call(header, peers, fn, args, kwargs)
-
-    def _call(
-        self,
-        header: StepHeader,
-        peers: Connected,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-    ) -> Any:
         with (
+            self.bound((args, kwargs), header, peers) if args or kwargs else contextlib.nullcontext(),
             peers.run(
                 header.rows,
                 header.gradient_reduce_op,

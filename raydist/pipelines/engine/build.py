@@ -31,8 +31,21 @@ __all__ = ["MeteredIterator", "Plan", "ValuesIterator", "build", "name_operation
 _Made = TypeVar("_Made")
 
 
+class _SameElements(ClosesInput, OpIterator):
+    """An iterator with the elements, and so the states, of its input."""
+
+    def has_ready(self) -> bool:
+        return self._source.has_ready()
+
+    def state_dict(self) -> IteratorState:
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: IteratorState) -> None:
+        self._source.load_state_dict(state)
+
+
 @final
-class MeteredIterator(ClosesInput, OpIterator):
+class MeteredIterator(_SameElements):
     """An iterator that reports each block of `source` to a meter.
 
     Own time is the time of a call minus the time of the metered calls inside it in the same thread. So it is
@@ -73,18 +86,9 @@ class MeteredIterator(ClosesInput, OpIterator):
             if meter.ring is not None:
                 meter.ring.record_here(meter.name, begin, spent_s, meter.elements - before)
 
-    def has_ready(self) -> bool:
-        return self._source.has_ready()
-
-    def state_dict(self) -> IteratorState:
-        return self._source.state_dict()
-
-    def load_state_dict(self, state: IteratorState) -> None:
-        self._source.load_state_dict(state)
-
 
 @final
-class ValuesIterator(ClosesInput, OpIterator):
+class ValuesIterator(_SameElements):
     """An iterator that replaces row ids by their values: the border to operations that look at elements."""
 
     def __init__(self, source: OpIterator) -> None:
@@ -95,15 +99,6 @@ class ValuesIterator(ClosesInput, OpIterator):
 
     def next_blocks(self, limit: int) -> list[Block]:
         return [block.in_memory() for block in self._source.next_blocks(limit)]
-
-    def has_ready(self) -> bool:
-        return self._source.has_ready()
-
-    def state_dict(self) -> IteratorState:
-        return self._source.state_dict()
-
-    def load_state_dict(self, state: IteratorState) -> None:
-        self._source.load_state_dict(state)
 
 
 def walk(op: DatasetOp) -> Iterator[DatasetOp]:

@@ -67,7 +67,7 @@ class DatasetOp(ABC):
     given_name: str | None = field(default=None, kw_only=True, metadata={"fingerprint": False})
 
     placement: ClassVar[Placement] = "inline"
-    """Where the operation may run: "inline", "pool" or "exchange"."""
+    """The place where the operation may run: "inline", "pool" or "exchange"."""
     preserves_order: ClassVar[bool] = True
     """True if elements come out in the order in which they came in."""
     content_blind: ClassVar[bool] = False
