@@ -71,17 +71,17 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.spec import TensorSpec as TensorSpec
     from raydist.pipelines.elements.tensor_functions import with_tensors as with_tensors
     from raydist.pipelines.engine.op import DatasetOp as DatasetOp
-    from raydist.pipelines.formats.tfrecord_writer import TFRecordOptions as TFRecordOptions
-    from raydist.pipelines.formats.tfrecord_writer import TFRecordWriter as TFRecordWriter
+    from raydist.pipelines.formats.tfrecord import TFRecordOptions as TFRecordOptions
+    from raydist.pipelines.formats.tfrecord import TFRecordWriter as TFRecordWriter
     from raydist.pipelines.metering.stats import PipelineStats as PipelineStats
     from raydist.pipelines.metering.stats import StageStats as StageStats
     from raydist.pipelines.run.iterator import DatasetIterator as DatasetIterator
     from raydist.pipelines.run.optional import Optional as Optional
     from raydist.pipelines.run.profile import Profile as Profile
-    from raydist.pipelines.tf_example.composite_features import FixedLenSequenceFeature as FixedLenSequenceFeature
-    from raydist.pipelines.tf_example.composite_features import SparseFeature as SparseFeature
-    from raydist.pipelines.tf_example.composite_features import SparseTensorValue as SparseTensorValue
     from raydist.pipelines.tf_example.features import FixedLenFeature as FixedLenFeature
+    from raydist.pipelines.tf_example.features import FixedLenSequenceFeature as FixedLenSequenceFeature
+    from raydist.pipelines.tf_example.features import SparseFeature as SparseFeature
+    from raydist.pipelines.tf_example.features import SparseTensorValue as SparseTensorValue
     from raydist.pipelines.tf_example.features import VarLenFeature as VarLenFeature
     from raydist.pipelines.tf_example.parse import parse_example as parse_example
     from raydist.pipelines.tf_example.parse import parse_single_example as parse_single_example
@@ -165,7 +165,7 @@ _MODULE_OF = {
     "EarlyStopping": "raydist.training.callbacks.early_stopping",
     "FailedPreconditionError": "raydist.errors",
     "FixedLenFeature": "raydist.pipelines.tf_example.features",
-    "FixedLenSequenceFeature": "raydist.pipelines.tf_example.composite_features",
+    "FixedLenSequenceFeature": "raydist.pipelines.tf_example.features",
     "FixedLengthRecordDataset": "raydist.dataset.readers",
     "FixedShardsPartitioner": "raydist.parameter_servers.partitioners",
     "HierarchicalCopyAllReduce": "raydist.strategies.cross_device_ops",
@@ -213,8 +213,8 @@ _MODULE_OF = {
     "ShardedEmbedding": "raydist.parameter_servers.rows.sharded_embedding",
     "SidecarEvaluator": "raydist.training.sidecar_evaluator",
     "SimpleClusterResolver": "raydist.context.cluster_resolver",
-    "SparseFeature": "raydist.pipelines.tf_example.composite_features",
-    "SparseTensorValue": "raydist.pipelines.tf_example.composite_features",
+    "SparseFeature": "raydist.pipelines.tf_example.features",
+    "SparseTensorValue": "raydist.pipelines.tf_example.features",
     "SpecError": "raydist.errors",
     "StageStats": "raydist.pipelines.metering.stats",
     "State": "raydist.checkpoints.state",
@@ -224,8 +224,8 @@ _MODULE_OF = {
     "SyncBatchNorm": "raydist.strategies.sync_batch_norm",
     "StrategyStats": "raydist.context.strategy_stats",
     "TFRecordDataset": "raydist.dataset.readers",
-    "TFRecordOptions": "raydist.pipelines.formats.tfrecord_writer",
-    "TFRecordWriter": "raydist.pipelines.formats.tfrecord_writer",
+    "TFRecordOptions": "raydist.pipelines.formats.tfrecord",
+    "TFRecordWriter": "raydist.pipelines.formats.tfrecord",
     "TPUStrategy": "raydist.strategies.tpu",
     "TensorBoard": "raydist.training.callbacks.tensor_board",
     "TensorSpec": "raydist.pipelines.elements.spec",

@@ -10,7 +10,7 @@ from raydist.nest import flatten
 from raydist.pipelines.ops.choose import ChooseOp
 from raydist.pipelines.ops.concatenate import ConcatenateOp
 from raydist.pipelines.ops.zip import ZipOp
-from raydist.pipelines.sources.draws import DrawsOp
+from raydist.pipelines.sources.random_indices import DrawsOp
 
 __all__ = ["Combining"]
 

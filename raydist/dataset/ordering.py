@@ -19,8 +19,7 @@ from raydist.pipelines.ops.shard import ShardOp
 from raydist.pipelines.ops.shuffle import ShuffleOp
 from raydist.pipelines.ops.take import SkipOp, TakeOp
 from raydist.pipelines.ops.unique import UniqueOp
-from raydist.pipelines.sources.permutation import PermutationOp
-from raydist.pipelines.sources.weighted_indices import WeightedIndicesOp
+from raydist.pipelines.sources.random_indices import PermutationOp, WeightedIndicesOp
 
 __all__ = ["Ordering"]
 

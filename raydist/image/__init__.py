@@ -54,7 +54,7 @@ from raydist.image.resize import resize as resize
 from raydist.image.turn import rot90 as rot90
 from raydist.image.turn import transpose as transpose
 from raydist.image.value_range import convert_image_dtype as convert_image_dtype
-from raydist.pipelines.formats.whole_file import read_file as read_file
+from raydist.pipelines.formats.opening import read_file as read_file
 
 __all__ = [
     "MAX_PIXELS",

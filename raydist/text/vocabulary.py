@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.formats.files import path_text
-from raydist.pipelines.formats.opening import create_file
-from raydist.pipelines.formats.whole_file import read_file
+from raydist.pipelines.formats.opening import create_file, read_file
 from raydist.text.convert import is_list, to_arrow
 from raydist.text.hashing import bucket_of, by_distinct_text
 from raydist.text.step import TextStep

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from typing import Any, final
+from typing import Any
 
 from raydist.errors import DataLossError, InvalidArgumentError
 from raydist.pipelines.formats.files import data_loss, file_errors
 from raydist.pipelines.formats.opening import open_file
 
-__all__ = ["ByteStream", "check_compression", "open_stream", "window_bits"]
+__all__ = ["WINDOW_BITS", "ByteStream", "check_compression", "open_stream"]
 
-_WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}  # zlib's `wbits` for the two containers of a deflate stream
+WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}  # zlib's `wbits` for the two containers of a deflate stream
 _INPUT_BYTES = 1 << 16  # compressed bytes read at once
 _MAX_DEFLATE_RATIO = 1032  # deflate codes at most 258 bytes in 2 bits
 _HELD_INPUT_BYTES = 1 << 10  # more than the input that zlib buffers between two calls
@@ -61,16 +61,11 @@ def check_compression(compression_type: str | None) -> str | None:
     """
     if not compression_type:
         return None
-    if compression_type not in _WINDOW_BITS:
+    if compression_type not in WINDOW_BITS:
         raise InvalidArgumentError(
-            f"compression_type must be None, {' or '.join(map(repr, _WINDOW_BITS))}, got {compression_type!r}."
+            f"compression_type must be None, {' or '.join(map(repr, WINDOW_BITS))}, got {compression_type!r}."
         )
     return compression_type
-
-
-def window_bits(compression_type: str) -> int:
-    """Return the `wbits` of zlib for a compression."""
-    return _WINDOW_BITS[compression_type]
 
 
 def open_stream(path: str, compression_type: str | None) -> ByteStream:
@@ -79,7 +74,6 @@ def open_stream(path: str, compression_type: str | None) -> ByteStream:
     return plain if compression_type is None else InflatingStream(plain, compression_type)
 
 
-@final
 class PlainStream(ByteStream):
     """An uncompressed file."""
 
@@ -121,7 +115,6 @@ class PlainStream(ByteStream):
         self._file.close()
 
 
-@final
 class InflatingStream(ByteStream):
     """A GZIP (of one or several members) or ZLIB file, decompressed in steps."""
 
@@ -130,7 +123,7 @@ class InflatingStream(ByteStream):
         self._source = source
         self._source_bytes = source.bound() or 0
         self._compression = compression_type
-        self._inflater = self._new_inflater()
+        self._inflater: Any = zlib.decompressobj(WINDOW_BITS[compression_type])
         self._input = b""  # compressed bytes not yet used
         self._consumed = 0  # compressed bytes used
         self._ready = b""  # decompressed bytes not yet handed out
@@ -164,9 +157,6 @@ class InflatingStream(ByteStream):
 
     def close(self) -> None:
         self._source.close()
-
-    def _new_inflater(self) -> Any:
-        return zlib.decompressobj(_WINDOW_BITS[self._compression])
 
     def _advance(self, size: int) -> bool:
         """Decompress bytes, start the next member or find damage. Return False at the end."""
@@ -211,7 +201,7 @@ class InflatingStream(ByteStream):
 
     def _next_member(self) -> None:
         if self._compression == "GZIP" and _GZIP_MAGIC.startswith(self._input[:2]):
-            self._inflater = self._new_inflater()
+            self._inflater = zlib.decompressobj(WINDOW_BITS[self._compression])
         else:
             self._damage = self._loss("data must be all there is, but other bytes follow it")
 

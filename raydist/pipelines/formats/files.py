@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, Protocol
 
 from raydist.errors import (
     DataLossError,
@@ -33,6 +33,8 @@ __all__ = [
     "local_path",
     "not_plain",
     "path_text",
+    "read_range",
+    "require_limit",
     "secrets_in",
     "shown_uri",
 ]
@@ -51,18 +53,28 @@ class ReadableFile(Protocol):
     def close(self) -> None: ...
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A file opened for reading.
+    """A file opened for reading."""
 
-    Attributes:
-        file: The file; unbuffered if local.
-        size: Bytes of the file when it was opened, None if the server does not tell.
-    """
+    file: ReadableFile  # the file; unbuffered if local
+    size: int | None  # bytes of the file when it was opened, None if the server does not tell
 
-    file: ReadableFile
-    size: int | None
+
+def read_range(file: ReadableFile, start: int, size: int) -> bytes:
+    """Return `size` bytes from `start` on; fewer at the end of the file."""
+    file.seek(start)
+    parts: list[bytes] = []
+    while size and (part := file.read(size)):
+        parts.append(part)
+        size -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def require_limit(name: str, value: int | None) -> None:
+    """Raise InvalidArgumentError unless the limit `name` of a user is None or >= 1."""
+    if value is not None and value < 1:
+        raise InvalidArgumentError(f"{name} must be >= 1 or None, got {value!r}.")
 
 
 def path_text(path: Any) -> str:
@@ -163,7 +175,7 @@ def file_errors(path: str, offset: int | None = None) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, PermissionError) or http_status(error) in _DENIED:
             raise FailedPreconditionError(
-                f"The file must be accessible, but permission is denied for {path!r} (user {_user()}). "
+                f"The file must be accessible, but permission is denied for {path!r} (user {os.geteuid()}). "
                 "Change its mode or owner, or run as another user."
             ) from error
         if is_network_error(error):
@@ -189,10 +201,6 @@ def not_plain(path: str, kind: str) -> InvalidArgumentError:
     """Return the error for a name that is not a plain file, but, for example, "a directory"."""
     hint = " Give the files in it." if kind == "a directory" else " Copy its data into a file first."
     return InvalidArgumentError(f"A file name must name a plain file, but {path!r} is {kind}.{hint}")
-
-
-def _user() -> str:
-    return str(os.geteuid())
 
 
 def data_loss(path: str, offset: int, problem: str) -> DataLossError:

@@ -5,16 +5,17 @@ A path is local, or a URI that fsspec or, if fsspec lacks the package for it, py
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import stat
-from typing import BinaryIO, final
+from typing import Any, BinaryIO
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.pipelines.formats.files import OpenFile, file_errors, local_path, not_plain
+from raydist.pipelines.formats.files import OpenFile, file_errors, local_path, not_plain, path_text
 from raydist.pipelines.formats.remote_file import RemoteFile, open_system, with_retries
 
-__all__ = ["create_file", "open_file", "open_within"]
+__all__ = ["create_file", "local_size", "open_file", "open_within", "read_file", "require_same_size"]
 
 
 def open_file(path: str) -> OpenFile:
@@ -59,7 +60,6 @@ def create_file(path: str) -> BinaryIO:
         return file
 
 
-@final
 class _LocalFile(io.FileIO):
     """A file that closes without a ResourceWarning: it is no mistake to leave an iterator before its end."""
 
@@ -117,3 +117,56 @@ _SPECIAL_KINDS = (
     (stat.S_ISCHR, "a character device"),
     (stat.S_ISBLK, "a block device"),
 )
+
+
+_READ_BYTES = 1 << 20  # at a time, if the size is unknown
+
+
+def read_file(path: Any) -> bytes:
+    """Everything in a file, given by a path or a URI. Waits for the disk or the server.
+
+    Args:
+        path: Of the file: text, bytes, a `pathlib.Path`, or a URI that fsspec or pyarrow knows.
+
+    Returns:
+        Its bytes as they lie there: nothing is decompressed.
+
+    Raises:
+        NotFoundError: There is no such file.
+        InvalidArgumentError: It is no plain file, or the URI's scheme is unknown.
+        FailedPreconditionError: It may not be read.
+
+    Source: tf.io.read_file.
+
+    >>> read_file(__file__)[:1]
+    b'"'
+    """
+    name = path_text(path)
+    opened = open_file(name)
+    parts = []
+    with contextlib.closing(opened.file), file_errors(name):
+        while part := opened.file.read(opened.size or _READ_BYTES):
+            parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def local_size(path: str) -> int:
+    """Return the bytes of a file of this machine; 0 for remote and missing files.
+
+    >>> local_size("s3://bucket/a")
+    0
+    """
+    with contextlib.suppress(OSError, ValueError):  # opening the file raises the error
+        local = local_path(path)
+        return 0 if local is None else os.path.getsize(local)
+    return 0
+
+
+def require_same_size(path: str, saved: int) -> None:
+    """Raise FailedPreconditionError if the size of a file has changed. A size of 0 is unknown and fits every file."""
+    found = local_size(path)
+    if saved and found and found != saved:
+        raise FailedPreconditionError(
+            f"A file must be as it was when the state was saved that a dataset goes on from, but {path!r} had {saved} "
+            f"bytes then and has {found} now. Restore the file, or begin a new epoch."
+        )

@@ -1,10 +1,11 @@
 """Parquet files: footers, and row groups as record batches. Page checksums are verified where they exist.
 
-:class:`ParquetFooter` reads the metadata of columns and their statistics and checks them before Arrow reads them. Arrow
-checks a column's metadata on first access, with uncaught exceptions, so a contradictory footer crashes the process. A
-footer is parsed once per process, in about 25 us per column of a row group.
+`parse_footer` checks the metadata of columns and their statistics before Arrow reads them. Arrow checks a column's
+metadata on first access, with uncaught exceptions, so a contradictory footer crashes the process. A footer is parsed
+once per process, in about 25 us per column of a row group. The parser of Thrift's compact protocol is safe: allocation
+and nesting are bounded by the data.
 
-Source: apache/parquet-format, `src/main/thrift/parquet.thrift`.
+Source: apache/parquet-format, `src/main/thrift/parquet.thrift`; Apache Thrift, `doc/specs/thrift-compact-protocol.md`.
 """
 
 from __future__ import annotations
@@ -14,21 +15,139 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, final
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from raydist.errors import RaydistError
 from raydist.pipelines.elements.arrow_types import read_names
-from raydist.pipelines.formats.arrow_input import as_arrow_file
-from raydist.pipelines.formats.files import OpenFile, data_loss, file_errors
+from raydist.pipelines.formats.arrow_file import as_arrow_file
+from raydist.pipelines.formats.files import OpenFile, data_loss, file_errors, read_range
 from raydist.pipelines.formats.opening import open_file
-from raydist.pipelines.formats.thrift_compact import ThriftStruct, read_struct
 
-__all__ = ["ParquetFile", "parquet_errors", "parse_footer", "read_footer"]
+__all__ = ["ParquetFile", "ThriftStruct", "parquet_errors", "parse_footer", "read_footer", "read_struct"]
+
+ThriftStruct: TypeAlias = dict[int, Any]
+"""Values by field number: bool, int, bytes, lists and structs; None for other types, which are skipped."""
+
+_MAX_DEPTH = 24  # of nested structs and lists; Parquet's footers have 7
+_MAX_SHIFT = 63
+
+_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = 1, 2, 3, 7, 8, 9, 10, 11, 12, 13
+_FIRST_INT, _LAST_INT = 4, 6  # of 16, 32 and 64 bits
+_PASSED_BYTES = {_BYTE: 1, _DOUBLE: 8, _UUID: 16}
+
+
+def read_struct(data: bytes) -> ThriftStruct:
+    """Return the struct at the beginning of `data`.
+
+    >>> read_struct(bytes([0x15, 0x02, 0x18, 0x01, 0x61, 0x00]))
+    {1: 1, 2: b'a'}
+
+    Raises:
+        ValueError: The data is no such struct, or has a field twice.
+    """
+    try:
+        return _struct(data, 0, 0)[0]
+    except IndexError:
+        raise ValueError("it ends too early") from None
+
+
+# Each function takes the start of a value, and returns the value and its end. Most numbers are one byte, read inline.
+
+
+def _struct(data: bytes, at: int, depth: int) -> tuple[ThriftStruct, int]:
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
+    fields: ThriftStruct = {}
+    number = 0
+    while head := data[at]:
+        at += 1
+        kind = head & 0xF
+        if head > 0xF:
+            number += head >> 4
+        else:
+            number, at = _integer(data, at)
+        if number in fields:
+            raise ValueError(f"a struct has field {number} twice")
+        if _FIRST_INT <= kind <= _LAST_INT:
+            value, at = (data[at], at + 1) if data[at] <= 0x7F else _varint(data, at)
+            fields[number] = (value >> 1) ^ -(value & 1)
+        elif kind in (_TRUE, _FALSE):
+            fields[number] = kind == _TRUE
+        else:
+            fields[number], at = _value(data, at, kind, depth + 1)
+    return fields, at + 1
+
+
+def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
+    if kind == _BINARY:
+        size, at = _size(data, at)
+        return data[at : at + size], at + size
+    if _FIRST_INT <= kind <= _LAST_INT:
+        return _integer(data, at)
+    if kind == _STRUCT:
+        return _struct(data, at, depth)
+    if kind in (_LIST, _SET):
+        return _list(data, at, depth)
+    if kind == _MAP:
+        return _map(data, at, depth)
+    if kind in _PASSED_BYTES:
+        return None, at + _PASSED_BYTES[kind]
+    raise ValueError(f"it has a value of the unknown kind {kind}")
+
+
+def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
+    kind, size = data[at] & 0xF, data[at] >> 4
+    at += 1
+    if size == 0xF:
+        size, at = _size(data, at)  # each value takes at least a byte
+    kind = _BYTE if kind in (_TRUE, _FALSE) else kind  # in a list, a bool is a byte
+    values = []
+    for _ in range(size):
+        value, at = _value(data, at, kind, depth + 1)
+        values.append(value)
+    return values, at
+
+
+def _map(data: bytes, at: int, depth: int) -> tuple[None, int]:
+    size, at = _size(data, at)
+    kinds = data[at] if size else 0
+    at += 1 if size else 0
+    for kind in (kinds >> 4, kinds & 0xF) * size:
+        _, at = _value(data, at, _BYTE if kind in (_TRUE, _FALSE) else kind, depth + 1)
+    return None, at
+
+
+def _size(data: bytes, at: int) -> tuple[int, int]:
+    size, at = _varint(data, at)
+    if size > len(data) - at:
+        raise ValueError(f"it has a part of {size} bytes, but only {len(data) - at} are left")
+    return size, at
+
+
+def _integer(data: bytes, at: int) -> tuple[int, int]:
+    value, at = _varint(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte <= 0x7F:
+            return value, at
+        shift += 7
+        if shift > _MAX_SHIFT:
+            raise ValueError("a number has more than 64 bits")
+
 
 _REMEMBERED = 256  # footers
-_MAX_DEPTH = 100  # of nested columns: Arrow recurses into them
+_MAX_COLUMN_DEPTH = 100  # of nested columns: Arrow recurses into them
 _MIN_VALUE_BYTES = 8
 
 # Field numbers of the format.
@@ -45,30 +164,17 @@ _BYTE_ARRAY, _FIXED_BYTES = 6, 7
 _VALUE_BYTES = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8, _BYTE_ARRAY: 0}  # by physical type
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A row group.
+    """The number of rows of a row group, and the approximate bytes of each column in memory.
 
-    Attributes:
-        num_rows: Number of rows.
-        sizes: Approximate bytes of each column in memory. Equal values take almost no space in the file: each value
-            counts as at least 8 bytes.
+    Equal values take almost no space in the file: each value counts as at least 8 bytes.
     """
 
     num_rows: int
     sizes: Mapping[str, int]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ParquetFooter:
-    """The row groups in a footer."""
-
-    row_groups: tuple[RowGroup, ...]
-
-
-@final
 @dataclass(frozen=True, slots=True)
 class _Leaf:
     """A column with values."""
@@ -80,15 +186,15 @@ class _Leaf:
 
 
 @lru_cache(_REMEMBERED)
-def parse_footer(data: bytes) -> ParquetFooter:
-    """Return the footer in `data`, which excludes the length and magic bytes after the footer.
+def parse_footer(data: bytes) -> tuple[RowGroup, ...]:
+    """Return the row groups of the footer in `data`, which excludes the length and magic bytes after the footer.
 
     Raises:
         ValueError: The footer is damaged or contradictory.
     """
     fields = read_struct(data)
     leaves = _leaves(_of_type(fields, _SCHEMA, list))
-    return ParquetFooter(tuple(_row_group(group, leaves) for group in _of_type(fields, _ROW_GROUPS, list)))
+    return tuple(_row_group(group, leaves) for group in _of_type(fields, _ROW_GROUPS, list))
 
 
 def _leaves(elements: Sequence[Any]) -> list[_Leaf]:
@@ -98,8 +204,8 @@ def _leaves(elements: Sequence[Any]) -> list[_Leaf]:
     for number, element in enumerate(elements):
         while open_parents and not open_parents[-1][0]:
             open_parents.pop()
-        if not open_parents or len(open_parents) > _MAX_DEPTH:
-            raise ValueError(f"its columns must be one tree, at most {_MAX_DEPTH} deep")
+        if not open_parents or len(open_parents) > _MAX_COLUMN_DEPTH:
+            raise ValueError(f"its columns must be one tree, at most {_MAX_COLUMN_DEPTH} deep")
         left, repetition, definition = open_parents[-1]
         open_parents[-1] = left - 1, repetition, definition
         kind = _of_type(element, _REPETITION, int, _REQUIRED)
@@ -190,7 +296,6 @@ _END = struct.Struct("<I4s")  # length of the footer, magic
 _TAIL_BYTES = 1 << 16  # read at once: Arrow reads as much, so that a remote file's cache serves Arrow
 
 
-@final
 class ParquetFile:
     """An open file.
 
@@ -216,14 +321,14 @@ class ParquetFile:
         try:
             with parquet_errors(path, opened.size):
                 self._arrow = as_arrow_file(opened.file)
-                self._footer = read_footer(opened)
+                self._row_groups = read_footer(opened)
                 kind = arrow_dataset.ParquetFileFormat(default_fragment_scan_options=options)
                 self._fragment = kind.make_fragment(self._arrow)
                 self.schema: pa.Schema = self._fragment.physical_schema
                 read_names(self.schema)
-                self.num_rows = sum(group.num_rows for group in self._footer.row_groups)
+                self.num_rows = sum(group.num_rows for group in self._row_groups)
                 self.num_row_groups: int = self._fragment.metadata.num_row_groups
-                if self.num_row_groups != len(self._footer.row_groups):
+                if self.num_row_groups != len(self._row_groups):
                     raise ValueError(f"Arrow finds {self.num_row_groups} row groups in it")
         except BaseException:
             self.close()
@@ -254,7 +359,7 @@ class ParquetFile:
 
     def row_group_size(self, row_group: int, columns: list[str]) -> tuple[int, int]:
         """Return the rows of a row group, and the approximate bytes of some of its columns in memory."""
-        group = self._footer.row_groups[row_group]
+        group = self._row_groups[row_group]
         return group.num_rows, sum(group.sizes.get(name, 0) for name in columns)
 
     def _batch_rows(self, row_group: int) -> int:
@@ -270,10 +375,10 @@ class ParquetFile:
         self._file.close()
 
 
-def read_footer(opened: OpenFile) -> ParquetFooter:
-    """Return the footer of a file; raises ValueError if it is damaged, or would crash Arrow."""
+def read_footer(opened: OpenFile) -> tuple[RowGroup, ...]:
+    """Return the row groups of a file; raises ValueError if it is damaged, or would crash Arrow."""
     size: int = as_arrow_file(opened.file).size() if opened.size is None else opened.size
-    tail = _read_range(opened, max(0, size - _TAIL_BYTES), size)
+    tail = read_range(opened.file, max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES))
     if len(tail) < _END.size:
         raise ValueError(f"it has only {len(tail)} bytes")
     length, magic = _END.unpack_from(tail, len(tail) - _END.size)
@@ -282,17 +387,8 @@ def read_footer(opened: OpenFile) -> ParquetFooter:
     if length + _END.size > size:
         raise ValueError(f"its footer must have {length} bytes, but it has {size} in all")
     if length + _END.size > len(tail):
-        tail = _read_range(opened, size - _END.size - length, size)
+        tail = read_range(opened.file, size - _END.size - length, length + _END.size)
     return parse_footer(tail[-_END.size - length : -_END.size])
-
-
-def _read_range(opened: OpenFile, start: int, end: int) -> bytes:
-    opened.file.seek(start)
-    parts = []
-    while start < end and (part := opened.file.read(end - start)):
-        parts.append(part)
-        start += len(part)
-    return b"".join(parts)
 
 
 @contextmanager

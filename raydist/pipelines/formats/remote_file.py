@@ -11,7 +11,7 @@ import io
 import random
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, TypeVar
 
 __all__ = ["ATTEMPTS", "RemoteFile", "http_status", "is_network_error", "is_transient", "open_system", "with_retries"]
 
@@ -28,16 +28,6 @@ _LASTING = frozenset({501, 505, 507})  # of 500 and more: not supported, no spac
 _NETWORK_PACKAGES = ("aiohttp", "botocore", "google", "requests", "urllib3")
 
 _Result = TypeVar("_Result")
-
-
-class _SeekableFile(Protocol):
-    def read(self, size: int, /) -> bytes | None: ...
-
-    def seek(self, offset: int, whence: int = 0, /) -> int: ...
-
-    def tell(self) -> int: ...
-
-    def close(self) -> None: ...
 
 
 def open_system(path: str) -> tuple[Any, str]:
@@ -110,7 +100,6 @@ def with_retries(action: Callable[[], _Result], *, sleep: Callable[[float], None
     raise AssertionError(f"raydist bug: the last of {ATTEMPTS} attempts neither returned nor raised.")
 
 
-@final
 class RemoteFile:
     """A file that is reopened, at the same byte, when reading fails.
 
@@ -121,7 +110,8 @@ class RemoteFile:
 
     def __init__(self, open_file: Callable[[], Any]) -> None:
         self._open_file = open_file
-        self._file: _SeekableFile | None = with_retries(open_file)
+        self._file: Any = with_retries(open_file)
+        self._file_at = 0  # position of `_file`
         self._position = 0
         self.closed = False
         self.size_bytes: int | None = getattr(self._file, "size", None)
@@ -134,35 +124,38 @@ class RemoteFile:
 
     def _read(self, size: int) -> bytes:
         try:
-            return self._opened().read(size) or b""
+            self._move()
+            data: bytes = self._file.read(size) or b""
         except BaseException:
             self._drop()
             raise
+        self._file_at += len(data)
+        return data
 
-    def _opened(self) -> _SeekableFile:
+    def _move(self) -> None:
+        """Open the file if it is not, and move it to the position."""
         if self._file is None:
-            self._file = self._open_file()
-            size = getattr(self._file, "size", None)
-            if size != self.size_bytes:
-                raise OSError(
-                    errno.ESTALE, f"The file changed while it was read: from {self.size_bytes} to {size} bytes"
-                )
-            self._go_to(self._position)
-        return self._file
-
-    def _go_to(self, position: int) -> None:
-        """Move a new file to `position`; a file without seek is read up to there."""
-        file = self._file
-        if file is None or position == 0:
+            self._reopen()
+        if self._file_at == self._position:
             return
         try:
-            file.seek(position)
-        except (ValueError, io.UnsupportedOperation):
-            while position > 0:
-                passed = len(file.read(min(position, _SKIPPED_BYTES)) or b"")
+            self._file.seek(self._position)
+        except (ValueError, io.UnsupportedOperation):  # a stream: read it up to the position
+            if self._file_at > self._position:
+                self._drop()
+                self._reopen()
+            while self._file_at < self._position:
+                passed = len(self._file.read(min(self._position - self._file_at, _SKIPPED_BYTES)) or b"")
                 if not passed:
-                    return
-                position -= passed
+                    break
+                self._file_at += passed
+        self._file_at = self._position
+
+    def _reopen(self) -> None:
+        self._file, self._file_at = self._open_file(), 0
+        size = getattr(self._file, "size", None)
+        if size != self.size_bytes:
+            raise OSError(errno.ESTALE, f"The file changed while it was read: from {self.size_bytes} to {size} bytes")
 
     def _drop(self) -> None:
         file, self._file = self._file, None
@@ -177,20 +170,8 @@ class RemoteFile:
                 "it to a file system that knows sizes."
             )
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes or 0}[whence]
-        if origin + offset != self._position:
-            self._position = origin + offset
-            with_retries(self._move)
+        self._position = origin + offset
         return self._position
-
-    def _move(self) -> None:
-        try:
-            self._opened().seek(self._position)
-        except (ValueError, io.UnsupportedOperation):  # a stream: start again
-            self._drop()
-            self._opened()
-        except BaseException:
-            self._drop()
-            raise
 
     def tell(self) -> int:
         """Return the position."""

@@ -13,17 +13,16 @@ import re
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 from raydist.errors import DataLossError, SpecError
 from raydist.pipelines.formats.byte_streams import ByteStream
 from raydist.pipelines.formats.files import data_loss
+from raydist.pipelines.formats.records import CHUNK_BYTES, RecordReader, SkippedRecordError
 
 __all__ = ["SampleMembers", "TarSampleReader"]
 
 _BLOCK = 512
-_CHUNK_BYTES = 1 << 18
-_GROUP_BYTES = 1 << 22  # one call of `read` stops after this many bytes
 _MAX_NAME_BYTES = 1 << 16
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__($|/)")
@@ -31,24 +30,15 @@ _PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _LONG_NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
-@final
 @dataclass
 class _Sample:
-    """The sample that is being read.
-
-    Attributes:
-        key: Key of the sample.
-        start: Offset of its first header.
-        members: Name and size of each member.
-        parts: Bytes of all members.
-        problem: Error of the sample, if any.
-    """
+    """The sample that is being read."""
 
     key: str
-    start: int
-    members: list[tuple[str, int]] = field(default_factory=list)
-    parts: list[bytes] = field(default_factory=list)
-    problem: DataLossError | None = None
+    start: int  # offset of its first header
+    members: list[tuple[str, int]] = field(default_factory=list)  # name and size of each
+    parts: list[bytes] = field(default_factory=list)  # bytes of all members
+    problem: DataLossError | None = None  # error of the sample
 
     @property
     def num_bytes(self) -> int:
@@ -59,53 +49,28 @@ class _Sample:
         return b"".join((head, b"\n", *self.parts))
 
 
-@final
-class TarSampleReader:
-    """A reader of the samples of one file, in order.
+class TarSampleReader(RecordReader):
+    """A reader of samples.
 
-    Attributes:
-        offset: Start of the next sample, in decompressed bytes: a position from which to resume.
-        index: Number of the next sample.
-        ended: True if nothing more can be read.
+    A sample with two members of one name, or with the key of an earlier sample, is skipped after its error.
     """
 
     def __init__(
         self, stream: ByteStream, *, offset: int = 0, index: int = 0, max_sample_bytes: int | None = None
     ) -> None:
         """Continue at `offset`, the start of sample `index`. `max_sample_bytes` defaults to the stream's limit."""
-        stream.skip(offset)
-        self.offset = offset
-        self.index = index
-        self.ended = False
-        self._stream = stream
+        super().__init__(stream, offset, index)
         self._at = offset
         self._limit = stream.piece_limit() if max_sample_bytes is None else max_sample_bytes
         self._sample: _Sample | None = None
         self._keys: set[str] = set()  # of the samples so far; 0.1 kB each
 
-    def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
-        """Return up to `limit` samples (and about 4 MiB), and the error that follows them, if any.
-
-        A sample with two members of one name, or with the key of an earlier sample, is skipped after its error. After
-        any other error nothing more can be read. At the end, return no sample and no error.
-        """
-        samples: list[bytes] = []
-        start = self.offset
-        try:
-            while len(samples) < limit and self.offset - start < _GROUP_BYTES and not self.ended:
-                found = self._next_sample()
-                if found is not None and found.problem is not None:
-                    return samples, found.problem
-                if found is not None:
-                    samples.append(found.record(self._stream.path))
-        except Exception as error:  # I/O errors also take the place of the data
-            self.ended = True
-            return samples, error
-        return samples, None
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+    def _advance(self, records: list[bytes], limit: int) -> None:
+        found = self._next_sample()
+        if found is not None and found.problem is not None:
+            raise SkippedRecordError(found.problem)
+        if found is not None:
+            records.append(found.record(self._stream.path))
 
     def _next_sample(self) -> _Sample | None:
         """Return the next whole sample, which ends before a member of another sample or at the end."""
@@ -121,11 +86,11 @@ class TarSampleReader:
                 size = 0 if not header.isreg() and header.type in tarfile.SUPPORTED_TYPES else header.size
                 self._skip(size + -size % _BLOCK)
                 continue
-            key, member = name.group(1), name.group(2).lower()
-            whole = None
-            if self._sample is None or self._sample.key != key:
-                whole = self._finish(_Sample(key, start, problem=self._repeated(key, start)), start)
-            self._read_member(header, member)
+            key, sample, whole = name.group(1), self._sample, None
+            if sample is None or sample.key != key:
+                sample = _Sample(key, start, problem=self._repeated(key, start))
+                whole = self._finish(sample, start)
+            self._read_member(header, name.group(2).lower(), sample)
             if whole is not None:
                 return whole
 
@@ -142,16 +107,14 @@ class TarSampleReader:
         """Return the error of a sample with the key of an earlier sample in this file."""
         if key not in self._keys:
             return None
-        problem = (
+        return data_loss(
+            self._stream.path,
+            start,
             f"The members of a sample must be neighbours in a tar file, but {key!r} has some here and some before "
-            "other samples. Write the file again in the order of names (tar --sort=name)"
+            "other samples. Write the file again in the order of names (tar --sort=name)",
         )
-        return data_loss(self._stream.path, start, problem)
 
-    def _read_member(self, header: tarfile.TarInfo, member: str) -> None:
-        sample = self._sample
-        if sample is None:  # for the type checker: `_next_sample` creates the sample first
-            return
+    def _read_member(self, header: tarfile.TarInfo, member: str, sample: _Sample) -> None:
         if sample.num_bytes + header.size > self._limit:
             raise self._loss(
                 f"A sample may have at most {self._limit} bytes, but {sample.key!r} has {sample.num_bytes} and then "
@@ -176,7 +139,7 @@ class TarSampleReader:
                 return None
             if header.type in _PAX:
                 said = self._pax(header)
-                name, size = said.get("path", name), self._size(said.get("size"), size)
+                name, size = said.get("path", name), int(said["size"]) if "size" in said else size
             elif header.type in _LONG_NAMES:
                 text = self._extension(header).rstrip(b"\0").decode("utf-8", "backslashreplace")
                 name = text if header.type == tarfile.GNUTYPE_LONGNAME else name
@@ -218,14 +181,10 @@ class TarSampleReader:
             data = data[length:]
         if any(key.startswith("GNU.sparse") for key in found):
             raise self._loss(f"A member must be a plain file, got a sparse one ({found})")
+        size = found.get("size", "0")
+        if not size.isdigit() or len(size) > 18:
+            raise self._loss(f"A size in a pax header must be a number, got {size!r:.40}")
         return found
-
-    def _size(self, said: str | None, known: int | None) -> int | None:
-        if said is None:
-            return known
-        if not said.isdigit() or len(said) > 18:
-            raise self._loss(f"A size in a pax header must be a number, got {said!r:.40}")
-        return int(said)
 
     def _extension(self, header: tarfile.TarInfo) -> bytes:
         if header.size > _MAX_NAME_BYTES:
@@ -236,7 +195,7 @@ class TarSampleReader:
 
     def _require_end(self) -> None:
         """Raise DataLossError unless only zeros follow. In a compressed file, reading them verifies the checksum."""
-        while chunk := self._stream.read(_CHUNK_BYTES):
+        while chunk := self._stream.read(CHUNK_BYTES):
             if chunk.strip(b"\0"):
                 raise self._loss(
                     "A tar file must end with zeros, but other bytes follow a block of zeros. If several files were "
@@ -250,7 +209,7 @@ class TarSampleReader:
             raise self._loss(f"A tar file must be complete, but {what} needs {size} bytes and at most {left} are left")
         parts = []
         missing = size
-        while missing and (part := self._stream.read(min(missing, _CHUNK_BYTES))):
+        while missing and (part := self._stream.read(min(missing, CHUNK_BYTES))):
             parts.append(part)
             missing -= len(part)
         if missing:
@@ -266,16 +225,11 @@ class TarSampleReader:
         return data_loss(self._stream.path, self._at, problem)
 
 
-@final
 @dataclass(frozen=True)
 class SampleMembers:
-    """A function that splits a record into a dict of the sample's key and members.
+    """A function that splits a record into a dict of the sample's key and members."""
 
-    Attributes:
-        names: Required members, without any others; None for all members of each sample.
-    """
-
-    names: Sequence[str] | None
+    names: Sequence[str] | None  # required members, without any others; None for all members of each sample
 
     def __call__(self, record: bytes) -> dict[str, Any]:
         end = record.index(b"\n") + 1

@@ -1,6 +1,8 @@
-"""TFRecord framing: the bytes around each record of a file.
+"""TFRecord files: reading and writing.
 
-    uint64 length | uint32 masked CRC-32C of length | data | uint32 masked CRC-32C of data        (little-endian)
+Each record has a frame (little-endian):
+
+    uint64 length | uint32 masked CRC-32C of length | data | uint32 masked CRC-32C of data
 
 The length is used only if its checksum matches, and only up to the bytes that the file can still hold, so damage never
 makes a reader allocate memory.
@@ -12,27 +14,37 @@ from __future__ import annotations
 
 import io
 import struct
-from typing import final
+import zlib
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
 
 import google_crc32c
 
-from raydist.errors import DataLossError
-from raydist.pipelines.formats.byte_streams import ByteStream
-from raydist.pipelines.formats.files import data_loss
+from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.pipelines.formats.byte_streams import WINDOW_BITS, ByteStream, check_compression
+from raydist.pipelines.formats.files import data_loss, path_text
+from raydist.pipelines.formats.opening import create_file
+from raydist.pipelines.formats.records import CHUNK_BYTES, RecordReader, SkippedRecordError
 
-__all__ = ["BLOCK_BYTES", "FRAME_BYTES", "MAX_RECORD_BYTES", "TFRecordReader", "frame", "masked_crc32c"]
+__all__ = [
+    "FRAME_BYTES",
+    "MAX_RECORD_BYTES",
+    "TFRecordOptions",
+    "TFRecordReader",
+    "TFRecordWriter",
+    "frame",
+    "masked_crc32c",
+]
 
 MAX_RECORD_BYTES = 1 << 30
 """Default limit of a record in an uncompressed file."""
-
-BLOCK_BYTES = 1 << 22  # one call of `read` stops after this many bytes
 
 _HEADER = struct.Struct("<QI")
 _LENGTH_BYTES = 8
 _FOOTER = struct.Struct("<I")
 FRAME_BYTES = _HEADER.size + _FOOTER.size
 _MASK_DELTA = 0xA282EAD8
-_CHUNK_BYTES = 1 << 18
 _MAX_KNOWN_LENGTHS = 1 << 10
 
 
@@ -52,53 +64,23 @@ def frame(record: bytes) -> bytes:
     return b"".join((length, _FOOTER.pack(masked_crc32c(length)), record, _FOOTER.pack(masked_crc32c(record))))
 
 
-@final
-class TFRecordReader:
-    """A reader of the records of one file, in order.
-
-    Attributes:
-        offset: Start of the next record, in decompressed bytes: a position from which to resume.
-        index: Number of the next record.
-        ended: True if nothing more can be read: at the end, or after damage that hides the next record.
-    """
+class TFRecordReader(RecordReader):
+    """A reader of TFRecord files. A record whose data does not match its checksum is skipped after its error."""
 
     def __init__(
         self, stream: ByteStream, *, offset: int = 0, index: int = 0, max_record_bytes: int | None = None
     ) -> None:
         """Continue at `offset`, the start of record `index`. `max_record_bytes` defaults to the stream's limit."""
-        stream.skip(offset)
-        self.offset = offset
-        self.index = index
-        self._stream = stream
+        super().__init__(stream, offset, index)
         self._max_record_bytes = stream.piece_limit() if max_record_bytes is None else max_record_bytes
         self._lengths: dict[bytes, int] = {}  # of intact headers
         self._buffer = b""
         self._at = 0
-        self.ended = False
 
-    def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
-        """Return up to `limit` records (and about 4 MiB), and the error that follows them, if any.
-
-        A record with damaged data is skipped after its error. After any other error nothing more can be read. At the
-        end, return no record and no error.
-        """
-        records: list[bytes] = []
-        start = self.offset
-        try:
-            while len(records) < limit and self.offset - start < BLOCK_BYTES and not self.ended:
-                self._scan(records, limit)
-                if len(records) < limit:
-                    self._read_one(records)
-        except _DamagedRecordError as error:
-            return records, error.loss
-        except Exception as error:  # I/O errors also take the place of the data
-            self.ended = True
-            return records, error
-        return records, None
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+    def _advance(self, records: list[bytes], limit: int) -> None:
+        self._scan(records, limit)
+        if len(records) < limit:
+            self._read_one(records)
 
     def _scan(self, records: list[bytes], limit: int) -> None:
         """Append the whole, intact records in the buffer; stop before anything else. Takes 0.8 us per record."""
@@ -151,7 +133,7 @@ class TFRecordReader:
         self.offset += _HEADER.size + length + _FOOTER.size
         self.index += 1
         if not intact:
-            raise _DamagedRecordError(loss)
+            raise SkippedRecordError(loss)
         records.append(record)
 
     def _check_length(self, length: int) -> None:
@@ -168,7 +150,7 @@ class TFRecordReader:
     def _fill(self, size: int) -> bool:
         """Fill the buffer with `size` bytes; return False if the file has fewer."""
         while len(self._buffer) - self._at < size:
-            more = self._stream.read(_CHUNK_BYTES)
+            more = self._stream.read(CHUNK_BYTES)
             if not more:
                 return False
             self._buffer = self._buffer[self._at :] + more
@@ -177,7 +159,7 @@ class TFRecordReader:
 
     def _take(self, size: int) -> bytes:
         """Return the next `size` bytes. Memory is allocated as they arrive."""
-        if size <= _CHUNK_BYTES and not self._fill(size):
+        if size <= CHUNK_BYTES and not self._fill(size):
             raise self._truncated()
         if size <= len(self._buffer) - self._at:
             start, self._at = self._at, self._at + size
@@ -190,7 +172,7 @@ class TFRecordReader:
         gathered.write(memoryview(self._buffer)[self._at :])
         self._buffer, self._at = b"", 0
         while gathered.tell() < size:
-            more = self._stream.read(min(size - gathered.tell(), _CHUNK_BYTES))
+            more = self._stream.read(min(size - gathered.tell(), CHUNK_BYTES))
             if not more:
                 raise self._truncated()
             gathered.write(more)
@@ -208,9 +190,152 @@ class TFRecordReader:
         return data_loss(self._stream.path, self.offset, f"{problem}: record {self.index} is damaged")
 
 
-class _DamagedRecordError(Exception):
-    """Raised if only the data of one record is damaged, so that the next record can be found."""
+@dataclass(frozen=True, slots=True)
+class TFRecordOptions:
+    """Compression of a TFRecord file (tf.io.TFRecordOptions).
 
-    def __init__(self, loss: DataLossError) -> None:
-        super().__init__(str(loss))
-        self.loss = loss
+    Attributes:
+        compression_type: None (or ""), "GZIP" or "ZLIB". Readers need the same value.
+        compression_level: 0 (none) to 9 (smallest), or None for zlib's default (6).
+
+    Raises:
+        InvalidArgumentError: Another compression, or a level out of range.
+
+    Source: tf.io.TFRecordOptions (TensorFlow 2.x API).
+
+    >>> TFRecordOptions("GZIP", compression_level=9)
+    TFRecordOptions(compression_type='GZIP', compression_level=9)
+    """
+
+    compression_type: str | None = None
+    compression_level: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compression_type", check_compression(self.compression_type))
+        level = self.compression_level
+        if level is not None and not 0 <= level <= 9:
+            raise InvalidArgumentError(f"compression_level must be 0 .. 9 or None, got {level!r}.")
+
+
+class TFRecordWriter:
+    """A writer of files that TensorFlow can also read (tf.io.TFRecordWriter).
+
+    An existing file is replaced. Close the writer with `with` or `close()`: an unclosed file may lack its last records.
+
+    Args:
+        path: A local path or a URI that fsspec can write.
+        options: A TFRecordOptions, or the name of the compression: None, "GZIP" or "ZLIB".
+
+    Raises:
+        NotFoundError: The directory does not exist.
+        FailedPreconditionError: The file is not writable.
+        InvalidArgumentError: `path` is a directory, or the compression is unknown.
+
+    Source: tf.io.TFRecordWriter (TensorFlow 2.x API).
+
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "two.tfrecord")
+    >>> with TFRecordWriter(path) as writer:
+    ...     writer.write(b"first")
+    ...     writer.write(b"second")
+    >>> os.path.getsize(path)
+    43
+    """
+
+    def __init__(self, path: Any, options: TFRecordOptions | str | None = None) -> None:
+        chosen = options if isinstance(options, TFRecordOptions) else TFRecordOptions(options)
+        self._path = path_text(path)
+        self._deflater = _deflater(chosen)
+        self._file = create_file(self._path)
+
+    def write(self, record: bytes | bytearray | memoryview) -> None:
+        """Append one record, which takes 16 bytes more than its data. It may stay in memory until `flush` or `close`.
+
+        Args:
+            record: Bytes of the record, any number; copied before this returns.
+
+        Raises:
+            SpecError: `record` has another type.
+            FailedPreconditionError: The writer is closed.
+
+        Source: tf.io.TFRecordWriter.write (TensorFlow 2.x API).
+
+        >>> import os, tempfile
+        >>> with TFRecordWriter(os.path.join(tempfile.mkdtemp(), "x.tfrecord")) as writer:
+        ...     writer.write("text")
+        Traceback (most recent call last):
+        ...
+        raydist.errors.SpecError: A record must be bytes, got str. Encode text, serialize messages.
+        """
+        if not isinstance(record, bytes | bytearray | memoryview):
+            raise SpecError(f"A record must be bytes, got {type(record).__name__}. Encode text, serialize messages.")
+        self._require_open()
+        framed = frame(bytes(record))
+        self._file.write(framed if self._deflater is None else self._deflater.compress(framed))
+
+    def flush(self) -> None:
+        """Pass all records written so far to the operating system: another process can then read them.
+
+        Does not wait for the disk. In a compressed file each call adds some bytes.
+
+        Raises:
+            FailedPreconditionError: The writer is closed.
+
+        Source: tf.io.TFRecordWriter.flush (TensorFlow 2.x API).
+
+        >>> import os, tempfile
+        >>> import raydist as rd
+        >>> path = os.path.join(tempfile.mkdtemp(), "x.tfrecord")
+        >>> with TFRecordWriter(path) as writer:
+        ...     writer.write(b"first")
+        ...     writer.flush()
+        ...     list(rd.TFRecordDataset(path))
+        [b'first']
+        """
+        self._require_open()
+        if self._deflater is not None:
+            self._file.write(self._deflater.flush(zlib.Z_SYNC_FLUSH))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Write all remaining data and close the file. May be called twice.
+
+        Source: tf.io.TFRecordWriter.close (TensorFlow 2.x API).
+
+        >>> import os, tempfile
+        >>> writer = TFRecordWriter(os.path.join(tempfile.mkdtemp(), "x.tfrecord"))
+        >>> writer.close()
+        >>> writer.write(b"more")
+        Traceback (most recent call last):
+        ...
+        raydist.errors.FailedPreconditionError: A TFRecordWriter must be open to write, but that of ... is closed. ...
+        """
+        if self._file.closed:
+            return
+        try:
+            if self._deflater is not None:
+                self._file.write(self._deflater.flush(zlib.Z_FINISH))
+        finally:
+            self._file.close()
+
+    def __enter__(self) -> TFRecordWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._file.closed:
+            raise FailedPreconditionError(
+                f"A TFRecordWriter must be open to write, but that of {self._path!r} is closed. Open another file: one "
+                "that is finished cannot be continued."
+            )
+
+
+def _deflater(options: TFRecordOptions) -> Any:
+    if options.compression_type is None:
+        return None
+    level = -1 if options.compression_level is None else options.compression_level
+    return zlib.compressobj(level, zlib.DEFLATED, WINDOW_BITS[options.compression_type])

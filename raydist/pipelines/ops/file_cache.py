@@ -10,8 +10,7 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.stored.containers import Container
-from raydist.pipelines.stored.pass_over import StoredPass, StoredPassSettings
-from raydist.pipelines.stored.store import Store
+from raydist.pipelines.stored.pass_over import Store, StoredPass, StoredPassSettings
 
 __all__ = ["FileCacheOp"]
 

@@ -14,13 +14,11 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.pipelines.ops.nested import graph_of, open_nested
-from raydist.pipelines.sources.table_files import TableFilesIterator
 from raydist.pipelines.stored.containers import MAX_CHUNK_BYTES, Container
 from raydist.pipelines.stored.fingerprint import fingerprint
 from raydist.pipelines.stored.manifest import Manifest
-from raydist.pipelines.stored.pass_over import StoredPass, StoredPassSettings
+from raydist.pipelines.stored.pass_over import Store, StoredPass, StoredPassSettings
 from raydist.pipelines.stored.read import saved_op, shards_op
-from raydist.pipelines.stored.store import Store
 from raydist.pipelines.stored.write import ShardFunction
 from raydist.values import INFINITE_CARDINALITY
 
@@ -83,7 +81,7 @@ class SnapshotOp(UnaryOp):
 
     def _reader(self, path: str, manifest: Manifest, ctx: IterContext) -> OpIterator:
         if self.reader_func is None:
-            return TableFilesIterator(saved_op(path, manifest, manifest.parts, MAX_CHUNK_BYTES))
+            return saved_op(path, manifest, manifest.parts, MAX_CHUNK_BYTES).iterator()
         shards = self.make_dataset(shards_op(path, manifest, self.make_dataset, MAX_CHUNK_BYTES))
         op = graph_of(self.reader_func(shards), self.label)
         return open_nested(op, ctx, ctx.operation_names[id(self)], 0)

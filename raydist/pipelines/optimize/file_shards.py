@@ -7,7 +7,6 @@ names move after the shard, so that the workers' files are disjoint for any orde
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import final
 
 from raydist.errors import InvalidArgumentError, NotFoundError
 from raydist.pipelines.engine.build import name_operations
@@ -22,7 +21,7 @@ from raydist.pipelines.ops.shard import ShardOp
 from raydist.pipelines.ops.shuffle import ShuffleOp
 from raydist.pipelines.ops.snapshot import SnapshotOp
 from raydist.pipelines.ops.unique import UniqueOp
-from raydist.pipelines.optimize.graph import Names, rewrite_each, with_inputs
+from raydist.pipelines.optimize.rewrites import Names, rewrite_each, with_inputs
 from raydist.pipelines.sources.numpy_files import NumpyFileOp
 from raydist.pipelines.sources.record_files import RecordFilesOp
 from raydist.pipelines.sources.split_files import SplitFilesOp
@@ -92,7 +91,6 @@ def shard_files(op: DatasetOp, num_workers: int, worker: int) -> DatasetOp:
     return _Share(num_workers, worker, name_operations(op)).of(op)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Share:
     """The rewrite for one worker's files. An operation at several places stays one object with one random order."""

@@ -10,8 +10,7 @@ from raydist.pipelines.engine.build import Plan, name_operations, start
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.optimize import optimize
-from raydist.pipelines.optimize.graph import rewrite_each
+from raydist.pipelines.optimize.rewrites import optimize, rewrite_each
 
 __all__ = ["begin_epoch", "make_nested_plan", "make_plan", "open_iterator"]
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from raydist.errors import DataLossError, InvalidArgumentError, SpecError
+from raydist.errors import DataLossError, SpecError
 from raydist.pipelines.elements.arrow_fields import Conversion, null_error
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats.arrow_file import ArrowFile
-from raydist.pipelines.formats.files import data_loss
+from raydist.pipelines.formats.files import data_loss, require_limit
 from raydist.pipelines.sources.file_format import FileSplit, SplitFormat
 from raydist.pipelines.sources.split_files import FileSplitsOp, SplitFilesOp
 from raydist.pipelines.sources.table_files import shown_paths, table_paths
@@ -36,8 +37,7 @@ def is_paths(source: Any) -> bool:
 
 def arrow_files_op(paths: Any, conversion: Conversion, max_batch_bytes: int | None = None) -> DatasetOp:
     """Return the operation that reads the files at `paths`. Reads the footers of all files."""
-    if max_batch_bytes is not None and max_batch_bytes < 1:
-        raise InvalidArgumentError(f"max_batch_bytes must be >= 1 or None, got {max_batch_bytes!r}.")
+    require_limit("max_batch_bytes", max_batch_bytes)
     names = table_paths(paths, "from_arrow")
     first = ArrowFile(names[0])
     first.close()
@@ -57,7 +57,6 @@ def _splits(path: str, table_format: ArrowFormat) -> Iterator[FileSplit]:
         yield FileSplit(path, first, min(first + step, file.num_batches), _UNKNOWN_ROWS)
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class ArrowFormat(SplitFormat):
     """Record batches of `schema`; see :class:`ArrowFile` for `max_batch_bytes`."""
@@ -66,10 +65,7 @@ class ArrowFormat(SplitFormat):
     schema: pa.Schema
     conversion: Conversion = Conversion()
     max_batch_bytes: int | None = field(default=None, metadata={"fingerprint": False})
-
-    @property
-    def label(self) -> str:
-        return ""
+    label = ""
 
     @property
     def spec(self) -> Any:
@@ -92,8 +88,7 @@ class ArrowFormat(SplitFormat):
         )
 
     def read_split(self, split: FileSplit) -> list[Item]:
-        file = self.open_checked(split.path)
-        try:
+        with closing(self.open_checked(split.path)) as file:
             if file.num_batches < split.end:
                 raise data_loss(
                     split.path,
@@ -102,8 +97,6 @@ class ArrowFormat(SplitFormat):
                     f"and now {file.num_batches}",
                 )
             return [item for number in range(split.first, split.end) for item in self._items(file, number)]
-        finally:
-            file.close()
 
     def _items(self, file: ArrowFile, number: int) -> Sequence[Item]:
         """Return the rows of one batch. A damaged batch is one error in place of all its rows."""
@@ -112,12 +105,8 @@ class ArrowFormat(SplitFormat):
         except DataLossError as loss:
             return [ElementError(loss)]
 
-        def error(row: int, column: str) -> SpecError:
-            return null_error(
-                column, f"row {row} of record batch {number} of file {file.path!r}", "use ignore_errors()"
-            )
-
-        return self.rows.items(batch, error)
+        place = f"of record batch {number} of file {file.path!r}"
+        return self.rows.items(batch, lambda row, name: null_error(name, f"row {row} {place}", "use ignore_errors()"))
 
 
 def _fields(schema: pa.Schema) -> str:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,26 +15,24 @@ from raydist.errors import SpecError
 from raydist.pipelines.elements.arrow_fields import Conversion, null_error
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import IterContext
-from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.random_access import RandomAccess
-from raydist.pipelines.sources.indexed import IndexedIterator
+from raydist.pipelines.sources.memory import IndexedSourceOp
 
 __all__ = ["ArrowTableOp", "TableRows"]
 
 _RUNS_A_BATCH = 4  # with more runs of consecutive rows per batch, `take` is faster than slices
 
 
-@final
 @dataclass(frozen=True, eq=False)
-class ArrowTableOp(SourceOp):
+class ArrowTableOp(IndexedSourceOp):
     """The rows of a table. Every null has a fill value or a mask."""
 
     pure: ClassVar[bool] = True
 
     table: pa.Table
     conversion: Conversion = Conversion()
+    name = "from_arrow"
+    gives_rows = True
 
     @classmethod
     def of(cls, source: Any, conversion: Conversion) -> ArrowTableOp:
@@ -52,20 +50,8 @@ class ArrowTableOp(SourceOp):
             passed += batch.num_rows
 
     @property
-    def name(self) -> str:
-        return "from_arrow"
-
-    @property
     def label(self) -> str:
         return f"from_arrow({', '.join(self.table.schema.names):.60})"
-
-    @property
-    def gives_rows(self) -> bool:
-        return True
-
-    def cardinality(self) -> int:
-        count: int = self.table.num_rows
-        return count
 
     def element_spec(self) -> Any:
         return RowSchema(self.table.schema, self.conversion).spec
@@ -73,11 +59,7 @@ class ArrowTableOp(SourceOp):
     def random_access(self) -> RandomAccess:
         return _TableAccess(self.table, self.conversion)
 
-    def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return IndexedIterator(self.random_access())
 
-
-@final
 @dataclass(frozen=True, eq=False)
 class _TableAccess(RandomAccess):
     table: pa.Table
@@ -114,7 +96,6 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in table.schema], schema=table.schema)
 
 
-@final
 class TableRows:
     """Random access to a table in many record batches, larger than memory if mapped. Reads only the needed batches.
 

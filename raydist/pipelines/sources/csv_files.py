@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
 
 from raydist.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import as_dtype, spec_of_value
 from raydist.pipelines.formats.byte_streams import check_compression
-from raydist.pipelines.formats.csv_lines import CsvParser, header_names, infer_csv_types
-from raydist.pipelines.sources.row_lines import PARSE_ERRORS, RowLinesFormat, first_lines, first_rows
+from raydist.pipelines.sources.row_lines import PARSE_ERRORS, LineParser, RowLinesFormat, first_lines, first_rows
 from raydist.pipelines.sources.table_files import TableFilesOp, table_paths
 from raydist.values import UNKNOWN_CARDINALITY
 
-__all__ = ["csv_op"]
+__all__ = ["CsvParser", "csv_op", "header_names", "infer_csv_types"]
 
 
 def csv_op(
@@ -100,17 +103,14 @@ def _types_and_defaults(
                 f"some, got {given!r:.200}."
             )
         places = dict(zip(selected, given, strict=True))
-        known = {name: _type_for(value) for name, value in places.items()}
+        known = {
+            name: value if _is_dtype(value) else spec_of_value(as_leaf(value)).dtype for name, value in places.items()
+        }
     return known | dict(types), {name: value for name, value in places.items() if not _is_dtype(value)}
 
 
 def _is_dtype(value: Any) -> bool:
     return isinstance(value, np.dtype | type) or type(value).__module__ == "torch"
-
-
-def _type_for(value: Any) -> Any:
-    """Return the dtype itself, or the dtype of a value: see `as_leaf`."""
-    return value if _is_dtype(value) else spec_of_value(as_leaf(value)).dtype
 
 
 def _schema(
@@ -142,3 +142,72 @@ def _check_defaults(schema: pa.Schema, defaults: Mapping[str, Any]) -> None:
             raise InvalidArgumentError(
                 f"column_defaults must fit the columns ({columns:.500}), got {value!r} for {name!r}."
             )
+
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class CsvParser(LineParser):
+    """A parser of lines with one row each."""
+
+    what: ClassVar[str] = "one row of the CSV columns"
+    schema: pa.Schema  # columns to keep, with their types
+    names: tuple[str, ...]  # all columns of the file, in order
+    has_header: bool = True
+    delimiter: str = ","  # one character
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # values for empty fields
+
+    def parse(self, lines: Sequence[bytes]) -> pa.RecordBatch:
+        table = _read_csv(lines, self.names, self.delimiter, self.schema)
+        columns = [self._filled(name, table.column(name)) for name in self.schema.names]
+        return pa.table(columns, schema=self.schema).combine_chunks().to_batches()[0]
+
+    def _filled(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        if name not in self.defaults:
+            return column
+        default = pa.scalar(self.defaults[name], column.type)
+        is_text = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
+        empty = pc.equal(pc.binary_length(column), 0) if is_text else pc.is_null(column)
+        return pc.if_else(empty, default, column)
+
+    def check_header(self, line: bytes) -> str | None:
+        found = header_names(line, self.delimiter)
+        return None if found == self.names else f"must have the names {list(self.names)}, got {list(found)}"
+
+
+def header_names(line: bytes, delimiter: str) -> tuple[str, ...]:
+    """Return the column names in the first line of a file.
+
+    >>> header_names(b'id,"full, name"', ",")
+    ('id', 'full, name')
+    """
+    text = line.removeprefix(_BYTE_ORDER_MARK)
+    table = csv.read_csv(io.BytesIO(text + b"\n"), parse_options=csv.ParseOptions(delimiter=delimiter))
+    return tuple(table.column_names)
+
+
+def infer_csv_types(lines: Sequence[bytes], names: Sequence[str], delimiter: str) -> pa.Schema:
+    """Return a type for every column: int64, float64, bool or str, whichever fits all values."""
+    if not lines:
+        return pa.schema([(name, pa.string()) for name in names])
+    return pa.schema([(field.name, _plain(field.type)) for field in _read_csv(lines, names, delimiter, None).schema])
+
+
+def _read_csv(lines: Sequence[bytes], names: Sequence[str], delimiter: str, schema: pa.Schema | None) -> pa.Table:
+    uneven = next((line for line in lines if line.count(b'"') % 2), None)
+    if uneven is not None:
+        raise pa.ArrowInvalid(f"a quoted field must end on the line on which it began, got {uneven!r:.100}")
+    return csv.read_csv(
+        io.BytesIO(b"\n".join((*lines, b""))),
+        read_options=csv.ReadOptions(column_names=list(names), use_threads=False),
+        parse_options=csv.ParseOptions(delimiter=delimiter),
+        convert_options=csv.ConvertOptions(
+            column_types=schema, include_columns=None if schema is None else schema.names, null_values=[""]
+        ),
+    )
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return kind if numeric else pa.string()

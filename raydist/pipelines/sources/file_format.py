@@ -1,4 +1,4 @@
-"""Interfaces of file formats. A new format implements one of three interfaces:
+"""Interfaces of file formats, and the formats of records. A new format implements one of three interfaces:
 
 - :class:`RecordFormat`, if a file is a sequence of records (bytes) without an index: `name`, `compression_type` and
 `reader`. `RecordFilesOp.of(...)` makes a dataset of it, with names from a dataset and files read in turn.
@@ -16,14 +16,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, final
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
 
+from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.items import Item
 from raydist.pipelines.elements.spec import BYTES, TensorSpec
 from raydist.pipelines.formats.byte_streams import ByteStream, open_stream
+from raydist.pipelines.formats.files import require_limit
+from raydist.pipelines.formats.records import FixedRecordReader, LineReader, RecordReader
+from raydist.pipelines.formats.tar_samples import TarSampleReader
+from raydist.pipelines.formats.tfrecord import TFRecordReader
 
-__all__ = ["FileFormat", "FileSplit", "RecordFormat", "RecordReader", "SplitFormat", "TableFormat", "TableReader"]
+__all__ = [
+    "FileFormat",
+    "FileSplit",
+    "FixedLengthFormat",
+    "RecordFormat",
+    "SplitFormat",
+    "TFRecordFormat",
+    "TableFormat",
+    "TableReader",
+    "TarFormat",
+    "TextLineFormat",
+]
 
 _RECORD = TensorSpec((), BYTES)
 
@@ -43,26 +59,6 @@ class FileFormat(ABC):
     @abstractmethod
     def spec(self) -> Any:
         """Nest of TensorSpec of one element."""
-
-
-class RecordReader(Protocol):
-    """A reader of the records of one file, in order.
-
-    Attributes:
-        offset: Start of the next record, in decompressed bytes: a position from which to resume.
-        index: Number of the next record.
-        ended: True if nothing more can be read.
-    """
-
-    offset: int
-    index: int
-    ended: bool
-
-    def read(self, limit: int, /) -> tuple[list[bytes], Exception | None]:
-        """Return up to `limit` records and the error that follows them. At the end, return no record and no error."""
-
-    def close(self) -> None:
-        """Close the file."""
 
 
 class RecordFormat(FileFormat):
@@ -130,21 +126,13 @@ class TableFormat(FileFormat):
         """Return a reader that starts at `position`; from the beginning if `position` is empty."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class FileSplit:
-    """A piece of a file.
-
-    Attributes:
-        path: Path of the file.
-        first: Number of the first part (row group).
-        end: Number of the last part, plus one.
-        num_rows: Number of rows in these parts.
-    """
+    """A piece of a file."""
 
     path: str
-    first: int
-    end: int
+    first: int  # number of the first part (row group)
+    end: int  # number of the last part, plus one
     num_rows: int
 
 
@@ -154,3 +142,80 @@ class SplitFormat(FileFormat):
     @abstractmethod
     def read_split(self, split: FileSplit) -> list[Item]:
         """Return the rows of a piece, with errors in place of rows."""
+
+
+@dataclass(frozen=True)
+class TFRecordFormat(RecordFormat):
+    """Records with a length and checksums."""
+
+    name: ClassVar[str] = "TFRecordDataset"
+    compression_type: str | None
+    max_record_bytes: int  # a record with a larger length counts as damaged
+    # True if the user set the limit. Otherwise the size of a compressed file bounds its records.
+    limit_given: bool = field(default=True, metadata={"fingerprint": False})
+
+    def __post_init__(self) -> None:
+        if self.max_record_bytes < 1:
+            raise InvalidArgumentError(f"max_record_bytes must be >= 1, got {self.max_record_bytes!r}.")
+
+    def reader(self, stream: ByteStream, offset: int, index: int) -> TFRecordReader:
+        limit = self.max_record_bytes if self.limit_given else None
+        return TFRecordReader(stream, offset=offset, index=index, max_record_bytes=limit)
+
+
+@dataclass(frozen=True)
+class TextLineFormat(RecordFormat):
+    """Lines of text."""
+
+    name: ClassVar[str] = "TextLineDataset"
+    compression_type: str | None
+    # A longer line counts as damaged; None: see :meth:`ByteStream.piece_limit`.
+    max_line_bytes: int | None = field(default=None, metadata={"fingerprint": False})
+
+    def __post_init__(self) -> None:
+        require_limit("max_line_bytes", self.max_line_bytes)
+
+    def reader(self, stream: ByteStream, offset: int, index: int) -> LineReader:
+        return LineReader(stream, offset=offset, index=index, max_line_bytes=self.max_line_bytes)
+
+
+@dataclass(frozen=True)
+class FixedLengthFormat(RecordFormat):
+    """Records of one size, between a header and a footer. Sizes count decompressed bytes."""
+
+    name: ClassVar[str] = "FixedLengthRecordDataset"
+    compression_type: str | None
+    record_bytes: int
+    header_bytes: int = 0
+    footer_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.record_bytes < 1:
+            raise InvalidArgumentError(f"record_bytes must be >= 1, got {self.record_bytes!r}.")
+        if min(self.header_bytes, self.footer_bytes) < 0:
+            raise InvalidArgumentError(
+                f"header_bytes and footer_bytes must be >= 0, got {self.header_bytes!r} and {self.footer_bytes!r}."
+            )
+
+    def reader(self, stream: ByteStream, offset: int, index: int) -> FixedRecordReader:
+        sizes = (self.record_bytes, self.header_bytes, self.footer_bytes)
+        return FixedRecordReader(stream, *sizes, offset=offset, index=index)
+
+
+@dataclass(frozen=True)
+class TarFormat(RecordFormat):
+    """Samples of tar files, in the layout of `tar_samples.py`."""
+
+    name: ClassVar[str] = "from_tar"
+    compression_type: str | None = field(default=None, init=False)  # depends on each file's name
+    # A larger sample counts as damaged; None: see :meth:`ByteStream.piece_limit`.
+    max_sample_bytes: int | None = field(default=None, metadata={"fingerprint": False})
+
+    def __post_init__(self) -> None:
+        require_limit("max_sample_bytes", self.max_sample_bytes)
+
+    def compression_of(self, path: str) -> str | None:
+        return "GZIP" if path.lower().endswith((".gz", ".tgz")) else None
+
+    def reader(self, stream: ByteStream, offset: int, index: int) -> TarSampleReader:
+        return TarSampleReader(stream, offset=offset, index=index, max_sample_bytes=self.max_sample_bytes)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,15 +20,12 @@ from raydist.pipelines.elements.arrow_fields import Conversion, null_error
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.spec import as_dtype
-from raydist.pipelines.engine.op import IterContext
-from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.random_access import RandomAccess
-from raydist.pipelines.formats.arrow_stream import map_stream
+from raydist.pipelines.formats.arrow_file import map_stream
 from raydist.pipelines.formats.files import data_loss, local_path, path_text
-from raydist.pipelines.formats.whole_file import read_file
+from raydist.pipelines.formats.opening import read_file
 from raydist.pipelines.sources.arrow_table import TableRows
-from raydist.pipelines.sources.indexed import IndexedIterator
+from raydist.pipelines.sources.memory import IndexedSourceOp
 
 __all__ = ["HubDatasetOp", "hub_op"]
 
@@ -67,18 +64,6 @@ def hub_op(source: Any, conversion: Conversion) -> HubDatasetOp:
     return _made(_StoredTable.of(source.data), mapping, source.features.to_dict(), source.format, conversion)
 
 
-class _Stored(Protocol):
-    """Interface of a picklable table in memory or on disk."""
-
-    @property
-    def portable(self) -> bool:
-        """True if the pickle is small."""
-
-    def load(self) -> TableRows:
-        """Return the rows."""
-
-
-@final
 @dataclass(frozen=True, eq=False)
 class _StoredFiles:
     """A table in files of a saved directory, which every reading process maps."""
@@ -100,18 +85,12 @@ class _StoredFiles:
         return TableRows(schema, batches, lambda number: checks[number][0](checks[number][1]))
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class _StoredTable:
-    """A table of a `datasets.Dataset`.
+    """A table of a `datasets.Dataset`."""
 
-    Attributes:
-        table: A table of `datasets` if mapped, whose pickle names the files; otherwise an Arrow table.
-        portable: True if the table is mapped, or small.
-    """
-
-    table: Any
-    portable: bool
+    table: Any  # a table of `datasets` if mapped, whose pickle names the files; otherwise an Arrow table
+    portable: bool  # True if the table is mapped, or small
 
     @classmethod
     def of(cls, table: Any) -> _StoredTable:
@@ -205,67 +184,38 @@ def _made(
     kept = [schema.field(name) for name in names]
     typed = [field.with_type(_typed(field.type, features.get(field.name), number)) for field in kept]
     encoded = {name: {"bytes": b"", "path": ""} for name in names if _is_encoded(features.get(name))}
-    op = HubDatasetOp(stored, mapping, pa.schema(typed), replace(conversion, by_default=encoded))
-    op.conversion.check(op.schema)
-    return op
+    access = HubAccess(stored, mapping, pa.schema(typed), replace(conversion, by_default=encoded))
+    access.conversion.check(access.schema)
+    return HubDatasetOp(access)
 
 
-@final
 @dataclass(frozen=True, eq=False)
-class HubDatasetOp(SourceOp):
-    """The rows of a dataset.
+class HubDatasetOp(IndexedSourceOp):
+    """The rows of a dataset, read through `access`, which all passes share."""
 
-    Attributes:
-        stored: The table of rows.
-        mapping: A table with the numbers of the rows, in order; None for all rows.
-        schema: Arrow types of the columns to read.
-        conversion: Choices about nulls and decimals.
-    """
-
-    stored: _StoredFiles | _StoredTable
-    mapping: _StoredTable | None
-    schema: pa.Schema
-    conversion: Conversion
-
-    @property
-    def name(self) -> str:
-        return "from_huggingface"
+    access: HubAccess
+    name = "from_huggingface"
+    gives_rows = True
 
     @property
     def label(self) -> str:
-        return f"from_huggingface({', '.join(self.schema.names):.60})"
-
-    @property
-    def gives_rows(self) -> bool:
-        return True
-
-    def cardinality(self) -> int:
-        return len(self._access)
+        return f"from_huggingface({', '.join(self.access.schema.names):.60})"
 
     def element_spec(self) -> Any:
-        return RowSchema(self.schema, self.conversion).spec
+        return RowSchema(self.access.schema, self.access.conversion).spec
 
     def random_access(self) -> RandomAccess:
-        return self._access
-
-    @cached_property
-    def _access(self) -> _HubAccess:
-        return _HubAccess(self.stored, self.mapping, self.schema, self.conversion)  # shared by all passes
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_access"}
-
-    def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return IndexedIterator(self.random_access())
+        return self.access
 
 
-@final
 @dataclass(frozen=True, eq=False)
-class _HubAccess(RandomAccess):
-    stored: _StoredFiles | _StoredTable
-    mapping: _StoredTable | None
-    schema: pa.Schema
-    conversion: Conversion
+class HubAccess(RandomAccess):
+    """Access to the rows of a dataset; its pickle has only these fields."""
+
+    stored: _StoredFiles | _StoredTable  # the table of rows
+    mapping: _StoredTable | None  # a table with the numbers of the rows, in order; None for all rows
+    schema: pa.Schema  # Arrow types of the columns to read
+    conversion: Conversion  # choices about nulls and decimals
 
     @property
     def portable(self) -> bool:  # type: ignore[override]  # a class variable in the base class
@@ -294,19 +244,15 @@ class _HubAccess(RandomAccess):
 
     def gather(self, indices: Any) -> Block:
         batch = self._rows.gather(np.asarray(indices) if self._order is None else self._order[indices])
-        block, nulls = self._schema.block(_cast(batch, self.schema))
+        arrays = [_cast(batch.column(field.name), field.type) for field in self.schema]
+        block, nulls = self._schema.block(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
         if nulls:
             row, column = min(nulls.items())
             raise null_error(column, f"row {indices[row]}", "leave the rows out with ignore_errors()")
         return block
 
 
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [_cast_array(batch.column(field.name), field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if array.type == kind:
         return array
     return (array.storage if isinstance(array, pa.ExtensionArray) else array).cast(kind)

@@ -1,9 +1,10 @@
-"""Dataset.from_tensor_slices and Dataset.from_tensors: data in memory."""
+"""Sources with random access, and data in memory: Dataset.from_tensor_slices and Dataset.from_tensors."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.nest import unflatten
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.element_nests import flatten_element
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
@@ -18,14 +20,54 @@ from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.random_access import RandomAccess
-from raydist.pipelines.sources.indexed import IndexedIterator
 
-__all__ = ["MemoryOp"]
+__all__ = ["IndexedIterator", "IndexedSourceOp", "MemoryOp"]
 
 
-@final
+class IndexedIterator(OpIterator):
+    """An iterator over elements 0, 1, 2, ..., `at_once` of them at most; its state is the next index."""
+
+    def __init__(self, access: RandomAccess, at_once: int = 1 << 62) -> None:
+        self._access = access
+        self._at_once = at_once
+        self._next = 0
+
+    def next_block(self, limit: int) -> Block:
+        stop = min(self._next + min(limit, self._at_once), len(self._access))
+        if stop <= self._next:
+            raise StopIteration
+        try:
+            block = self._access.read(self._next, stop)
+        except Exception:
+            if stop - self._next > 1:  # find the element that raises
+                return self.next_block((stop - self._next) // 2)
+            self._next = stop
+            raise
+        self._next = stop
+        return block
+
+    def state_dict(self) -> IteratorState:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: IteratorState) -> None:
+        self._next = int(state["next"])
+
+
+class IndexedSourceOp(SourceOp):
+    """A source with random access to its elements."""
+
+    @abstractmethod
+    def random_access(self) -> RandomAccess: ...
+
+    def cardinality(self) -> int:
+        return len(self.random_access())
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return IndexedIterator(self.random_access())
+
+
 @dataclass(frozen=True, eq=False)
-class MemoryOp(SourceOp):
+class MemoryOp(IndexedSourceOp):
     """The rows of one block in memory."""
 
     pure: ClassVar[bool] = True
@@ -43,7 +85,7 @@ class MemoryOp(SourceOp):
         lengths = {path: len(column) for path, column in zip(structure.paths(), columns, strict=True)}
         if len(set(lengths.values())) > 1:
             raise InvalidArgumentError(f"All tensors must have the same first dimension, got {lengths}.")
-        specs = tuple(_row_spec(column) for column in columns)
+        specs = tuple(TensorSpec(column.shape[1:], spec_of_value(column).dtype) for column in columns)
         return cls(Block(structure, specs, tuple(columns), len(columns[0])), "from_tensor_slices")
 
     @classmethod
@@ -59,9 +101,6 @@ class MemoryOp(SourceOp):
     def gives_rows(self) -> bool:
         return self.made_by == "from_tensor_slices"
 
-    def cardinality(self) -> int:
-        return self.block.num_rows
-
     def element_spec(self) -> Any:
         return unflatten(self.block.structure, self.block.specs)
 
@@ -71,9 +110,6 @@ class MemoryOp(SourceOp):
     @property
     def held(self) -> Block:
         return self.block
-
-    def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return IndexedIterator(self.random_access())
 
 
 def _column(leaf: Any, path: str) -> Column:
@@ -87,12 +123,6 @@ def _column(leaf: Any, path: str) -> Column:
     return array
 
 
-def _row_spec(column: Column) -> TensorSpec:
-    spec = spec_of_value(column)
-    return TensorSpec(column.shape[1:], spec.dtype)
-
-
-@final
 @dataclass(frozen=True, eq=False)
 class _BlockAccess(RandomAccess):
     block: Block

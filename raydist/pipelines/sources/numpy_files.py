@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,43 +16,33 @@ from raydist.nest import LEAF, Structure, flatten, unflatten
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, IterContext
-from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.engine.op_kinds import SourceOp
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.engine.random_access import RandomAccess
-from raydist.pipelines.formats.files import local_path, path_text
-from raydist.pipelines.formats.npz_file import stored_arrays
-from raydist.pipelines.formats.numpy_format import StoredArray, stored_array
+from raydist.pipelines.formats.files import local_path, path_text, require_limit
+from raydist.pipelines.formats.numpy_format import StoredArray, stored_array, stored_arrays
 from raydist.pipelines.formats.opening import open_file
-from raydist.pipelines.sources.indexed import IndexedIterator
-from raydist.pipelines.sources.memory import MemoryOp
+from raydist.pipelines.sources.memory import IndexedSourceOp, MemoryOp
 
 __all__ = ["NumpyFileOp", "numpy_op"]
 
 
 def numpy_op(source: Any, verify: bool = True, max_array_bytes: int | None = None) -> DatasetOp:
     """Return the operation for the arguments of `from_numpy`: a path, or arrays in memory."""
-    if max_array_bytes is not None and max_array_bytes < 1:
-        raise InvalidArgumentError(f"max_array_bytes must be >= 1 or None, got {max_array_bytes!r}.")
+    require_limit("max_array_bytes", max_array_bytes)
     if isinstance(source, str | bytes | os.PathLike):
         return NumpyFileOp.of(source, verify, max_array_bytes)
     return MemoryOp.of_slices(source)
 
 
-@final
 @dataclass(frozen=True, eq=False)
-class NumpyFileOp(SourceOp):
-    """The rows of the arrays of one file. Every reading process opens the file: pickles contain only the description.
+class NumpyFileOp(IndexedSourceOp):
+    """The rows of the arrays of one file, which every reading process opens: pickles contain only the description."""
 
-    Attributes:
-        structure: One leaf for .npy, a dict for .npz.
-        arrays: Arrays in the order of the leaves, with equal first dimensions.
-        verify: True to compare checksums before the first row is handed out.
-    """
-
-    structure: Structure
-    arrays: tuple[StoredArray, ...]
+    structure: Structure  # one leaf for .npy, a dict for .npz
+    arrays: tuple[StoredArray, ...]  # in the order of the leaves, with equal first dimensions
+    # True to compare checksums before the first row is handed out.
     verify: bool = field(default=True, metadata={"fingerprint": False})
+    name = "from_numpy"
 
     @classmethod
     def of(cls, path: Any, verify: bool = True, max_array_bytes: int | None = None) -> NumpyFileOp:
@@ -75,19 +66,12 @@ class NumpyFileOp(SourceOp):
             raise InvalidArgumentError(f"All arrays must have the same first dimension, got shapes {names}.")
 
     @property
-    def name(self) -> str:
-        return "from_numpy"
-
-    @property
     def label(self) -> str:
         return f"from_numpy({self.arrays[0].path!r})"
 
     @property
     def gives_rows(self) -> bool:
         return all(len(array.shape) <= 2 for array in self.arrays)  # each entry of a larger array may be a batch
-
-    def cardinality(self) -> int:
-        return self.arrays[0].shape[0]
 
     def element_spec(self) -> Any:
         return unflatten(self.structure, _specs(self.arrays))
@@ -100,11 +84,7 @@ class NumpyFileOp(SourceOp):
         # Shared by all passes: compressed arrays are loaded, and checksums compared, once.
         return _FileAccess(self.structure, self.arrays, self.verify)
 
-    def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return IndexedIterator(self.random_access())
 
-
-@final
 @dataclass(frozen=True, eq=False)
 class _FileAccess(RandomAccess):
     portable: ClassVar[bool] = True
@@ -130,20 +110,15 @@ class _FileAccess(RandomAccess):
         loaded = self._loaded
         if isinstance(loaded, DataLossError):
             raise copy.copy(loaded)
-        max(self.arrays, key=_end).require_whole()
+        max(self.arrays, key=lambda array: (array.offset or 0) + array.num_bytes).require_whole()
         columns = tuple(_rows(array, indices) for array in loaded)
         return Block(self.structure, _specs(self.arrays), columns, len(indices))
-
-
-def _end(array: StoredArray) -> int:
-    """Return the end of the array's bytes in the file; 0 if they are in memory."""
-    return 0 if array.offset is None else array.offset + array.num_bytes
 
 
 def _describe(path: str, max_array_bytes: int | None) -> tuple[Structure, tuple[StoredArray, ...]]:
     """Return the structure of one element, and the arrays in leaf order."""
     opened = open_file(path)
-    try:
+    with closing(opened.file):
         if path.endswith(".npy"):
             return LEAF, (stored_array(path, opened.file, opened.size or 0),)
         if path.endswith(".npz"):
@@ -151,8 +126,6 @@ def _describe(path: str, max_array_bytes: int | None) -> tuple[Structure, tuple[
             arrays = {array.member: array for array in found}
             structure = flatten(dict.fromkeys(arrays))[1]
             return structure, tuple(arrays[name] for name in structure.keys)
-    finally:
-        opened.file.close()
     raise InvalidArgumentError(f"from_numpy reads files named .npy or .npz, got {path!r}.")
 
 

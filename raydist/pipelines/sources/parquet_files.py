@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -36,54 +37,36 @@ def parquet_op(paths: Any, columns: Sequence[str] | None, filters: Any, conversi
     """
     names = table_paths(paths, "from_parquet")
     row_filter = _expression(filters)
-    first = ParquetFile(names[0])
-    try:
+    with closing(ParquetFile(names[0])) as first:
         table_format = ParquetFormat(_selected(first, columns), row_filter, conversion=conversion)
         _check_filter(first, table_format)
-    finally:
-        first.close()
     groups = {name: _row_groups(name, table_format) for name in names}
-    num_rows = sum(groups[name].num_rows for name in names)
-    num_rows = num_rows if row_filter is None else UNKNOWN_CARDINALITY
-    if any(max(found.sizes, default=0) > _MAX_SPLIT_BYTES for found in groups.values()):
+    num_rows = (
+        UNKNOWN_CARDINALITY if row_filter is not None else sum(rows for name in names for rows, _ in groups[name])
+    )
+    if any(size > _MAX_SPLIT_BYTES for found in groups.values() for _, size in found):
         return TableFilesOp(names, table_format, num_rows)
     splits = FileSplitsOp(tuple(split for name in names for split in _splits(name, groups[name])))
     return SplitFilesOp(splits, table_format, num_rows, shown_paths(names), names)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _RowGroups:
-    """Rows of each row group of a file, and bytes of the selected columns."""
-
-    rows: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def num_rows(self) -> int:
-        return sum(self.rows)
+def _row_groups(path: str, table_format: ParquetFormat) -> list[tuple[int, int]]:
+    """Return the rows of each row group of a file, and the bytes of the selected columns."""
+    with closing(open_checked(path, table_format)) as file:
+        return [file.row_group_size(number, table_format.schema.names) for number in range(file.num_row_groups)]
 
 
-def _row_groups(path: str, table_format: ParquetFormat) -> _RowGroups:
-    file = open_checked(path, table_format)
-    try:
-        found = [file.row_group_size(number, table_format.schema.names) for number in range(file.num_row_groups)]
-    finally:
-        file.close()
-    return _RowGroups(tuple(rows for rows, _ in found), tuple(size for _, size in found))
-
-
-def _splits(path: str, groups: _RowGroups) -> Iterator[FileSplit]:
+def _splits(path: str, groups: Sequence[tuple[int, int]]) -> Iterator[FileSplit]:
     """Yield splits of at least 4 MiB, where the file is that large: each costs about a millisecond."""
-    first = num_bytes = 0
-    for number, size in enumerate(groups.sizes):
+    first = num_rows = num_bytes = 0
+    for number, (rows, size) in enumerate(groups, start=1):
+        num_rows += rows
         num_bytes += size
-        if num_bytes >= _SPLIT_BYTES or number == len(groups.sizes) - 1:
-            yield FileSplit(path, first, number + 1, sum(groups.rows[first : number + 1]))
-            first, num_bytes = number + 1, 0
+        if num_bytes >= _SPLIT_BYTES or number == len(groups):
+            yield FileSplit(path, first, number, num_rows)
+            first, num_rows, num_bytes = number, 0, 0
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class ParquetFormat(TableFormat, SplitFormat):
     """The columns of `schema`, in the rows for which `row_filter` (an Arrow expression, or None) is true."""
@@ -110,16 +93,13 @@ class ParquetFormat(TableFormat, SplitFormat):
         return ParquetReader(self, open_checked(path, self), *position)
 
     def read_split(self, split: FileSplit) -> list[Item]:
-        file = open_checked(split.path, self)
-        try:
+        with closing(open_checked(split.path, self)) as file:
             _require_same(file, split, self.schema.names)
             reader = ParquetReader(self, file, split.first)
             items: list[Item] = []
             while not reader.ended and reader.position()[0] < split.end:
                 items += reader.read(_WHOLE)
             return items
-        finally:
-            file.close()
 
 
 def _require_same(file: ParquetFile, split: FileSplit, names: list[str]) -> None:
@@ -139,7 +119,7 @@ def open_checked(path: str, table_format: ParquetFormat) -> ParquetFile:
     """Open a file and check that it has the columns of the format."""
     file = ParquetFile(path)
     found = [field for field in file.schema if field.name in table_format.schema.names]
-    if sorted(found, key=_name) == sorted(table_format.schema, key=_name):
+    if sorted(found, key=str) == sorted(table_format.schema, key=str):
         return file
     file.close()
     raise SpecError(
@@ -148,7 +128,6 @@ def open_checked(path: str, table_format: ParquetFormat) -> ParquetFile:
     )
 
 
-@final
 class ParquetReader(TableReader):
     """A reader of one row group after the other. After damage it continues with the next row group."""
 
@@ -250,10 +229,6 @@ def _check_filter(file: ParquetFile, table_format: ParquetFormat) -> None:
             f"filters must be conditions on columns of {file.path!r} ({_fields(file.schema)}), got "
             f"{table_format.row_filter}: {error}"
         ) from error
-
-
-def _name(field: pa.Field) -> str:
-    return str(field.name)
 
 
 def _fields(schema: pa.Schema) -> str:

@@ -1,38 +1,48 @@
-"""Reading the records of one file in pieces, each with the position of its end."""
+"""Reading the records of one file in pieces, each with the position of its end: here, in a thread, or by workers.
+
+A file of records has no index, so each piece begins where the last one ended. Workers of an executor read several files
+at a time, and this process gets row ids of the records; the end of a piece comes back with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar
 
-from raydist.pipelines.elements.columns import Column, object_column
-from raydist.pipelines.sources.file_format import RecordReader
+import numpy as np
 
-__all__ = ["Piece", "PieceReader"]
+from raydist.ending_threads import end_at_exit
+from raydist.errors import DeadlineExceededError
+from raydist.nest import flatten
+from raydist.options import Timeouts
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.columns import Column, concat_columns, in_memory, object_column
+from raydist.pipelines.elements.items import ElementError, Item
+from raydist.pipelines.elements.spec import BYTES, STR, TensorSpec
+from raydist.pipelines.engine.executor import Executor, Pending
+from raydist.pipelines.engine.kernel import Kernel, StageSpec
+from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS
+from raydist.pipelines.formats.records import RecordReader
+from raydist.pipelines.sources.file_format import RecordFormat
+
+__all__ = ["Piece", "PieceReader", "PiecesAhead", "PiecesOnWorkers", "ReadingStage"]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some consecutive records.
+    """Some consecutive records."""
 
-    Attributes:
-        records: Records in order, as a column of bytes; may be empty.
-        error: Error that follows the records, if any.
-        offset: Position of the next piece in the file.
-        index: Number of the record at `offset`.
-        ended: True if no piece follows.
-    """
-
-    records: Column
-    error: Exception | None
-    offset: int
-    index: int
-    ended: bool
+    records: Column  # records in order, as a column of bytes; may be empty
+    error: Exception | None  # error that follows the records, if any
+    offset: int  # position of the next piece in the file
+    index: int  # number of the record at `offset`
+    ended: bool  # True if no piece follows
 
 
-@final
 class PieceReader:
     """A reader of pieces. A file that cannot be opened is one piece with an error."""
 
@@ -55,3 +65,226 @@ class PieceReader:
         """Close the file. May be called twice."""
         if self._reader is not None:
             self._reader.close()
+
+
+_PIECE_BYTES = 4 << 20
+_FIRST_RECORDS = 64  # read before the size of a record is known
+_MOST_RECORDS = 1 << 16
+
+_INT64 = TensorSpec((), np.int64)
+_ASKED = (TensorSpec((), STR), _INT64, _INT64)  # path, offset, index of the record there
+# A record; in the last row b"", the offset of the end or -1, and the index there.
+_READ = (TensorSpec((), BYTES), _INT64, _INT64)
+_NESTS = (flatten(_ASKED)[1], flatten(_READ)[1])
+
+
+@dataclass(frozen=True, eq=False)
+class _ReadPiece(Kernel):
+    """Reads a piece of a file: the records, an error behind them if there is one, and the position of the end."""
+
+    preserves_count: ClassVar[bool] = False
+    format: RecordFormat
+    label: str
+    uses_index = False
+
+    def run(self, block: Block, start: int) -> Sequence[Item]:
+        path, offset, index = block.row(0)
+        reader = PieceReader(lambda: self.format.open(path, int(offset), int(index)))
+        records: list[Column] = []
+        num_records = num_bytes = 0
+        try:
+            while True:
+                mean = num_bytes // num_records if num_records else _PIECE_BYTES // _FIRST_RECORDS
+                piece = reader.read(max(1, min((_PIECE_BYTES - num_bytes) // max(1, mean), _MOST_RECORDS)))
+                records.append(piece.records)
+                num_records += len(piece.records)
+                num_bytes += sum(map(len, piece.records))
+                if piece.ended or piece.error is not None or num_bytes >= _PIECE_BYTES or num_records >= _MOST_RECORDS:
+                    break
+        finally:
+            reader.close()
+        zeros = np.zeros(num_records, np.int64)
+        items: list[Item] = [_rows_read(np.concatenate(records), zeros, zeros)] if num_records else []
+        if piece.error is not None:
+            items.append(ElementError(piece.error))
+        end = -1 if piece.ended else piece.offset
+        return [*items, _rows_read(object_column([b""]), np.array([end]), np.array([piece.index]))]
+
+
+def _rows_read(records: Column, offsets: Column, indices: Column) -> Block:
+    return Block(_NESTS[1], _READ, (records, offsets, indices), len(records))
+
+
+class ReadingStage:
+    """The reading of the files of one format by an executor.
+
+    Args:
+        executor: Runs the work.
+        record_format: Format of the files.
+        name: Name of the operation and its epoch, unique in the iteration.
+    """
+
+    def __init__(self, executor: Executor, record_format: RecordFormat, name: str) -> None:
+        self.executor = executor
+        self._spec = StageSpec(f"{name}-reading", (_ReadPiece(record_format, name),))
+        self._format = record_format
+
+    def suits(self, path: str) -> bool:
+        """Return True if a file can be read from any piece on: one that is not compressed."""
+        return self._format.compression_of(path) is None
+
+    def read(self, path: str, offset: int, index: int) -> Pending:
+        """Start to read the piece that begins at `offset` with record `index`."""
+        columns = (object_column([path]), np.array([offset]), np.array([index]))
+        return self.executor.submit(self._spec, Block(_NESTS[0], _ASKED, columns, 1), (0,))
+
+
+class PiecesOnWorkers:
+    """A reader of the pieces of a file, one of which is read ahead.
+
+    Args:
+        stage: Reads pieces.
+        path: Path of the file.
+        offset: Where the first piece begins.
+        index: Number of the record there.
+    """
+
+    def __init__(self, stage: ReadingStage, path: str, offset: int, index: int) -> None:
+        self._stage = stage
+        self._path = path
+        self._next = offset, index
+        self._coming: Pending | None = None
+
+    def start(self) -> None:
+        """Start to read the next piece. May be called again."""
+        if self._coming is None:
+            self._coming = self._stage.read(self._path, *self._next)
+
+    def read(self) -> Piece:
+        """Return the next piece. Blocks until it is read; must not be called after a piece that ended."""
+        self.start()
+        coming, self._coming = self._coming, None
+        if coming is None:
+            raise AssertionError("raydist bug: no piece was asked for.")
+        try:
+            piece = _piece_of(coming.result().items)
+        except MACHINERY_ERRORS:
+            raise
+        except Exception as error:  # such as a format that workers cannot load
+            return Piece(object_column([]), error, 0, 0, ended=True)
+        self._next = piece.offset, piece.index
+        if not piece.ended:
+            self.start()
+        return piece
+
+    def close(self) -> None:
+        """Drop the piece that was read ahead."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.cancel()
+
+
+def _piece_of(items: Sequence[Item]) -> Piece:
+    error = next((item.error for item in items if isinstance(item, ElementError)), None)
+    blocks = [item for item in items if isinstance(item, Block)]
+    records = concat_columns([block.columns[0] for block in blocks], np.concatenate)[:-1]
+    offset, index = (int(in_memory(blocks[-1].columns[place][-1:])[0]) for place in (1, 2))
+    return Piece(records, error, max(offset, 0), index, ended=offset < 0)
+
+
+_PIECES = 2  # kept ready: one is handed out while the thread reads the next
+_THREAD_BYTES = 1 << 20
+_THREAD_FIRST_RECORDS = 16  # in a piece, before the size of a record is known
+_THREAD_MAX_RECORDS = 1024
+
+
+class _Shelf:
+    """The state shared by two threads. The reading thread opens the file and closes it."""
+
+    def __init__(self, open_reader: Callable[[], RecordReader]) -> None:
+        self.open_reader = open_reader
+        self.changed = threading.Condition()
+        self.pieces: deque[Piece] = deque()
+        self.failure: BaseException | None = None
+        self.stopped = False
+
+    def wait_for_room(self) -> bool:
+        """Wait for room; return True if another piece is wanted, False after `stop`."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.stopped or len(self.pieces) < _PIECES)
+            return not self.stopped
+
+    def put(self, piece: Piece) -> None:
+        with self.changed:
+            self.pieces.append(piece)
+            self.changed.notify_all()
+
+    def fail(self, failure: BaseException) -> None:
+        with self.changed:
+            self.failure = failure
+            self.changed.notify_all()
+
+    def stop(self) -> None:
+        with self.changed:
+            self.stopped = True
+            self.pieces.clear()
+            self.changed.notify_all()
+
+
+def _read_ahead(shelf: _Shelf) -> None:
+    """Run the reading thread. It refers only to the shelf, so that an abandoned reader is collected and stops it."""
+    reader = PieceReader(shelf.open_reader)
+    limit = _THREAD_FIRST_RECORDS
+    try:
+        while shelf.wait_for_room():
+            piece = reader.read(limit)
+            shelf.put(piece)
+            if piece.ended:
+                break
+            if len(piece.records):
+                mean = sum(map(len, piece.records)) // len(piece.records)
+                limit = max(1, min(_THREAD_MAX_RECORDS, _THREAD_BYTES // max(1, mean)))
+    except BaseException as failure:  # a thread that ends silently would look like a file without an end
+        shelf.fail(failure)
+    finally:
+        reader.close()
+
+
+class PiecesAhead:
+    """A reader of the pieces of a file; its thread starts with the first call of `start` or `read`."""
+
+    def __init__(self, open_reader: Callable[[], RecordReader], path: str) -> None:
+        self._path = path
+        self._shelf = _Shelf(open_reader)
+        self._thread: threading.Thread | None = None
+        self._limits = Timeouts()
+        self._finalizer = weakref.finalize(self, self._shelf.stop)
+
+    def start(self) -> None:
+        """Start to read. May be called again."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=_read_ahead, args=(self._shelf,), name="raydist-read", daemon=True)
+            end_at_exit(self._thread, self._finalizer)
+            self._thread.start()
+
+    def read(self) -> Piece:
+        """Return the next piece, which may be the last. Blocks up to `Timeouts.input_s`."""
+        self.start()
+        shelf = self._shelf
+        with shelf.changed:
+            if not shelf.changed.wait_for(lambda: shelf.pieces or shelf.failure, self._limits.input_s):
+                raise DeadlineExceededError(
+                    f"The next records of {self._path!r} must be read within {self._limits.input_s} s, and were not. "
+                    "Its file system does not answer."
+                )
+            if not shelf.pieces and shelf.failure is not None:
+                raise shelf.failure
+            piece = shelf.pieces.popleft()
+            shelf.changed.notify_all()
+            return piece
+
+    def close(self) -> None:
+        """Stop reading and close the file. May be called twice."""
+        self._finalizer()
+        if self._thread is not None:
+            self._thread.join(self._limits.close_s)

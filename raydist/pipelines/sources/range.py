@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,19 +17,18 @@ from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.random_access import RandomAccess
-from raydist.pipelines.sources.indexed import IndexedIterator
+from raydist.pipelines.sources.memory import IndexedSourceOp
 from raydist.values import INFINITE_CARDINALITY
 
-__all__ = ["CounterOp", "RandomOp", "RangeOp"]
+__all__ = ["CounterOp", "NumbersIterator", "NumbersOp", "RandomOp", "RangeOp"]
 
 _MAX_ROWS = 4096
 _BOUND = 1 << 32  # range of tf.data's random: 32 bits in an int64
 _FEW = 1024  # up to this many numbers are made at once
 
 
-@final
 @dataclass(frozen=True, eq=False)
-class RangeOp(SourceOp):
+class RangeOp(IndexedSourceOp):
     """The numbers of `range(start, stop, step)`."""
 
     pure: ClassVar[bool] = True
@@ -38,6 +37,7 @@ class RangeOp(SourceOp):
     stop: int
     step: int = 1
     dtype: np.dtype[Any] = np.dtype(np.int64)
+    gives_rows = True
 
     def __post_init__(self) -> None:
         if self.step == 0:
@@ -53,11 +53,8 @@ class RangeOp(SourceOp):
         return cls(start, stop, step, dtype)
 
     @property
-    def gives_rows(self) -> bool:
-        return True
-
-    def cardinality(self) -> int:
-        return len(range(self.start, self.stop, self.step))
+    def label(self) -> str:
+        return f"range({self.start}, {self.stop}, {self.step})"
 
     def element_spec(self) -> Any:
         return TensorSpec((), self.dtype)
@@ -70,15 +67,7 @@ class RangeOp(SourceOp):
         count = self.cardinality()
         return self.random_access().gather(np.arange(count)) if count <= _FEW else None
 
-    def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return IndexedIterator(self.random_access())
 
-    @property
-    def label(self) -> str:
-        return f"range({self.start}, {self.stop}, {self.step})"
-
-
-@final
 @dataclass(frozen=True, eq=False)
 class _RangeAccess(RandomAccess):
     cheap: ClassVar[bool] = True
@@ -93,52 +82,8 @@ class _RangeAccess(RandomAccess):
         return Block(LEAF, (TensorSpec((), self.dtype),), (column,), len(indices))
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class CounterOp(SourceOp):
-    """The numbers `start`, `start + step`, ..."""
-
-    start: int
-    step: int
-    dtype: np.dtype[Any]
-
-    @property
-    def label(self) -> str:
-        return f"counter({self.start}, {self.step})"
-
-    @property
-    def gives_rows(self) -> bool:
-        return True
-
-    def cardinality(self) -> int:
-        return INFINITE_CARDINALITY
-
-    def element_spec(self) -> Any:
-        return TensorSpec((), self.dtype)
-
-    def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return _Numbers(self.element_spec(), self._numbers)
-
-    def _numbers(self, first: int, rows: int) -> Column:
-        numbers = self.start + first * self.step + np.arange(rows, dtype=np.int64) * self.step
-        return numbers.astype(self.dtype, copy=False)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class RandomOp(SourceOp):
-    """Random int64 numbers below 2^32; the same in every epoch unless `rerandomize_each_iteration`."""
-
-    seed: int | None
-    rerandomize_each_iteration: bool
-
-    @property
-    def label(self) -> str:
-        return f"random({'' if self.seed is None else f'seed={self.seed}'})"
-
-    @property
-    def gives_rows(self) -> bool:
-        return True
+class NumbersOp(SourceOp):
+    """A source of int64 numbers, endless unless a subclass says otherwise."""
 
     def cardinality(self) -> int:
         return INFINITE_CARDINALITY
@@ -146,28 +91,74 @@ class RandomOp(SourceOp):
     def element_spec(self) -> Any:
         return TensorSpec((), np.int64)
 
-    def make_iterator(self, ctx: IterContext) -> OpIterator:
-        key = ctx.key(self, self.seed, every_epoch=self.rerandomize_each_iteration)
-        return _Numbers(self.element_spec(), lambda first, rows: key.integers(first, rows, _BOUND))
 
+class NumbersIterator(OpIterator):
+    """An iterator over numbers, whose state is the number of numbers handed out.
 
-@final
-class _Numbers(OpIterator):
-    """An endless iterator over numbers, which `make` returns for an index and a count."""
+    Args:
+        spec: Spec of a number.
+        make: Returns the numbers from one index up to another.
+        count: Number of numbers; None for an endless iterator.
+    """
 
-    def __init__(self, spec: TensorSpec, make: Callable[[int, int], Column]) -> None:
+    def __init__(self, spec: TensorSpec, make: Callable[[int, int], Column], count: int | None = None) -> None:
         self._spec = spec
         self._make = make
+        self._count = count
         self._next = 0
 
     def next_block(self, limit: int) -> Block:
-        rows = min(limit, _MAX_ROWS)
-        numbers = self._make(self._next, rows)
-        self._next += rows
-        return Block(LEAF, (self._spec,), (numbers,), rows)
+        stop = self._next + min(limit, _MAX_ROWS)
+        stop = stop if self._count is None else min(stop, self._count)
+        if stop <= self._next:
+            raise StopIteration
+        numbers = self._make(self._next, stop)
+        self._next = stop
+        return Block(LEAF, (self._spec,), (numbers,), len(numbers))
 
     def state_dict(self) -> IteratorState:
         return {"next": self._next}
 
     def load_state_dict(self, state: IteratorState) -> None:
         self._next = int(state["next"])
+
+
+@dataclass(frozen=True, eq=False)
+class CounterOp(NumbersOp):
+    """The numbers `start`, `start + step`, ..."""
+
+    start: int
+    step: int
+    dtype: np.dtype[Any]
+    gives_rows = True
+
+    @property
+    def label(self) -> str:
+        return f"counter({self.start}, {self.step})"
+
+    def element_spec(self) -> Any:
+        return TensorSpec((), self.dtype)
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return NumbersIterator(self.element_spec(), self._numbers)
+
+    def _numbers(self, first: int, stop: int) -> Column:
+        numbers = self.start + first * self.step + np.arange(stop - first, dtype=np.int64) * self.step
+        return numbers.astype(self.dtype, copy=False)
+
+
+@dataclass(frozen=True, eq=False)
+class RandomOp(NumbersOp):
+    """Random int64 numbers below 2^32; the same in every epoch unless `rerandomize_each_iteration`."""
+
+    seed: int | None
+    rerandomize_each_iteration: bool
+    gives_rows = True
+
+    @property
+    def label(self) -> str:
+        return f"random({'' if self.seed is None else f'seed={self.seed}'})"
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        key = ctx.key(self, self.seed, every_epoch=self.rerandomize_each_iteration)
+        return NumbersIterator(self.element_spec(), lambda first, stop: key.integers(first, stop - first, _BOUND))

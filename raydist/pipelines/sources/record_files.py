@@ -3,124 +3,159 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 import numpy as np
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.columns import Column, RemoteColumn, columns_in_turn, concat_columns, object_column
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.saved_state import counts_in
-from raydist.pipelines.elements.spec import STR, TensorSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
-from raydist.pipelines.engine.resume import Outbox, read_items
-from raydist.pipelines.formats.files import path_text
-from raydist.pipelines.formats.tfrecord import BLOCK_BYTES, FRAME_BYTES
+from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
+from raydist.pipelines.formats.opening import local_size, require_same_size
+from raydist.pipelines.formats.records import BLOCK_BYTES, RecordReader
+from raydist.pipelines.formats.tfrecord import FRAME_BYTES
 from raydist.pipelines.sources.file_format import RecordFormat
-from raydist.pipelines.sources.file_sizes import require_same_size
-from raydist.pipelines.sources.memory import MemoryOp
-from raydist.pipelines.sources.pieces_on_workers import ReadingStage
-from raydist.pipelines.sources.record_slot import RecordSlot
+from raydist.pipelines.sources.file_names import FileNames, names_op
+from raydist.pipelines.sources.pieces import Piece, PieceReader, PiecesAhead, PiecesOnWorkers, ReadingStage
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
-__all__ = ["FileNames", "RecordFilesOp", "names_op"]
+__all__ = ["OpenRecords", "RecordFilesOp", "RecordSlot"]
+
+OpenRecords = Callable[[str, int, int], RecordReader]
+"""Function that opens the file at a path at an offset, the start of the record with an index."""
+
+_NO_RECORDS = object_column([])
+_SKIPPED_RECORDS = 1024  # read at a time while skipping to a saved position
 
 
-def names_op(filenames: Any) -> DatasetOp:
-    """Return the operation that yields the file names: `filenames` itself if it is one.
-
-    Raises:
-        SpecError: `filenames` is neither a path, a list of paths nor a dataset of str.
-        InvalidArgumentError: The list is empty.
-    """
-    if isinstance(filenames, DatasetOp):
-        return filenames
-    if isinstance(filenames, np.ndarray):
-        filenames = filenames.tolist()
-    paths = (
-        list(filenames) if isinstance(filenames, Sequence) and not isinstance(filenames, str | bytes) else [filenames]
-    )
-    if not paths:
-        raise InvalidArgumentError("filenames must name at least one file, got an empty list. Check what made it.")
-    column = np.array([path_text(path) for path in paths], dtype=object)
-    return MemoryOp(Block(LEAF, (TensorSpec((), STR),), (column,), len(paths)), "filenames")
-
-
-@final
-class FileNames:
-    """A reader of file names, one at a time.
+class RecordSlot:
+    """A reader of the records of one file: in this thread, ahead in another thread, or by workers.
 
     Attributes:
-        num_taken: Number of names (and errors in place of names) so far.
+        number: Number of the file among all files.
+        ended: True once the last record, or the final error, was handed out and the end was seen.
     """
 
-    def __init__(self, names: OpIterator) -> None:
-        self.num_taken = 0
-        self._names = names
+    def __init__(
+        self,
+        open_records: OpenRecords,
+        number: int,
+        path: str | ElementError,
+        position: tuple[int, int, int] = (0, 0, 0),
+        *,
+        ahead: bool,
+        size: int = 0,
+        workers: ReadingStage | None = None,
+    ) -> None:
+        """Set up the reader from the numbers of `state`: `position` (offset, index, records to skip) and `size`."""
+        self.number = number
+        self.ended = False
+        offset, index, self._to_pass = position
+        self._begin = (offset, index)  # start of the current piece
+        self._at = 0  # number of its records handed out
+        self._piece: Piece | None = None
+        self._error = path.error if isinstance(path, ElementError) else None
+        text = "" if isinstance(path, ElementError) else path
 
-    def take(self) -> str:
-        """Return the next name.
+        self._size = size or local_size(text)
 
-        Raises:
-            StopIteration: No name is left.
-            Exception: The error of the dataset of names at this place.
-        """
-        try:
-            block = self._names.next_block(1)
-        except StopIteration:
-            raise
-        except Exception:
-            self.num_taken += 1
-            raise
-        self.num_taken += 1
-        value = block.row(0)
-        if not isinstance(value, str | bytes):
-            raise SpecError(f"A dataset of file names must have elements of str, got {value!r:.100}.")
-        return path_text(value)
+        def open_reader() -> RecordReader:
+            return open_records(text, offset, index)
 
-    def retake(self, num_taken: int, wanted: Sequence[int]) -> dict[int, str | ElementError]:
-        """Take `num_taken` names again from a new dataset; return the names (or errors) with `wanted` numbers."""
-        found: dict[int, str | ElementError] = {}
-        for item in read_items(self._names, num_taken):
-            size = item.num_rows if isinstance(item, Block) else 1
-            for number in wanted:
-                if self.num_taken <= number < self.num_taken + size:
-                    row = number - self.num_taken
-                    found[number] = path_text(item.row(row)) if isinstance(item, Block) else item
-            self.num_taken += size
-        return found
+        self._ahead: PiecesAhead | PiecesOnWorkers | None = None
+        if workers is not None and self._error is None and workers.suits(text):
+            self._ahead = PiecesOnWorkers(workers, text, offset, index)
+        elif ahead:
+            self._ahead = PiecesAhead(open_reader, text)
+        self._here = PieceReader(open_reader)
+
+    def start(self) -> None:
+        """Start to prefetch, if wanted. May be called again."""
+        if self._ahead is not None and self._error is None:
+            self._ahead.start()
+
+    def ready(self) -> int:
+        """Return the number of records that were read and not taken."""
+        return 0 if self._piece is None or self._to_pass else len(self._piece.records) - self._at
+
+    def take(self, limit: int) -> Column:
+        """Return up to `limit` of the records that were read."""
+        if self._piece is None:
+            return _NO_RECORDS
+        taken = self._piece.records[self._at : self._at + limit]
+        self._at += len(taken)
+        if self._at == len(self._piece.records) and self._piece.error is None and not self._piece.ended:
+            self._pass_piece()
+        return taken
+
+    def read(self, limit: int) -> tuple[Column, Exception | None]:
+        """Return up to `limit` records and the error that follows them. At the end, return no record and no error."""
+        while not self.ready():
+            error = self._take_error()
+            if error is not None or self.ended:
+                return _NO_RECORDS, error
+            self._next_piece(limit)
+        return self.take(limit), None
+
+    def _take_error(self) -> Exception | None:
+        """Return the next error, once. After it, or after the last record, the file has `ended`."""
+        error, piece = self._error, self._piece
+        if error is None and piece is not None and not self._to_pass:
+            error = piece.error
+        if error is not None or (piece is not None and not self._to_pass):
+            self.ended = piece is None or piece.ended
+            self._error = None
+            self._pass_piece()
+        return error
+
+    def _next_piece(self, limit: int) -> None:
+        self._pass_piece()
+        if self._ahead is not None:
+            piece = self._ahead.read()
+        else:
+            piece = self._here.read(max(limit, min(self._to_pass, _SKIPPED_RECORDS)))
+        self._at = min(self._to_pass, len(piece.records))
+        self._to_pass = 0 if piece.ended else self._to_pass - self._at
+        self._piece = piece
+
+    def _pass_piece(self) -> None:
+        """Discard the current piece; the next one begins at its end."""
+        if self._piece is not None:
+            self._begin, self._at = (self._piece.offset, self._piece.index), 0
+            self._piece = None
+
+    def state(self) -> list[int]:
+        """Return the file number, the start of the current piece, the records handed out since, and the file size."""
+        return [self.number, *self._begin, self._at + self._to_pass, self._size]
 
     def close(self) -> None:
-        """Close the dataset of names."""
-        self._names.close()
+        """Close the file."""
+        self._here.close()
+        if self._ahead is not None:
+            self._ahead.close()
 
 
 _SLOT_NUMBERS = 5  # in the state of a slot: file number, start offset, start record, records to skip, file size
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class RecordFilesOp(DatasetOp):
-    """The records, as bytes, of the files that `names` yields.
+    """The records, as bytes, of the files that `names` yields."""
 
-    Attributes:
-        names: An operation whose elements are file names.
-        format: Format of the files.
-        cycle_length: Number of files that are read in turn, one record each.
-        ahead: True to prefetch each of them with a thread.
-    """
-
-    names: DatasetOp
-    format: RecordFormat
+    names: DatasetOp  # an operation whose elements are file names
+    format: RecordFormat  # format of the files
     takes_row_ids: ClassVar[bool] = True
 
-    cycle_length: int = 1
-    ahead: bool = False
+    cycle_length: int = 1  # number of files that are read in turn, one record each
+    ahead: bool = False  # true to prefetch each of them with a thread
+    gives_rows = True
 
     @classmethod
     def of(cls, filenames: Any, record_format: RecordFormat, num_parallel_reads: int | None) -> RecordFilesOp:
@@ -144,10 +179,6 @@ class RecordFilesOp(DatasetOp):
     def label(self) -> str:
         return f"{self.name}({self.format.label}, files in turn: {self.cycle_length})"
 
-    @property
-    def gives_rows(self) -> bool:
-        return True
-
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 
@@ -160,15 +191,14 @@ class RecordFilesOp(DatasetOp):
         if ctx.readers is not None:
             name = f"{ctx.operation_names[id(self)]}@{'.'.join(map(str, ctx.epoch))}"
             workers = ReadingStage(ctx.readers, self.format, name)
-        return RecordFilesIterator(self, names, workers)
+        return BorderIterator(_RecordFiles(self, names, workers))
 
 
-@final
-class RecordFilesIterator(OpIterator):
-    """An iterator that reads `cycle_length` files in turn.
+class _RecordFiles(ResumableProducer):
+    """The records of `cycle_length` files that are read in turn.
 
     A slot whose file has ended takes the next file at once, and reads it from its next turn on: the order of
-    interleave. The state has, for each slot, the number of its file and the position of its current piece.
+    interleave. The position has, for each slot, the number of its file and the position of its current piece.
     """
 
     def __init__(self, op: RecordFilesOp, names: FileNames, workers: ReadingStage | None = None) -> None:
@@ -178,21 +208,12 @@ class RecordFilesIterator(OpIterator):
         self._coming: deque[RecordSlot | None] = deque()  # files that workers read ahead; None for no more files
         self._slots: list[RecordSlot | None] = []
         self._turn = 0
-        self._outbox: Outbox | None = None
 
-    def next_block(self, limit: int) -> Block:
-        outbox = self._open_outbox()
-        while not outbox:
-            items = self._take_turns(limit)
-            if not items:
-                raise StopIteration
-            outbox.put(items, self._position())
-        return outbox.take(limit)
-
-    def _open_outbox(self) -> Outbox:
-        if self._outbox is None:
-            self._outbox = Outbox(self._position())
-        return self._outbox
+    def make(self, limit: int) -> Sequence[Item]:
+        items = self._take_turns(limit)
+        if not items:
+            raise StopIteration
+        return items
 
     def _take_turns(self, limit: int) -> list[Item]:
         """Return up to `limit` records, and the error after them if there is one; an empty list at the end."""
@@ -279,28 +300,24 @@ class RecordFilesIterator(OpIterator):
             self._op.format.open, number, path, position, ahead=self._op.ahead, size=size, workers=self._workers
         )
 
-    def _position(self) -> IteratorState:
+    def border(self) -> IteratorState:
         slots = [None if slot is None else slot.state() for slot in self._slots]
         num_taken = self._names.num_taken - sum(slot is not None for slot in self._coming)
         return {"names": num_taken, "turn": self._turn, "files": slots}
 
-    def state_dict(self) -> IteratorState:
-        return self._open_outbox().state_dict()
-
-    def load_state_dict(self, state: IteratorState) -> None:
-        position = self._open_outbox().load_state_dict(state)
-        files = position["files"]
+    def restore(self, border: IteratorState) -> None:
+        files = border["files"]
         wanted = [entry[0] for entry in files if entry is not None]
-        paths = self._names.retake(position["names"], wanted)
-        turn_fits = int(position["turn"]) < max(1, len(files))
+        paths = self._names.retake(border["names"], wanted)
+        turn_fits = int(border["turn"]) < max(1, len(files))
         if len(files) not in (0, self._op.cycle_length) or len(paths) < len(wanted) or not turn_fits:
             raise FailedPreconditionError(
                 "A state must be loaded into the pipeline that it was saved from, but the files or num_parallel_reads "
                 f"of this {self._op.name} differ: the state has {len(files)} files in turn, and was taken "
-                f"after {position['names']} file names."
+                f"after {border['names']} file names."
             )
-        self._slots = [entry and self._resumed(_slot_numbers(entry), paths) for entry in files]
-        self._turn = int(position["turn"])
+        self._slots = [entry and self._resumed(counts_in(entry, _SLOT_NUMBERS), paths) for entry in files]
+        self._turn = int(border["turn"])
 
     def _resumed(self, saved: Sequence[int], paths: Mapping[int, str | ElementError]) -> RecordSlot:
         number, offset, index, to_pass, size = saved
@@ -320,9 +337,3 @@ def _bytes_of(records: Column) -> int:
     if isinstance(records, RemoteColumn):
         return 0  # they lie elsewhere
     return sum(map(len, records)) + FRAME_BYTES * len(records)
-
-
-def _slot_numbers(entry: Any) -> tuple[int, ...]:
-    """Return the numbers in a slot's state. States of earlier versions have no size."""
-    known = len(entry) if isinstance(entry, list) else 0
-    return counts_in([*entry, 0] if known == _SLOT_NUMBERS - 1 else entry, _SLOT_NUMBERS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, final
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
@@ -14,11 +16,11 @@ from raydist.pipelines.elements.arrow_fields import Conversion
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.formats.byte_streams import open_stream
-from raydist.pipelines.formats.files import data_loss
-from raydist.pipelines.formats.lines import LineParser, LineReader, require_line_limit
+from raydist.pipelines.formats.files import data_loss, require_limit
+from raydist.pipelines.formats.records import LineReader
 from raydist.pipelines.sources.file_format import TableFormat, TableReader
 
-__all__ = ["PARSE_ERRORS", "RowLinesFormat", "first_lines"]
+__all__ = ["PARSE_ERRORS", "LineParser", "RowLinesFormat", "first_lines", "first_rows"]
 
 PARSE_ERRORS = (pa.ArrowException, ValueError, UnicodeError, KeyError)
 
@@ -29,12 +31,9 @@ _BLANK = b" \t\r"
 
 def first_lines(path: str, compression_type: str | None, max_line_bytes: int | None = None) -> list[bytes]:
     """Return up to 1000 lines from the beginning of a file, without blank ones, to infer the columns."""
-    require_line_limit(max_line_bytes)
-    reader = LineReader(open_stream(path, compression_type), max_line_bytes=max_line_bytes)
-    try:
+    require_limit("max_line_bytes", max_line_bytes)
+    with closing(LineReader(open_stream(path, compression_type), max_line_bytes=max_line_bytes)) as reader:
         lines, error = reader.read(_SAMPLE_LINES)
-    finally:
-        reader.close()
     if error is not None and not lines:
         raise error
     return [line for line in lines if line.strip(_BLANK)]
@@ -54,20 +53,32 @@ def first_rows(
     return path, lines
 
 
-@final
+class LineParser(ABC):
+    """Interface of a picklable parser of lines with one row each."""
+
+    what: ClassVar[str]
+    """Required content of a line, for messages."""
+
+    schema: pa.Schema
+    """Schema of the batches."""
+
+    has_header: bool
+    """True if the first line of a file is not a row."""
+
+    @abstractmethod
+    def parse(self, lines: Sequence[bytes]) -> pa.RecordBatch:
+        """Return the rows of lines, at least one, none blank. Raises ArrowException or ValueError for wrong lines."""
+
+    @abstractmethod
+    def check_header(self, line: bytes) -> str | None:
+        """Return the problem of the first line of a file; None if there is none."""
+
+
 @dataclass(frozen=True, eq=False)
 class RowLinesFormat(TableFormat):
-    """A format of lines that `parser` parses.
+    """A format of lines that `parser` parses."""
 
-    Attributes:
-        made_by: The method that makes the dataset.
-        parser: Parser of the lines.
-        compression_type: None, "GZIP" or "ZLIB".
-        max_line_bytes: A longer line counts as damaged; None: see :meth:`ByteStream.piece_limit`.
-        conversion: Choices about nulls.
-    """
-
-    made_by: str
+    made_by: str  # the method that makes the dataset
     parser: LineParser
     compression_type: str | None = None
     max_line_bytes: int | None = field(default=None, metadata={"fingerprint": False})
@@ -104,14 +115,12 @@ class RowLinesFormat(TableFormat):
         return reader
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(NamedTuple):
     content: bytes
     number: int
     offset: int
 
 
-@final
 class RowLinesReader(TableReader):
     """A reader that parses many lines at a time. Bisection finds wrong lines, which become errors in their place."""
 
@@ -148,14 +157,12 @@ class RowLinesReader(TableReader):
                 raise pa.ArrowInvalid(f"it holds {batch.num_rows} rows")
         except PARSE_ERRORS as error:
             if len(lines) == 1:
-                return [ElementError(self._loss(lines[0], error))]
+                content, number, offset = lines[0]
+                problem = f"Line {number + 1} must be {self._format.parser.what}, got {content!r:.100}: {error}"
+                return [ElementError(data_loss(self._lines.path, offset, problem))]
             middle = len(lines) // 2
             return [*self._parse(lines[:middle]), *self._parse(lines[middle:])]
         return self._format.rows.items(batch, lambda row, column: self._missing(lines[row], column))
-
-    def _loss(self, line: _Line, error: Exception) -> Exception:
-        problem = f"Line {line.number + 1} must be {self._format.parser.what}, got {line.content!r:.100}: {error}"
-        return data_loss(self._lines.path, line.offset, problem)
 
     def _missing(self, line: _Line, column: str) -> SpecError:
         filled = "fill_null" if self._format.made_by == "from_json" else "column_defaults"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, final
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +22,9 @@ from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import ElementwiseOp, SourceOp
+from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.sources.file_format import FileSplit, SplitFormat
+from raydist.pipelines.sources.memory import IndexedIterator
 
 __all__ = ["FileSplitsOp", "SplitFilesOp"]
 
@@ -31,16 +33,12 @@ _SPECS = (TensorSpec((), STR), _INT64, _INT64, _INT64)
 _STRUCTURE = flatten(_SPECS)[1]
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class FileSplitsOp(SourceOp):
     """Descriptions of the pieces of files, in order."""
 
     splits: tuple[FileSplit, ...]
-
-    @property
-    def name(self) -> str:
-        return "splits"
+    name = "splits"
 
     @property
     def label(self) -> str:
@@ -53,55 +51,43 @@ class FileSplitsOp(SourceOp):
         return _SPECS
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return FileSplitsIterator(self.splits)
+        return _SplitIterator(_SplitAccess(self.splits), at_once=1)  # a piece is enough work for a worker
 
 
-@final
-class FileSplitsIterator(OpIterator):
-    """An iterator that returns one piece at a time: each is enough work for a worker. The state is a number."""
-
-    def __init__(self, splits: Sequence[FileSplit]) -> None:
-        self._splits = splits
-        self._next = 0
-
-    def next_block(self, limit: int) -> Block:
-        if self._next == len(self._splits):
-            raise StopIteration
-        split = self._splits[self._next]
-        self._next += 1
-        numbers = (np.array([number]) for number in (split.first, split.end, split.num_rows))
-        return Block(_STRUCTURE, _SPECS, (object_column([split.path]), *numbers), 1)
-
-    def state_dict(self) -> IteratorState:
-        return {"next": self._next}
-
+class _SplitIterator(IndexedIterator):
     def load_state_dict(self, state: IteratorState) -> None:
-        self._next = int(state["next"])
-        if self._next > len(self._splits):
+        super().load_state_dict(state)
+        if self._next > len(self._access):
             raise FailedPreconditionError(
                 f"A state must be loaded into the pipeline that it was saved from, but it was taken behind piece "
-                f"{self._next} of the files, and they have {len(self._splits)} now."
+                f"{self._next} of the files, and they have {len(self._access)} now."
             )
 
 
-@final
+@dataclass(frozen=True, eq=False)
+class _SplitAccess(RandomAccess):
+    splits: tuple[FileSplit, ...]
+
+    def __len__(self) -> int:
+        return len(self.splits)
+
+    def gather(self, indices: Any) -> Block:
+        paths, *numbers = zip(*(astuple(self.splits[index]) for index in indices), strict=True)
+        columns = (object_column(paths), *map(np.array, numbers))
+        return Block(_STRUCTURE, _SPECS, columns, len(indices))
+
+
 @dataclass(frozen=True, eq=False)
 class SplitFilesOp(ElementwiseOp):
-    """The rows of the pieces that `splits` describes.
+    """The rows of the pieces that `splits` describes."""
 
-    Attributes:
-        splits: An operation whose elements are descriptions of pieces.
-        format: Format of the files.
-        num_rows: Number of rows in all files, or UNKNOWN_CARDINALITY.
-        shown: The files, for `explain()`.
-        paths: All files, including files without a piece; empty in a pipeline of an earlier version.
-    """
-
-    splits: DatasetOp
+    splits: DatasetOp  # its elements are descriptions of pieces
     format: SplitFormat
-    num_rows: int
-    shown: str
+    num_rows: int  # in all files, or UNKNOWN_CARDINALITY
+    shown: str  # the files, for `explain()`
+    # All files, including files without a piece.
     paths: tuple[str, ...] = field(default=(), metadata={"fingerprint": False})
+    gives_rows = True
 
     @property
     def inputs(self) -> tuple[DatasetOp, ...]:
@@ -114,10 +100,6 @@ class SplitFilesOp(ElementwiseOp):
     @property
     def label(self) -> str:
         return f"{self.name}({', '.join(filter(None, (self.shown, self.format.label)))})"
-
-    @property
-    def gives_rows(self) -> bool:
-        return True
 
     def cardinality(self) -> int:
         return self.num_rows
@@ -149,17 +131,13 @@ def _by_file(splits: Sequence[FileSplit], paths: Sequence[str]) -> list[list[Fil
     return found
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class _ReadKernel(Kernel):
     preserves_count: ClassVar[bool] = False
     multiplies: ClassVar[bool] = True
     format: SplitFormat
     label: str
-
-    @property
-    def uses_index(self) -> bool:
-        return False
+    uses_index = False
 
     def run(self, block: Block, start: int) -> Sequence[Item]:
         return [item for row in block.rows() for item in self._read(FileSplit(row[0], *map(int, row[1:])))]

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import SourceOp
-from raydist.pipelines.engine.resume import Outbox
+from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.formats.files import path_text
+from raydist.pipelines.formats.opening import local_size, require_same_size
 from raydist.pipelines.sources.file_format import TableFormat, TableReader
-from raydist.pipelines.sources.file_sizes import local_size, require_same_size
 
 __all__ = ["TableFilesOp", "shown_paths", "table_paths"]
 
@@ -40,20 +39,14 @@ def shown_paths(paths: Sequence[str]) -> str:
     return f"{paths[0]!r}{more}" if paths else ""
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class TableFilesOp(SourceOp):
-    """The rows of files.
+    """The rows of files."""
 
-    Attributes:
-        paths: The files, in order.
-        format: Format of the files.
-        num_rows: Number of rows in all files, or UNKNOWN_CARDINALITY.
-    """
-
-    paths: tuple[str, ...]
-    format: TableFormat
-    num_rows: int
+    paths: tuple[str, ...]  # the files, in order
+    format: TableFormat  # format of the files
+    num_rows: int  # number of rows in all files, or UNKNOWN_CARDINALITY
+    gives_rows = True
 
     @property
     def name(self) -> str:
@@ -63,10 +56,6 @@ class TableFilesOp(SourceOp):
     def label(self) -> str:
         return f"{self.name}({', '.join(filter(None, (shown_paths(self.paths), self.format.label)))})"
 
-    @property
-    def gives_rows(self) -> bool:
-        return True
-
     def cardinality(self) -> int:
         return self.num_rows
 
@@ -74,12 +63,15 @@ class TableFilesOp(SourceOp):
         return self.format.spec
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return TableFilesIterator(self)
+        return self.iterator()
+
+    def iterator(self) -> OpIterator:
+        """Return an iterator over the rows."""
+        return BorderIterator(_TableRows(self))
 
 
-@final
-class TableFilesIterator(OpIterator):
-    """An iterator that reads one file after the other. State: the number of the file and the reader's position."""
+class _TableRows(ResumableProducer):
+    """The rows of one file after the other. Position: the number of the file, the reader's position, the size."""
 
     def __init__(self, op: TableFilesOp) -> None:
         self._op = op
@@ -87,14 +79,11 @@ class TableFilesIterator(OpIterator):
         self._start: Sequence[int] = ()
         self._size = 0  # of the current file
         self._reader: TableReader | None = None
-        self._outbox = Outbox(self._position())
 
-    def next_block(self, limit: int) -> Block:
-        while not self._outbox:
-            if self._number == len(self._op.paths):
-                raise StopIteration
-            self._outbox.put(self._read(limit), self._position())
-        return self._outbox.take(limit)
+    def make(self, limit: int) -> Sequence[Item]:
+        if self._number == len(self._op.paths):
+            raise StopIteration
+        return self._read(limit)
 
     def _read(self, limit: int) -> list[Item]:
         if self._reader is None:
@@ -116,19 +105,15 @@ class TableFilesIterator(OpIterator):
         self._start = ()
         self._size = 0
 
-    def _position(self) -> IteratorState:
+    def border(self) -> IteratorState:
         at = list(self._start if self._reader is None else self._reader.position())
         if not self._size and self._number < len(self._op.paths):
             self._size = local_size(self._op.paths[self._number])
         return {"file": self._number, "at": at, "size": self._size}
 
-    def state_dict(self) -> IteratorState:
-        return self._outbox.state_dict()
-
-    def load_state_dict(self, state: IteratorState) -> None:
-        position = self._outbox.load_state_dict(state)
-        self._number, self._start = int(position["file"]), [int(number) for number in position["at"]]
-        self._size = int(position.get("size", 0))  # states of earlier versions have no size
+    def restore(self, border: IteratorState) -> None:
+        self._number, self._start = int(border["file"]), [int(number) for number in border["at"]]
+        self._size = int(border["size"])
         if self._number > len(self._op.paths):
             raise FailedPreconditionError(
                 f"A state must be loaded into the pipeline that it was saved from, but it is of file {self._number}, "

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, final
+from typing import Any
 
 from raydist.errors import FailedPreconditionError, SpecError
 from raydist.pipelines.elements.blocks import Block, common_specs
@@ -18,8 +18,8 @@ from raydist.pipelines.elements.spec import BYTES, TensorSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import SourceOp
-from raydist.pipelines.sources.generator import GeneratorIterator, GeneratorOp
-from raydist.pipelines.sources.signature import Signature
+from raydist.pipelines.engine.producers import BorderIterator
+from raydist.pipelines.sources.generator import GeneratorOp, GeneratorValues, Signature
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = [
@@ -38,7 +38,8 @@ _QUICK_S = 0.2
 
 def read_sample(dataset: Any) -> Callable[[Any], Any] | None:
     """Return the function that reads the sample of an index; None for samples that can only be iterated over."""
-    if _is_iterable_style(dataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+    # An IterableDataset inherits a `__getitem__` that only raises.
+    if _is_torchs(dataset, "IterableDataset") or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         return None
     return _Sample(dataset)
 
@@ -68,16 +69,10 @@ def is_torch_loader(value: Any) -> bool:
     return _is_torchs(value, "DataLoader")
 
 
-def _is_iterable_style(dataset: Any) -> bool:
-    """Return True for torch's IterableDataset, by name: it inherits a `__getitem__` that only raises."""
-    return _is_torchs(dataset, "IterableDataset")
-
-
 def _is_torchs(value: Any, name: str) -> bool:
     return any(kind.__name__ == name and "torch" in kind.__module__ for kind in type(value).__mro__)
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class _Sample:
     dataset: Any
@@ -86,7 +81,6 @@ class _Sample:
         return self.dataset[int(index)]
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class _Samples:
     dataset: Any
@@ -95,22 +89,13 @@ class _Samples:
         return iter(self.dataset)
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class IterableSamplesOp(SourceOp):
-    """The samples of an iterable-style dataset, which is iterated again for every pass.
+    """The samples of an iterable-style dataset, which is iterated again for every pass."""
 
-    Attributes:
-        dataset: The dataset.
-        declared: Signature of a sample; None to infer it from the first samples.
-    """
-
-    dataset: Any
-    declared: Signature | None = None
-
-    @property
-    def name(self) -> str:
-        return "from_torch"
+    dataset: Any  # the dataset
+    declared: Signature | None = None  # signature of a sample; None to infer it from the first samples
+    name = "from_torch"
 
     @property
     def label(self) -> str:
@@ -152,7 +137,7 @@ class IterableSamplesOp(SourceOp):
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         # Later samples may have other shapes than the first ones, unless shapes are declared.
         signature = self.declared or self._learned.of_any_shape()
-        return GeneratorIterator(GeneratorOp(_Samples(self.dataset), signature))
+        return GeneratorOp(_Samples(self.dataset), signature).make_iterator(ctx)
 
 
 class LoaderOrder(ABC):
@@ -180,24 +165,14 @@ class LoaderOrder(ABC):
         """
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class LoaderOp(SourceOp):
-    """The batches of a DataLoader, as bytes from which the next operation makes batches.
+    """The batches of a DataLoader, as bytes from which the next operation makes batches."""
 
-    Attributes:
-        order: The order of the batches.
-        count: Number of batches, or UNKNOWN_CARDINALITY.
-        loader: Name of the loader.
-    """
-
-    order: LoaderOrder
-    count: int
-    loader: str
-
-    @property
-    def name(self) -> str:
-        return "from_torch"
+    order: LoaderOrder  # the order of the batches
+    count: int  # number of batches, or UNKNOWN_CARDINALITY
+    loader: str  # name of the loader
+    name = "from_torch"
 
     @property
     def label(self) -> str:
@@ -216,7 +191,6 @@ class LoaderOp(SourceOp):
         return _LoaderIterator(self, ctx.operation_names[id(self)], ctx.epoch)
 
 
-@final
 class _LoaderIterator(OpIterator):
     """An iterator over one pass. Its state: the generators' state at the start, and the number of batches."""
 
@@ -225,12 +199,13 @@ class _LoaderIterator(OpIterator):
         self._name = name
         self._epoch = epoch
         self._begin: IteratorState | None = None
-        self._batches: GeneratorIterator | None = None
+        self._batches: OpIterator | None = None
 
-    def _opened(self) -> GeneratorIterator:
+    def _opened(self) -> OpIterator:
         if self._batches is None:
             self._begin, make = self._op.order.open(self._epoch, self._begin)
-            self._batches = GeneratorIterator(GeneratorOp(make, Signature.parse(self._op.element_spec())))
+            values = GeneratorValues(GeneratorOp(make, Signature.parse(self._op.element_spec())))
+            self._batches = BorderIterator(values)
         return self._batches
 
     def next_block(self, limit: int) -> Block:

@@ -14,7 +14,7 @@ import pickle
 import sysconfig
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +60,6 @@ def fingerprint(*values: Any) -> str:
     return _Fingerprint().of(values).hex()
 
 
-@final
 class _Fingerprint:
     """The digests of values. Tracks open values, because a value may contain itself."""
 
@@ -104,14 +103,8 @@ class _Fingerprint:
         head = f"{_dtype_text(array.dtype)}{array.shape}".encode()
         return [head, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data] if array.size else [head]
 
-    def _scalar(self, value: np.generic) -> list[Any]:
-        return self._array(np.asarray(value))
-
     def _sequence(self, values: Any) -> list[Any]:
         return [self.of(value) for value in values]
-
-    def _set(self, values: Any) -> list[Any]:
-        return sorted(self.of(value) for value in values)
 
     def _mapping(self, values: Mapping[Any, Any]) -> list[Any]:
         return sorted(self.of(key) + self.of(value) for key, value in values.items())
@@ -120,14 +113,8 @@ class _Fingerprint:
         counted = [field.name for field in dataclasses.fields(value) if _counts(field, value)]
         return [part for name in counted for part in (name.encode(), self.of(getattr(value, name)))]
 
-    def _partial(self, value: functools.partial[Any]) -> list[Any]:
-        return self._sequence((value.func, value.args, value.keywords))
-
-    def _method(self, value: types.MethodType) -> list[Any]:
-        return self._sequence((value.__func__, value.__self__))
-
     def _function(self, value: types.FunctionType) -> list[Any]:
-        if _is_library(value):
+        if value.__code__.co_filename.startswith(_LIBRARIES):
             return [*_name(value), *self._code(value.__code__)]
         cells = [self._cell(cell) for cell in value.__closure__ or ()]
         known = {name: value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__}
@@ -163,10 +150,6 @@ def _kind_name(kind: type) -> str:
     return _FORMER_NAME_OF.get(name, name) if kind.__module__.startswith("raydist.") else name
 
 
-def _is_library(value: types.FunctionType) -> bool:
-    return value.__code__.co_filename.startswith(_LIBRARIES)
-
-
 def _names(code: types.CodeType) -> set[str]:
     """Return the global names that a function uses, including those of inner functions."""
     inner = [_names(part) for part in code.co_consts if isinstance(part, types.CodeType)]
@@ -186,31 +169,19 @@ def _counts(field: dataclasses.Field[Any], value: Any) -> bool:
     return counted is True or (counted == "if given" and getattr(value, field.name) != field.default)
 
 
-def _module_name(fingerprint: _Fingerprint, value: types.ModuleType) -> list[Any]:
-    return [value.__name__.encode()]
-
-
-def _named(fingerprint: _Fingerprint, value: Any) -> list[Any]:
-    return _name(value)
-
-
-def _nothing(fingerprint: _Fingerprint, value: Any) -> list[Any]:
-    """Ignore options: the caller adds those that affect elements, merged."""
-    return []
-
-
+# Options count as nothing: the caller adds those that affect elements, merged.
 _KINDS: tuple[tuple[Any, Callable[[_Fingerprint, Any], list[Any]]], ...] = (
     (np.ndarray, _Fingerprint._array),
-    (np.generic, _Fingerprint._scalar),
+    (np.generic, lambda fingerprint, value: fingerprint._array(np.asarray(value))),
     (np.dtype, lambda fingerprint, value: [_dtype_text(value).encode()]),
-    (Options, _nothing),
+    (Options, lambda fingerprint, value: []),
     (tuple | list, _Fingerprint._sequence),
-    (set | frozenset, _Fingerprint._set),
+    (set | frozenset, lambda fingerprint, value: sorted(map(fingerprint.of, value))),
     (Mapping, _Fingerprint._mapping),
-    (functools.partial, _Fingerprint._partial),
-    (types.MethodType, _Fingerprint._method),
+    (functools.partial, lambda fingerprint, value: fingerprint._sequence((value.func, value.args, value.keywords))),
+    (types.MethodType, lambda fingerprint, value: fingerprint._sequence((value.__func__, value.__self__))),
     (types.FunctionType, _Fingerprint._function),
     (types.CodeType, _Fingerprint._code),
-    (types.ModuleType, _module_name),
-    (type | types.BuiltinFunctionType | np.ufunc, _named),
+    (types.ModuleType, lambda fingerprint, value: [value.__name__.encode()]),
+    (type | types.BuiltinFunctionType | np.ufunc, lambda fingerprint, value: _name(value)),
 )

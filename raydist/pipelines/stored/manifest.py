@@ -1,43 +1,122 @@
 """The manifest of blocks in files: the spec of an element, and the number of elements in each chunk of each file.
 
-The manifest is written last: without it, the directory counts as empty. It contains its own checksum.
+The manifest is written last: without it, the directory counts as empty. It contains its own checksum, and the structure
+of an element as JSON. That names the classes of namedtuples and dataclasses, but nothing is imported: a class that the
+program has imported, with the same fields, is used; otherwise a plain class of the same name and fields is made.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import functools
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
-from raydist.errors import SpecError
-from raydist.nest import Structure, unflatten
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.nest import LEAF, NOTHING, Structure, unflatten
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.formats.files import data_loss
-from raydist.pipelines.stored.chunks import Chunk, crc32c
-from raydist.pipelines.stored.containers import Container
+from raydist.pipelines.stored.containers import Chunk, Container, crc32c
 from raydist.pipelines.stored.file_directory import is_file_name
-from raydist.pipelines.stored.outline import outline_of, structure_of
 
-__all__ = ["Manifest", "StoredFile"]
+__all__ = ["Manifest", "StoredFile", "outline_of", "structure_of"]
+
+
+def outline_of(structure: Structure) -> Any:
+    """Return a structure as JSON.
+
+    >>> outline_of(Structure(tuple, (0, 1), (LEAF, LEAF)))
+    {'tuple': [None, None]}
+
+    Raises:
+        InvalidArgumentError: JSON cannot represent a part of the structure.
+    """
+    kind = structure.kind
+    if kind is None:
+        return None
+    if structure == NOTHING:
+        return {"none": []}
+    children = [outline_of(child) for child in structure.children]
+    if kind is tuple:
+        return {"tuple": children}
+    if not all(isinstance(key, str) for key in structure.keys):
+        raise InvalidArgumentError(
+            f"Elements of tuples, namedtuples, dataclasses and of dicts with text keys can be saved, got {structure}. "
+            "Map them to a dict with text keys first."
+        )
+    named = dict(zip(structure.keys, children, strict=True))
+    if kind is dict:
+        return {"dict": named, **({"shown": list(structure.shown)} if structure.shown else {})}
+    form = "namedtuple" if issubclass(kind, tuple) else "dataclass"
+    return {form: named, "class": [kind.__module__, kind.__qualname__]}
+
+
+def structure_of(outline: Any) -> Structure:
+    """Return the structure from which :func:`outline_of` made `outline`.
+
+    Raises:
+        ValueError: `outline` is invalid. (Or AttributeError, KeyError, TypeError.)
+    """
+    if outline is None:
+        return LEAF
+    if outline == {"none": []}:
+        return NOTHING
+    form = next(form for form in ("tuple", "dict", "namedtuple", "dataclass", None) if form is None or form in outline)
+    if form is None:
+        raise ValueError(f"it has an unknown structure {outline!r:.100}")
+    children = outline[form]
+    if form == "tuple":
+        return Structure(tuple, tuple(range(len(children))), tuple(map(structure_of, children)))
+    inner = tuple(map(structure_of, children.values()))
+    if form == "dict":
+        return Structure(dict, tuple(children), inner, _permutation(outline.get("shown", []), len(inner)))
+    module, name = outline["class"]
+    return Structure(_class_of(form, str(module), str(name), tuple(children)), tuple(children), inner)
+
+
+def _permutation(shown: Any, count: int) -> tuple[int, ...]:
+    if shown and sorted(shown) != list(range(count)):
+        raise ValueError(f"it shows the {count} keys of a dict in the order {shown!r:.100}")
+    return tuple(shown)
+
+
+def _class_of(form: str, module: str, name: str, fields: tuple[str, ...]) -> type:
+    # Through the namespaces themselves: an attribute lookup may run code and import modules.
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    if isinstance(found, type) and _fields(found) == (form, fields):
+        return found
+    return _made_class(form, name.rpartition(".")[2], fields)
+
+
+def _fields(kind: type) -> tuple[str, tuple[str, ...]] | None:
+    if issubclass(kind, tuple):
+        return "namedtuple", tuple(getattr(kind, "_fields", ()))
+    return ("dataclass", tuple(kind.__dataclass_fields__)) if dataclasses.is_dataclass(kind) else None
+
+
+@functools.lru_cache(maxsize=256)  # so that two datasets from one directory share a class
+def _made_class(form: str, name: str, fields: tuple[str, ...]) -> type:
+    if form == "namedtuple":
+        return collections.namedtuple(name, fields)
+    return dataclasses.make_dataclass(name, fields)
+
 
 _VERSION = 2
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """One file with some of the elements.
+    """One file with some of the elements."""
 
-    Attributes:
-        name: Name in the manifest's directory.
-        shard: Number of the shard of its elements.
-        chunks: All chunks of the file, in order.
-    """
-
-    name: str
-    shard: int
-    chunks: tuple[Chunk, ...]
+    name: str  # name in the manifest's directory
+    shard: int  # number of the shard of its elements
+    chunks: tuple[Chunk, ...]  # all chunks of the file, in order
 
     @property
     def num_bytes(self) -> int:
@@ -55,24 +134,15 @@ class StoredFile:
         return [chunk for chunk in self.chunks if chunk.rows]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of a directory.
+    """The contents of a directory."""
 
-    Attributes:
-        structure: Structure of one element.
-        specs: Specs of its leaves.
-        container: Format of the files.
-        parts: The files, in the order of their elements.
-        origin: Identifies the data, such as a seed, to detect other data.
-    """
-
-    structure: Structure
-    specs: tuple[TensorSpec, ...]
-    container: Container
-    parts: tuple[StoredFile, ...]
-    origin: str = ""
+    structure: Structure  # structure of one element
+    specs: tuple[TensorSpec, ...]  # specs of its leaves
+    container: Container  # format of the files
+    parts: tuple[StoredFile, ...]  # the files, in the order of their elements
+    origin: str = ""  # identifies the data, such as a seed, to detect other data
 
     @property
     def num_rows(self) -> int:
@@ -103,7 +173,9 @@ class Manifest:
         content = {
             "version": _VERSION,
             "structure": outline_of(self.structure),
-            "specs": [[spec.shape, _dtype_name(spec)] for spec in self.specs],
+            "specs": [
+                [spec.shape, {"S": "bytes", "U": "str"}.get(spec.dtype.kind, spec.dtype.name)] for spec in self.specs
+            ],
             "format": self.container.format,
             "compression": self.container.compression,
             "origin": self.origin,
@@ -153,7 +225,3 @@ def _stored_file(part: Any) -> StoredFile:
 
 def _canonical(content: Any) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _dtype_name(spec: TensorSpec) -> str:
-    return {"S": "bytes", "U": "str"}.get(spec.dtype.kind, spec.dtype.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -21,8 +21,7 @@ from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.table_files import TableFilesOp
 from raydist.pipelines.stored.containers import ContainerReader
 from raydist.pipelines.stored.manifest import Manifest, StoredFile
-from raydist.pipelines.stored.schema import block_of_batch
-from raydist.pipelines.stored.write import read_manifest
+from raydist.pipelines.stored.write import block_of_batch, read_manifest
 
 __all__ = ["SavedFormat", "checked_manifest", "saved_op", "shards_op", "state_at"]
 
@@ -65,30 +64,19 @@ def shards_op(
 def state_at(manifest: Manifest, row: int) -> IteratorState:
     """Return the state, before element `row`, of an iterator over a whole saved dataset."""
     file, chunk, inside = manifest.position(row)
-    return {"at": {"file": file, "at": [chunk]}, "skip": inside}
+    return {"at": {"file": file, "at": [chunk], "size": 0}, "skip": inside}
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class SavedFormat(TableFormat):
-    """A format of chunks of record batches, described by a manifest.
-
-    Attributes:
-        manifest: Manifest of all files.
-        root: Directory of the files.
-        files: Files to read, by path.
-        max_chunk_bytes: See :meth:`Container.reader`.
-    """
+    """A format of chunks of record batches, described by a manifest."""
 
     name: ClassVar[str] = "load"
-    manifest: Manifest
-    root: str = ""
-    files: dict[str, StoredFile] = field(default_factory=dict)
-    max_chunk_bytes: int | None = field(default=None, metadata={"fingerprint": False})
-
-    @property
-    def label(self) -> str:
-        return ""
+    manifest: Manifest  # manifest of all files
+    root: str = ""  # directory of the files
+    files: dict[str, StoredFile] = field(default_factory=dict)  # files to read, by path
+    max_chunk_bytes: int | None = field(default=None, metadata={"fingerprint": False})  # see :meth:`Container.reader`
+    label = ""
 
     @property
     def spec(self) -> Any:
@@ -116,7 +104,6 @@ class SavedFormat(TableFormat):
             ) from error
 
 
-@final
 class SavedReader(TableReader):
     """A reader of one chunk after the other."""
 

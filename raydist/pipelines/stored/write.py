@@ -1,31 +1,100 @@
-"""Writing elements to a directory: files of chunks with checksums, and a manifest."""
+"""Writing elements to a directory: files of chunks with checksums, and a manifest.
+
+A column may be dense in one block and not in the next. A leaf that has had two shapes is stored as "values and shape"
+from then on.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any, BinaryIO, final
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.foreign_errors import annotate
-from raydist.pipelines.elements.blocks import Block, concat_blocks
+from raydist.nest import Structure
+from raydist.pipelines.elements.arrow import block_of_arrow, block_to_arrow
+from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.functions import call_rows
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.leaf_values import as_leaf
-from raydist.pipelines.formats.files import path_text
+from raydist.pipelines.elements.rows import stack_leaves
+from raydist.pipelines.formats.files import path_text, read_range
 from raydist.pipelines.formats.opening import open_within
-from raydist.pipelines.stored.chunks import ChunkWriter
-from raydist.pipelines.stored.containers import Container, ContainerWriter
-from raydist.pipelines.stored.manifest import Manifest, StoredFile
-from raydist.pipelines.stored.new_directory import MANIFEST_FILE, NewDirectory, new_directory
-from raydist.pipelines.stored.outline import outline_of
-from raydist.pipelines.stored.schema import BlockSchema
+from raydist.pipelines.stored.containers import ChunkWriter, Container, ContainerWriter
+from raydist.pipelines.stored.manifest import Manifest, StoredFile, outline_of
+from raydist.pipelines.stored.new_directory import MANIFEST_FILE, NewDirectory
 
-__all__ = ["SavedWriter", "ShardFunction", "read_manifest", "save_blocks"]
+__all__ = ["BlockSchema", "SavedWriter", "ShardFunction", "block_of_batch", "read_manifest", "save_blocks"]
+
+_RAGGED = "ragged"
+_RANKS = "Elements that are kept in files must have one rank in each leaf, got {}. Map them to arrays of one rank."
+
+
+class BlockSchema:
+    """The layout of the leaves of stored elements, which adapts to the blocks."""
+
+    def __init__(self) -> None:
+        self._signature = ""
+        self._kinds: list[Any] = []
+
+    def batch(self, block: Block) -> pa.RecordBatch:
+        """Return the block as a record batch, with the schema of the previous batch if shapes allow that.
+
+        Raises:
+            SpecError: Structure or dtypes differ from the first block.
+        """
+        block = block.of_tensors("what is kept in files")
+        if not self._signature:
+            self._signature = block.signature
+            self._kinds = [_kind(column) for column in block.columns]
+        if block.signature != self._signature:
+            raise SpecError(
+                f"All elements must have one structure and dtype, got {self._signature} and then {block.signature}."
+            )
+        for number, column in enumerate(block.columns):
+            if _kind(column) != self._kinds[number]:
+                self._kinds[number] = _RAGGED
+        columns = [
+            _as_ragged(column) if kind == _RAGGED else column
+            for column, kind in zip(block.columns, self._kinds, strict=True)
+        ]
+        return block_to_arrow(Block(block.structure, block.specs, tuple(columns), block.num_rows))
+
+
+def _kind(column: Column) -> Any:
+    """Return the shape of the leaves if they share one, else "ragged"."""
+    if column.dtype != object or column.ndim > 1:
+        return _RAGGED if 0 in column.shape[1:] else column.shape[1:]  # Parquet has no lists of size 0
+    kinds = set(map(type, column))
+    if np.ndarray in kinds and len(kinds) > 1:
+        raise SpecError(_RANKS.format("scalars and arrays"))
+    return _RAGGED if np.ndarray in kinds else ()
+
+
+def _as_ragged(column: Column) -> Column:
+    if column.dtype == object and column.ndim == 1:
+        if not isinstance(column[0], np.ndarray):
+            raise SpecError(_RANKS.format("text and arrays"))
+        return column
+    if column.ndim == 1:
+        raise SpecError(_RANKS.format("scalars and arrays"))
+    return object_column(list(column))
+
+
+def block_of_batch(batch: pa.RecordBatch, structure: Structure) -> Block:
+    """Return the block from which a BlockSchema made a batch; columns are dense if their leaves share a shape."""
+    block = block_of_arrow(batch, structure)
+    columns, specs = list(block.columns), list(block.specs)
+    for number, column in enumerate(columns):
+        if column.dtype == object and column.ndim == 1 and isinstance(column[0], np.ndarray):
+            columns[number], specs[number] = stack_leaves(list(column), {np.ndarray})
+    return Block(structure, tuple(specs), tuple(columns), block.num_rows)
+
 
 ShardFunction = Callable[..., Any]
 
@@ -33,7 +102,6 @@ _CHUNK_BYTES = 1 << 22
 _CHUNK_ROWS = 1 << 16
 _MAX_SHARDS = 1000  # files open at a time
 _MAX_MANIFEST_BYTES = 1 << 28
-_READ_BYTES = 1 << 20
 
 
 def save_blocks(
@@ -44,7 +112,7 @@ def save_blocks(
     shard_func: ShardFunction | None = None,
 ) -> None:
     """Write a new directory, which appears once all of its data is durable."""
-    directory = new_directory(path)
+    directory = NewDirectory(path)
     directory.check_new()
     writer = SavedWriter(directory, element_spec, container, shard_func)
     try:
@@ -60,16 +128,11 @@ def read_manifest(path: Any) -> Manifest:
     folder = path_text(path).rstrip("/")
     file = f"{folder}/{MANIFEST_FILE}"
     opened = open_within(folder, file)
-    content = b""
-    try:
-        while len(content) < _MAX_MANIFEST_BYTES and (more := opened.file.read(_READ_BYTES)):
-            content += more
-    finally:
-        opened.file.close()
-    return Manifest.of_bytes(content, file)
+    with contextlib.closing(opened.file):
+        size = _MAX_MANIFEST_BYTES if opened.size is None else min(opened.size, _MAX_MANIFEST_BYTES)
+        return Manifest.of_bytes(read_range(opened.file, 0, size), file)
 
 
-@final
 class SavedWriter:
     """A writer of elements to files; nothing is visible before `commit`.
 
@@ -157,7 +220,6 @@ def _shard_number(answer: Any) -> int:
     return int(leaf)
 
 
-@final
 class _ShardWriter:
     """A writer of the files of one shard: one file, and another one whenever the schema changes."""
 

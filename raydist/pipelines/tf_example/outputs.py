@@ -1,4 +1,4 @@
-"""Outputs of parse_example: one per wanted feature, made from filled columns."""
+"""Columns of wanted features, filled record by record or for many records at once, and outputs made from them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,126 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.tf_example.columns import FeatureColumn, FixedColumn, RaggedColumn
-from raydist.pipelines.tf_example.composite_features import (
-    Feature,
+from raydist.pipelines.elements.blocks import object_column
+from raydist.pipelines.tf_example.features import (
+    FeatureArray,
+    FixedLenFeature,
     FixedLenSequenceFeature,
     SparseFeature,
     SparseTensorValue,
+    VarLenFeature,
+    column_dtype,
+    list_field,
 )
-from raydist.pipelines.tf_example.features import FeatureArray, FixedLenFeature, column_dtype
 from raydist.pipelines.tf_example.ragged_features import RaggedFeature, RaggedTensorValue, RowPartition
 
-__all__ = ["FeatureOutput", "feature_output", "row_lengths"]
+__all__ = ["Feature", "FeatureColumn", "FeatureOutput", "FixedColumn", "RaggedColumn", "feature_output", "row_lengths"]
+
+Feature = FixedLenFeature | FixedLenSequenceFeature | VarLenFeature | SparseFeature | RaggedFeature
+
+_TYPE_NAMES = {"int64_list": "int64", "float_list": "float32", "bytes_list": "bytes"}
+
+
+class FeatureColumn(ABC):
+    """The column of one feature, with one row per record of `num_values` values; None for any number."""
+
+    def __init__(self, name: str, dtype: np.dtype[Any], num_values: int | None) -> None:
+        self.name = name
+        self.num_values = num_values
+        self.kind = list_field(dtype)
+        self._dtype = column_dtype(dtype)
+
+    @abstractmethod
+    def add(self, found: Any, index: int) -> None:
+        """Set the row of record `index` from the record's feature map `found`."""
+
+    @abstractmethod
+    def fill(self, rows: Any, values: FeatureArray) -> None:
+        """Set the rows of the records `rows` from `values`: one line each, with `num_values` values."""
+
+    @abstractmethod
+    def array(self) -> FeatureArray:
+        """Return all rows."""
+
+    @final
+    def _is_missing(self, found: Any, index: int) -> bool:
+        """Return True if the record has no such feature, or one without a kind. Another kind raises an error."""
+        kind = found[self.name].WhichOneof("kind")
+        if kind is None or kind == self.kind:
+            return kind is None
+        raise InvalidArgumentError(
+            f"Feature {self.name!r} must hold {_TYPE_NAMES[self.kind]} values, as asked for, but record {index} "
+            f"holds {_TYPE_NAMES[kind]}. Ask for that dtype."
+        )
+
+    @final
+    def _vector(self, values: Any) -> FeatureArray:
+        if self._dtype.kind != "O":
+            return np.array(values, dtype=self._dtype)
+        return object_column(values)
+
+
+class FixedColumn(FeatureColumn):
+    """A column whose rows have one shape."""
+
+    def __init__(self, name: str, feature: FixedLenFeature, num_records: int) -> None:
+        super().__init__(name, feature.dtype, feature.num_values)
+        self._feature = feature
+        self._rows = np.empty((num_records, *feature.shape), self._dtype)
+
+    def add(self, found: Any, index: int) -> None:
+        values = getattr(found[self.name], self.kind).value
+        if len(values) != self.num_values or not values and self._is_missing(found, index):
+            self._rows[index] = self._default(found, index, len(values))
+        elif self._feature.shape == ():
+            self._rows[index] = values[0]
+        else:
+            self._rows[index] = self._vector(values).reshape(self._feature.shape)
+
+    def fill(self, rows: Any, values: FeatureArray) -> None:
+        self._rows[rows] = values.reshape(len(values), *self._feature.shape)
+
+    def array(self) -> FeatureArray:
+        return self._rows
+
+    def _default(self, found: Any, index: int, num_found: int) -> FeatureArray:
+        """Return the default of a missing feature; raise without one, or for a wrong number of values."""
+        feature = self._feature
+        if not self._is_missing(found, index):
+            raise InvalidArgumentError(
+                f"Feature {self.name!r} must hold {feature.num_values} values (shape {feature.shape}), but record "
+                f"{index} holds {num_found}. Use VarLenFeature for numbers that differ."
+            )
+        if feature.default_value is None:
+            # The lookup of the feature has put an empty one into the map.
+            present = ", ".join(sorted(set(found) - {self.name})[:20]) or "none"
+            raise InvalidArgumentError(
+                f"Feature {self.name!r} must be in every record, but record {index} lacks it (it has: {present}). "
+                "Give the FixedLenFeature a default_value."
+            )
+        return feature.default_value
+
+
+class RaggedColumn(FeatureColumn):
+    """A column with any number of values per record. `rows` are arrays of shape (k,)."""
+
+    def __init__(self, name: str, dtype: np.dtype[Any], num_records: int) -> None:
+        super().__init__(name, dtype, None)
+        self.rows: list[FeatureArray] = [np.empty(0, self._dtype)] * num_records
+
+    def add(self, found: Any, index: int) -> None:
+        values = getattr(found[self.name], self.kind).value
+        if not values:
+            self._is_missing(found, index)
+        self.rows[index] = self._vector(values)
+
+    def fill(self, rows: Any, values: FeatureArray) -> None:
+        for row, line in zip(rows, values, strict=True):
+            self.rows[row] = line
+
+    def array(self) -> FeatureArray:
+        return object_column(self.rows)
+
 
 _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -30,7 +139,7 @@ def row_lengths(partition: RowPartition, numbers: _Numbers, num_values: int) -> 
     >>> row_lengths(RowPartition("row_starts", "key"), np.array([0, 2, 2]), 5).tolist()
     [2, 0, 3]
     """
-    lengths = _LENGTHS[partition.kind](partition, numbers, num_values)
+    lengths = _lengths(partition, numbers, num_values)
     if len(lengths) and lengths.min() < 0:
         raise ValueError(f"they must ascend, but a row would have {int(lengths.min())} values")
     if lengths.sum() != num_values:
@@ -38,25 +147,29 @@ def row_lengths(partition: RowPartition, numbers: _Numbers, num_values: int) -> 
     return lengths
 
 
-def _of_splits(partition: RowPartition, numbers: _Numbers, num_values: int) -> _Numbers:
+def _lengths(partition: RowPartition, numbers: _Numbers, num_values: int) -> _Numbers:
+    match partition.kind:
+        case "row_lengths":
+            return numbers
+        case "row_splits":
+            return _of_splits(numbers)
+        case "row_starts":
+            return _of_splits(np.append(numbers, num_values) if len(numbers) else numbers)
+        case "row_limits":
+            return np.diff(numbers, prepend=0)
+        case "value_rowids":
+            return _of_row_ids(numbers, num_values)
+        case _:  # uniform_row_length
+            return np.full(num_values // partition.length, partition.length, np.int64)
+
+
+def _of_splits(numbers: _Numbers) -> _Numbers:
     if len(numbers) and numbers[0] != 0:
         raise ValueError(f"the first must be 0, got {int(numbers[0])}")
     return np.diff(numbers)
 
 
-def _of_lengths(partition: RowPartition, numbers: _Numbers, num_values: int) -> _Numbers:
-    return numbers
-
-
-def _of_starts(partition: RowPartition, numbers: _Numbers, num_values: int) -> _Numbers:
-    return _of_splits(partition, np.append(numbers, num_values) if len(numbers) else numbers, num_values)
-
-
-def _of_limits(partition: RowPartition, numbers: _Numbers, num_values: int) -> _Numbers:
-    return np.diff(numbers, prepend=0)
-
-
-def _of_row_ids(partition: RowPartition, numbers: _Numbers, num_values: int) -> _Numbers:
+def _of_row_ids(numbers: _Numbers, num_values: int) -> _Numbers:
     if len(numbers) and (numbers[0] < 0 or np.diff(numbers).min(initial=0) < 0):
         raise ValueError(f"they must be >= 0 and ascend, got {int(numbers.min())} .. {int(numbers.max())}")
     if len(numbers) and numbers[-1] >= _MOST_EMPTY_ROWS + num_values:
@@ -64,21 +177,7 @@ def _of_row_ids(partition: RowPartition, numbers: _Numbers, num_values: int) -> 
     return np.bincount(numbers).astype(np.int64) if len(numbers) else numbers
 
 
-def _of_uniform(partition: RowPartition, numbers: _Numbers, num_values: int) -> _Numbers:
-    return np.full(num_values // partition.length, partition.length, np.int64)
-
-
 _MOST_EMPTY_ROWS = 1 << 20  # limit, so that a damaged row number does not use up memory
-_LENGTHS = {
-    "row_splits": _of_splits,
-    "row_lengths": _of_lengths,
-    "row_starts": _of_starts,
-    "row_limits": _of_limits,
-    "value_rowids": _of_row_ids,
-    "uniform_row_length": _of_uniform,
-}
-
-
 _INT64 = np.dtype(np.int64)
 
 
@@ -96,13 +195,9 @@ def feature_output(name: str, feature: Feature, num_records: int) -> FeatureOutp
 
 
 class FeatureOutput(ABC):
-    """The output of one wanted feature.
+    """The output of one wanted feature."""
 
-    Attributes:
-        columns: Columns that must be filled first.
-    """
-
-    columns: Sequence[FeatureColumn]
+    columns: Sequence[FeatureColumn]  # columns that must be filled first
 
     @abstractmethod
     def batch(self) -> Any:
@@ -113,7 +208,6 @@ class FeatureOutput(ABC):
         """Return the value for the only record."""
 
 
-@final
 class PlainOutput(FeatureOutput):
     """The column itself."""
 
@@ -127,7 +221,6 @@ class PlainOutput(FeatureOutput):
         return self.columns[0].array()[0]
 
 
-@final
 class SequenceOutput(FeatureOutput):
     """Items of one shape, any number per record."""
 
@@ -137,7 +230,7 @@ class SequenceOutput(FeatureOutput):
         self.columns = (self._column,)
 
     def batch(self) -> FeatureArray:
-        rows = [self._items(row, index) for index, row in enumerate(self._column.rows())]
+        rows = [self._items(row, index) for index, row in enumerate(self._column.rows)]
         longest = max(map(len, rows), default=0)
         padded = np.empty((len(rows), longest, *self._feature.shape), column_dtype(self._feature.dtype))
         padded[...] = self._feature.default_value
@@ -146,7 +239,7 @@ class SequenceOutput(FeatureOutput):
         return padded
 
     def single(self) -> FeatureArray:
-        return self._items(self._column.rows()[0], 0)
+        return self._items(self._column.rows[0], 0)
 
     def _items(self, row: FeatureArray, index: int) -> FeatureArray:
         if len(row) % self._feature.num_values:
@@ -157,7 +250,6 @@ class SequenceOutput(FeatureOutput):
         return row.reshape(-1, *self._feature.shape)
 
 
-@final
 class SparseOutput(FeatureOutput):
     """Values with their indices."""
 
@@ -169,7 +261,7 @@ class SparseOutput(FeatureOutput):
         self.columns = (*self._indices, self._values)
 
     def batch(self) -> SparseTensorValue:
-        rows = [self._row(index) for index in range(len(self._values.rows()))]
+        rows = [self._row(index) for index in range(len(self._values.rows))]
         numbers = np.repeat(np.arange(len(rows)), [len(values) for _, values in rows]).reshape(-1, 1)
         found = np.concatenate([indices for indices, _ in rows] or [np.empty((0, len(self._indices)), np.int64)])
         shape = np.array([len(rows), *self._feature.sizes], np.int64)
@@ -180,8 +272,8 @@ class SparseOutput(FeatureOutput):
 
     def _row(self, index: int) -> tuple[FeatureArray, FeatureArray]:
         """Return the indices (k, rank) and values (k,) of one record."""
-        values = self._values.rows()[index]
-        parts = [column.rows()[index] for column in self._indices]
+        values = self._values.rows[index]
+        parts = [column.rows[index] for column in self._indices]
         for column, part, size in zip(self._indices, parts, self._feature.sizes, strict=True):
             self._check(column.name, part, size, len(values), index)
         indices = np.stack(parts, axis=1)
@@ -203,7 +295,6 @@ class SparseOutput(FeatureOutput):
             )
 
 
-@final
 class RaggedOutput(FeatureOutput):
     """Nested rows of values."""
 
@@ -219,7 +310,7 @@ class RaggedOutput(FeatureOutput):
         self.columns = (*self._cuts.values(), self._values)
 
     def batch(self) -> RaggedTensorValue:
-        found = self._nested(range(len(self._values.rows())))
+        found = self._nested(range(len(self._values.rows)))
         return RaggedTensorValue(found[0], self._splits(found[1]))
 
     def single(self) -> Any:
@@ -227,8 +318,8 @@ class RaggedOutput(FeatureOutput):
 
     def _nested(self, records: range) -> tuple[Any, list[int]]:
         """Return the levels of rows inside the records, and the number of outermost rows of each record."""
-        nested: Any = _joined([self._values.rows()[index] for index in records], self._feature.dtype)
-        counts = [len(self._values.rows()[index]) for index in records]
+        nested: Any = _joined([self._values.rows[index] for index in records], self._feature.dtype)
+        counts = [len(self._values.rows[index]) for index in records]
         for level in reversed(range(len(self._feature.partitions))):
             lengths = [self._lengths(level, index, count) for index, count in zip(records, counts, strict=True)]
             nested = RaggedTensorValue(nested, self._splits(_joined(lengths, _INT64)))
@@ -237,7 +328,7 @@ class RaggedOutput(FeatureOutput):
 
     def _lengths(self, level: int, index: int, num_values: int) -> FeatureArray:
         partition = self._feature.partitions[level]
-        numbers = self._cuts[level].rows()[index] if partition.key else np.empty(0, np.int64)
+        numbers = self._cuts[level].rows[index] if partition.key else np.empty(0, np.int64)
         try:
             return row_lengths(partition, numbers, num_values)
         except ValueError as error:

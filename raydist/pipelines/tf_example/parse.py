@@ -1,8 +1,5 @@
 """Parsing of serialized tf.train.Example messages into numpy.
 
-Example { Features features = 1; }   Features { map<string, Feature> feature = 1; }
-    Feature { oneof kind { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; } }
-
 Source: TensorFlow, `tensorflow/core/example/{example,feature}.proto`.
 """
 
@@ -13,64 +10,46 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.tf_example.batches import fill_alike
-from raydist.pipelines.tf_example.composite_features import Feature
-from raydist.pipelines.tf_example.outputs import FeatureOutput, feature_output
+from raydist.pipelines.tf_example.outputs import Feature, FeatureOutput, feature_output
 
 __all__ = ["example_class", "parse_example", "parse_single_example"]
 
-_PACKAGE = "tensorflow"
-_Field = descriptor_pb2.FieldDescriptorProto
+_SCHEMA = """
+name: "raydist/example.proto" package: "tensorflow" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "FloatList" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+message_type { name: "Int64List" field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type {
+  name: "Feature" oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 type_name: ".tensorflow.BytesList" oneof_index: 0 MESSAGE }
+  field { name: "float_list" number: 2 type_name: ".tensorflow.FloatList" oneof_index: 0 MESSAGE }
+  field { name: "int64_list" number: 3 type_name: ".tensorflow.Int64List" oneof_index: 0 MESSAGE }
+}
+message_type {
+  name: "Features"
+  nested_type {
+    name: "FeatureEntry" options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+    field { name: "value" number: 2 type_name: ".tensorflow.Feature" MESSAGE }
+  }
+  field { name: "feature" number: 1 type: TYPE_MESSAGE label: LABEL_REPEATED
+          type_name: ".tensorflow.Features.FeatureEntry" }
+}
+message_type { name: "Example" field { name: "features" number: 1 type_name: ".tensorflow.Features" MESSAGE } }
+""".replace("MESSAGE }", "type: TYPE_MESSAGE label: LABEL_OPTIONAL }")
 
 
 @lru_cache(maxsize=1)
 def example_class() -> Any:
     """Return the message class, from a separate descriptor pool that does not conflict with TensorFlow's."""
     pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(_file().SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Example"))
-
-
-def _file() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name="raydist/example.proto", package=_PACKAGE, syntax="proto3")
-    for name, kind in (
-        ("BytesList", _Field.TYPE_BYTES),
-        ("FloatList", _Field.TYPE_FLOAT),
-        ("Int64List", _Field.TYPE_INT64),
-    ):
-        file.message_type.add(name=name).field.add(name="value", number=1, type=kind, label=_Field.LABEL_REPEATED)
-    _add_feature(file)
-    _add_features(file)
-    _add_message(file.message_type.add(name="Example"), "features", 1, "Features")
-    return file
-
-
-def _add_feature(file: Any) -> None:
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, (name, kind) in enumerate(
-        (("bytes_list", "BytesList"), ("float_list", "FloatList"), ("int64_list", "Int64List")), start=1
-    ):
-        _add_message(feature, name, number, kind).oneof_index = 0
-
-
-def _add_features(file: Any) -> None:
-    features = file.message_type.add(name="Features")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, type=_Field.TYPE_STRING, label=_Field.LABEL_OPTIONAL)
-    _add_message(entry, "value", 2, "Feature")
-    _add_message(features, "feature", 1, "Features.FeatureEntry").label = _Field.LABEL_REPEATED
-
-
-def _add_message(parent: Any, name: str, number: int, kind: str) -> Any:
-    field = parent.field.add(name=name, number=number, type=_Field.TYPE_MESSAGE, label=_Field.LABEL_OPTIONAL)
-    field.type_name = f".{_PACKAGE}.{kind}"
-    return field
+    pool.AddSerializedFile(text_format.Parse(_SCHEMA, descriptor_pb2.FileDescriptorProto()).SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
 
 def parse_example(serialized: Any, features: Mapping[str, Feature]) -> dict[str, Any]:

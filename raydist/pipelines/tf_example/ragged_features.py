@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ __all__ = ["RaggedFeature", "RaggedTensorValue", "RowPartition"]
 _INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 
 
-@final
 class RaggedTensorValue(NamedTuple):
     """Rows of any lengths (tf.compat.v1.ragged.RaggedTensorValue): the value of a :class:`RaggedFeature`.
 
@@ -39,7 +38,6 @@ class RaggedTensorValue(NamedTuple):
     row_splits: Any
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class RowPartition:
     """The partition of one level of a RaggedFeature into rows, made by the methods of :class:`RaggedFeature`.
@@ -55,7 +53,6 @@ class RowPartition:
     length: int = 0
 
 
-@final
 @dataclass(frozen=True, slots=True, init=False)
 class RaggedFeature:
     """A feature with rows of different lengths (tf.io.RaggedFeature).

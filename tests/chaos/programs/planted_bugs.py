@@ -15,7 +15,7 @@ from unittest import mock
 from raydist.checkpoints import contents
 from raydist.checkpoints.capture import Capture
 from raydist.checkpoints.sharing.staging import StagedStates
-from raydist.pipelines.stored.local_files import LocalFiles
+from raydist.pipelines.stored.file_directory import LocalFiles
 
 __all__ = ["PLANTED", "POWER_BUGS", "planted"]
 

@@ -1,6 +1,13 @@
 from __future__ import annotations
 
+import io
+import os
+import random
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -8,7 +15,9 @@ import pytest
 
 import raydist as rd
 from raydist.errors import DataLossError, InvalidArgumentError, NotFoundError
-from raydist.pipelines.formats.arrow_file import ArrowFile, arrow_errors
+from raydist.pipelines.formats.arrow_file import ArrowFile, ArrowSizes, arrow_errors, as_arrow_file
+from raydist.pipelines.formats.opening import open_file
+from raydist.pipelines.formats.parquet_file import ParquetFile
 
 
 def write(path: Path, table: pa.Table) -> bytes:
@@ -82,3 +91,154 @@ def test_a_batch_that_would_take_all_memory(tmp_path: Path) -> None:
     with pytest.raises(DataLossError, match="max_batch_bytes"):
         next(rd.Dataset.from_arrow(path).as_numpy_iterator())
     assert next(rd.Dataset.from_arrow(path, max_batch_bytes=1 << 28).as_numpy_iterator()) == {"x": 0.0}
+
+
+# A thread that lets go of a closed file 0.3 s after its reader has answered, as Arrow's may do.
+_SLOW_THREAD = """
+import io, sys, threading, time
+from raydist.pipelines.formats.arrow_file import as_arrow_file
+
+file = as_arrow_file(io.BytesIO(b"x"))
+if sys.argv[1] == "closed":
+    file.close()
+def hold(held):
+    time.sleep(float(sys.argv[2]))
+    print("let go", flush=True)
+threading.Thread(target=hold, args=(file,), daemon=True).start()
+del file
+"""
+
+
+def _table_file(folder: Path, suffix: str) -> str:
+    table = pa.table({"x": list(range(100))})
+    path = str(folder / f"x.{suffix}")
+    if suffix == "parquet":
+        import pyarrow.parquet as pq
+
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["arrow", "parquet"])
+def test_no_thread_of_arrow_runs_python_for_a_local_file(tmp_path: Path, monkeypatch: Any, suffix: str) -> None:
+    path = _table_file(tmp_path, suffix)
+    readers = set()
+
+    class Watched(io.FileIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            readers.add(threading.get_ident())
+            return super().read(-1 if size is None else size)
+
+    monkeypatch.setattr("raydist.pipelines.formats.opening._LocalFile", Watched)
+    file: Any = ArrowFile(path) if suffix == "arrow" else ParquetFile(path)
+    rows = file.batch(0).num_rows if suffix == "arrow" else sum(part.num_rows for part in file.batches(0, ["x"], None))
+    file.close()
+    assert rows == 100
+    assert readers == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("suffix", ["arrow", "parquet"])
+def test_a_closed_file_leaves_no_descriptor(tmp_path: Path, suffix: str) -> None:
+    path = _table_file(tmp_path, suffix)
+    file = ArrowFile(path) if suffix == "arrow" else ParquetFile(path)
+    assert path in _open_paths()
+    file.close()
+    file.close()
+    assert path not in _open_paths()
+
+
+def _open_paths() -> list[str]:
+    return [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+
+
+def test_reads_through_python_what_cannot_be_opened_once_more(tmp_path: Path, monkeypatch: Any) -> None:
+    def denied(path: str) -> Any:
+        raise PermissionError(13, f"Failed to open local file {path!r}")
+
+    path = _table_file(tmp_path, "arrow")
+    monkeypatch.setattr(pa, "OSFile", denied)
+    opened = open_file(path)
+    assert as_arrow_file(opened.file).size() == opened.size
+    opened.file.close()
+    file = ArrowFile(path)
+    assert file.batch(0).num_rows == 100
+    file.close()
+
+
+def test_a_process_ends_when_threads_of_arrow_have_let_go_of_closed_files() -> None:
+    assert _ends("closed", 0.3) == "let go\n"
+
+
+def test_a_process_does_not_wait_for_who_keeps_an_open_file() -> None:
+    assert _ends("open", 60.0) == ""
+
+
+def test_a_process_ends_where_a_thread_never_lets_go() -> None:
+    assert _ends("closed", 60.0) == ""
+
+
+def _ends(state: str, held_s: float) -> str:
+    command = [sys.executable, "-c", _SLOW_THREAD, state, str(held_s)]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=40, check=True)
+    assert child.stderr == ""
+    return child.stdout
+
+
+TABLE = pa.table(
+    {
+        "x": np.arange(3000),
+        "s": [f"text {i}" for i in range(3000)],
+        "d": pa.array(["a", "b", "c"] * 1000).dictionary_encode(),
+        "l": pa.array([[1.5] * (i % 3) for i in range(3000)]),
+    }
+)
+
+
+def written(compression: str | None) -> bytes:
+    file = io.BytesIO()
+    with pa.ipc.new_file(file, TABLE.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(TABLE, max_chunksize=1000)
+    return file.getvalue()
+
+
+def sizes_of(content: bytes) -> ArrowSizes:
+    return ArrowSizes(io.BytesIO(content), len(content))
+
+
+def test_without_compression_all_stays_as_it_is() -> None:
+    sizes = sizes_of(written(None))
+    assert all(part.raw == part.stored for part in (*sizes.dictionaries(), *map(sizes.batch, range(3))))
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_compressed_batches(compression: str) -> None:
+    content = written(compression)
+    sizes, plain = sizes_of(content), sizes_of(written(None))
+    assert len(sizes.dictionaries()) == 1
+    for number in range(3):
+        found, expected = sizes.batch(number), plain.batch(number)
+        assert found.stored < found.raw
+        assert expected.raw * 0.9 < found.raw <= expected.raw  # buffers of files are padded
+        message = pa.ipc.read_message(pa.py_buffer(content[found.offset :]))
+        assert (message.type, message.body.size) == ("record batch", found.stored)
+
+
+def test_damage_is_a_value_error() -> None:
+    content = written("zstd")
+    draw = random.Random(0)
+    wrong = 0
+    for _ in range(2000):
+        at = draw.randrange(len(content) - 1500, len(content)) if draw.random() < 0.7 else draw.randrange(2000)
+        damaged = content[:at] + bytes([draw.randrange(256)]) + content[at + 1 :]
+        try:
+            sizes = sizes_of(damaged)
+            assert len([sizes.dictionaries(), *map(sizes.batch, range(3))]) == 4
+        except ValueError:
+            wrong += 1
+    assert wrong > 100
+    for short in (b"", b"ARROW1", content[:100]):
+        with pytest.raises(ValueError):  # noqa: PT011 - it depends on the place
+            sizes_of(short)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from raydist.errors import DataLossError, InvalidArgumentError
-from raydist.pipelines.formats import npz_file
-from raydist.pipelines.formats.npz_file import stored_arrays
-from raydist.pipelines.formats.numpy_format import StoredArray
+from raydist.pipelines.formats import numpy_format
+from raydist.pipelines.formats.numpy_format import StoredArray, stored_arrays
 
 
 def describe(path: Path, max_array_bytes: int | None = None) -> list[StoredArray]:
@@ -38,14 +37,14 @@ def test_a_stored_member_is_compared_with_its_checksum(tmp_path: Path) -> None:
 def test_a_compressed_bomb_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.npz"
     np.savez_compressed(path, a=np.zeros(1 << 20))
-    monkeypatch.setattr(npz_file, "MAX_ARRAY_BYTES", 1 << 16)
+    monkeypatch.setattr(numpy_format, "MAX_ARRAY_BYTES", 1 << 16)
     with pytest.raises(InvalidArgumentError, match=r"at most \d+ bytes, .* \(byte \d+\) has 8388736.*max_array_bytes"):
         describe(path)
     with pytest.raises(InvalidArgumentError, match=r"at most 1048576 bytes, .* has 8388736"):
         describe(path, 1 << 20)
     assert describe(path, 1 << 24)[0].load().shape == (1 << 20,)
     monkeypatch.undo()
-    monkeypatch.setattr(npz_file, "_MAX_DEFLATE_RATIO", 10)
+    monkeypatch.setattr(numpy_format, "_MAX_DEFLATE_RATIO", 10)
     with pytest.raises(DataLossError, match="no compression makes 8388736 bytes so small"):
         describe(path)
 
@@ -82,6 +81,6 @@ def test_what_numpy_does_not_write(tmp_path: Path, kind: int) -> None:
 def test_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays: dict[str, Any] = {f"a{number}": np.arange(2) for number in range(5)}
     np.savez(tmp_path / "x.npz", **arrays)
-    monkeypatch.setattr(npz_file, "_MAX_MEMBERS", 4)
+    monkeypatch.setattr(numpy_format, "_MAX_MEMBERS", 4)
     with pytest.raises(DataLossError, match="at most 4 arrays, got 5"):
         describe(tmp_path / "x.npz")

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from raydist.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
-from raydist.pipelines.formats.npz_file import stored_arrays
-from raydist.pipelines.formats.numpy_format import StoredArray, stored_array
+from raydist.pipelines.formats.numpy_format import StoredArray, stored_array, stored_arrays
 
 
 def describe(path: Path) -> list[StoredArray]:

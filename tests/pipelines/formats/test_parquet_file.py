@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import io
+import struct
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -9,7 +15,7 @@ import pytest
 
 import raydist as rd
 from raydist.pipelines.formats import parquet_file
-from raydist.pipelines.formats.parquet_file import ParquetFile, parquet_errors
+from raydist.pipelines.formats.parquet_file import ParquetFile, parquet_errors, parse_footer, read_struct
 
 
 @pytest.fixture
@@ -55,3 +61,162 @@ def test_which_errors_are_damage() -> None:
     assert not isinstance(other.value, rd.RaydistError)
     with pytest.raises(KeyError), parquet_errors("p", 7):
         raise KeyError("x")
+
+
+TABLE = pa.table(
+    {
+        "id": pa.array(range(10), pa.int64()),
+        "half": pa.array([None, *np.arange(9) / 2], pa.float32()),
+        "text": [f"row {i}" for i in range(10)],
+        "list": pa.array([[1, 2]] * 10, pa.list_(pa.int16())),
+        "in": pa.array([{"a": 1, "b": [True]}] * 10),
+        "blob": pa.array([b"abcd"] * 10, pa.binary(4)),
+    }
+)
+
+
+def parquet(table: pa.Table = TABLE, **options: Any) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(table, file, row_group_size=4, **options)
+    return file.getvalue()
+
+
+def footer_of(content: bytes) -> bytes:
+    (length,) = struct.unpack_from("<I", content, len(content) - 8)
+    return content[-8 - length : -8]
+
+
+def with_footer(content: bytes, footer: bytes) -> bytes:
+    return content[: -8 - len(footer_of(content))] + footer + struct.pack("<I4s", len(footer), b"PAR1")
+
+
+def test_it_says_what_arrow_says() -> None:
+    content = parquet()
+    metadata = pq.read_metadata(io.BytesIO(content))
+    groups = parse_footer(footer_of(content))
+    assert [group.num_rows for group in groups] == [4, 4, 2]
+    for number, group in enumerate(groups):
+        chunks = [metadata.row_group(number).column(column) for column in range(metadata.num_columns)]
+        expected: dict[str, int] = {}
+        for chunk in chunks:
+            name = chunk.path_in_schema.partition(".")[0]
+            expected[name] = expected.get(name, 0) + max(chunk.total_uncompressed_size, 8 * chunk.num_values)
+        assert dict(group.sizes) == expected
+
+
+def test_it_is_parsed_once() -> None:
+    footer = footer_of(parquet())
+    assert parse_footer(footer) is parse_footer(bytes(bytearray(footer)))
+
+
+def test_files_that_ended_the_process(tmp_path: Path) -> None:
+    """Each is given to Arrow by a child process, as raydist did before it looked itself."""
+    content = parquet(pa.table({"id": pa.array(range(10), pa.int64())}))
+    footer = footer_of(content)
+    name = footer.index(b"\x19\x18\x02id")  # a path of one name: in the column of the first row group
+    kind = footer.rindex(b"\x15\x04", 0, name)
+    damaged = footer[:kind] + b"\x15\x02" + footer[kind + 2 :]  # int32 in a file of int64
+    path = tmp_path / "x.parquet"
+    path.write_bytes(with_footer(content, damaged))
+    code = "import sys, pyarrow.parquet as pq; pq.read_metadata(sys.argv[1]).row_group(0).column(0).statistics"
+    assert subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True).returncode < 0
+    with pytest.raises(rd.DataLossError, match="has the type 2, but in a row group the type 1") as caught:
+        rd.Dataset.from_parquet(path)
+    assert caught.value.path == str(path)
+
+
+def test_every_changed_byte_of_a_footer(tmp_path: Path) -> None:
+    """Whatever is let through, Arrow survives: this process would end otherwise."""
+    content = parquet(TABLE.select(["id", "list"]), write_page_checksum=True, store_schema=False)
+    footer = footer_of(content)
+    path = str(tmp_path / "x.parquet")
+    refused = 0
+    for at in range(len(footer)):
+        with open(path, "wb") as file:
+            file.write(with_footer(content, footer[:at] + bytes([footer[at] ^ 2]) + footer[at + 1 :]))
+        try:
+            list(rd.Dataset.from_parquet(path, filters=[("id", ">", 3)]))
+        except rd.RaydistError:
+            refused += 1
+    assert refused > len(footer) / 8
+
+
+def deep(depth: int) -> bytes:
+    """A footer whose columns are nested."""
+    inner = b"\x48\x01a\x15\x02\x00"  # name, one child
+    return (
+        b"\x15\x02\x19\xfc"
+        + varint(depth + 2)
+        + inner * (depth + 1)
+        + b"\x15\x04\x25\x00\x18\x01b\x00"
+        + b"\x16\x00\x19\x0c\x00"
+    )
+
+
+def varint(number: int) -> bytes:
+    found = b""
+    while number > 0x7F:
+        found += bytes([number & 0x7F | 0x80])
+        number >>= 7
+    return found + bytes([number])
+
+
+def test_deep_columns() -> None:
+    assert parse_footer(deep(50)) == ()
+    with pytest.raises(ValueError, match="at most 100 deep"):
+        parse_footer(deep(50_000))
+
+
+@pytest.mark.parametrize("cut", [1, 20, 200])
+def test_shortened(cut: int) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - it depends on the place
+        parse_footer(footer_of(parquet())[:-cut])
+
+
+END = b"\x00"
+
+
+def field(step: int, kind: int, value: bytes = b"") -> bytes:
+    return bytes([step << 4 | kind]) + value
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (field(1, 1), {1: True}),
+        (field(2, 2), {2: False}),
+        (field(1, 5, b"\x0e"), {1: 7}),
+        (field(1, 6, b"\x0f"), {1: -8}),
+        (field(1, 4, b"\xac\x02"), {1: 150}),
+        (bytes([5, 40]) + b"\x02", {20: 1}),  # a number of its own, not a step
+        (field(1, 8, b"\x02ab"), {1: b"ab"}),
+        (field(1, 7, bytes(8)) + field(1, 1), {1: None, 2: True}),
+        (field(1, 9, b"\x25\x02\x04"), {1: [1, 2]}),
+        (field(1, 9, b"\xf5\x10" + b"\x02" * 16), {1: [1] * 16}),
+        (field(1, 9, b"\x21\x01\x02") + field(1, 1), {1: [None, None], 2: True}),
+        (field(1, 12, field(3, 1) + END), {1: {3: True}}),
+        (field(1, 11, b"\x01\x85\x01a\x02") + field(1, 1), {1: None, 2: True}),
+        (field(1, 11, b"\x00"), {1: None}),
+    ],
+)
+def test_values(value: bytes, expected: object) -> None:
+    assert read_struct(value + END) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "too early"),
+        (field(1, 5), "too early"),
+        (field(1, 8, b"\x05ab") + END, "5 bytes"),
+        (field(1, 9, b"\xf5\xff\xff\xff\x7f"), "bytes, but only"),  # 268 million numbers are not made
+        (field(1, 5, b"\x02") + bytes([5, 2, 2]) + END, "twice"),
+        (field(1, 14) + END, "unknown kind"),
+        (field(1, 5, b"\xff" * 10 + b"\x01") + END, "64 bits"),
+        (field(1, 12) * 100_000, "deep"),
+        (field(1, 9, b"\x19" * 100_000), "deep"),
+    ],
+)
+def test_what_is_refused(data: bytes, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        read_struct(data)

@@ -10,7 +10,7 @@ import pytest
 import raydist as rd
 from raydist.pipelines.formats import tar_samples
 from raydist.pipelines.optimize.file_shards import shard_files
-from raydist.pipelines.sources.record_formats import TarFormat
+from raydist.pipelines.sources.file_format import TarFormat
 from tests.contracts.op import collect, is_error, iterate
 
 LONG = "L" * 150 + "ö/" + "n" * 120

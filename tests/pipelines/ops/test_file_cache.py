@@ -17,7 +17,7 @@ from raydist.dataset import Dataset
 from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from raydist.options import Options
 from raydist.pipelines.stored import write
-from raydist.pipelines.stored.chunks import ChunkWriter
+from raydist.pipelines.stored.containers import ChunkWriter
 from tests.contracts.op import check_op, collect, iterate, same
 from tests.pipelines.model import recorder
 

@@ -11,8 +11,7 @@ from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import Options
 from raydist.pipelines.stored import write
-from raydist.pipelines.stored.pass_over import StoredPassSettings
-from raydist.pipelines.stored.store import Recorder
+from raydist.pipelines.stored.pass_over import Recorder, StoredPassSettings
 from tests.contracts.op import check_op, collect, iterate
 from tests.pipelines.model import recorder
 

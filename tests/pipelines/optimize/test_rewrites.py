@@ -1,19 +1,31 @@
+"""All rewrites together, and each of them alone, on pipelines of all kinds."""
+
 from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
-from raydist.pipelines.engine.build import walk
+from raydist.pipelines.engine.build import name_operations, walk
 from raydist.pipelines.engine.executor import Executor
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.engine.op_kinds import ElementwiseOp
 from raydist.pipelines.engine.threads import ThreadExecutor
+from raydist.pipelines.ops.take import TakeOp
+from raydist.pipelines.optimize.rewrites import REWRITES, named_like, rewrite_each, settings_of, with_inputs
 from raydist.pipelines.run.plan import make_plan
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
-from tests.contracts.op import check_op, collect, iterate
+from tests.contracts.op import check_op, collect, iterate, same
 from tests.pipelines.optimize.rewriting import assert_same, optimised_names, plan_of, rewrites_of
 from tests.pipelines.random_functions import jitter
+from tests.pipelines.random_pipelines import Pipeline, pipelines
 
 
 def test_what_changes_nothing_is_left_out() -> None:
@@ -190,3 +202,102 @@ def test_only_if_it_is_asked_for_and_has_none() -> None:
 def test_datasets_inside_functions_are_not() -> None:
     dataset = Dataset.range(3).flat_map(lambda n: Dataset.range(n).map(lambda x: x + 1))
     assert [int(x) for x in assert_same(dataset, "inject_prefetch")] == [1, 1, 2]
+
+
+def test_nothing_changes_where_nothing_is_changed() -> None:
+    op = Dataset.zip(Dataset.range(3), Dataset.range(4).batch(2))._op
+    assert rewrite_each(op, name_operations(op), lambda node: node) is op
+
+
+def test_what_changes_keeps_its_name() -> None:
+    op = Dataset.range(9).take(3).batch(2)._op
+    names = name_operations(op)
+
+    def take_more(node: DatasetOp) -> DatasetOp:
+        return named_like(node, replace(node, count=5), names) if isinstance(node, TakeOp) else node
+
+    new = rewrite_each(op, names, take_more)
+    assert [names[id(node)] for node in (new, new.inputs[0])] == ["batch-2", "take-1"]
+    assert (new.inputs[0].label, op.inputs[0].label) == ("take(5)", "take(3)")
+
+
+def test_what_stands_at_two_places_stays_one() -> None:
+    numbers = Dataset.range(9).take(3)
+    op = Dataset.zip(numbers.batch(2), numbers)._op
+    names = name_operations(op)
+    taken = numbers._op
+    new = rewrite_each(op, names, lambda node: node.inputs[0] if node is taken else node)
+    assert new.inputs[0].inputs[0] is new.inputs[1] is taken.inputs[0]
+
+
+def test_inputs_in_tuples_are_found() -> None:
+    op = Dataset.choose_from_datasets([Dataset.range(3), Dataset.range(4)], Dataset.range(2))._op
+    other = Dataset.range(7)._op
+    new = with_inputs(op, name_operations(op), lambda source: other)
+    assert new.inputs == (other, other, other)
+
+
+def test_settings_are_all_but_inputs() -> None:
+    assert settings_of(Dataset.range(3).batch(2, drop_remainder=True)._op) == (2, True)
+    assert settings_of(Dataset.zip(Dataset.range(3), Dataset.range(3))._op)[1:] == ((0, 1),)
+
+
+FLAGS = OptimizationOptions.names()
+LIMIT = 60
+
+
+def items_of(dataset: Dataset) -> list[object]:
+    iterator = iterate(dataset)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "map_vectorization")
+        items = collect(iterator, LIMIT)
+    iterator.close()
+    return items
+
+
+def with_flag(dataset: Dataset, flag: str, on: bool) -> Dataset:
+    return dataset.with_options(Options(optimization=OptimizationOptions(**{flag: on})))
+
+
+def test_every_rewrite_has_a_setting_and_every_setting_a_rewrite() -> None:
+    in_stages = {"map_fusion", "filter_fusion"}  # these cut stages: see fusion.py
+    assert {rewrite.flag for rewrite in REWRITES} | in_stages == set(FLAGS)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@settings(max_examples=25)
+@given(pipeline=pipelines())
+def test_a_setting_changes_no_element(flag: str, pipeline: Pipeline) -> None:
+    dataset = pipeline.build()
+    on, off = [with_flag(dataset, flag, value) for value in (True, False)]
+    assert same(items_of(on), items_of(off))
+    assert on.cardinality() == off.cardinality()
+
+
+@given(pipeline=pipelines(), flags=st.fixed_dictionaries({flag: st.booleans() for flag in FLAGS}), data=st.data())
+def test_all_settings_together(pipeline: Pipeline, flags: dict[str, bool], data: st.DataObject) -> None:
+    flags["map_vectorization"] = False
+    dataset = pipeline.build()
+    chosen = dataset.with_options(Options(optimization=OptimizationOptions(**flags)))
+    elements = items_of(dataset)
+    saved = iterate(chosen)
+    done = data.draw(st.integers(0, len(elements)))
+    assert same(collect(saved, done), elements[:done])
+    resumed = iterate(chosen, epoch=5)
+    resumed.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    assert same(collect(resumed, LIMIT - done), elements[done:])
+    saved.close()
+    resumed.close()
+
+
+def test_explain_names_what_has_changed_the_graph() -> None:
+    numbers = Dataset.range(4)
+    text = Dataset.zip(numbers.take(-1), numbers).explain()
+    assert "as optimised (noop_elimination, common_subgraph_elimination):\n  zip-2: zip\n    range-0" in text
+
+
+def test_a_state_of_other_stages_is_refused() -> None:
+    dataset = Dataset.range(9).map(abs).map(abs)
+    state = iterate(with_flag(dataset, "map_fusion", False)).state_dict()
+    with pytest.raises(ValueError, match="The state must be of this pipeline"):
+        iterate(dataset).load_state_dict(state)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+
+from raydist.pipelines.formats.records import RecordReader
 
 
-@final
-class ListReader:
+class ListReader(RecordReader):
     """The offset counts the bytes of records; an exception among them is an error at its place."""
 
     def __init__(self, items: Sequence[bytes | Exception], offset: int = 0, index: int = 0) -> None:
@@ -26,6 +26,9 @@ class ListReader:
             self.offset += len(item)
         self.ended = self.index == len(self._items)
         return records, None
+
+    def _advance(self, records: list[bytes], limit: int) -> None:
+        raise AssertionError("`read` does not call it")
 
     def close(self) -> None:
         self.closed = True

@@ -22,16 +22,20 @@ import pytest
 
 import raydist as rd
 from raydist import pipelines
-from raydist.pipelines.formats.csv_lines import CsvParser
-from raydist.pipelines.formats.json_lines import JsonParser
-from raydist.pipelines.formats.lines import LineParser
 from raydist.pipelines.sources import arrow_files, parquet_files, row_lines
 from raydist.pipelines.sources.arrow_files import ArrowFormat
-from raydist.pipelines.sources.file_format import FileFormat
+from raydist.pipelines.sources.csv_files import CsvParser
+from raydist.pipelines.sources.file_format import (
+    FileFormat,
+    FixedLengthFormat,
+    TarFormat,
+    TextLineFormat,
+    TFRecordFormat,
+)
+from raydist.pipelines.sources.json_files import JsonParser
 from raydist.pipelines.sources.numpy_files import NumpyFileOp
 from raydist.pipelines.sources.parquet_files import ParquetFormat
-from raydist.pipelines.sources.record_formats import FixedLengthFormat, TarFormat, TextLineFormat, TFRecordFormat
-from raydist.pipelines.sources.row_lines import RowLinesFormat
+from raydist.pipelines.sources.row_lines import LineParser, RowLinesFormat
 from raydist.pipelines.stored import write as stored_write
 from raydist.pipelines.stored.read import SavedFormat
 from tests.contracts.file_format import FileFormatCase, check_file_format

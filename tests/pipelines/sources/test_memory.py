@@ -10,7 +10,7 @@ import torch
 from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.sources.memory import MemoryOp
+from raydist.pipelines.sources.memory import IndexedIterator, MemoryOp
 
 
 def test_slices_of_every_leaf() -> None:
@@ -76,3 +76,17 @@ def test_neighbours_are_read_as_by_their_indices_and_marked_as_shared() -> None:
         for mine, theirs in zip(read.columns, gathered.columns, strict=True):
             assert (mine == theirs).all()
             assert not mine.flags.writeable
+
+
+def test_blocks_follow_the_limit_and_the_state_is_the_next_index() -> None:
+    access = Dataset.range(10, 15)._op.random_access()
+    assert access is not None
+    iterator = IndexedIterator(access)
+    assert iterator.next_block(2).rows() == [10, 11]
+    assert iterator.state_dict() == {"next": 2}
+    resumed = IndexedIterator(access)
+    resumed.load_state_dict({"next": 2})
+    assert resumed.next_block(99).rows() == [12, 13, 14]
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            resumed.next_block(1)

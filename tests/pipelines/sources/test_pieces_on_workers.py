@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from raydist import Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, TFRecordWriter
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.sources import pieces_on_workers, record_slot
+from raydist.pipelines.sources import pieces, record_files
 from tests.contracts.op import MakeExecutor, collect, iterate, same
 from tests.pipelines.storing_executor import StoringExecutor
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces_on_workers, "_PIECE_BYTES", 60)
-    monkeypatch.setattr(pieces_on_workers, "_FIRST_RECORDS", 3)
+    monkeypatch.setattr(pieces, "_PIECE_BYTES", 60)
+    monkeypatch.setattr(pieces, "_FIRST_RECORDS", 3)
 
 
 def decode(record: Any) -> Any:
@@ -82,7 +82,7 @@ def test_records_errors_order_and_states(way: str, data: st.DataObject, tmp_path
 def test_this_process_reads_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = write(tmp_path, [20, 20])
     executor = StoringExecutor()
-    monkeypatch.setattr(record_slot, "PieceReader", _Refusing)
+    monkeypatch.setattr(record_files, "PieceReader", _Refusing)
     found = collect(iterate(TFRecordDataset(names).batch(4).map(len), lambda options: executor))
     assert [int(x) for x in found] == [4] * 10
     assert executor.num_fetched > 0

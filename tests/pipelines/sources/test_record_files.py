@@ -1,28 +1,29 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import pytest
 
 import raydist as rd
+from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.formats.byte_streams import ByteStream
+from raydist.pipelines.formats.records import RecordReader
 from raydist.pipelines.sources.file_format import RecordFormat
-from raydist.pipelines.sources.record_files import RecordFilesOp
+from raydist.pipelines.sources.record_files import RecordFilesOp, RecordSlot
 from tests.contracts.op import check_op
+from tests.pipelines.sources.lists import ListReader
 
 
-@final
-class ByteReader:
+class ByteReader(RecordReader):
     """Every byte is a record; a capital one is an error, and X the end of what can be read."""
 
     def __init__(self, stream: ByteStream, offset: int, index: int) -> None:
-        stream.skip(offset)
-        self.offset, self.index, self.ended = offset, index, False
-        self._stream = stream
+        super().__init__(stream, offset, index)
 
     def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
         byte = self._stream.read(1)
@@ -33,8 +34,8 @@ class ByteReader:
             return [], rd.DataLossError(f"{byte!r} at {self.offset}")
         return [byte] if byte else [], None
 
-    def close(self) -> None:
-        self._stream.close()
+    def _advance(self, records: list[bytes], limit: int) -> None:
+        raise AssertionError("`read` does not call it")
 
 
 @final
@@ -104,3 +105,64 @@ def test_autotune_reads_ahead_in_order(tmp_path: Path) -> None:
     assert next(iterator) == b"a"
     assert any(thread.name == "raydist-read" for thread in threading.enumerate())
     assert b"".join(iterator) == b"aabbb"
+
+
+ITEMS: list[bytes | Exception] = [b"a", b"bb", ValueError("x"), b"c", b"d", b"e"]
+
+
+def slot(items: Sequence[bytes | Exception], position: tuple[int, int, int] = (0, 0, 0), *, ahead: bool) -> RecordSlot:
+    return RecordSlot(lambda path, offset, index: ListReader(items, offset, index), 7, "path", position, ahead=ahead)
+
+
+def drain(source: RecordSlot, limit: int) -> list[Any]:
+    found: list[Any] = []
+    while True:
+        records, error = source.read(limit)
+        if not len(records) and error is None:
+            assert source.ended
+            source.close()
+            return found
+        found += records.tolist() if error is None else [error]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("limit", [1, 2, 10])
+def test_all_records_and_errors_in_order(ahead: bool, limit: int) -> None:
+    assert drain(slot(ITEMS, ahead=ahead), limit) == ITEMS
+    assert drain(slot([], ahead=ahead), limit) == []
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_goes_on_at_every_state(ahead: bool) -> None:
+    for done in range(len(ITEMS) + 1):
+        first = slot(ITEMS, ahead=ahead)
+        for _ in range(done):
+            first.read(1)
+        number, *position = first.state()
+        first.close()
+        resumed = slot(ITEMS, (position[0], position[1], position[2]), ahead=ahead)
+        assert resumed.state() == [number, *position]
+        assert drain(resumed, 2) == ITEMS[done:]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_state_behind_the_end_is_the_end(ahead: bool) -> None:
+    assert drain(slot(ITEMS[:2], (0, 0, 5), ahead=ahead), 3) == []
+
+
+def test_records_at_hand_are_taken_without_waiting() -> None:
+    source = slot([b"a", b"b", b"c"], ahead=True)
+    assert source.ready() == 0
+    assert source.read(1)[0].tolist() == [b"a"]
+    assert source.ready() == 2
+    assert source.take(5).tolist() == [b"b", b"c"]
+    assert drain(source, 1) == []
+
+
+def test_an_error_in_the_place_of_the_name() -> None:
+    error = ValueError("no name")
+    source = RecordSlot(lambda *_: ListReader([]), 0, ElementError(error), ahead=True)
+    source.start()
+    assert source.read(3)[1] is error
+    assert source.ended
+    source.close()

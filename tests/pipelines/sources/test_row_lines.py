@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import raydist as rd
-from raydist.pipelines.formats.json_lines import JsonParser
+from raydist.pipelines.sources.json_files import JsonParser
 from raydist.pipelines.sources.row_lines import RowLinesFormat, first_lines
 from tests.pipelines.formats.record_files import COMPRESS
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 import fsspec
 import pytest
@@ -16,6 +19,7 @@ from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgume
 from raydist.failpoints import installed
 from raydist.pipelines.formats.files import secrets_in, shown_uri
 from raydist.pipelines.stored.directory_files import DirectoryFiles, LocalFiles, RemoteFiles, directory_files
+from raydist.pipelines.stored.file_directory import locked_directory
 
 
 def test_what_only_this_process_sees() -> None:
@@ -182,3 +186,45 @@ def test_what_a_server_says_does_not_show_credentials(flaky: list[Exception]) ->
         directory.write("a", putting(b"123"))
     assert raised.value.__cause__ is None  # it shows what the server says
     assert "hidden" not in f"{raised.value} {getattr(raised.value, '__notes__', ())}"
+
+
+def test_one_is_inside_and_nothing_stays_there(tmp_path: Path) -> None:
+    inside, counts = 0, []
+
+    def count() -> None:
+        nonlocal inside
+        for _ in range(50):
+            with locked_directory(str(tmp_path), 20.0) as locked:
+                assert locked
+                inside += 1
+                counts.append(inside)
+                inside -= 1
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert counts == [1] * 200
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_stays_inside_holds_nobody_up_for_ever(tmp_path: Path) -> None:
+    with locked_directory(str(tmp_path), 0.0) as first, locked_directory(str(tmp_path), 0.0) as second:
+        assert (first, second) == (True, False)
+    with locked_directory(str(tmp_path), 0.0) as third:
+        assert third
+
+
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locked_directory(str(tmp_path), 20.0) as locked:
+        assert not locked
+
+
+def test_a_directory_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+    with locked_directory(str(tmp_path / "missing"), 20.0) as locked:
+        assert not locked

@@ -4,7 +4,6 @@ import functools
 import subprocess
 import sys
 import threading
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ import torch
 from raydist.dataset import Dataset
 from raydist.dataset.readers import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.stored.chunks import Chunk
-from raydist.pipelines.stored.fingerprint import _RAYDIST, _is_library, fingerprint
+from raydist.pipelines.stored.containers import Chunk
+from raydist.pipelines.stored.fingerprint import _LIBRARIES, _RAYDIST, fingerprint
 from raydist.pipelines.stored.manifest import StoredFile
 from raydist.pipelines.tf_example.features import FixedLenFeature, VarLenFeature
 from raydist.pipelines.tf_example.ragged_features import RaggedFeature
@@ -151,4 +150,4 @@ def test_globals_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_this_package_is_a_library_wherever_its_modules_lie() -> None:
     assert _RAYDIST.endswith("raydist")
-    assert _is_library(types.FunctionType(fingerprint.__code__, {}))
+    assert fingerprint.__code__.co_filename.startswith(_LIBRARIES)

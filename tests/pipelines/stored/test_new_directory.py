@@ -7,7 +7,7 @@ import fsspec
 import pytest
 
 from raydist.errors import FailedPreconditionError, NotFoundError
-from raydist.pipelines.stored.new_directory import NewDirectory, new_directory, remove_remains
+from raydist.pipelines.stored.new_directory import NewDirectory, remove_remains
 
 
 def put(directory: NewDirectory, name: str, content: bytes) -> None:
@@ -27,7 +27,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_it_appears_at_the_end(target: str) -> None:
-    directory = new_directory(target)
+    directory = NewDirectory(target)
     directory.check_new()
     put(directory, "a", b"data")
     assert "manifest.json" not in names(target)
@@ -36,11 +36,11 @@ def test_it_appears_at_the_end(target: str) -> None:
     with fsspec.open(f"{target}/manifest.json") as file:
         assert file.read() == b"manifest"
     with pytest.raises(FailedPreconditionError, match="does not exist yet"):
-        new_directory(target).check_new()
+        NewDirectory(target).check_new()
 
 
 def test_of_two_writers_the_first_wins_and_the_other_leaves_nothing(target: str) -> None:
-    first, second = new_directory(target), new_directory(target)
+    first, second = NewDirectory(target), NewDirectory(target)
     put(first, "a", b"first")
     put(second, "a", b"second")
     first.commit(b"1")
@@ -53,7 +53,7 @@ def test_of_two_writers_the_first_wins_and_the_other_leaves_nothing(target: str)
 
 
 def test_what_is_abandoned_leaves_nothing(target: str) -> None:
-    directory = new_directory(target)
+    directory = NewDirectory(target)
     put(directory, "a", b"data")
     directory.abandon()
     directory.abandon()
@@ -61,7 +61,7 @@ def test_what_is_abandoned_leaves_nothing(target: str) -> None:
 
 
 def test_remains_of_a_crash_are_removed(tmp_path: Path) -> None:
-    crashed, other = new_directory(tmp_path / "x"), new_directory(tmp_path / "y")
+    crashed, other = NewDirectory(tmp_path / "x"), NewDirectory(tmp_path / "y")
     put(crashed, "a", b"data")
     put(other, "a", b"data")
     remove_remains(str(tmp_path / "x"))
@@ -71,11 +71,11 @@ def test_remains_of_a_crash_are_removed(tmp_path: Path) -> None:
 
 def test_a_parent_must_exist(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
-        new_directory(tmp_path / "no" / "x").create("a")
+        NewDirectory(tmp_path / "no" / "x").create("a")
 
 
 def test_an_empty_directory_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
-    directory = new_directory(tmp_path / "x")
+    directory = NewDirectory(tmp_path / "x")
     put(directory, "a", b"data")
     (tmp_path / "x").mkdir()
     with pytest.raises(FailedPreconditionError, match="does not exist yet"):

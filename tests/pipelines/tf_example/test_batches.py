@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.tf_example.batches import fill_alike
-from raydist.pipelines.tf_example.columns import FeatureColumn, FixedColumn
-from raydist.pipelines.tf_example.composite_features import Feature
+from raydist.pipelines.tf_example.batches import Bytes, ExampleLayout, Floats, Integers, Values, fill_alike
 from raydist.pipelines.tf_example.features import FixedLenFeature, VarLenFeature
+from raydist.pipelines.tf_example.outputs import Feature, FeatureColumn, FixedColumn
 from raydist.pipelines.tf_example.parse import parse_example, parse_single_example
 from tests.pipelines.formats.record_files import example
 
@@ -96,3 +95,84 @@ def test_the_first_wrong_record_is_named() -> None:
     records[15], records[6] = b"\xff", example(id=[0.5])
     with pytest.raises(InvalidArgumentError, match="record 6 holds float32"):
         parse_example(records, {"id": FixedLenFeature((), "int64")})
+
+
+RECORD = bytes.fromhex("ff 0000003f 0000803f ac02 05 ffffffffffffffffff01")
+MATRIX = np.frombuffer(RECORD * 2, np.uint8).reshape(2, -1)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected", "free"),
+    [
+        (Bytes(((0, 1), (9, 9), (9, 11))), [b"\xff", b"", b"\xac\x02"], "00 ffffffff ffffffff 0000 ff" + "ff" * 10),
+        (Floats((1, 5)), [0.5, 1.0], "ff 00000000 00000000 ffff ff" + "ff" * 10),
+        (Floats((5, 1)), [1.0, 0.5], "ff 00000000 00000000 ffff ff" + "ff" * 10),
+        (Floats(()), [], "ff" * 22),
+        (Integers((9, 11), (2, 1)), [300, 5], "ff" * 9 + "8080 80" + "ff" * 10),
+        (Integers((12,), (10,)), [-1], "ff" * 12 + "80" * 9 + "fe"),
+        (Integers((11,), (1,)), [5], "ff" * 11 + "80" + "ff" * 10),
+        (Integers((), ()), [], "ff" * 22),
+    ],
+)
+def test_values_and_their_free_bits(values: Values, expected: list[object], free: str) -> None:
+    found = values.decode([RECORD, RECORD], MATRIX)
+    assert found.tolist() == [expected, expected]
+    assert len(values) == len(expected)
+    mask = np.full(len(RECORD), 0xFF, np.uint8)
+    values.free_bits(mask)
+    assert mask.tobytes() == bytes.fromhex(free)
+
+
+def matrix(*records: bytes) -> np.ndarray:
+    return np.frombuffer(b"".join(records), np.uint8).reshape(len(records), -1)
+
+
+def test_values_differ_and_the_rest_agrees() -> None:
+    record = example(a=[1.5, 2.5], b=[b"xy"], c=[300])
+    layout = ExampleLayout.of(record)
+    assert layout is not None
+    assert {name: (values.kind, len(values)) for name, values in layout.features.items()} == {
+        "a": ("float_list", 2),
+        "b": ("bytes_list", 1),
+        "c": ("int64_list", 1),
+    }
+    alike = record.replace(b"xy", b"zz")
+    for values in layout.features.values():
+        assert len(values.decode([record, alike], matrix(record, alike))) == 2
+    assert layout.features["b"].decode([record, alike], matrix(record, alike)).tolist() == [[b"xy"], [b"zz"]]
+    other_name = record.replace(b"\x01a", b"\x01d")
+    assert layout.matches(matrix(record, alike, other_name)).tolist() == [True, True, False]
+
+
+def test_numbers_of_other_widths_have_another_layout() -> None:
+    wide, two = example(x=[300]), example(x=[3, 4])  # both two bytes of values
+    layout = ExampleLayout.of(wide)
+    assert layout is not None
+    assert len(wide) == len(two)
+    assert layout.matches(matrix(wide, two)).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"",
+        b"hello",
+        example(x=[1])[:-1],
+        example(x=[1]) + b"\x10\x01",  # an unknown field
+        example(x=[1]) + example(y=[1]),  # two Features messages
+        example(x=None),
+        example(x=[1])[:2] + example(x=[1])[2:].replace(b"x", b"\xff"),  # a name that is no UTF-8
+        bytes.fromhex("0a100a0e0a0178120912070a0501ffffff7f") + b"\0",
+    ],
+)
+def test_unusual_records_have_none(record: bytes) -> None:
+    assert ExampleLayout.of(record) is None
+
+
+def test_lists_that_are_not_packed() -> None:
+    floats = bytes.fromhex("0a13 0a11 0a0178 120c 120a 0d0000003f 0d0000803f".replace(" ", ""))
+    numbers = bytes.fromhex("0a0d 0a0b 0a0178 1206 1a04 0805 0806".replace(" ", ""))
+    for record, expected in ((floats, [0.5, 1.0]), (numbers, [5, 6])):
+        layout = ExampleLayout.of(record)
+        assert layout is not None
+        assert layout.features["x"].decode([record], matrix(record)).tolist() == [expected]

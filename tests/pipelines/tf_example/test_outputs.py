@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.tf_example.composite_features import (
-    Feature,
+from raydist.pipelines.tf_example.features import (
+    FixedLenFeature,
     FixedLenSequenceFeature,
     SparseFeature,
     SparseTensorValue,
 )
-from raydist.pipelines.tf_example.parse import parse_example
-from raydist.pipelines.tf_example.ragged_features import RaggedFeature, RaggedTensorValue
+from raydist.pipelines.tf_example.outputs import Feature, FixedColumn, RaggedColumn, row_lengths
+from raydist.pipelines.tf_example.parse import example_class, parse_example
+from raydist.pipelines.tf_example.ragged_features import RaggedFeature, RaggedTensorValue, RowPartition
 from tests.pipelines.formats.record_files import example
 
 
@@ -98,3 +99,73 @@ def test_ragged_features_with_partitions() -> None:
         parse(records, feature)
     uniform = parse(records[0], RaggedFeature("int64", "outer", [RaggedFeature.UniformRowLength(3)]))
     assert (uniform.values.tolist(), uniform.row_splits.tolist()) == ([0, 1, 3], [0, 3])
+
+
+def feature_map(**features: Any) -> Any:
+    return example_class().FromString(example(**features)).features.feature
+
+
+def test_a_fixed_column_takes_records_one_by_one_and_many_at_once() -> None:
+    for shape, rows in (((), [3, 4, 5]), ((1,), [[3], [4], [5]])):
+        column = FixedColumn("x", FixedLenFeature(shape, "int64"), 3)
+        column.add(feature_map(x=[4]), 1)
+        column.fill(np.array([0, 2]), np.array([[3], [5]]))
+        assert column.array().tolist() == rows
+        assert column.num_values == 1
+
+
+def test_a_ragged_column_takes_any_number() -> None:
+    column = RaggedColumn("x", np.dtype(np.int64), 3)
+    column.add(feature_map(x=[4, 5]), 1)
+    column.fill(np.array([2]), np.array([[6, 7, 8]]))
+    assert [row.tolist() for row in column.array()] == [[], [4, 5], [6, 7, 8]]
+    assert column.num_values is None
+    with pytest.raises(InvalidArgumentError, match="record 0 holds float32"):
+        column.add(feature_map(x=[0.5]), 0)
+
+
+def test_rows_do_not_share_a_default() -> None:
+    column = FixedColumn("x", FixedLenFeature((2,), "int64", default_value=1), 2)
+    column.add(feature_map(), 0)
+    column.add(feature_map(), 1)
+    rows = column.array()
+    rows[0] = 9
+    assert rows[1].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("partition", "numbers"),
+    [
+        (RaggedFeature.RowSplits("k"), [0, 2, 2, 5]),
+        (RaggedFeature.RowLengths("k"), [2, 0, 3]),
+        (RaggedFeature.RowStarts("k"), [0, 2, 2]),
+        (RaggedFeature.RowLimits("k"), [2, 2, 5]),
+        (RaggedFeature.ValueRowIds("k"), [0, 0, 2, 2, 2]),
+    ],
+)
+def test_all_kinds_say_the_same(partition: RowPartition, numbers: list[int]) -> None:
+    assert row_lengths(partition, np.array(numbers), 5).tolist() == [2, 0, 3]
+    assert row_lengths(partition, np.array([], np.int64), 0).tolist() == []
+    with pytest.raises(ValueError, match="they "):
+        row_lengths(partition, np.array(numbers), 4 if partition.kind != "row_starts" else 1)
+
+
+def test_rows_of_one_length() -> None:
+    assert row_lengths(RaggedFeature.UniformRowLength(2), np.array([]), 6).tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match="they cover 4 values"):
+        row_lengths(RaggedFeature.UniformRowLength(2), np.array([]), 5)
+
+
+@pytest.mark.parametrize(
+    ("partition", "numbers", "message"),
+    [
+        (RaggedFeature.RowSplits("k"), [1, 5], "first must be 0"),
+        (RaggedFeature.RowSplits("k"), [0, 6, 5], "must ascend"),
+        (RaggedFeature.RowLengths("k"), [-1, 6], "must ascend"),
+        (RaggedFeature.ValueRowIds("k"), [1, 0, 0, 0, 0], "must be >= 0 and ascend"),
+        (RaggedFeature.ValueRowIds("k"), [0, 0, 0, 0, 2**62], "too many empty ones"),
+    ],
+)
+def test_numbers_that_cut_nothing(partition: RowPartition, numbers: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        row_lengths(partition, np.array(numbers), 5)

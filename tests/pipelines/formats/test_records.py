@@ -11,11 +11,51 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raydist as rd
-from raydist.pipelines.formats import lines as lines_module
+from raydist.pipelines.formats import records as readers
 from raydist.pipelines.formats.byte_streams import open_stream
-from raydist.pipelines.formats.csv_lines import CsvParser
-from raydist.pipelines.formats.json_lines import JsonParser
-from raydist.pipelines.formats.lines import LineParser, LineReader, require_line_limit
+from raydist.pipelines.formats.files import require_limit
+from raydist.pipelines.formats.records import FixedRecordReader, LineReader
+from raydist.pipelines.sources.csv_files import CsvParser
+from raydist.pipelines.sources.json_files import JsonParser
+from raydist.pipelines.sources.row_lines import LineParser
+
+
+@given(
+    num=st.integers(0, 5),
+    sizes=st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(0, 6)),
+    chunk=st.integers(1, 7),
+    limit=st.integers(1, 4),
+    extra=st.integers(0, 1),
+)
+def test_records_between_header_and_footer(
+    tmp_path_factory: pytest.TempPathFactory,
+    num: int,
+    sizes: tuple[int, int, int],
+    chunk: int,
+    limit: int,
+    extra: int,
+) -> None:
+    record, header, footer = sizes
+    path = tmp_path_factory.mktemp("records") / "x"
+    records = [bytes([65 + i]) * record for i in range(num)]
+    path.write_bytes(b"h" * header + b"".join(records) + b"f" * (footer + extra))
+    found: list[bytes] = []
+    error = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "CHUNK_BYTES", chunk)
+        reader = FixedRecordReader(open_stream(str(path), None), *sizes)
+        while not reader.ended:
+            part, error = reader.read(limit)
+            found += part
+        reader.close()
+    if extra and record == 1:  # nothing tells the extra byte from a record
+        records.append(found[-1])
+    assert found == records
+    assert (error is None) == (not extra or record == 1)
+    if error is not None:
+        assert isinstance(error, rd.DataLossError)
+        assert error.offset == header + num * record
+        assert f"{footer + 1} bytes are left" in str(error)
 
 
 def read_all(path: Path, limit: int = 3, **options: int) -> tuple[list[bytes], list[int], Exception | None]:
@@ -36,7 +76,7 @@ def test_lines_and_their_offsets(tmp_path_factory: pytest.TempPathFactory, conte
     path = tmp_path_factory.mktemp("lines") / "x"
     path.write_bytes(content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines_module, "_CHUNK_BYTES", chunk)
+        patch.setattr(readers, "CHUNK_BYTES", chunk)
         found, starts, error = read_all(path)
     ends = [line.endswith(b"\n") for line in content.split(b"\n")]
     assert not any(ends)
@@ -81,7 +121,7 @@ def test_a_compressed_line_stays_small(tmp_path: Path) -> None:
     allowed = LineReader(open_stream(str(path), "GZIP"), max_line_bytes=1 << 27)
     assert [len(line) for line in allowed.read(10)[0]] == [5, 100 << 20]
     with pytest.raises(rd.InvalidArgumentError, match="max_line_bytes must be >= 1"):
-        require_line_limit(0)
+        require_limit("max_line_bytes", 0)
 
 
 SCHEMA = pa.schema({"x": pa.int64()})
