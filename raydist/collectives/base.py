@@ -15,6 +15,7 @@ from typing import ClassVar, final
 import torch
 
 from raydist.collectives.tensors import check_rows
+from raydist.host_copy import begin_host_copy
 from raydist.values import ReduceOp
 
 __all__ = [
@@ -34,24 +35,16 @@ ALL_REDUCE = {op: f"all_reduce({op.value})" for op in ReduceOp}
 @final
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The membership of one rank in one generation of a group.
+    """The membership of one rank in one generation of a group."""
 
-    Attributes:
-        group: Name of the group, unique in the cluster.
-        generation: 0 for the first members, one more after every change. Old generations are refused.
-        rank: Rank of this process, 0 .. world_size - 1.
-        world_size: Number of members.
-        store_host: Host of the rendezvous store (a torch TCPStore) of this generation, empty where none is needed.
-        store_port: Port of the rendezvous store.
-        hosts: Host of each rank; ranks with the same host share memory. Empty if the hosts are unknown.
-    """
-
-    group: str
-    generation: int
-    rank: int
-    world_size: int
+    group: str  # name of the group, unique in the cluster
+    generation: int  # 0 for the first members, one more after every change. Old generations are refused.
+    rank: int  # rank of this process, 0 .. world_size - 1
+    world_size: int  # number of members
+    # host of the rendezvous store (a torch TCPStore) of this generation, empty where none is needed
     store_host: str = ""
-    store_port: int = 0
+    store_port: int = 0  # port of the rendezvous store
+    # host of each rank; ranks with the same host share memory. Empty if the hosts are unknown.
     hosts: tuple[str, ...] = ()
 
 
@@ -104,11 +97,18 @@ class Communicator(ABC):
         membership: Membership of this rank in the present generation.
         timeout_s: Limit of every wait, in seconds.
         device: Device of the tensors.
+        checks_itself: True if the collectives themselves raise CollectiveMismatchError where ranks call different
+            collectives. They compare name, op, dtype, shape, root and order, so that ranks need not compare calls
+            beforehand.
+        host_runs_ahead: True if `Work.wait` makes the device's stream wait instead of the host, as on a GPU. The host
+            then reads results by `copy_to_host`.
     """
 
     membership: Membership
     timeout_s: float
     device: torch.device = torch.device("cpu")
+    checks_itself: bool = False
+    host_runs_ahead: bool = False
 
     @property
     def rank(self) -> int:
@@ -118,29 +118,12 @@ class Communicator(ABC):
     def world_size(self) -> int:
         return self.membership.world_size
 
-    @property
-    def checks_itself(self) -> bool:
-        """True if the collectives themselves raise CollectiveMismatchError where ranks call different collectives.
-
-        They compare name, op, dtype, shape, root and order, so that ranks need not compare calls beforehand.
-        """
-        return False
-
     def announce(self, what: str) -> None:  # noqa: B027  # most communicators show nothing
         """Set the purpose of the next collective, which messages show in place of its arguments."""
 
-    @property
-    def host_runs_ahead(self) -> bool:
-        """True if `Work.wait` makes the device's stream wait instead of the host, as on a GPU.
-
-        The host then reads results by `copy_to_host`.
-        """
-        return False
-
     def copy_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Begin to copy a tensor to the host. The returned function blocks until the copy is done and returns it."""
-        copied = tensor.detach().cpu()
-        return lambda: copied
+        return begin_host_copy(tensor)
 
     def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
         """Return every rank's data, by rank. The data of ranks may have different lengths.
@@ -148,7 +131,6 @@ class Communicator(ABC):
         Meant for rare exchanges, such as a new layout. Where `host_runs_ahead`, the exchange does not use the device.
 
         Args:
-            data: Data of this rank.
             what: Purpose of the exchange, for messages.
 
         Blocking: until all ranks have called it, at most the communicator's limit.

@@ -32,24 +32,21 @@ __all__ = ["Call", "CallLog", "CheckedCommunicator", "all_hold", "describe_call"
 @final
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Description of a collective that a rank calls.
+    """Description of a collective that a rank calls."""
 
-    Attributes:
-        name: The collective and its arguments: "all_reduce(SUM)".
-        dtype: Dtype of the tensor: "torch.float32".
-        shape: Shape of the tensor.
-        number: Number of earlier calls of this rank.
-        differentiable: True if autograd differentiates the result; may differ between ranks.
-    """
+    name: str  # the collective and its arguments: "all_reduce(SUM)"
+    dtype: str  # dtype of the tensor: "torch.float32"
+    shape: tuple[int, ...]  # shape of the tensor
+    number: int = 0  # number of earlier calls of this rank
+    differentiable: bool = False  # True if autograd differentiates the result; may differ between ranks
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    number: int = 0
-    differentiable: bool = False
+    @property
+    def about(self) -> str:
+        """The call without its number, for messages."""
+        return f"{self.name} of {self.dtype} {self.shape}"
 
     def __str__(self) -> str:
-        return f"{self.name} of {self.dtype} {self.shape} as call {self.number}"
+        return f"{self.about} as call {self.number}"
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -60,20 +57,19 @@ class Call:
         return Call(**{**fields, "shape": tuple(fields["shape"])})
 
 
+def describe_call(name: str, tensor: torch.Tensor | None, *, number: int = 0, differentiable: bool = False) -> Call:
+    """Return the description of collective `name` on `tensor`."""
+    if tensor is None:
+        return Call(name, "nothing", (), number)
+    return Call(name, str(tensor.dtype), tuple(tensor.shape), number, differentiable)
+
+
 def exchange(
-    communicator: Communicator,
-    call: Call,
-    *,
-    device: torch.device,
-    ragged_axis: int | None = None,
-    log: CallLog | None = None,
+    communicator: Communicator, call: Call, *, ragged_axis: int | None = None, log: CallLog | None = None
 ) -> list[Call]:
     """Check that the calls of all ranks match, and return them, by rank.
 
     Args:
-        communicator: Communicator for the descriptions.
-        call: Call of this rank.
-        device: Device of the communicator's tensors.
         ragged_axis: A dimension whose length may differ between ranks.
         log: Log of the earlier calls. Where the host runs ahead of the device, a known sequence of two calls is not
             compared again.
@@ -83,66 +79,60 @@ def exchange(
     Raises:
         CollectiveMismatchError: The calls differ. All ranks raise it, with the calls of every rank.
     """
-    if communicator.host_runs_ahead:
-        if ragged_axis is not None or log is None:
-            return _told(communicator, call, ragged_axis)
-        differentiable: bool | None = log.agree(communicator, call)
+    differentiable: bool | None
+    if not communicator.host_runs_ahead:
+        differentiable = _agreed(communicator, call)
+    elif ragged_axis is None and log is not None:
+        differentiable = log.agree(communicator, call)
     else:
-        differentiable = _agreed(communicator, call, device)
-    if differentiable is not None:
-        return [replace(call, differentiable=differentiable)] * communicator.world_size
-    return _told(communicator, call, ragged_axis)
+        differentiable = None
+    if differentiable is None:
+        return _told(communicator, call, ragged_axis)
+    return [replace(call, differentiable=differentiable)] * communicator.world_size
 
 
-def all_hold(communicator: Communicator, call: Call, held: Hashable, *, device: torch.device) -> bool:
-    """Return True if all ranks pass equal values, which are compared by `repr`.
+def all_hold(communicator: Communicator, call: Call, held: Hashable) -> bool:
+    """Return True if all ranks pass equal values, which are compared by `repr`; see `exchange`.
 
     Costs one all-reduce of three numbers if they do.
-
-    Args:
-        communicator: See `exchange`.
-        call: See `exchange`.
-        held: Value of this rank.
-        device: See `exchange`.
-
-    Blocking: until all ranks have called it, at most the communicator's limit.
-
-    Raises:
-        CollectiveMismatchError: The calls of ranks differ. All ranks raise it, with the calls of every rank.
     """
-    if _agreed(communicator, call, device, held) is not None:
+    if _agreed(communicator, call, held) is not None:
         return True
-    _told(communicator, call, None)
+    _told(communicator, call)
     return False
 
 
-def _told(communicator: Communicator, call: Call, ragged_axis: int | None) -> list[Call]:
+def _told(communicator: Communicator, call: Call, ragged_axis: int | None = None) -> list[Call]:
     """Exchange full descriptions of the calls and return them, by rank. Raises an error if they differ."""
-    calls = [Call.decode(each) for each in communicator.exchange_on_host(call.encode(), _about(call))]
+    calls = [Call.decode(each) for each in communicator.exchange_on_host(call.encode(), call.about)]
     if len({_essence(other, ragged_axis) for other in calls}) > 1:
         raise mismatch_error([str(other) for other in calls])
     return calls
 
 
-def _about(call: Call) -> str:
-    return f"{call.name} of {call.dtype} {call.shape}"
-
-
-def _agreed(communicator: Communicator, call: Call, device: torch.device, held: Hashable = None) -> bool | None:
+def _agreed(communicator: Communicator, call: Call, held: Hashable = None) -> bool | None:
     """Return True if any rank differentiates its call, and None, on all ranks, if calls or values differ.
 
     All checked calls begin with this all-reduce, so ranks with different calls detect the mismatch here.
     """
-    digest = hashlib.blake2b(repr((_essence(call, None), held)).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(repr((_essence(call), held)).encode(), digest_size=8).digest()
     if communicator.host_runs_ahead:
-        said = communicator.exchange_on_host(digest + bytes((call.differentiable,)), _about(call))
+        said = communicator.exchange_on_host(digest + bytes((call.differentiable,)), call.about)
         return any(each[-1] for each in said) if len({each[:-1] for each in said}) == 1 else None
-    communicator.announce(_about(call))
+    communicator.announce(call.about)
     number = int.from_bytes(digest, "little") >> 2
-    greatest = torch.tensor([number, -number, int(call.differentiable)], device=device)
+    greatest = torch.tensor([number, -number, int(call.differentiable)], device=communicator.device)
     communicator.all_reduce(greatest, ReduceOp.MAX).wait()
     most, least, differentiable = greatest.tolist()
     return bool(differentiable) if most == -least else None
+
+
+def _essence(call: Call, ragged_axis: int | None = None) -> tuple[object, ...]:
+    """Return the part of a call that must be equal on all ranks."""
+    shape = list(call.shape)
+    if ragged_axis is not None and -len(shape) <= ragged_axis < len(shape):
+        shape[ragged_axis] = -1
+    return call.name, call.dtype, tuple(shape), call.number
 
 
 @final
@@ -163,26 +153,16 @@ class CallLog:
         self._last = None
 
     def agree(self, communicator: Communicator, call: Call) -> bool:
-        """Log a call, and return True if any rank differentiates it.
+        """Log a call, and return True if any rank differentiates it; see `exchange`.
 
-        Blocking: where the call follows the previous one for the first time, until all ranks have called it.
-
-        Raises:
-            CollectiveMismatchError: Ranks make different calls where a call is compared. All ranks raise it.
+        Blocks only where the call follows the previous one for the first time.
         """
-        essence = (*_essence(replace(call, number=0), None), call.differentiable)
+        essence = (*_essence(replace(call, number=0)), call.differentiable)
         self.digest = zlib.crc32(repr(essence[:-1]).encode(), self.digest)
         place, self._last = (self._last, essence), essence
         if place not in self._known:
-            self._known[place] = any(other.differentiable for other in _told(communicator, call, None))
+            self._known[place] = any(other.differentiable for other in _told(communicator, call))
         return self._known[place]
-
-
-def _essence(call: Call, ragged_axis: int | None) -> tuple[object, ...]:
-    shape = list(call.shape)
-    if ragged_axis is not None and -len(shape) <= ragged_axis < len(shape):
-        shape[ragged_axis] = -1
-    return call.name, call.dtype, tuple(shape), call.number
 
 
 @final
@@ -190,19 +170,13 @@ class CheckedCommunicator(DelegatingCommunicator):
     """A communicator that compares each collective between all ranks, before it calls another communicator.
 
     It compares nothing where the other communicator `checks_itself`.
-
-    Args:
-        inner: The other communicator, which this object owns from now on.
     """
 
     def __init__(self, inner: Communicator) -> None:
         super().__init__(inner)
+        self.checks_itself = True
         self._num_calls = 0
         self._log = CallLog()
-
-    @property
-    def checks_itself(self) -> bool:
-        return True
 
     def around(self, what: str, tensor: torch.Tensor | None, start: Callable[[], Work]) -> Work:
         self._compare(what, tensor)
@@ -221,11 +195,4 @@ class CheckedCommunicator(DelegatingCommunicator):
         if always or not self._inner.checks_itself:
             call = describe_call(name, tensor, number=self._num_calls)
             self._num_calls += 1
-            exchange(self._inner, call, device=self.device, log=self._log)
-
-
-def describe_call(name: str, tensor: torch.Tensor | None, *, number: int = 0, differentiable: bool = False) -> Call:
-    """Return the description of collective `name` on `tensor`."""
-    if tensor is None:
-        return Call(name, "nothing", (), number)
-    return Call(name, str(tensor.dtype), tuple(tensor.shape), number, differentiable)
+            exchange(self._inner, call, log=self._log)

@@ -35,27 +35,17 @@ Verdict = Callable[[], CollectiveMismatchError | None]
 @final
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """Status of a rank at one time.
+    """Status of a rank at one time."""
 
-    Attributes:
-        events: Number of events so far; two statuses with the same number are equal.
-        step: Number of the present or last step; -1 before the first step.
-        running: True if the step is running.
-        calls: Number of collectives that the rank has called, for each group.
-        waits_in: Name of the group in whose collective the rank waits; empty if the rank does not wait.
-        number: Number of that collective in the group.
-        doing: Description of that collective, for messages.
-        look: Number of this status, which increases with time.
-    """
-
-    events: int
-    step: int = -1
-    running: bool = False
+    events: int  # number of events so far; two statuses with the same number are equal
+    step: int = -1  # number of the present or last step; -1 before the first step
+    running: bool = False  # True if the step is running
+    # number of collectives that the rank has called, for each group
     calls: Mapping[str, int] = field(default_factory=dict)
-    waits_in: str = ""
-    number: int = 0
-    doing: str = ""
-    look: int = 0
+    waits_in: str = ""  # name of the group in whose collective the rank waits; empty if the rank does not wait
+    number: int = 0  # number of that collective in the group
+    doing: str = ""  # description of that collective, for messages
+    look: int = 0  # number of this status, which increases with time
 
     def __str__(self) -> str:
         if self.waits_in:
@@ -171,8 +161,6 @@ class DeadlockDetector:
     """The deadlock detector of one rank in one generation of a group.
 
     Args:
-        membership: Membership of the rank, with the address of the store.
-        progress: Progress of the rank.
         end: Called in the detector's thread on a deadlock; must abort the rank's collectives.
     """
 
@@ -247,9 +235,7 @@ class WatchedCommunicator(DelegatingCommunicator):
     """A communicator that records the waits of another one for a `DeadlockDetector`.
 
     Args:
-        inner: The other communicator, which this object owns from now on.
         name: Name of the group for messages, unique among the groups of the rank.
-        progress: Progress of the rank, which this object updates.
         verdict: Returns the deadlock that a detector has found, if any.
     """
 

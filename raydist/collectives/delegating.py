@@ -10,8 +10,7 @@ from typing import TypeVar, final
 import torch
 
 from raydist.collectives.base import ALL_REDUCE, Communicator, FinishingWork, Work
-from raydist.collectives.reducing import COMBINERS
-from raydist.collectives.tensors import check_reducible, rows_name
+from raydist.collectives.tensors import COMBINERS, check_reducible, rows_name
 from raydist.errors import SpecError
 from raydist.values import ReduceOp
 
@@ -33,6 +32,8 @@ class DelegatingCommunicator(Communicator):
         self.membership = inner.membership
         self.timeout_s = inner.timeout_s
         self.device = inner.device
+        self.checks_itself = inner.checks_itself
+        self.host_runs_ahead = inner.host_runs_ahead
 
     def around(self, what: str, tensor: torch.Tensor | None, start: Callable[[], Work]) -> Work:
         """Start a collective.
@@ -40,21 +41,12 @@ class DelegatingCommunicator(Communicator):
         Args:
             what: The collective and its arguments: "all_reduce(SUM)".
             tensor: A tensor with the dtype and shape that must be the same on all ranks.
-            start: Starts the collective in the other communicator.
         """
         return start()
 
     def during(self, what: str, call: Callable[[], T]) -> T:
         """Run a blocking collective; messages show `what`."""
         return call()
-
-    @property
-    def checks_itself(self) -> bool:
-        return self._inner.checks_itself
-
-    @property
-    def host_runs_ahead(self) -> bool:
-        return self._inner.host_runs_ahead
 
     def announce(self, what: str) -> None:
         self._inner.announce(what)
@@ -89,11 +81,9 @@ class DelegatingCommunicator(Communicator):
 
 @final
 class LimitedCommunicator(DelegatingCommunicator):
-    """A communicator that calls another one with a time limit of its own.
+    """A communicator that calls another one, which still belongs to its owner, with a time limit of its own.
 
-    Args:
-        inner: The other communicator, which still belongs to its owner.
-        limit_s: Limit of each wait, in seconds; exchanges on the host keep the limit of `inner`.
+    Exchanges on the host keep the limit of the other communicator.
     """
 
     def __init__(self, inner: Communicator, limit_s: float) -> None:
@@ -108,25 +98,16 @@ class LimitedCommunicator(DelegatingCommunicator):
 @final
 @dataclass(frozen=True, slots=True)
 class RootReduction:
-    """The rank and the function that sum tensors.
+    """The rank and the function that sum tensors."""
 
-    Attributes:
-        root: Number of the rank.
-        function: Returns the sum of a list of tensors in the order of ranks; None to add them one by one.
-    """
-
-    root: int
+    root: int  # number of the rank
+    # returns the sum of a list of tensors in the order of ranks; None to add them one by one
     function: Accumulate | None = None
 
 
 @final
 class ReducingToOne(DelegatingCommunicator):
-    """A communicator whose `all_reduce` adds up tensors on one rank. At most one all-reduce is pending at a time.
-
-    Args:
-        inner: The other communicator, which this object owns from now on.
-        accumulation: Rank and function of the sum.
-    """
+    """A communicator whose `all_reduce` adds up tensors on one rank. At most one all-reduce is pending at a time."""
 
     def __init__(self, inner: Communicator, accumulation: RootReduction) -> None:
         super().__init__(inner)

@@ -32,11 +32,8 @@ def all_reduce(
     """Return the reduction of `tensor` over replicas, on every replica.
 
     Args:
-        communicator: A communicator that no other thread or backward pass uses at the same time.
         tensor: A result of :func:`promote`, with the same shape and dtype on all replicas.
-        op: The reduction; MEAN divides by the number of replicas.
         weights: Weight of each replica in the global objective; None for an unweighted sum of losses.
-        log: See `exchange`.
 
     Blocking: until all replicas have called it, at most the communicator's limit. The backward blocks in the same way.
 
@@ -46,13 +43,14 @@ def all_reduce(
     Source: tf.distribute.ReplicaContext.all_reduce (TensorFlow 2.x API).
 
     >>> from raydist.collectives.base import Membership
-    >>> from raydist.collectives.local import LocalGroup, LocalHub
-    >>> alone = LocalGroup(LocalHub(), Membership("g", generation=0, rank=0, world_size=1), timeout_s=1.0).start()
+    >>> from raydist.collectives.single_rank import SingleRank
+    >>> alone = SingleRank(Membership("g", generation=0, rank=0, world_size=1))
     >>> all_reduce(alone, torch.tensor(3.0), ReduceOp.MEAN)
     tensor(3.)
     """
     adds = op in (ReduceOp.SUM, ReduceOp.MEAN)
-    differentiable = _agree(communicator, ALL_REDUCE[op], tensor, log)
+    call = describe_call(ALL_REDUCE[op], tensor, differentiable=_wants_gradient(tensor))
+    differentiable = any(other.differentiable for other in exchange(communicator, call, log=log))
     if adds or not differentiable:
         result = tensor.detach().clone() if tensor.requires_grad else tensor.clone()
         communicator.all_reduce(result, op).wait()
@@ -65,10 +63,7 @@ def all_gather(communicator: Communicator, value: torch.Tensor, axis: int = 0, w
     """Concatenate all replicas' `value` along dimension `axis`, in rank order, on every replica.
 
     Args:
-        communicator: See `all_reduce`.
         value: A tensor with at least one dimension. Only the length along `axis` may differ between replicas.
-        axis: Dimension of the concatenation.
-        weights: See `all_reduce`.
 
     Blocking: as `all_reduce`.
 
@@ -79,14 +74,14 @@ def all_gather(communicator: Communicator, value: torch.Tensor, axis: int = 0, w
     Source: tf.distribute.ReplicaContext.all_gather (TensorFlow 2.x API).
 
     >>> from raydist.collectives.base import Membership
-    >>> from raydist.collectives.local import LocalGroup, LocalHub
-    >>> alone = LocalGroup(LocalHub(), Membership("g", generation=0, rank=0, world_size=1), timeout_s=1.0).start()
+    >>> from raydist.collectives.single_rank import SingleRank
+    >>> alone = SingleRank(Membership("g", generation=0, rank=0, world_size=1))
     >>> all_gather(alone, torch.tensor([1, 2]))
     tensor([1, 2])
     """
     tensor = torch.as_tensor(value)
     call = describe_call(f"all_gather(axis={axis})", tensor, differentiable=_wants_gradient(tensor))
-    calls = exchange(communicator, call, device=tensor.device, ragged_axis=axis)
+    calls = exchange(communicator, call, ragged_axis=axis)
     require_axis(tensor, axis)
     lengths = tuple(other.shape[axis] for other in calls)
     rows_first = tensor.movedim(axis, 0)
@@ -162,12 +157,6 @@ def _gather_rows(tensor: torch.Tensor, communicator: Communicator, lengths: tupl
     parts = [tensor.new_empty(length, *tensor.shape[1:]) for length in lengths]
     communicator.all_gather_rows(parts, tensor).wait()
     return torch.cat(parts)
-
-
-def _agree(communicator: Communicator, name: str, tensor: torch.Tensor, log: CallLog | None) -> bool:
-    """Return True if any replica differentiates this call, so that all replicas must run its backward."""
-    call = describe_call(name, tensor, differentiable=_wants_gradient(tensor))
-    return any(other.differentiable for other in exchange(communicator, call, device=tensor.device, log=log))
 
 
 def _wants_gradient(tensor: torch.Tensor) -> bool:

@@ -18,10 +18,9 @@ import torch
 
 from raydist.collectives.base import ALL_REDUCE, Backend, Communicator, FinishingWork, Membership, Work
 from raydist.collectives.process_group import GlooBackend
-from raydist.collectives.reducing import HALVES
 from raydist.collectives.shared_memory.communicator import SharedMemoryBackend, SharedMemoryCommunicator, open_shared
-from raydist.collectives.tensors import check_parts, check_reducible, check_root, stage_bytes
-from raydist.collectives.translation import describe_operation
+from raydist.collectives.tensors import HALVES, check_parts, check_reducible, check_root, stage_bytes
+from raydist.collectives.translation import late_error
 from raydist.ending_threads import end_at_exit
 from raydist.errors import DeadlineExceededError, RaydistError, UnavailableError
 from raydist.values import ReduceOp
@@ -65,7 +64,6 @@ class HierarchicalCommunicator(Communicator):
 
     Args:
         membership: Membership of this rank; `hosts` names at least two hosts.
-        home: The communicator inside the host.
         leaders: The communicator of the leaders, if this rank is one.
     """
 
@@ -170,12 +168,12 @@ class HierarchicalCommunicator(Communicator):
         # Each step of a collective has the group's limit and fails the group itself before the margin has passed.
         limit_s = self.timeout_s + _MARGIN_S if timeout_s is None else timeout_s
         if not futures.wait([future], limit_s).done:
-            what = describe_operation(self.membership, name)
-            if timeout_s is not None:
-                raise DeadlineExceededError(f"{what} timed out after {limit_s} s. It goes on; wait again.")
-            generation = self._home.generation
-            generation.fail(DeadlineExceededError(f"{what} timed out after {self.timeout_s} s."))
-            generation.check(name)
+            fatal = timeout_s is None
+            error = late_error(self.membership, name, self.timeout_s if fatal else limit_s, fatal=fatal)
+            if not fatal:
+                raise error
+            self._home.generation.fail(error)
+            self._home.generation.check(name)
         future.result()
 
     def _run(self, name: str, function: Callable[[], object]) -> None:

@@ -21,7 +21,13 @@ import torch.distributed as dist
 from raydist.collectives.base import ALL_REDUCE, Backend, Communicator, FinishingWork, Membership, Work
 from raydist.collectives.rendezvous import Bulletin, connect_store, local_address
 from raydist.collectives.tensors import Staged, check_parts, check_root, stage_bytes, stage_comparable
-from raydist.collectives.translation import describe_operation, is_slice_over, translate_torch_error
+from raydist.collectives.translation import (
+    aborted_error,
+    closed_error,
+    is_slice_over,
+    late_error,
+    translate_torch_error,
+)
 from raydist.compat.torch_internals import (
     AllgatherOptions,
     AllreduceOptions,
@@ -30,14 +36,7 @@ from raydist.compat.torch_internals import (
     gloo_group,
     set_timeout,
 )
-from raydist.errors import (
-    CancelledError,
-    DeadlineExceededError,
-    FailedPreconditionError,
-    RaydistError,
-    UnavailableError,
-)
-from raydist.host_copy import begin_host_copy
+from raydist.errors import DeadlineExceededError, RaydistError, UnavailableError
 from raydist.values import ReduceOp
 
 __all__ = [
@@ -82,6 +81,10 @@ class ProcessGroupBackend(Backend):
 
     host_runs_ahead: ClassVar[bool] = False
 
+    def open(self, membership: Membership, device: torch.device, timeout_s: float) -> Communicator:
+        generation = Generation.join(membership, self, timeout_s)
+        return ProcessGroupCommunicator(generation, device, host_runs_ahead=self.host_runs_ahead)
+
     @abstractmethod
     def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
         """Create the process group. All members must have arrived.
@@ -114,14 +117,13 @@ class Generation:
     @staticmethod
     def join(membership: Membership, backend: ProcessGroupBackend, timeout_s: float) -> Generation:
         """Join the other members. Blocks; raises after `timeout_s` if one is missing."""
-        operation = "rendezvous"
         store = connect_store(membership, timeout_s)
         generation = Generation(membership, backend, Bulletin(store, membership), timeout_s)
-        generation.exchange_on_host(b"", operation)
+        generation.exchange_on_host(b"", "rendezvous")
         try:
             generation._group = backend.create(store, membership, timeout_s)
         except RuntimeError as error:
-            raise generation._fail(translate_torch_error(error, membership, operation)) from error
+            raise generation._fail(translate_torch_error(error, membership, "rendezvous")) from error
         if backend.host_runs_ahead:
             threading.Thread(target=generation._watch, name="raydist-collectives-watchdog", daemon=True).start()
         return generation
@@ -131,21 +133,16 @@ class Generation:
         self.check(operation)
         group = self._group
         if group is None:
-            raise FailedPreconditionError(
-                f"{describe_operation(self.membership, operation)}: the group is closed. Open a new one."
-            )
+            raise closed_error(self.membership, operation)
         try:
             work = call(group)
         except (RuntimeError, ValueError) as error:
             raise translate_torch_error(error, self.membership, operation) from error
         with self._lock:
             if not self._backend.host_runs_ahead:
-                self._drop_completed()
+                self._pending = [each for each in self._pending if not each[0].is_completed()]
             self._pending.append((work, operation))
         return work
-
-    def _drop_completed(self) -> None:
-        self._pending = [each for each in self._pending if not each[0].is_completed()]
 
     def wait(self, work: RawWork, operation: str, timeout_s: float | None) -> None:
         """Block until an operation ends. The group's own limit fails the group; after another limit, wait again."""
@@ -167,13 +164,8 @@ class Generation:
     def exchange_on_host(self, data: bytes, what: str) -> list[bytes]:
         """Exchange data through the store; return every rank's data, by rank. Blocks until all ranks have called it."""
         self.check(what)
-
-        def check() -> None:
-            self._listen()
-            self.check(what)
-
         try:
-            return self._bulletin.exchange(data, what, self.timeout_s, check)
+            return self._bulletin.exchange(data, what, self.timeout_s)
         except DeadlineExceededError as error:
             self._bulletin.fail(error)
             raise
@@ -182,10 +174,7 @@ class Generation:
 
     def abort(self) -> None:
         """Fail the group for every member."""
-        rank, group = self.membership.rank, self.membership.group
-        self._bulletin.fail(
-            CancelledError(f"rank {rank} aborted group {group!r}, generation {self.membership.generation}.")
-        )
+        self._bulletin.fail(aborted_error(self.membership))
         if self._group is not None:
             self._backend.kill(self._group)
 
@@ -195,10 +184,8 @@ class Generation:
         while not self._ended.wait(_WATCH_S):
             with self._lock:
                 # Only this thread queries the device.
-                before, self._pending = (
-                    len(self._pending),
-                    [each for each in self._pending if not each[0].is_completed()],
-                )
+                before = len(self._pending)
+                self._pending = [each for each in self._pending if not each[0].is_completed()]
                 oldest = self._pending[0][1] if self._pending else None
                 if oldest is None or len(self._pending) < before:
                     since = time.monotonic()
@@ -244,11 +231,8 @@ class Generation:
         return self._bulletin.named() or error
 
     def _late(self, operation: str, limit_s: float, *, fatal: bool) -> RaydistError:
-        message = f"{describe_operation(self.membership, operation)} timed out after {limit_s} s."
-        if not fatal:
-            return DeadlineExceededError(f"{message} It goes on; wait again, or allow more time.")
-        advice = "Raise the limit (Timeouts.collective_s) if the others were only slow."
-        return self._fail(DeadlineExceededError(f"{message} {advice}"))
+        error = late_error(self.membership, operation, limit_s, fatal=fatal)
+        return self._fail(error) if fatal else error
 
 
 # MEAN is a SUM with a later division, so that all backends compute the same.
@@ -269,17 +253,13 @@ class ProcessGroupCommunicator(Communicator):
         self.membership = generation.membership
         self.timeout_s = generation.timeout_s
         self.device = device
-        self._host_runs_ahead = host_runs_ahead
+        self.host_runs_ahead = host_runs_ahead
         self._generation = generation
 
-    @property
-    def host_runs_ahead(self) -> bool:
-        return self._host_runs_ahead
-
     def copy_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        read = super().copy_to_host(tensor)
         if not self.host_runs_ahead:
-            return super().copy_to_host(tensor)
-        read = begin_host_copy(tensor)
+            return read
 
         def wait() -> torch.Tensor:
             host = read()
@@ -334,14 +314,8 @@ class ProcessGroupCommunicator(Communicator):
         return FinishingWork(lambda limit_s: generation.wait(work, operation, limit_s), deliver)
 
 
-class _TorchBackend(ProcessGroupBackend):
-    def open(self, membership: Membership, device: torch.device, timeout_s: float) -> ProcessGroupCommunicator:
-        generation = Generation.join(membership, self, timeout_s)
-        return ProcessGroupCommunicator(generation, device, host_runs_ahead=self.host_runs_ahead)
-
-
 @final
-class GlooBackend(_TorchBackend):
+class GlooBackend(ProcessGroupBackend):
     """The gloo backend: TCP between processes."""
 
     name = "gloo"
@@ -356,7 +330,7 @@ class GlooBackend(_TorchBackend):
 
 
 @final
-class NcclBackend(_TorchBackend):
+class NcclBackend(ProcessGroupBackend):
     """The NCCL backend: NVLink, InfiniBand or TCP between GPUs."""
 
     name = "nccl"

@@ -1,4 +1,4 @@
-"""Backend "RAYDIST" of `ray.util.collective`, on raydist's communicators.
+"""Backend "RAYDIST" of `ray.util.collective`, on raydist's communicators; messages between two ranks go over gloo.
 
 Ray's registry of backends is per process: call :func:`register` in the driver and in every actor that joins a group.
 The group's `communicator` has the features that Ray's functions lack: work handles, limits, abort, MEAN.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, final
 
 import numpy as np
@@ -25,15 +25,18 @@ from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.checked import CheckedCommunicator
 from raydist.collectives.opening import AUTO, open_communicator
-from raydist.collectives.point_to_point import PointToPoint
-from raydist.collectives.rendezvous import RendezvousStore
-from raydist.collectives.tensors import check_parts
+from raydist.collectives.process_group import RawGroup, RawWork
+from raydist.collectives.rendezvous import RendezvousStore, connect_store, local_address
+from raydist.collectives.tensors import check_parts, describe_tensor, stage_bytes
+from raydist.collectives.translation import translate_torch_error
 from raydist.compat.ray_internals import gcs_client
-from raydist.errors import DeadlineExceededError, InvalidArgumentError
+from raydist.compat.torch_internals import gloo_group
+from raydist.errors import CollectiveMismatchError, DeadlineExceededError, InvalidArgumentError
 from raydist.values import ReduceOp
 
 __all__ = [
     "BACKEND",
+    "PointToPoint",
     "RaydistGroup",
     "create_group",
     "destroy_group",
@@ -44,6 +47,7 @@ __all__ = [
 BACKEND = "RAYDIST"
 
 _DEFAULT_TIMEOUT_S = 300.0
+_HEADER_BYTES = 256  # of a message: length, dtype and shape
 _OPS = {
     types.ReduceOp.SUM: ReduceOp.SUM,
     types.ReduceOp.PRODUCT: ReduceOp.PRODUCT,
@@ -83,8 +87,6 @@ def create_group(
     :func:`destroy_group`. Ray's functions compare the calls of all ranks first; the communicator does not.
 
     Args:
-        membership: Membership of this rank.
-        device: Device of the tensors.
         timeout_s: Limit of the joining and of every collective, in seconds.
         backend: Name of the backend, as for `open_communicator`.
 
@@ -95,7 +97,7 @@ def create_group(
     """
     register()
     destroy_group(membership.group)
-    with _terms(_Terms(membership, device, timeout_s, backend)):
+    with group_limits(membership, device=device, timeout_s=timeout_s, backend=backend):
         collective.init_collective_group(
             membership.world_size, membership.rank, backend=types.Backend(BACKEND), group_name=membership.group
         )
@@ -109,14 +111,12 @@ def destroy_group(name: str) -> None:
         collective.destroy_collective_group(name)
 
 
-def group_limits(*, device: torch.device, timeout_s: float, backend: str = AUTO) -> AbstractContextManager[None]:
-    """Set device, limit and backend of the groups that Ray's own functions create inside the block."""
-    return _terms(_Terms(None, device, timeout_s, backend))
-
-
 @contextlib.contextmanager
-def _terms(terms: _Terms) -> Iterator[None]:
-    token = _TERMS.set(terms)
+def group_limits(
+    membership: Membership | None = None, *, device: torch.device, timeout_s: float, backend: str = AUTO
+) -> Iterator[None]:
+    """Set device, limit and backend of the groups that Ray's own functions create inside the block."""
+    token = _TERMS.set(_Terms(membership, device, timeout_s, backend))
     try:
         yield
     finally:
@@ -245,3 +245,80 @@ def _tensor(values: list[Any]) -> torch.Tensor:
 
 def _op(options: Any) -> ReduceOp:
     return _OPS[options.reduceOp]
+
+
+@final
+class PointToPoint:
+    """The messages of one rank over gloo, in the order in which they are sent. For use by one thread.
+
+    The first message between two ranks connects them. Tensors of a GPU travel by way of the host.
+    """
+
+    def __init__(self, membership: Membership, timeout_s: float) -> None:
+        self._membership = membership
+        self._timeout_s = timeout_s
+        self._groups: dict[int, RawGroup] = {}
+
+    def send(self, tensor: torch.Tensor, destination: int) -> None:
+        """Send a tensor to a rank, which must call `recv`. Blocking: at most the limit for each of two parts."""
+        data = stage_bytes(tensor.detach().cpu()).carrier
+        header = torch.zeros(_HEADER_BYTES, dtype=torch.uint8, device="cpu")
+        text = f"{data.numel()}\n{describe_tensor(tensor)}".encode()[:_HEADER_BYTES]
+        header[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self._run(f"send(to={destination})", destination, [header, data], lambda group: group.send)
+
+    def recv(self, tensor: torch.Tensor, source: int) -> None:
+        """Receive into a tensor from a rank. Blocking: until the message has arrived, at most the limit for each part.
+
+        Raises:
+            CollectiveMismatchError: The message has another shape or dtype. It is dropped.
+        """
+        name, said = f"recv(from={source})", describe_tensor(tensor)
+        header = torch.zeros(_HEADER_BYTES, dtype=torch.uint8, device="cpu")
+        self._run(name, source, [header], lambda group: group.recv)
+        length, theirs = bytes(header.tolist()).rstrip(b"\0").decode(errors="replace").split("\n", 1)
+        data = torch.empty(int(length), dtype=torch.uint8, device="cpu")
+        self._run(name, source, [data], lambda group: group.recv)
+        staged = stage_bytes(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
+        if staged.carrier.numel() != data.numel() or not said.startswith(theirs):
+            raise CollectiveMismatchError(
+                f"A message must have one shape and dtype on both ends, got {said} on rank {self._membership.rank} for "
+                f"{theirs} from rank {source}."
+            )
+        staged.carrier.copy_(data)
+        tensor.detach().copy_(staged.values)
+
+    def close(self) -> None:
+        """Disconnect. May be called twice."""
+        self._groups.clear()
+
+    def _run(
+        self,
+        name: str,
+        peer: int,
+        parts: Sequence[torch.Tensor],
+        start: Callable[[RawGroup], Callable[[list[torch.Tensor], int, int], RawWork]],
+    ) -> None:
+        try:
+            group = self._group(peer)
+            for part in parts:
+                if part.numel():  # gloo never ends a message without elements
+                    start(group)([part], int(peer > self._membership.rank), 0).wait()
+        except RuntimeError as error:
+            raise translate_torch_error(error, self._membership, name) from error
+
+    def _group(self, peer: int) -> RawGroup:
+        """Return the connection to a rank. The first call connects, at most until the limit."""
+        mine, world_size = self._membership.rank, self._membership.world_size
+        if peer == mine or not 0 <= peer < world_size:
+            raise InvalidArgumentError(
+                f"A message must go to another rank of group {self._membership.group!r}, 0 to {world_size - 1}, got "
+                f"{peer} on rank {mine}."
+            )
+        if peer not in self._groups:
+            low, high = sorted((mine, peer))
+            pair = replace(self._membership, group=f"{self._membership.group}/messages-{low}-{high}")
+            store, timeout = connect_store(pair, self._timeout_s), timedelta(seconds=self._timeout_s)
+            hostname = local_address(pair)
+            self._groups[peer] = gloo_group(store, int(mine > peer), 2, timeout=timeout, hostname=hostname)
+        return self._groups[peer]

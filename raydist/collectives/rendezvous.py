@@ -17,7 +17,6 @@ import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 from typing import final
@@ -58,17 +57,12 @@ class Bulletin:
         self._lock = threading.Lock()
         self._failure: RaydistError | None = None
 
-    def exchange(self, data: bytes, what: str, timeout_s: float, check: Callable[[], None]) -> list[bytes]:
+    def exchange(self, data: bytes, what: str, timeout_s: float) -> list[bytes]:
         """Return every rank's data, by rank. Blocking: until all ranks have called it, at most `timeout_s` seconds.
 
-        Args:
-            data: Data of this rank.
-            what: Purpose of the exchange, for messages.
-            timeout_s: Limit in seconds.
-            check: Called between polls; may raise an error to end the wait.
-
         Raises:
-            DeadlineExceededError: Ranks are missing; the message names them.
+            DeadlineExceededError: Ranks are missing; the message names them, and the purpose of the exchange.
+            RaydistError: A member has failed meanwhile.
         """
         self._num_exchanges += 1
         number, rank = self._num_exchanges, self._membership.rank
@@ -84,7 +78,9 @@ class Bulletin:
                     f"{describe_operation(self._membership, what)} timed out after {timeout_s} s: "
                     f"{describe_ranks(missing)} did not arrive. Raise the limit if they were only slow."
                 )
-            check()
+            if self.listen():
+                self.named()  # the peer posted its failure before its roll call
+            self.check(what)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MOST_PAUSE_S)
         return [self._store.get(key)[1:] for key in keys]

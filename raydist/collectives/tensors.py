@@ -1,4 +1,4 @@
-"""The tensors of collectives: checks of arguments, and contiguous copies for the backends.
+"""The tensors of collectives: checks of arguments, contiguous copies for the backends, and reductions on one rank.
 
 A backend gets contiguous tensors of dtypes that it supports. Where the caller's tensor is a strided view or of another
 dtype, the backend works on a converted copy, and the result is copied back.
@@ -6,6 +6,7 @@ dtype, the backend works on a converted copy, and the result is copied back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -13,22 +14,29 @@ from typing import final
 import torch
 
 from raydist.collectives.flat_bytes import flat_bytes
-from raydist.collectives.reducing import HALVES
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
 
 __all__ = [
+    "COMBINERS",
+    "HALVES",
     "Staged",
     "check_parts",
     "check_reducible",
     "check_root",
     "check_rows",
     "describe_tensor",
+    "mark_nan",
+    "put_nan_back",
+    "reduce_parts",
     "rows_name",
     "stage_bytes",
     "stage_comparable",
     "stage_reduction",
 ]
+
+HALVES = (torch.float16, torch.bfloat16)
+"""Dtypes whose sums are computed in float32 and rounded once."""
 
 # gloo refuses these dtypes ("Invalid scalar type"). The wider dtype holds every value, and sums of a few values.
 _CARRIERS = {
@@ -37,8 +45,6 @@ _CARRIERS = {
     torch.uint32: torch.int64,
     torch.bool: torch.uint8,
 }
-
-_WHOLE = {torch.float32: torch.int32, torch.float64: torch.int64}  # integers of the same size
 # torch can copy all other dtypes (float8, int4, bits8, ...), but cannot add or compare them. An error inside of a
 # collective would end the group, so these dtypes are refused before.
 _ADDED = {
@@ -50,20 +56,14 @@ _ADDED = {
 @final
 @dataclass(slots=True, eq=False)  # not frozen: creation, once per collective, would take twice as long
 class Staged:
-    """A tensor that is prepared for a backend. Never modified.
+    """A tensor that is prepared for a backend."""
 
-    Attributes:
-        target: The caller's tensor, detached from autograd.
-        values: The values in contiguous memory of a supported dtype; `target` itself where possible.
-        carrier: The tensor on which the backend works in place: `values`, its bytes, or integers of the same order.
-        divisor: Divisor of the result (MEAN); 1 for no division.
-        conclude: Converts `carrier` to `values`, where they do not share memory; `deliver` calls it first.
-    """
-
-    target: torch.Tensor
-    values: torch.Tensor
+    target: torch.Tensor  # the caller's tensor, detached from autograd
+    values: torch.Tensor  # the values in contiguous memory of a supported dtype; `target` itself where possible
+    # the tensor on which the backend works in place: `values`, its bytes, or `values` with marks for NaN
     carrier: torch.Tensor
-    divisor: int = 1
+    divisor: int = 1  # divisor of the result (MEAN); 1 for no division
+    # converts `carrier` to `values`, where they do not share memory; `deliver` calls it first
     conclude: Callable[[], object] | None = None
 
     def deliver(self) -> None:
@@ -135,43 +135,32 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def stage_comparable(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Staged:
-    """Prepare `tensor` for a reduction by a backend that compares as C++ does, where a NaN is neither less nor greater.
+    """Prepare `tensor` for a reduction by a backend whose MIN and MAX lose a NaN in some positions."""
+    staged = stage_reduction(tensor, op, world_size)
+    if op in (ReduceOp.MIN, ReduceOp.MAX) and staged.values.is_floating_point():
+        values, marked = staged.values, mark_nan(staged.values, op)
+        staged.carrier, staged.conclude = marked, lambda: values.copy_(put_nan_back(marked))
+    return staged
 
-    For MIN and MAX, floating-point numbers are converted to integers of the same order, so that NaN propagates as in
-    `torch.minimum`. Otherwise the result would depend on the rank and the position of a NaN.
 
-    >>> staged = stage_comparable(torch.tensor([1.5, -2.0]), ReduceOp.MAX, 2)
-    >>> staged.deliver()
-    >>> staged.target.tolist()
-    [1.5, -2.0]
+def mark_nan(values: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+    """Return a tensor for a MIN or MAX of `values`: the numbers, and marks for NaN.
+
+    >>> mark_nan(torch.tensor([1.0, float("nan")]), ReduceOp.MAX).tolist()
+    [[1.0, -inf], [0.0, 1.0]]
     """
-    if op not in (ReduceOp.MIN, ReduceOp.MAX) or not tensor.dtype.is_floating_point:
-        return stage_reduction(tensor, op, world_size)
-    check_reducible(tensor.dtype, op)
-    _check_memory(tensor)
-    target = tensor.detach()
-    values = _plain(target).contiguous()
-    wide = values if values.dtype in _WHOLE else values.float()
-    keys = _keys_of(wide, op)
-    return Staged(target, values, keys, conclude=lambda: values.copy_(_numbers_of(keys, wide.dtype)))
+    sign = 1 if op is ReduceOp.MAX else -1
+    found = values.isnan()
+    return torch.stack([values.masked_fill(found, -sign * math.inf), found.to(values.dtype) * sign])
 
 
-def _keys_of(numbers: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-    """Return integers in the order of the numbers; NaN is above all numbers for MAX, below all for MIN."""
-    whole = _WHOLE[numbers.dtype]
-    limits = torch.iinfo(whole)
-    keys = _turned(numbers.contiguous().view(whole))
-    return keys.masked_fill_(numbers.isnan(), limits.max if op is ReduceOp.MAX else limits.min)
+def put_nan_back(reduced: torch.Tensor) -> torch.Tensor:
+    """Return the reduction of the marked values, with NaN wherever any rank had NaN.
 
-
-def _numbers_of(keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert keys back to numbers; the key of a NaN becomes a NaN."""
-    return _turned(keys).view(dtype)
-
-
-def _turned(bits: torch.Tensor) -> torch.Tensor:
-    """Convert between sign-magnitude bits of floats and integers of the same order; the function is its own inverse."""
-    return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
+    >>> put_nan_back(mark_nan(torch.tensor([1.0, float("nan")]), ReduceOp.MIN)).tolist()
+    [1.0, nan]
+    """
+    return reduced[0].masked_fill(reduced[1] != 0, math.nan)
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
@@ -233,3 +222,61 @@ def rows_name(outputs: Sequence[torch.Tensor]) -> str:
     'all_gather_rows(2, 0)'
     """
     return f"all_gather_rows({', '.join(str(len(output)) for output in outputs)})"
+
+
+COMBINERS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.MEAN: torch.add,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.PRODUCT: torch.mul,
+}
+"""Functions that combine two tensors; MEAN also divides in the end."""
+
+# torch uses several threads for larger tensors, but ranks that share cores have no core to spare.
+_SERIAL_ELEMENTS = 1 << 15
+
+
+def reduce_parts(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> None:
+    """Reduce `parts` into `out` in rank order, so that equal inputs give the same bits.
+
+    Sums of float16 and bfloat16 are computed in float32 and rounded once.
+
+    Args:
+        parts: One contiguous, flat tensor per rank.
+        out: A tensor of the same length; may be one of the first two parts, but no later one.
+        op: The reduction; MEAN divides by the number of parts.
+
+    >>> out = torch.empty(2)
+    >>> reduce_parts([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])], out, ReduceOp.MEAN)
+    >>> out.tolist()
+    [2.0, 4.0]
+    """
+    if out.numel() > _SERIAL_ELEMENTS and (torch.get_num_threads() > 1 or out.dtype in HALVES):
+        for start in range(0, out.numel(), _SERIAL_ELEMENTS):
+            block = slice(start, start + _SERIAL_ELEMENTS)
+            _reduce_block([part[block] for part in parts], out[block], op)
+    else:
+        _reduce_block(parts, out, op)
+
+
+def _reduce_block(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> None:
+    combine = COMBINERS[op]
+    if out.dtype in HALVES and op in (ReduceOp.SUM, ReduceOp.MEAN):
+        out.copy_(_sum_of_halves(parts, op))
+        return
+    if len(parts) == 1:
+        out.copy_(parts[0])
+    else:
+        combine(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            combine(out, part, out=out)
+    if op is ReduceOp.MEAN:
+        out.div_(len(parts))
+
+
+def _sum_of_halves(parts: Sequence[torch.Tensor], op: ReduceOp) -> torch.Tensor:
+    total = parts[0].float()
+    for part in parts[1:]:
+        total.add_(part)
+    return total.div_(len(parts)) if op is ReduceOp.MEAN else total

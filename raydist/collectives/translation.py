@@ -14,16 +14,21 @@ from raydist.errors import (
     CancelledError,
     CollectiveMismatchError,
     DeadlineExceededError,
+    FailedPreconditionError,
     InvalidArgumentError,
     RaydistError,
     UnavailableError,
 )
 
 __all__ = [
+    "aborted_error",
+    "closed_error",
+    "describe_each",
     "describe_odd_ones",
     "describe_operation",
     "describe_ranks",
     "is_slice_over",
+    "late_error",
     "mismatch_error",
     "translate_torch_error",
 ]
@@ -69,14 +74,44 @@ def describe_odd_ones(kinds: Mapping[int, Hashable]) -> str:
     return f"; {describe_ranks(odd)} differ{'s' if len(odd) == 1 else ''} from the others"
 
 
+def describe_each(said: Sequence[str], who: str = "rank") -> str:
+    """Return what each rank said, in rank order, with a clause on the ranks that differ from the majority.
+
+    >>> describe_each(["a", "a", "b"])
+    'rank 0: a; rank 1: a; rank 2: b; rank 2 differs from the others'
+    """
+    listed = "; ".join(f"{who} {rank}: {text}" for rank, text in enumerate(said))
+    return listed + describe_odd_ones(dict(enumerate(said)))
+
+
 def mismatch_error(calls: Sequence[str]) -> CollectiveMismatchError:
     """Return the error for ranks with different calls, given in rank order."""
-    said = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
-    said += describe_odd_ones(dict(enumerate(calls)))
     return CollectiveMismatchError(
-        f"All replicas must call the same collectives with equal shapes and dtypes, got {said}. "
+        f"All replicas must call the same collectives with equal shapes and dtypes, got {describe_each(calls)}. "
         "Look for a branch that only some replicas take."
     )
+
+
+def late_error(
+    membership: Membership, operation: str, limit_s: float, *, fatal: bool, details: str = ""
+) -> DeadlineExceededError:
+    """Return the error for a wait that has taken too long; `fatal` if the limit is the group's own."""
+    message = f"{describe_operation(membership, operation)} timed out after {limit_s} s."
+    if not fatal:
+        return DeadlineExceededError(f"{message} It goes on; wait again, or allow more time.")
+    advice = "Raise the limit (Timeouts.collective_s) if the others were only slow."
+    return DeadlineExceededError(f"{message}{details} {advice}")
+
+
+def closed_error(membership: Membership, operation: str) -> FailedPreconditionError:
+    """Return the error for an operation of a group that this rank has left."""
+    return FailedPreconditionError(f"{describe_operation(membership, operation)}: the group is closed. Open a new one.")
+
+
+def aborted_error(membership: Membership) -> CancelledError:
+    """Return the error with which a rank aborts its group."""
+    group = f"group {membership.group!r}, generation {membership.generation}"
+    return CancelledError(f"rank {membership.rank} aborted {group}.")
 
 
 def is_slice_over(error: RuntimeError) -> bool:

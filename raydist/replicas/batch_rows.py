@@ -58,21 +58,14 @@ def value_on(leaf: Any, rank: int, ranks: Sequence[int]) -> Any:
 @final
 @dataclass(frozen=True, slots=True)
 class BatchRows:
-    """The rows of one batch on all replicas.
+    """The rows of one batch on all replicas."""
 
-    Attributes:
-        counts: Number of rows on each replica; None without a batch.
-        shares: Fraction of the global batch on each replica.
-        stand_in: For each replica, True if it has no rows, so it runs on padding rows; all True for an empty batch.
-        present: For each replica, True if its results count: no padding rows, or no replica has rows.
-        all_present: True if the results of all replicas count.
-    """
-
-    counts: tuple[int, ...] | None
-    shares: tuple[float, ...]
+    counts: tuple[int, ...] | None  # number of rows on each replica; None without a batch
+    shares: tuple[float, ...]  # fraction of the global batch on each replica
+    # for each replica, True if it has no rows, so it runs on padding rows; all True for an empty batch
     stand_in: tuple[bool, ...]
-    present: tuple[bool, ...]
-    all_present: bool
+    present: tuple[bool, ...]  # for each replica, True if its results count: no padding rows, or no replica has rows
+    all_present: bool  # True if the results of all replicas count
 
     @staticmethod
     @functools.lru_cache(maxsize=64)  # a program has few batch sizes: the full one and that of the last batch

@@ -13,7 +13,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.collectives.translation import describe_odd_ones
+from raydist.collectives.translation import describe_each
 from raydist.errors import CollectiveMismatchError
 from raydist.replicas.rules import ReplicaRules, ReplicaVariables
 
@@ -102,11 +102,10 @@ def _gather(variables: ReplicaVariables, optimizer: torch.optim.Optimizer, numbe
     if len({code for code, _ in rows}) > 1:
         titles = [_title_of(each, variables) for each in variables.optimizers()]
         known = {zlib.crc32(title.encode()): title for title in titles}
-        said = {rank: known.get(code, "something else") for rank, (code, _) in enumerate(rows)}
-        listed = "; ".join(f"replica {rank}: {title}" for rank, title in said.items())
+        listed = describe_each([known.get(code, "something else") for code, _ in rows], "replica")
         raise CollectiveMismatchError(
-            f"All replicas must step the same optimizers, but came to {listed}{describe_odd_ones(said)}. Look for a "
-            "branch that only some replicas take."
+            f"All replicas must step the same optimizers, but came to {listed}. Look for a branch that only some "
+            "replicas take."
         )
     return [given for _, given in rows]
 

@@ -99,24 +99,15 @@ def take_gpu(device: torch.device, rank: int) -> None:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Copying:
-    """A tensor whose copy is in progress.
+    """A tensor whose copy is in progress."""
 
-    Attributes:
-        tensor: The copy on the device; not to be used before the event.
-        event: Recorded when the copy is complete.
-    """
-
-    tensor: torch.Tensor
-    event: Any
+    tensor: torch.Tensor  # the copy on the device; not to be used before the event
+    event: Any  # recorded when the copy is complete
 
 
 @final
 class CudaStreams:
-    """Copies to one CUDA device on a side stream.
-
-    Args:
-        device: The device.
-    """
+    """Copies to one CUDA device on a side stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -142,7 +133,6 @@ class DeviceCopies:
     """Two-step copies of tensors to a replica's device: `begin` as early as possible, `finish` before the use.
 
     Args:
-        device: The device of the replica.
         streams: Copy streams of the device; None for a device whose copies do not overlap with computation.
     """
 
@@ -181,11 +171,7 @@ class DeviceCopies:
 
 @final
 class PartsAhead:
-    """The prefetched parts of one step.
-
-    Args:
-        copies: Copies tensors to the device.
-    """
+    """The prefetched parts of one step."""
 
     def __init__(self, copies: DeviceCopies) -> None:
         self._copies = copies

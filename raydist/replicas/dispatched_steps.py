@@ -97,10 +97,6 @@ class Failure:
 class SentGroup:
     """Steps that were sent in one message to each replica, and their results once these are known.
 
-    Args:
-        steps: The steps.
-        refs: Reference of each replica's answer.
-
     Attributes:
         outcomes: The results of every replica, or the error, of each step; empty until these are known.
         cause: The first step that failed, in this or an earlier group; None without a failure.
@@ -189,8 +185,6 @@ class DispatchedSteps:
     """A window of steps, sent in order. Thread-safe: one thread waits for steps, the others wait for that thread.
 
     Args:
-        actors: The replicas' processes.
-        step_s: Time limit of a step in seconds.
         process: The process that may use this object.
 
     Attributes:

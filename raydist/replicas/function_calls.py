@@ -99,10 +99,6 @@ class LoopSide:
     """The `ReplicaSide` of a loop: access to one replica at the step boundaries inside a run.
 
     Args:
-        mirror: The mirrored objects of the replica.
-        peers: The synchronous part of the replica.
-        writer: Writes the replica's checkpoint shards.
-        iterators: The iterators that the run draws from.
         launch: Runs the operations that the device has queued.
     """
 
@@ -147,11 +143,7 @@ class FunctionCalls:
     Objects that are the same for all steps are built once: with 64 processes on two cores, a Python call takes 3 us.
 
     Args:
-        mirror: The mirrored objects of the replica.
-        saves: Writes the replica's checkpoint shards.
         loops: Runs that draw from iterators; each draw is a step boundary.
-        copies: Copies batches to the replica's device.
-        accelerator: The device of the replica.
         limit_s: How long a step may wait for threads of this process that need other torch modes.
     """
 

@@ -11,7 +11,7 @@ import torch
 
 from raydist.collectives.base import Communicator
 from raydist.collectives.checked import all_hold, describe_call
-from raydist.collectives.translation import describe_odd_ones
+from raydist.collectives.translation import describe_each, describe_odd_ones
 from raydist.errors import CollectiveMismatchError
 from raydist.mirroring.buffers.aggregation import is_averaged, is_chosen_for
 from raydist.mirroring.buffers.shares import aggregate, wide
@@ -92,7 +92,6 @@ class SyncCheck:
     """The comparison of one replica with its peers.
 
     Args:
-        communicator: Communicator of the comparison.
         gather: Returns every replica's value of its argument, in rank order.
         objects: All mirrored objects, in an order that is the same on every replica.
     """
@@ -125,7 +124,7 @@ class SyncCheck:
         for (name, _), digest in zip(entries, digests, strict=True):
             total = zlib.crc32(digest.to_bytes(4), zlib.crc32(name.encode(), total))
         call = describe_call("comparison of what was trained", None)
-        if not all_hold(self._communicator, call, (len(entries), total), device=self._communicator.device):
+        if not all_hold(self._communicator, call, (len(entries), total)):
             self._settle(entries, digests)
         self.compare_buffers()
 
@@ -143,7 +142,7 @@ class SyncCheck:
         digests = [digest_of(buffer) for _, buffer in buffers]
         call = describe_call("comparison of buffers", None)
         total = zlib.crc32(repr(digests).encode())
-        if all_hold(self._communicator, call, (len(buffers), total), device=self._communicator.device):
+        if all_hold(self._communicator, call, (len(buffers), total)):
             return
         self._warned_of_buffers = True
         said = self._gather(digests)
@@ -219,9 +218,8 @@ def _other_kinds(kinds: Sequence[Sequence[tuple[str, str]]]) -> CollectiveMismat
     longest = max(len(theirs) for theirs in kinds)
     padded = [[*theirs, *[(_NOTHING, _NOTHING)] * (longest - len(theirs))] for theirs in kinds]
     row = next(row for row in zip(*padded, strict=True) if len(set(row)) > 1)
-    listed = "; ".join(f"replica {rank}: {name} ({kind})" for rank, (name, kind) in enumerate(row))
+    listed = describe_each([f"{name} ({kind})" for name, kind in row], "replica")
     return CollectiveMismatchError(
-        f"All replicas must hold the same parameters and the same state of optimizers, got {listed}"
-        f"{describe_odd_ones(dict(enumerate(row)))}. Look for an optimizer step that only some replicas make, or for "
-        "parameters that only some put into other places."
+        f"All replicas must hold the same parameters and the same state of optimizers, got {listed}. Look for an "
+        "optimizer step that only some replicas make, or for parameters that only some put into other places."
     )

@@ -35,29 +35,18 @@ log = logging.getLogger("raydist")
 @final
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """Resources and setups of the replicas to start.
+    """Resources and setups of the replicas to start."""
 
-    Attributes:
-        setups: One per replica, in rank order.
-        bundles: The Ray resources to reserve, one bundle for each replica or for each worker.
-        placement: Ray's placement strategy for the bundles.
-        resources: Resources of each replica within its bundle.
-        store_host: Address of this machine at which the replicas reach the driver's rendezvous store.
-        node_id: A node that the replicas may run on, known before the placement.
-        num_workers: Number of workers (nodes).
-        tpu_slice: The kind of TPU slice whose hosts the bundles are; None without a TPU slice.
-        per_process: Number of consecutive replicas in one process, each in a thread.
-    """
-
-    setups: tuple[ReplicaSetup, ...]
+    setups: tuple[ReplicaSetup, ...]  # one per replica, in rank order
+    # the Ray resources to reserve, one bundle for each replica or for each worker
     bundles: tuple[Mapping[str, float], ...]
-    placement: str
-    resources: Mapping[str, float]
-    store_host: str
-    node_id: str
-    num_workers: int = 1
-    tpu_slice: SliceShape | None = None
-    per_process: int = 1
+    placement: str  # Ray's placement strategy for the bundles
+    resources: Mapping[str, float]  # resources of each replica within its bundle
+    store_host: str  # address of this machine at which the replicas reach the driver's rendezvous store
+    node_id: str  # a node that the replicas may run on, known before the placement
+    num_workers: int = 1  # number of workers (nodes)
+    tpu_slice: SliceShape | None = None  # the kind of TPU slice whose hosts the bundles are; None without a TPU slice
+    per_process: int = 1  # number of consecutive replicas in one process, each in a thread
 
     def bundle_of(self, setup: ReplicaSetup) -> int:
         """Return the index of a replica's bundle."""
@@ -173,8 +162,6 @@ def settle(setups: Sequence[ReplicaSetup], hosts: Sequence[str], nodes: Mapping[
     """Complete the setups after the placement: the node's name, and its cores divided by the replicas on it.
 
     Args:
-        setups: Setups in rank order.
-        hosts: Node id of each replica.
         nodes: Nodes by id; replicas on unknown nodes keep their setup.
     """
     crowds = Counter(hosts)

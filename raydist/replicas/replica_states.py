@@ -39,7 +39,6 @@ class ReplicaRestorer:
     """The `ShareRestorer` of a strategy whose replicas run in lock step.
 
     Args:
-        mirror: The mirrored objects on the driver.
         are_alike: Returns True if all replicas hold equal values, each in its own memory.
         ask: Given a function and its other arguments, runs it with each replica's `ShareReader` after all dispatched
             steps, and waits.
@@ -97,11 +96,8 @@ class ReplicaSaver:
     """The `ShareSaver` of a strategy whose replicas run in lock step.
 
     Args:
-        mirror: The mirrored objects on the driver.
-        setups: Returns the setups of the replicas, once they are planned.
         dispatch: Given a function, the token of the save and the function's other arguments, runs the function with
             each replica's `ShareWriter` after all dispatched steps.
-        nodes: Returns the ids of the replicas' nodes.
     """
 
     def __init__(

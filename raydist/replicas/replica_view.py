@@ -23,12 +23,7 @@ def _refused(what: str) -> Callable[..., NoReturn]:
 
 @final
 class ReplicaView(Strategy):
-    """The strategy inside a replica: `ctx.strategy` and `rd.get_strategy()`.
-
-    Args:
-        worker_devices: One name per replica.
-        objects: Returns the mirrored objects of the replica.
-    """
+    """The strategy inside a replica: `ctx.strategy` and `rd.get_strategy()`."""
 
     def __init__(self, worker_devices: tuple[str, ...], objects: Callable[[], Sequence[Any]] = tuple) -> None:
         super().__init__()

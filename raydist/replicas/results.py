@@ -29,21 +29,13 @@ __all__ = ["ResultLeaf", "ReturnedStructures", "StepOutcome", "StepResult", "Ste
 @final
 @dataclass(slots=True)  # never changed, but not frozen: unpickling would take twice as long, in every step
 class StepResult:
-    """The return value of one replica's step function, without autograd graph, on the host.
+    """The return value of one replica's step function, without autograd graph, on the host."""
 
-    Attributes:
-        structure: Structure of the returned nest.
-        leaves: Leaves of the returned nest.
-        absent: True if the replica had no rows and ran on padding rows: the result is ignored.
-        rows: Number of rows of the step's batches; None if the step had no distributed batch.
-        summaries: Records of `rd.summary` in the step.
-    """
-
-    structure: Structure
-    leaves: tuple[Any, ...]
-    absent: bool = False
-    rows: int | None = None
-    summaries: tuple[Record, ...] = ()
+    structure: Structure  # structure of the returned nest
+    leaves: tuple[Any, ...]  # leaves of the returned nest
+    absent: bool = False  # True if the replica had no rows and ran on padding rows: the result is ignored
+    rows: int | None = None  # number of rows of the step's batches; None if the step had no distributed batch
+    summaries: tuple[Record, ...] = ()  # records of `rd.summary` in the step
 
     __reduce__ = by_fields
 
@@ -84,12 +76,6 @@ def pack_result(value: Any, *, absent: bool, rows: int | None = None, summaries:
     """Convert the return value of a step for sending. Tensors are detached and copied to the CPU.
 
     Does not wait for copies from a GPU: call `arrived` of the result before sending it.
-
-    Args:
-        value: The return value of the step function.
-        absent: See `StepResult`.
-        rows: See `StepResult`.
-        summaries: See `StepResult`.
 
     Raises:
         SpecError: A leaf is neither a tensor nor a number and can't be pickled; names the path of the leaf.

@@ -25,11 +25,11 @@ from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.checked import CallLog
 from raydist.collectives.deadlock import DeadlockDetector, Progress, WatchedCommunicator
 from raydist.collectives.delegating import ReducingToOne
-from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.opening import open_communicator
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.trailer import Updates
+from raydist.collectives.single_rank import SingleRank
 from raydist.context.advice import advise
 from raydist.errors import CancelledError, CollectiveMismatchError, FailedPreconditionError
 from raydist.foreign_errors import annotate
@@ -64,11 +64,6 @@ _PURPOSES = ("gradients", "values")
 class GroupMember:
     """Membership of one replica. The replica's thread uses this class; any thread may call `abort`.
 
-    Args:
-        setup: Configuration of the replica.
-        join_group: Opens a communicator with the peers.
-        device: Device of the replica's tensors.
-
     Attributes:
         generation: Current generation (incarnation) of the group; -1 before the first.
         progress: Current step and collective of the replica, for supervisors.
@@ -101,13 +96,8 @@ class GroupMember:
         self._communicators = {purpose: self._open(membership, purpose) for purpose in purposes}
         self._watch(membership)
         self.values = self._communicators["values"]
-        self.gradients = self._communicators.get("gradients") or self._alone(membership)
-
-    def _alone(self, membership: Membership) -> Communicator:
-        group = LocalGroup(LocalHub(), replace(membership, rank=0, world_size=1), self._setup.collective_timeout_s)
-        group.start()
-        group.device = self._device
-        return group
+        alone = replace(membership, rank=0, world_size=1)
+        self.gradients = self._communicators.get("gradients") or SingleRank(alone, self._device)
 
     def _open(self, membership: Membership, purpose: str) -> Communicator:
         group = self._join_group(
@@ -152,12 +142,7 @@ class GroupMember:
 
 @final
 class ReplicaRunner:
-    """One replica, which runs its steps in order, in one thread. Any thread may call `abort`.
-
-    Args:
-        setup: Configuration of the replica.
-        join_group: Opens a communicator with the peers.
-    """
+    """One replica, which runs its steps in order, in one thread. Any thread may call `abort`."""
 
     def __init__(
         self,

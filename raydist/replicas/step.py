@@ -36,61 +36,37 @@ __all__ = [
 @final
 @dataclass(frozen=True, slots=True)
 class ReplicaSetup:
-    """Configuration of a replica, fixed when its actor starts.
+    """Configuration of a replica, fixed when its actor starts."""
 
-    Attributes:
-        name: The strategy's unique name.
-        rank: Rank of this replica, 0 .. world_size - 1; for workers without peers, the number of the worker.
-        world_size: Number of replicas.
-        device: The `torch.device` name of the replica, in its own process.
-        worker_devices: The names of all replicas' devices, for the user.
-        num_threads: Number of threads of torch's operators.
-        collective_timeout_s: Time limit of a collective in seconds.
-        bucket_bytes: Size of one gradient bucket.
-        backend: Name of the collective backend; "auto" for the device's default.
-        compression: Type of gradients in collectives: "fp16", "bf16", or None for their own type.
-        worker: Number of the replica's worker (node), 0 .. num_workers - 1.
-        host: Name of the replica's node, for messages; empty if unknown.
-        rules: Rules of the replica.
-        accumulation: The replica that reduces for all, and how; None if each replica reduces its part.
-    """
-
-    name: str
-    rank: int
-    world_size: int
-    device: str
-    worker_devices: tuple[str, ...]
-    num_threads: int
-    collective_timeout_s: float
-    bucket_bytes: int
-    backend: str = "auto"
+    name: str  # the strategy's unique name
+    rank: int  # rank of this replica, 0 .. world_size - 1; for workers without peers, the number of the worker.
+    world_size: int  # number of replicas
+    device: str  # the `torch.device` name of the replica, in its own process
+    worker_devices: tuple[str, ...]  # the names of all replicas' devices, for the user
+    num_threads: int  # number of threads of torch's operators
+    collective_timeout_s: float  # time limit of a collective in seconds
+    bucket_bytes: int  # size of one gradient bucket
+    backend: str = "auto"  # name of the collective backend; "auto" for the device's default
+    # type of gradients in collectives: "fp16", "bf16", or None for their own type
     compression: Literal["fp16", "bf16"] | None = None
-    worker: int = 0
-    host: str = ""
-    rules: ReplicaRules = field(default_factory=ReplicaRules)
+    worker: int = 0  # number of the replica's worker (node), 0 .. num_workers - 1.
+    host: str = ""  # name of the replica's node, for messages; empty if unknown
+    rules: ReplicaRules = field(default_factory=ReplicaRules)  # rules of the replica
+    # the replica that reduces for all, and how; None if each replica reduces its part
     accumulation: RootReduction | None = None
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PartSource:
-    """Location of a replica's part of one PerReplica argument.
+    """Location of a replica's part of one PerReplica argument."""
 
-    Attributes:
-        object_index: Index of the step's object argument with the part; None if `value` is the part.
-        leaf_index: Index of the leaf in the object.
-        value: The part itself, for values from the driver.
-        place: Position of the step, in an object with the results of several steps.
-        on_host: True if the part is not moved to the replica's device.
-        nest: For results of steps, the expected structure as a string; empty if the structure is known.
-    """
-
-    object_index: int | None
-    leaf_index: int = 0
-    value: Any = None
-    place: int = 0
-    on_host: bool = False
-    nest: str = ""
+    object_index: int | None  # index of the step's object argument with the part; None if `value` is the part
+    leaf_index: int = 0  # index of the leaf in the object
+    value: Any = None  # the part itself, for values from the driver
+    place: int = 0  # position of the step, in an object with the results of several steps
+    on_host: bool = False  # True if the part is not moved to the replica's device
+    nest: str = ""  # for results of steps, the expected structure as a string; empty if the structure is known
 
     __reduce__ = by_fields
 
@@ -98,40 +74,31 @@ class PartSource:
 @final
 @dataclass(slots=True)  # never changed, but not frozen: unpickling would take twice as long, in every step
 class StepHeader:
-    """One step for one replica. Objects of Ray's object store are separate arguments of the actor call.
+    """One step for one replica. Objects of Ray's object store are separate arguments of the actor call."""
 
-    Attributes:
-        step: Number of the step, counted by the strategy.
-        generation: Generation of the group; a replica refuses steps of another generation.
-        shipment: The step payload: the function, its plain arguments and the driver's changes.
-        sources: Locations of the PerReplica arguments, in the order of the payload.
-        rows: Rows of the first distributed batch among the arguments on each replica; None without one.
-        gradient_reduce_op: MEAN (by rows) or SUM.
-        stand_in: True if replicas without rows run on padding rows, whose results are ignored; else on zero rows.
-        seed: The driver's torch seed, and how often it was set. A change of either reseeds the replica.
-        check_in_sync: Number of batches between comparisons of the replicas; 0 for none.
-        on_nonfinite: Reaction to a NaN or an infinity in a gradient; see `RunOptions`.
-        summaries: Settings of `rd.summary` at the driver's call of `run`; None for the defaults.
-        random: State of each replica's random generator after a restore; empty if there is none to set.
-        looks_only: True if the function only reads the replica's objects: rules and checks do not count it as a step.
-        loop: Settings of step boundaries at draws from iterators; None if there are no such boundaries.
-        modes: Torch modes at the driver's call of `run`, if they are not torch's defaults; else None.
-    """
-
-    step: int
-    generation: int
-    shipment: Shipment
-    sources: tuple[PartSource, ...] = ()
+    step: int  # number of the step, counted by the strategy
+    generation: int  # generation of the group; a replica refuses steps of another generation
+    shipment: Shipment  # the step payload: the function, its plain arguments and the driver's changes
+    sources: tuple[PartSource, ...] = ()  # locations of the PerReplica arguments, in the order of the payload
+    # rows of the first distributed batch among the arguments on each replica; None without one
     rows: tuple[int, ...] | None = None
-    gradient_reduce_op: ReduceOp = ReduceOp.MEAN
+    gradient_reduce_op: ReduceOp = ReduceOp.MEAN  # MEAN (by rows) or SUM
+    # True if replicas without rows run on padding rows, whose results are ignored; else on zero rows
     stand_in: bool = True
+    # the driver's torch seed, and how often it was set. A change of either reseeds the replica.
     seed: tuple[int, int] = (0, 0)
-    check_in_sync: int = 0
+    check_in_sync: int = 0  # number of batches between comparisons of the replicas; 0 for none
+    # reaction to a NaN or an infinity in a gradient; see `RunOptions`
     on_nonfinite: Literal["pass", "raise", "skip"] = "pass"
+    # settings of `rd.summary` at the driver's call of `run`; None for the defaults
     summaries: SummaryOrder | None = None
+    # state of each replica's random generator after a restore; empty if there is none to set
     random: tuple[tuple[bytes, ...], ...] = ()
+    # True if the function only reads the replica's objects: rules and checks do not count it as a step
     looks_only: bool = False
+    # settings of step boundaries at draws from iterators; None if there are no such boundaries
     loop: LoopOrder | None = None
+    # torch modes at the driver's call of `run`, if they are not torch's defaults; else None
     modes: TorchModes | None = None
 
     __reduce__ = by_fields
@@ -244,15 +211,7 @@ class StepHeaders:
         generation: int,
         summaries: SummaryOrder | None,
     ) -> StepHeader:
-        """Return the header of the next step.
-
-        Args:
-            shipment: The step payload.
-            options: Options of the run.
-            gradient_reduce_op: Reduction of gradients.
-            generation: Generation of the group.
-            summaries: Settings of the step's summaries; None for the defaults.
-        """
+        """Return the header of the next step."""
         self.count += 1
         self.looked |= options.on_nonfinite != "pass"
         return StepHeader(

@@ -19,16 +19,11 @@ __all__ = ["GroupResult", "KeptObjects", "PlannedStep", "SentObjects", "StepMess
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedStep:
-    """A step on the driver, until it is sent.
+    """A step on the driver, until it is sent."""
 
-    Attributes:
-        header: The step header for every replica.
-        parts: The PerReplica arguments of the step.
-        returns_none: `run` returned None before the step was done, because the function did so in its last call.
-    """
-
-    header: StepHeader
-    parts: tuple[PerReplica, ...] = ()
+    header: StepHeader  # the step header for every replica
+    parts: tuple[PerReplica, ...] = ()  # the PerReplica arguments of the step
+    # `run` returned None before the step was done, because the function did so in its last call
     returns_none: bool = False
 
     @property
@@ -43,17 +38,11 @@ class PlannedStep:
 @final
 @dataclass(frozen=True, slots=True)
 class StepMessage:
-    """The message to one replica for some steps. Objects of Ray's store that the replica lacks are sent beside it.
+    """The message to one replica for some steps. Objects of Ray's store that the replica lacks are sent beside it."""
 
-    Attributes:
-        headers: A pickle of the list of headers, made once for all replicas.
-        sources: Locations of this replica's parts, for each step.
-        objects: Numbers of the objects that `sources` index, see `KeptObjects`.
-    """
-
-    headers: bytes
-    sources: tuple[tuple[PartSource, ...], ...]
-    objects: tuple[int, ...] = ()
+    headers: bytes  # a pickle of the list of headers, made once for all replicas
+    sources: tuple[tuple[PartSource, ...], ...]  # locations of this replica's parts, for each step
+    objects: tuple[int, ...] = ()  # numbers of the objects that `sources` index, see `KeptObjects`
 
     __reduce__ = by_fields
 
@@ -66,19 +55,12 @@ class StepMessage:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupResult:
-    """The results of one replica's steps in a group (implements `values.Leaves`).
+    """The results of one replica's steps in a group (implements `values.Leaves`)."""
 
-    Attributes:
-        results: Results in step order; after a failure, the results of the steps before it.
-        seconds: Duration of all steps together.
-        error: The failure because of which the other steps have no result.
-        remarks: Warnings for the program.
-    """
-
-    results: tuple[StepResult, ...]
-    seconds: float = 0.0
-    error: BaseException | None = None
-    remarks: tuple[str, ...] = ()
+    results: tuple[StepResult, ...]  # results in step order; after a failure, the results of the steps before it
+    seconds: float = 0.0  # duration of all steps together
+    error: BaseException | None = None  # the failure because of which the other steps have no result
+    remarks: tuple[str, ...] = ()  # warnings for the program
 
     __reduce__ = by_fields
 
@@ -102,12 +84,7 @@ class GroupResult:
 
 
 def address_steps(steps: Sequence[PlannedStep], sent: Sequence[SentObjects]) -> list[tuple[StepMessage, list[Any]]]:
-    """Return the message for each replica, and the object references to send along.
-
-    Args:
-        steps: Steps to send together.
-        sent: Objects that each replica was sent before.
-    """
+    """Return the message for each replica, and the object references to send along."""
     headers = pickle.dumps([step.header for step in steps], pickle.HIGHEST_PROTOCOL)
     messages = []
     for rank, known in enumerate(sent):

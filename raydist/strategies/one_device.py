@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from raydist.collectives.base import Membership
-from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.collectives.reducer.reducer import GradientReducer
+from raydist.collectives.single_rank import SingleRank
 from raydist.context.advice import advise
 from raydist.context.current import enter_replica
 from raydist.context.devices import Device, parse_device
@@ -84,8 +84,8 @@ class OneDeviceStrategy(Strategy):
                 "RunOptions(on_nonfinite=...) needs a strategy whose scope has made the model, got the default one, "
                 "which knows no parameters. Make a strategy, rd.OneDeviceStrategy() for example."
             )
-        group = LocalGroup(LocalHub(), Membership("one device", generation=0, rank=0, world_size=1), timeout_s=60.0)
-        return GradientReducer(group.start(), policy=self._policy)
+        group = SingleRank(Membership("one device", generation=0, rank=0, world_size=1))
+        return GradientReducer(group, policy=self._policy)
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 
-from raydist.collectives.reducing import HALVES
+from raydist.collectives.tensors import HALVES
 from raydist.compat.torch_internals import BatchNorm, num_writes
 from raydist.context.current import in_cross_replica_context
 from raydist.context.replica_context import ReplicaContext

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from raydist.collectives.base import Work
 from raydist.collectives.delegating import DelegatingCommunicator
-from raydist.collectives.local import LocalGroup
 from raydist.values import ReduceOp
+from tests.collectives.local_group import LocalGroup
 
 _BLOCKING = {
     getattr(torch.Tensor, name): name
@@ -44,13 +44,10 @@ class DeviceGroup(DelegatingCommunicator):
 
     def __init__(self, group: LocalGroup) -> None:
         super().__init__(group)
+        self.host_runs_ahead = True
         self.waits: list[str] = []
         self.exchanges: list[str] = []
         self.num_started = 0
-
-    @property
-    def host_runs_ahead(self) -> bool:
-        return True
 
     def copy_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         copied, started = tensor.detach().clone(), self.num_started

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from raydist.collectives.local import LocalGroup
 from raydist.collectives.reducer.reducer import GradientReducer
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import (
     Step,
     pieces,

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.local import LocalGroup
 from raydist.collectives.reducer.reducer import GradientReducer
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 
 FEATURES = 6

@@ -17,15 +17,11 @@ def bulletins(world_size: int) -> list[Bulletin]:
     return [Bulletin(store, Membership("g", 0, rank, world_size)) for rank in range(world_size)]
 
 
-def keep_waiting() -> None:
-    return None
-
-
 def test_data_is_exchanged_again_and_again() -> None:
     members = bulletins(2)
     for number in range(5):
         calls = {
-            rank: functools.partial(member.exchange, b"x" * number * rank, "a test", 10.0, keep_waiting)
+            rank: functools.partial(member.exchange, b"x" * number * rank, "a test", 10.0)
             for rank, member in enumerate(members)
         }
         assert begin_threads(calls)() == dict.fromkeys(range(2), [b"", b"x" * number])
@@ -33,15 +29,14 @@ def test_data_is_exchanged_again_and_again() -> None:
 
 def test_who_does_not_arrive_is_named() -> None:
     with pytest.raises(DeadlineExceededError, match=r"a test by rank 0 of 3 .* ranks 1, 2 did not arrive"):
-        bulletins(3)[0].exchange(b"", "a test", 0.0, keep_waiting)
+        bulletins(3)[0].exchange(b"", "a test", 0.0)
 
 
 def test_waiting_can_be_given_up() -> None:
-    def give_up() -> None:
-        raise CancelledError("aborted")
-
+    waiting, other = bulletins(2)
+    other.fail(CancelledError("aborted"))
     with pytest.raises(CancelledError):
-        bulletins(2)[0].exchange(b"", "a test", 60.0, give_up)
+        waiting.exchange(b"", "a test", 60.0)
 
 
 @pytest.mark.parametrize("kind", [CancelledError, DeadlineExceededError, UnavailableError])

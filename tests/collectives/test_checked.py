@@ -7,9 +7,9 @@ import torch
 
 from raydist.collectives.base import Communicator, Work
 from raydist.collectives.checked import Call, CheckedCommunicator, all_hold, describe_call, exchange
-from raydist.collectives.local import LocalGroup
 from raydist.errors import CollectiveMismatchError
 from raydist.values import ReduceOp
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.shared_memory.ranks import run_sharing
 from tests.collectives.threads import run_ranks
 from tests.contracts import communicator as contract
@@ -84,13 +84,10 @@ def test_memory_is_the_other_ones() -> None:
     assert run_ranks(2, body) == run_ranks(2, contract.sums_of_allocated)
 
 
-CPU = torch.device("cpu")
-
-
 @pytest.mark.parametrize(("held", "alike"), [((5, 5, 5), True), ((5, 5, 6), False)])
 def test_all_are_told_whether_all_hold_the_same(held: tuple[int, ...], alike: bool) -> None:
     def body(group: LocalGroup) -> bool:
-        return all_hold(group, describe_call("comparison", None), held[group.rank], device=CPU)
+        return all_hold(group, describe_call("comparison", None), held[group.rank])
 
     assert run_ranks(3, body) == [alike] * 3
 
@@ -99,9 +96,9 @@ def test_all_are_told_whether_all_hold_the_same(held: tuple[int, ...], alike: bo
 def test_who_calls_something_else_is_told_so_whatever_is_held(held: tuple[int, ...]) -> None:
     def body(group: LocalGroup) -> None:
         calls: list[Callable[[], object]] = [
-            lambda: all_hold(group, describe_call("comparison", None), held[0], device=CPU),
-            lambda: exchange(group, describe_call("all_reduce(SUM)", torch.ones(2)), device=CPU),
-            lambda: all_hold(group, describe_call("comparison", None), held[1], device=CPU),
+            lambda: all_hold(group, describe_call("comparison", None), held[0]),
+            lambda: exchange(group, describe_call("all_reduce(SUM)", torch.ones(2))),
+            lambda: all_hold(group, describe_call("comparison", None), held[1]),
         ]
         with pytest.raises(CollectiveMismatchError, match=r"comparison.*all_reduce.*comparison"):
             calls[group.rank]()

@@ -9,9 +9,9 @@ import torch
 from raydist.collectives.base import Membership
 from raydist.collectives.checked import CheckedCommunicator
 from raydist.collectives.delegating import LimitedCommunicator
-from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.errors import DeadlineExceededError
 from raydist.values import ReduceOp
+from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.collectives.threads import run_ranks
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from raydist.collectives.point_to_point import PointToPoint
+from raydist.collectives.ray_backend import PointToPoint
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import CollectiveMismatchError, DeadlineExceededError, InvalidArgumentError, UnavailableError
 from tests.collectives.threads import begin_threads

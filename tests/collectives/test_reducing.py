@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydist.collectives.reducing import reduce_parts
+from raydist.collectives.tensors import reduce_parts
 from raydist.values import ReduceOp
 
 

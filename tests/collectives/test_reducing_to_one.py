@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from raydist.collectives.delegating import ReducingToOne, RootReduction
-from raydist.collectives.local import LocalGroup
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.values import ReduceOp
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import assert_equal_parameters, build, rows, train_alone, train_together
 from tests.collectives.threads import run_ranks
 from tests.contracts import communicator as contract

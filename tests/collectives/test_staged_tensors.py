@@ -100,21 +100,10 @@ def test_bytes_of_nothing() -> None:
 
 @pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_keys_are_in_the_order_of_numbers_and_become_them_again(dtype: torch.dtype, op: ReduceOp) -> None:
-    numbers = torch.tensor(NUMBERS, dtype=dtype)
+def test_numbers_and_nan_come_back_from_the_marks(dtype: torch.dtype, op: ReduceOp) -> None:
+    numbers = torch.tensor([*NUMBERS, float("nan"), -float("nan")], dtype=dtype)[:, None].expand(-1, 2).t().clone()
+    before = numbers.clone()
     staged = stage_comparable(numbers, op, 2)
-    keys = staged.carrier.tolist()
-    assert keys == sorted(keys)
+    assert not staged.carrier.isnan().any()
     staged.deliver()
-    assert numbers.tolist() == NUMBERS
-
-
-@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_every_nan_is_beyond_all_numbers_and_stays_one(dtype: torch.dtype, op: ReduceOp) -> None:
-    numbers = torch.tensor([*NUMBERS, float("nan"), -float("nan")], dtype=dtype)[:, None].expand(-1, 2).t()
-    staged = stage_comparable(numbers.clone(), op, 2)
-    keys = staged.carrier[0]
-    assert (keys.max() if op is ReduceOp.MAX else keys.min()) in (keys[-1], keys[-2])
-    staged.deliver()
-    assert staged.target.isnan().sum().item() == 4
+    torch.testing.assert_close(numbers, before, rtol=0, atol=0, equal_nan=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.rendezvous import RendezvousStore
+from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.contracts.communicator import Body, Team
 
 T = TypeVar("T")

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from raydist.collectives.local import LocalGroup
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.context.replica_context import ReplicaContext
 from raydist.errors import InvalidArgumentError
@@ -16,6 +15,7 @@ from raydist.replicas.connected import Connected
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.rules import ReplicaRules, ReplicaVariables
 from raydist.values import PerReplica, ReduceOp
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 from tests.replicas.noting_reducer import NotingReducer
 

@@ -13,7 +13,6 @@ import raydist as rd
 from raydist.checkpoints.loops.replica_loops import ReplicaLoops
 from raydist.checkpoints.sharing.share_writer import ShareWriter
 from raydist.collectives.base import Membership
-from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.mirroring.shipment import Shipment
@@ -26,6 +25,7 @@ from raydist.replicas.step import StepHeader
 from raydist.summaries.destination import condition, taker
 from raydist.summaries.order import SummaryOrder
 from raydist.torch_modes import TorchModes
+from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.replicas.noting_reducer import NotingReducer
 
 CPU = torch.device("cpu")

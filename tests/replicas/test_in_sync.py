@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.collectives.local import LocalGroup
 from raydist.errors import CollectiveMismatchError
 from raydist.mirroring.buffers.aggregation import set_aggregation
 from raydist.replicas.in_sync import SyncCheck
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 
 Change = Callable[[int, nn.Linear, torch.optim.Optimizer], None]

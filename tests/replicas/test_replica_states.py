@@ -19,11 +19,11 @@ from raydist.checkpoints.restoring.restored_objects import restore_objects
 from raydist.checkpoints.saved_checkpoint import open_checkpoint
 from raydist.checkpoints.sharing.exchanged_bytes import ByteExchange
 from raydist.checkpoints.sharing.share_reader import ShareReader
-from raydist.collectives.local import LocalGroup
 from raydist.errors import DataLossError
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.pipelines.stored.directory_files import directory_files
 from raydist.replicas.replica_states import RESTORES, ReplicaRestorer
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 from tests.mirroring.in_process import Mirror
 

@@ -12,12 +12,12 @@ import raydist as rd
 from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.portable_errors import PortableError
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.mirroring.shipment import Shipment
 from raydist.replicas.rules import ReplicaRules
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from raydist.replicas.step_message import PlannedStep, SentObjects, address_steps
+from tests.collectives.local_group import LocalGroup, LocalHub
 
 SETUP = ReplicaSetup("alone", 0, 1, "cpu", ("cpu",), torch.get_num_threads(), 10.0, 1 << 20, host="node here")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from raydist.collectives.differentiable import all_gather
-from raydist.collectives.local import LocalGroup
 from raydist.replicas.in_sync import WrittenBuffers
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 
 

@@ -13,9 +13,9 @@ from torch import nn
 
 import raydist as rd
 from raydist.collectives import differentiable
-from raydist.collectives.local import LocalGroup
 from raydist.strategies import sync_batch_norm
 from raydist.strategies.sync_batch_norm import SyncBatchNorm
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 
 ROWS = np.random.default_rng(0).normal(3.0, 2.0, size=(7, 2, 3))

@@ -15,7 +15,6 @@ from torchmetrics.classification import (
 )
 from torchmetrics.wrappers import ClasswiseWrapper
 
-from raydist.collectives.local import LocalGroup
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.context.replica_context import ReplicaContext
 from raydist.mirroring.metric_states import hold_states, merge_states, restore_states
@@ -23,6 +22,7 @@ from raydist.replicas.connected import Connected
 from raydist.replicas.replica_view import ReplicaView
 from raydist.training.steps import guessing, update_alike
 from raydist.values import ReduceOp
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 from tests.replicas.noting_reducer import NotingReducer
 from tests.replicas.test_connected import Mirror

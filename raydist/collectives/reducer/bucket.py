@@ -27,21 +27,13 @@ __all__ = ["Bucket", "BucketMemory", "LazyBucketMemory", "ParameterSpec", "memor
 @final
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """Description of one parameter for the bucket layout.
+    """Description of one parameter for the bucket layout."""
 
-    Attributes:
-        index: Number of the parameter in the reducer's list, the same on every rank.
-        shape: Shape of the parameter.
-        dtype: Dtype of the gradient.
-        device: Device of the gradient.
-        stride: Strides of the gradient in memory; None for a contiguous one.
-    """
-
-    index: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    stride: tuple[int, ...] | None = None
+    index: int  # number of the parameter in the reducer's list, the same on every rank
+    shape: tuple[int, ...]  # shape of the parameter
+    dtype: torch.dtype  # dtype of the gradient
+    device: torch.device  # device of the gradient
+    stride: tuple[int, ...] | None = None  # strides of the gradient in memory; None for a contiguous one
 
     @staticmethod
     def of(index: int, parameter: torch.Tensor) -> ParameterSpec:
@@ -58,15 +50,11 @@ class ParameterSpec:
 @final
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that share one flat tensor, which one all-reduce sums.
+    """Gradients that share one flat tensor, which one all-reduce sums."""
 
-    Attributes:
-        specs: The parameters, all of one dtype and device, in the order of their gradients in memory.
-        wire: Dtype in which the gradients are communicated.
-    """
-
+    # the parameters, all of one dtype and device, in the order of their gradients in memory
     specs: tuple[ParameterSpec, ...]
-    wire: torch.dtype
+    wire: torch.dtype  # dtype in which the gradients are communicated
 
     @property
     def dtype(self) -> torch.dtype:

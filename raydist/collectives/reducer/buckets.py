@@ -32,11 +32,9 @@ class BucketSet:
 
     Args:
         layout: The buckets, in the order in which they are sent.
-        communicator: The group of this rank.
         flats: One flat tensor for each bucket, of `sizes(...)` elements.
 
     Attributes:
-        buckets: Memory of each bucket.
         numbers: Number of a parameter -> number of the parameter's bucket, in the order of the layout.
     """
 
@@ -46,9 +44,8 @@ class BucketSet:
         self.numbers = {index: number for number, bucket in enumerate(layout) for index in bucket.indices}
         self.trailer: Trailer | None = None
         if layout:
-            rank, world_size = communicator.rank, communicator.world_size
             memory = flats[-1][layout[-1].numel :]
-            self.trailer = Trailer(memory, len(self.numbers), rank=rank, world_size=world_size)
+            self.trailer = Trailer(memory, len(self.numbers), communicator.rank, communicator.world_size)
 
     @staticmethod
     def sizes(layout: Sequence[Bucket], world_size: int) -> list[tuple[int, torch.dtype]]:
@@ -71,10 +68,10 @@ class BucketPlan:
     have appeared, without those that are sparse on any rank: their rows are exchanged.
 
     Args:
-        communicator: The group of this rank.
-        specs: The parameters, by number.
         sparse: Parameters whose gradients will be sparse.
-        lay_out: Divides parameters into buckets.
+
+    Attributes:
+        row_specs: The parameters with sparse gradients.
     """
 
     def __init__(
@@ -134,14 +131,7 @@ class BucketPlan:
 
 @final
 class Buckets:
-    """The bucket plans of one rank.
-
-    Args:
-        communicator: Reduces the buckets.
-        bucket_bytes: Maximum size of a bucket.
-        first_bucket_bytes: Size of the first bucket.
-        compression: Communication dtype of float32 gradients; None to keep float32.
-        expect_rows: Returns the `id` of each parameter whose gradient will be sparse.
+    """The bucket plans of one rank. See `plan_buckets` and `GradientReducer` for the arguments.
 
     Attributes:
         works: All-reduces that have been started in the last pass and are not waited for yet.
@@ -167,15 +157,9 @@ class Buckets:
         self._plans: dict[Trained, BucketPlan] = {}
 
     def begin_pass(
-        self, trained: Trained, parameters: Mapping[int, torch.nn.Parameter], *, step: int, backward: int
+        self, trained: Trained, parameters: Mapping[int, torch.nn.Parameter], step: int, backward: int
     ) -> BucketPlan:
-        """Return the plan for a backward pass.
-
-        Args:
-            trained: The trained parameters.
-            parameters: All parameters, by number.
-            step: Number of the step.
-            backward: Number of the pass in the step.
+        """Return the plan for backward pass number `backward` of a step, given all parameters by number.
 
         Blocking: after a change of the trained parameters, until all ranks have begun the pass.
 
@@ -203,8 +187,7 @@ class Buckets:
 
     def _new_plan(self, trained: Trained, parameters: Mapping[int, torch.nn.Parameter]) -> BucketPlan:
         specs = {index: ParameterSpec.of(index, parameters[index]) for index, _, _ in trained}
-        expected = self._expect_rows()
-        sparse = {  # XLA has no sparse tensors
-            index for index, spec in specs.items() if id(parameters[index]) in expected and spec.device.type != "xla"
-        }
+        on_xla = self._communicator.device.type == "xla"  # which has no sparse tensors
+        expected = () if on_xla else self._expect_rows()
+        sparse = [index for index in specs if id(parameters[index]) in expected]
         return BucketPlan(self._communicator, specs, sparse, self._lay_out)

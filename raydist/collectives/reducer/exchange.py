@@ -28,15 +28,10 @@ __all__ = ["Exchange", "StepWeight"]
 @final
 @dataclass(frozen=True, slots=True)
 class StepWeight:
-    """Weight of this rank's new gradients in a step.
+    """Weight of this rank's new gradients in a step."""
 
-    Attributes:
-        scale: Factor of the gradients.
-        counts: False where this rank's gradients count as zero, even NaN.
-    """
-
-    scale: float
-    counts: bool
+    scale: float  # factor of the gradients
+    counts: bool  # False where this rank's gradients count as zero, even NaN
 
 
 @final
@@ -45,11 +40,7 @@ class Exchange:
 
     Args:
         communicator: Reduces the buckets; nothing else may use it during the pass.
-        buckets: The buckets of this rank.
-        plan: The plan for the pass.
-        stamp: Stamp of the pass, see `encode_stamp`.
         checksum: Checksum of gradients that the program has changed since the last pass; None for none.
-        weight: Weight of this rank's gradients.
         earlier: Weighted gradients of earlier local passes, which are added, by parameter. A bucket still waits for the
             gradients of this pass.
         hold_with: Parameters whose buckets are not sent before the end of the pass.
@@ -110,8 +101,8 @@ class Exchange:
             self.local[index] = gradient
             if number is not None:
                 self._num_missing[number] -= 1
-                if not self._num_missing[number] and not self._hold:
-                    self._send_full()
+                while not self._num_missing[number] and not self._hold and self._is_full(self._num_sent):
+                    self._send(self._num_sent)
 
     def _put_again(self, index: int, gradient: torch.Tensor, number: int | None) -> None:
         if number is not None and number < self._num_sent:
@@ -145,7 +136,7 @@ class Exchange:
                 self._memory = self._plan.settle(list(self.local), sparse)
                 self._numbers = self._memory.numbers
             while self._num_sent < len(self._memory.buckets):
-                self._launch(self._num_sent)
+                self._send(self._num_sent)
         for number, work in enumerate(self._works):
             with torch.profiler.record_function(f"raydist::wait for bucket {number}"):
                 work.wait()
@@ -208,31 +199,27 @@ class Exchange:
     def _buckets(self) -> Sequence[BucketMemory]:
         return () if self._memory is None else self._memory.buckets
 
-    def _send_full(self) -> None:
-        last = len(self._num_missing) - 1
-        while (number := self._num_sent) < last and not self._num_missing[number] and number not in self._held:
-            self._launch(number)
+    def _is_full(self, number: int) -> bool:
+        """Return True if a bucket has all its gradients; the last bucket always waits for the end of the pass."""
+        return number < len(self._num_missing) - 1 and not self._num_missing[number] and number not in self._held
 
-    def _launch(self, number: int) -> None:
+    def _send(self, number: int) -> None:
+        memory = self._buckets()[number]
         with torch.profiler.record_function(f"raydist::bucket {number}"):
-            self._send(number, self._buckets()[number])
-
-    def _send(self, number: int, memory: BucketMemory) -> None:
-        indices = memory.bucket.indices
-        weighs_first = bool(self._earlier) or not self._weight.counts
-        found = map(self.weighted if weighs_first else self.local.get, indices)
-        gradients = [
-            one.detach().to_dense() if one is not None and (one.is_sparse or one.requires_grad) else one
-            for one in found
-        ]
-        memory.fill(gradients, 1.0 if weighs_first else self._weight.scale)
-        memory.pack()
-        trailer = self._memory.trailer if self._memory is not None else None
-        if trailer is not None and number == len(self._buckets()) - 1:
-            own = (self.local.keys() if self._weight.counts else set()) | self._earlier.keys()
-            present = None if self.is_whole else [index in own for index in self._numbers]
-            trailer.write(self._stamp, present=present, checksum=self._checksum)
-        self._works.append(self._communicator.all_reduce(memory.flat, ReduceOp.SUM))
+            weighs_first = bool(self._earlier) or not self._weight.counts
+            found = map(self.weighted if weighs_first else self.local.get, memory.bucket.indices)
+            gradients = [
+                one.detach().to_dense() if one is not None and (one.is_sparse or one.requires_grad) else one
+                for one in found
+            ]
+            memory.fill(gradients, 1.0 if weighs_first else self._weight.scale)
+            memory.pack()
+            trailer = self._memory.trailer if self._memory is not None else None
+            if trailer is not None and number == len(self._buckets()) - 1:
+                own = (self.local.keys() if self._weight.counts else set()) | self._earlier.keys()
+                present = None if self.is_whole else [index in own for index in self._numbers]
+                trailer.write(self._stamp, present=present, checksum=self._checksum)
+            self._works.append(self._communicator.all_reduce(memory.flat, ReduceOp.SUM))
         self._num_sent += 1
 
 

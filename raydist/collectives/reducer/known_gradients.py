@@ -4,8 +4,8 @@ After an exchange `.grad` of each parameter holds a known tensor, written a know
 still that tensor, not written since, is global. Any other gradient falls into one of three classes:
 
 - *Changed*: a backward pass has exchanged the gradient, and the program has changed it since (clipping, unscaling). The
-  gradient is not exchanged again. The next backward pass compares checksums of the gradient between replicas, and all
-  replicas raise an error if they have changed it differently.
+  gradient is not exchanged again. The trailer of the next backward pass has checksums of the gradient, and all replicas
+  raise an error if they have changed it differently. Nothing waits for the device, unless checksums differ.
 - *Made by hand*: nothing was exchanged since an optimizer used or cleared the gradient. Each replica has computed its
   own gradient with `torch.autograd.grad` or `torch.func`, and an exchange is due before an optimizer uses it.
 - *Accumulated* under `no_sync()`: `.grad` shows the sum of a global and a local part. Copies of the two parts are kept
@@ -14,37 +14,40 @@ still that tensor, not written since, is global. Any other gradient falls into o
 
 from __future__ import annotations
 
+import json
+import math
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
 
+from raydist.collectives.base import Communicator
+from raydist.collectives.translation import describe_each
 from raydist.compat.torch_internals import num_writes
-from raydist.errors import FailedPreconditionError
+from raydist.errors import CollectiveMismatchError, FailedPreconditionError
 
-__all__ = ["KnownGradients", "LocalAccumulation", "accumulate"]
+__all__ = ["Checksums", "KnownGradients", "LocalAccumulation", "accumulate", "combined", "compare"]
+
+# Relative tolerance, as in the periodic comparison of parameters: last bits may differ between machines.
+_LAST_BITS = 1e-5
+_SAMPLE = 4096
+
+_Row = tuple[float, float, float]
+"""Number of a parameter, and sum and approximate norm of the parameter's gradient."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """The local part of one parameter's gradient.
+    """The local part of one parameter's gradient."""
 
-    Attributes:
-        base: Global part of `.grad`.
-        contribution: Weighted local part, which the next synchronised pass sends.
-        shown: The tensor in `.grad` when the record was made.
-        version: Number of writes to `shown` at that time.
-        by_hand: The program has made the local part without a backward pass.
-    """
-
-    base: torch.Tensor | None
-    contribution: torch.Tensor
-    shown: torch.Tensor
-    version: int
-    by_hand: bool
+    base: torch.Tensor | None  # global part of `.grad`
+    contribution: torch.Tensor  # weighted local part, which the next synchronised pass sends
+    shown: torch.Tensor  # the tensor in `.grad` when the record was made
+    version: int  # number of writes to `shown` at that time
+    by_hand: bool  # the program has made the local part without a backward pass
 
 
 @final
@@ -130,9 +133,7 @@ class KnownGradients:
     def note(self, parameters: Collection[torch.nn.Parameter], *, by_hand: bool = False) -> None:
         """Record that `.grad` of these parameters is global now, and that no optimizer has used it yet.
 
-        Args:
-            parameters: The parameters.
-            by_hand: The program has made a part of the gradients by hand.
+        `by_hand`: the program has made a part of the gradients by hand.
         """
         known, reference = self._known, weakref.ref
         for parameter in parameters:
@@ -231,3 +232,93 @@ class KnownGradients:
                 "first; add up gradients of several batches by backward()."
             )
         return True
+
+
+@final
+class Checksums:
+    """Sums of some gradients, and the norms of their first elements, on the device of the gradients."""
+
+    def __init__(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        self._indices = tuple(gradients)
+        with torch.no_grad():
+            values = [_values(gradient) for gradient in gradients.values()]
+            wide = any(one.dtype is torch.float64 for one in values)
+            dtype, device = torch.float64 if wide else torch.float32, values[0].device
+            parts = [one.sum(dtype=dtype) for one in values]
+            parts += [torch.linalg.vector_norm(one[:_SAMPLE], dtype=dtype) for one in values]
+            self._numbers = torch.stack([part.to(device) for part in parts])
+        self._scales = [max(1.0, one.numel() / _SAMPLE) ** 0.5 for one in values]
+
+    def combined(self) -> torch.Tensor:
+        """Return one float64 on the device that depends on all sums and norms."""
+        count = len(self._numbers) + 1
+        return self._numbers.double() @ torch.arange(1, count, dtype=torch.float64, device=self._numbers.device)
+
+    def rows(self) -> list[_Row]:
+        """Return parameter number, sum and approximate norm of each gradient. Waits for the device."""
+        numbers = self._numbers.tolist()
+        sums, norms = numbers[: len(self._indices)], numbers[len(self._indices) :]
+        return [
+            (index, total, norm * scale)
+            for index, total, norm, scale in zip(self._indices, sums, norms, self._scales, strict=True)
+        ]
+
+
+def combined(noted: Sequence[Checksums]) -> torch.Tensor | None:
+    """Combine all checksums into one float64; None for an empty sequence."""
+    total: torch.Tensor | None = None
+    for one in noted:
+        total = one.combined() if total is None else total * 3 + one.combined()
+    return total
+
+
+def compare(communicator: Communicator, noted: Sequence[Checksums], name_of: Callable[[int], str]) -> None:
+    """Compare gradients whose combined checksums differ; replicas may differ in the last bits.
+
+    Blocking: until all replicas call it, at most the communicator's limit.
+
+    Raises:
+        CollectiveMismatchError: Gradients differ. All replicas raise it; it names the first such parameter.
+    """
+    mine = json.dumps([row for one in noted for row in one.rows()]).encode()
+    received = communicator.exchange_on_host(mine, "gradients that were changed")
+    said: list[list[_Row]] = [[(row[0], row[1], row[2]) for row in json.loads(each)] for each in received]
+    for place in range(max(map(len, said))):
+        rows = [theirs[place] if place < len(theirs) else None for theirs in said]
+        if not _all_close(rows):
+            index = min(int(row[0]) for row in rows if row is not None)
+            raise _apart(name_of(index), index, rows)
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the values of a gradient as a flat real tensor."""
+    values = gradient.detach()
+    if values.is_sparse:
+        values = values.coalesce().values()
+    return (torch.view_as_real(values) if values.is_complex() else values).reshape(-1)
+
+
+def _all_close(rows: Sequence[_Row | None]) -> bool:
+    """Return True if all replicas have changed the same gradient to about the same values."""
+    first = rows[0]
+    return first is not None and all(row is not None and _close(first, row) for row in rows)
+
+
+def _close(one: _Row, other: _Row) -> bool:
+    if one[0] != other[0]:
+        return False
+    for mine, theirs in zip(one[1:], other[1:], strict=True):
+        apart = abs(mine - theirs) > _LAST_BITS * (abs(mine) + one[2])  # comparisons with NaN are False
+        if apart or math.isnan(mine) != math.isnan(theirs):
+            return False
+    return True
+
+
+def _apart(name: str, index: int, rows: Sequence[_Row | None]) -> CollectiveMismatchError:
+    said = [f"sum {row[1]:.7g}, norm about {row[2]:.7g}" if row and row[0] == index else "not changed" for row in rows]
+    return CollectiveMismatchError(
+        "All replicas must change a gradient alike after the backward() that made it global, but they have changed "
+        f"that of {name} differently, got {describe_each(said, 'replica')}. Use ctx.all_reduce for what a replica "
+        "computes from its own rows, and the same random numbers for noise. To put a replica's own gradient into .grad "
+        "by hand, call optimizer.zero_grad() first: optimizer.step() then exchanges it."
+    )

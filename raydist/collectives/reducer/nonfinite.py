@@ -93,12 +93,7 @@ class NonfinitePolicy:
                 self.choice = "pass"
 
     def refuses(self, parameters: Iterable[torch.nn.Parameter], *, new_are_finite: bool) -> bool:
-        """Record the result of a backward pass. Return True if the caller must raise an `error`.
-
-        Args:
-            parameters: The parameters that have got gradients in the pass.
-            new_are_finite: True if the reduced gradients of the pass are finite.
-        """
+        """Record if a backward pass gave these parameters finite gradients. Return True if `error` must be raised."""
         refused = self.choice == "raise" and not new_are_finite
         self.num_found += not new_are_finite
         self._last_was_bad = not (new_are_finite or refused)
@@ -120,13 +115,7 @@ class NonfinitePolicy:
     def error(
         self, place: str, accused: Accused, parameters: Mapping[int, torch.nn.Parameter]
     ) -> FailedPreconditionError:
-        """Return the error that names the replicas and parameters with nonfinite gradients.
-
-        Args:
-            place: Description of the backward pass.
-            accused: Faults of each replica's own gradients.
-            parameters: All parameters, by number.
-        """
+        """Return the error that names the backward pass, and the replicas and parameters with nonfinite gradients."""
         culprits = {rank: faults for rank, faults in enumerate(accused, self._first_replica) if faults}
         found = "; ".join(f"replica {rank}: {self._listed(faults, parameters)}" for rank, faults in culprits.items())
         said = found or "no replica's own, but their sum has infinities: they are too large for their dtype"
@@ -148,14 +137,11 @@ _Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 @final
 class SkippedUpdates:
-    """Skips steps of optimizers.
+    """Skips steps of optimizers, and counts them.
 
     Args:
         is_due: Returns True if the step of an optimizer must be skipped. Called when a step begins, and after each run
             of a closure.
-
-    Attributes:
-        count: Number of skipped steps.
     """
 
     def __init__(self, is_due: Callable[[torch.optim.Optimizer], bool]) -> None:
@@ -222,8 +208,7 @@ _MINE: ContextVar[SkippedUpdates | None] = ContextVar("raydist_skipped_updates",
 def _install_hooks() -> None:
     """Register hooks of torch around the steps of all optimizers of the process. Without a watcher they take 0.2 us.
 
-    Nothing removes the hooks: torch iterates over them during a step, and a change by another thread would raise an
-    error there.
+    Nothing removes them: torch iterates over them during a step, and a change by another thread would raise an error.
     """
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)

@@ -152,14 +152,10 @@ class ParameterHooks:
     """The program's hooks on one parameter, by key.
 
     An integer key is valid in one process only, so `attach` replaces it by a new one.
-
-    Attributes:
-        before: Hooks of `register_hook`.
-        after: Hooks of `register_post_accumulate_grad_hook`.
     """
 
-    before: Hooks = field(default_factory=dict)
-    after: Hooks = field(default_factory=dict)
+    before: Hooks = field(default_factory=dict)  # of `register_hook`
+    after: Hooks = field(default_factory=dict)  # of `register_post_accumulate_grad_hook`
 
     @staticmethod
     def of(parameter: torch.Tensor) -> ParameterHooks:
@@ -217,11 +213,7 @@ def hooked_of(parameters: Iterable[tuple[int, _P]]) -> dict[int, _P]:
 
 @final
 class HeldBack:
-    """The deferred hooks of some parameters: until `give_back`, torch calls no-ops in their places.
-
-    Attributes:
-        indices: Numbers of the parameters.
-    """
+    """The deferred hooks of some parameters, by number: until `give_back`, torch calls no-ops in their places."""
 
     def __init__(self, parameters: Mapping[int, torch.Tensor]) -> None:
         self.indices = parameters.keys()

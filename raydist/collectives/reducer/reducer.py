@@ -22,10 +22,16 @@ import torch
 
 from raydist.collectives.base import Communicator
 from raydist.collectives.reducer.buckets import Buckets
-from raydist.collectives.reducer.changed_gradients import Checksums, combined, compare
 from raydist.collectives.reducer.exchange import Exchange, StepWeight
 from raydist.collectives.reducer.interception import begin_interception, end_interception
-from raydist.collectives.reducer.known_gradients import KnownGradients, LocalAccumulation, accumulate
+from raydist.collectives.reducer.known_gradients import (
+    Checksums,
+    KnownGradients,
+    LocalAccumulation,
+    accumulate,
+    combined,
+    compare,
+)
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, fault_of
 from raydist.collectives.reducer.parameter_hooks import HeldBack, TrainedParameters, hooked_of
 from raydist.collectives.reducer.trailer import ReceivedTrailer, Updates, encode_stamp
@@ -51,15 +57,12 @@ class GradientReducer:
 
     Args:
         communicator: A communicator for the reducer alone, since backward passes may contain user collectives.
-        bucket_bytes: Maximum size of a bucket.
         first_bucket_bytes: Size of the first bucket.
         updates: Returns this rank's optimizer updates, which must be the same on all ranks.
         calls: Returns a digest of this rank's user collectives, which must be the same on all ranks.
-        policy: Treatment of NaN and infinite gradients; None for none.
         compression: Communication dtype of float32 gradients, "fp16" or "bf16"; None to keep float32.
         expect_rows: Returns the `id` of each parameter whose gradient will be sparse, for the same parameters on all
             ranks. Further sparse gradients are detected in the first pass; ones that appear later become dense.
-        names: Returns names of parameters for error messages.
 
     One backward pass costs one all-reduce per bucket. Afterwards `.grad` holds views of the reduced buckets.
     """
@@ -108,10 +111,9 @@ class GradientReducer:
         self._intercepted: Any = None
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Reduce the gradients of these parameters from now on, and of no others.
+        """Reduce the gradients of these parameters, in the same order on every rank, from now on, and of no others.
 
-        Args:
-            parameters: In the same order on every rank. Giving the same tuple again costs nothing.
+        Giving the same tuple again costs nothing.
         """
         self._parameters.attach(parameters)
         self._known.keep_only(self._parameters.all.values())
@@ -165,12 +167,7 @@ class GradientReducer:
 
     @contextmanager
     def step(
-        self,
-        *,
-        weight: float = 1.0,
-        op: ReduceOp = ReduceOp.MEAN,
-        empty: bool = False,
-        index: int | None = None,
+        self, *, weight: float = 1.0, op: ReduceOp = ReduceOp.MEAN, empty: bool = False, index: int | None = None
     ) -> Iterator[None]:
         """Make the gradients of every `backward()` that this thread calls inside the block global.
 
@@ -178,11 +175,7 @@ class GradientReducer:
             weight: For MEAN: this replica's share of the global batch's rows, n_i / n.
             op: MEAN sums weighted gradients, SUM unweighted ones.
             empty: The replica has no rows; its gradients count as zero even if they are NaN.
-            index: Number of the step, for ranks that do not all start with the first step; None to count up by one.
-
-        Raises:
-            InvalidArgumentError: `op` is neither MEAN nor SUM, or `weight` is negative.
-            FailedPreconditionError: A step is open already.
+            index: Number of the step; None for the number of the last step plus one.
         """
         self.begin_step(self.weigh(weight, op, empty=empty), op is ReduceOp.SUM, index)
         try:
@@ -275,10 +268,7 @@ class GradientReducer:
     ) -> None:
         """Run a synchronised pass, or a local one in `no_sync`. A pass that fails leaves `.grad` unchanged.
 
-        Args:
-            original: `torch.autograd.backward`; None to exchange gradients made by hand, which hooks do not see.
-            args: Arguments of the call.
-            kwargs: Keyword arguments of the call.
+        `original` is `torch.autograd.backward`; None exchanges gradients made by hand, which hooks do not see.
 
         Blocking: until all ranks have ended their pass, at most the communicator's limit. Where the host runs ahead of
         the device, only if this rank lacks a gradient or gradients are checked for NaN and infinities.
@@ -286,14 +276,10 @@ class GradientReducer:
         given = kwargs or {}
         create_graph = bool(args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else given.get("create_graph", False))
         self._parameters.look()
-        before = [parameter.grad for parameter in self._parameters.trained]
-        earlier = {
-            index: gradient
-            for index, gradient in zip(self._parameters.indices, before, strict=True)
-            if gradient is not None
-        }
-        trained = zip(self._parameters.indices, self._parameters.trained, strict=True)
-        hooks = HeldBack({} if original is None else hooked_of(trained))
+        indices, trained = self._parameters.indices, self._parameters.trained
+        before = [parameter.grad for parameter in trained]
+        earlier = {index: each for index, each in zip(indices, before, strict=True) if each is not None}
+        hooks = HeldBack({} if original is None else hooked_of(zip(indices, trained, strict=True)))
         try:
             made = self._count_made(earlier) if earlier and self._communicator.world_size > 1 else {}
             for index in earlier:
@@ -306,7 +292,7 @@ class GradientReducer:
                 contributions = {index: part for index, (_, part) in parts.items() if part is not None}
                 run = None if original is None else functools.partial(original, *args, **given)
                 new = self._synchronised(run, contributions, create_graph=create_graph)
-                self._accumulation.forget(self._parameters.indices)
+                self._accumulation.forget(indices)
                 for_hooks = self._show({index: base for index, (base, _) in parts.items()}, new, hooks.indices)
                 if for_hooks and original is not None:
                     hooks.give_back()
@@ -318,7 +304,7 @@ class GradientReducer:
                 if made:
                     self._known.note([self._parameters.all[index] for index in made], by_hand=True)
         except BaseException:
-            for parameter, gradient in zip(self._parameters.trained, before, strict=True):
+            for parameter, gradient in zip(trained, before, strict=True):
                 parameter.grad = gradient
             raise
         finally:
@@ -331,7 +317,6 @@ class GradientReducer:
         self, run: Callable[[], None] | None, contributions: dict[int, torch.Tensor], *, create_graph: bool
     ) -> dict[int, torch.Tensor]:
         """Run a pass and return parameter index -> new global gradient, for gradients that any replica has."""
-        self._num_passes += 1
         noted, self._changed = self._changed, []
         exchange = self._exchange = self._begin_exchange(combined(noted), contributions)
         door = self._parameters.door
@@ -353,15 +338,14 @@ class GradientReducer:
         return found
 
     def _begin_exchange(self, checksum: torch.Tensor | None, contributions: dict[int, torch.Tensor]) -> Exchange:
-        parameters, number = self._parameters, self._num_passes
-        plan = self._buckets.begin_pass(parameters.kinds, parameters.all, step=self._num_steps, backward=number)
-        updates, calls = self._updates(), self._calls()
-        stamp = encode_stamp(self._num_steps, number, adds_up=self._adds_up, updates=updates, calls=calls)
+        self._num_passes += 1
+        parameters, place = self._parameters, (self._num_steps, self._num_passes)
+        plan = self._buckets.begin_pass(parameters.kinds, parameters.all, *place)
         return Exchange(
             self._communicator,
             self._buckets,
             plan,
-            stamp,
+            encode_stamp(*place, adds_up=self._adds_up, updates=self._updates(), calls=self._calls()),
             checksum,
             self._weight,
             earlier=contributions,
@@ -476,7 +460,7 @@ class GradientReducer:
             by_hand = self._known.is_made_by_hand(parameter, adds_up=self._adds_up, filled_anew=filled_anew)
             (made if by_hand else changed)[index] = gradient
         if changed:
-            self._changed.append(Checksums.of(changed))
+            self._changed.append(Checksums(changed))
             self._known.note_changed(self._parameters.all[index] for index in changed)
         return made
 

@@ -30,10 +30,9 @@ def reduce_rows(
         communicator: Communicator of the exchange; nothing else may use it meanwhile.
         specs: The parameters, in the same order on all ranks.
         own: This rank's weighted gradients, by parameter number; None for no gradient.
-        compression: Communication dtype of float32 values; None to keep float32.
 
     Returns:
-        Parameter number -> sum, for parameters that have a gradient on any rank. A sum is sparse unless a rank has a
+        Sums, by parameter number, for parameters that have a gradient on any rank. A sum is sparse unless a rank has a
         gradient that is not a list of rows.
     """
     if not specs:

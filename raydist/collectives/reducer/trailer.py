@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.translation import describe_odd_ones
+from raydist.collectives.translation import describe_each
 from raydist.errors import CollectiveMismatchError
 
 __all__ = ["BACKWARD_ADVICE", "ReceivedTrailer", "Trailer", "Updates", "agree", "encode_stamp"]
@@ -37,28 +37,19 @@ _SECTION = _INCOMPLETE + 1
 @final
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """Parameter updates that a rank has made so far.
+    """Parameter updates that a rank has made so far."""
 
-    Attributes:
-        count: Number of optimizer steps.
-        rates: Learning rates of the optimizers.
-    """
-
-    count: int = 0
-    rates: tuple[float, ...] = ()
+    count: int = 0  # number of optimizer steps
+    rates: tuple[float, ...] = ()  # learning rates of the optimizers
 
 
 def encode_stamp(
     step: int, backward: int, *, adds_up: bool = False, updates: Updates = Updates(), calls: int = 0
 ) -> bytes:
-    """Encode the identification of a backward pass, which must be the same on all ranks.
+    """Encode the identification of backward pass `backward` of a step, which must be the same on all ranks.
 
-    Args:
-        step: Number of the step.
-        backward: Number of the pass in the step.
-        adds_up: Gradients are summed without weights.
-        updates: Parameter updates that the rank has made before the pass.
-        calls: Digest of the user collectives that the rank has called before the pass.
+    It contains the reduction (`adds_up`: without weights), the parameter updates, and a digest of the user collectives
+    before the pass.
     """
     count, rates = updates.count % (1 << 32), _summary(updates.rates)
     return _NUMBERS.pack(step % (1 << 32), backward % (1 << 16), count, *rates, calls, adds_up)
@@ -67,17 +58,12 @@ def encode_stamp(
 @final
 @dataclass(frozen=True, slots=True)
 class ReceivedTrailer:
-    """The reduced trailer of one pass, with the sections of all ranks.
+    """The reduced trailer of one pass, with the sections of all ranks."""
 
-    Attributes:
-        stamps: Stamp of each rank, see `encode_stamp`.
-        checksums_differ: Ranks have changed gradients differently since the last pass.
-        present: For each parameter, in the order of the layout, True if any rank has a gradient; None if every rank has
-            a new gradient for every parameter.
-    """
-
-    stamps: Sequence[bytes]
-    checksums_differ: bool
+    stamps: Sequence[bytes]  # stamp of each rank, see `encode_stamp`
+    checksums_differ: bool  # ranks have changed gradients differently since the last pass
+    # for each parameter, in the order of the layout, True if any rank has a gradient; None if every rank has a new
+    # gradient for every parameter
     present: Sequence[bool] | None
 
     def check(self) -> None:
@@ -92,12 +78,9 @@ class Trailer:
 
     Args:
         memory: The `size(...)` elements behind the gradients.
-        num_parameters: Number of parameters in all buckets.
-        rank: Number of this rank.
-        world_size: Number of ranks.
     """
 
-    def __init__(self, memory: torch.Tensor, num_parameters: int, *, rank: int, world_size: int) -> None:
+    def __init__(self, memory: torch.Tensor, num_parameters: int, rank: int, world_size: int) -> None:
         self.memory = memory
         self._own = slice(_SECTION * rank, _SECTION * (rank + 1))
         self._head = _SECTION * world_size
@@ -115,10 +98,9 @@ class Trailer:
         """Write this rank's section. Does not block.
 
         Args:
-            stamp: Stamp of the pass, see `encode_stamp`.
+            stamp: See `encode_stamp`.
             present: For each parameter, True if this rank has a gradient; None if it has a new one for all.
-            checksum: Checksum of gradients that the program has changed since the last pass, one float64 on the
-                trailer's device; None for none.
+            checksum: See `known_gradients.combined`.
         """
         numbers = self._blank.copy()
         section = stamp + bytes(_CHECKSUM_BYTES) + bytes((present is not None,))
@@ -176,18 +158,10 @@ def _summary(rates: tuple[float, ...]) -> tuple[float, int]:
 
 
 def agree(communicator: Communicator, what: str, numbers: Mapping[str, int], advice: str) -> None:
-    """Check that all ranks pass the same numbers.
-
-    Args:
-        communicator: Communicator of the ranks.
-        what: Subject of the comparison, for messages.
-        numbers: Numbers of this rank, by name.
-        advice: Remedy for a mismatch, for messages.
-
-    Blocking: until all ranks call it, at most the communicator's limit.
+    """Check that all ranks pass the same numbers, given by name. Blocks until all ranks call it.
 
     Raises:
-        CollectiveMismatchError: The numbers differ. All ranks raise it, with the numbers of every rank.
+        CollectiveMismatchError: The numbers differ. All ranks raise it, with the numbers of every rank and the advice.
     """
     rows = [json.loads(row) for row in communicator.exchange_on_host(json.dumps(dict(numbers)).encode(), what)]
     if any(row != rows[0] for row in rows):
@@ -200,7 +174,5 @@ def mismatch(what: str, said: Sequence[Mapping[str, Hashable]], advice: str) -> 
     >>> mismatch("the time", [{"hour": 3}, {"hour": 4}], "Ask one clock.").message
     'All ranks must agree on the time, got rank 0: hour 3; rank 1: hour 4. Ask one clock.'
     """
-    shown = (", ".join(f"{name} {value}" for name, value in held.items()) for held in said)
-    listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(shown))
-    listed += describe_odd_ones({rank: tuple(held.items()) for rank, held in enumerate(said)})
-    return CollectiveMismatchError(f"All ranks must agree on {what}, got {listed}. {advice}")
+    shown = [", ".join(f"{name} {value}" for name, value in held.items()) for held in said]
+    return CollectiveMismatchError(f"All ranks must agree on {what}, got {describe_each(shown)}. {advice}")

@@ -7,17 +7,16 @@ import hashlib
 import logging
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Final, final
+from typing import final
 
 import torch
 
 from raydist.collectives.base import ALL_REDUCE, Backend, Communicator, Declined, Membership, Work
-from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.rendezvous import Bulletin, connect_store
 from raydist.collectives.shared_memory.control import Layout, why_unsupported
 from raydist.collectives.shared_memory.generation import DIGEST_BYTES, Generation, call_text
 from raydist.collectives.shared_memory.transfers import SharedTensor, Steps
-from raydist.collectives.tensors import Staged, check_parts, check_root, stage_bytes, stage_reduction
+from raydist.collectives.tensors import Staged, check_parts, check_root, reduce_parts, stage_bytes, stage_reduction
 from raydist.compat.torch_internals import PrefixStore
 from raydist.shared_segment import Segment
 from raydist.values import ReduceOp
@@ -53,14 +52,11 @@ class SharedMemoryCommunicator(Communicator):
 
     Roots and parts are numbered within the ranks that share the memory; messages name ranks of the whole group.
 
-    Args:
-        generation: The generation of the group.
-
     Attributes:
         generation: As given.
     """
 
-    checks_itself: Final = True
+    checks_itself = True
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
@@ -141,7 +137,7 @@ class SharedMemoryCommunicator(Communicator):
             return None
 
         text, place = self._text(name, tensor), 0 if shared is None else shared.number
-        return generation.call(name, text, body, small=small, shared=place, brought=(flat,) if small else ())
+        return generation.call(name, text, body, small=small, shared=place, brought=flat if small else None)
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         check_parts("all_gather", outputs, tensor, self.world_size)
@@ -195,8 +191,7 @@ class SharedMemoryCommunicator(Communicator):
             return None
 
         text = self._text(name, shown)
-        brought = (source,) if small and source is not None else ()
-        return generation.call(name, text, body, small=small, brought=brought)
+        return generation.call(name, text, body, small=small, brought=source if small else None)
 
 
 def _then(steps: Steps, staged: Iterable[Staged]) -> Steps:
@@ -234,9 +229,7 @@ def join(membership: Membership, root: int, size: int, timeout_s: float) -> tupl
     A rank is on the same host as `root` if it can open root's segment and finds the token in it.
 
     Args:
-        membership: Membership of the rank.
         root: The rank that creates the segment of this rank's host.
-        size: Size of the segment in bytes.
         timeout_s: Limit of each of two waits, in seconds.
 
     Blocking: until all ranks of the group have opened their segment.
@@ -255,14 +248,14 @@ def join(membership: Membership, root: int, size: int, timeout_s: float) -> tupl
                 offer = segment.offer()
             except OSError as error:
                 refusal = _no_memory(error)
-        offer = bulletin.exchange(offer, "rendezvous", timeout_s, _no_check)[root]
+        offer = bulletin.exchange(offer, "rendezvous", timeout_s)[root]
         if offer and not refusal:
             try:
                 segment = segment or Segment.accept(offer, size)
                 segment.hold(membership.rank)
             except OSError as error:
                 refusal = _no_memory(error)
-        answers = bulletin.exchange(refusal.encode(), "rendezvous", timeout_s, _no_check)
+        answers = bulletin.exchange(refusal.encode(), "rendezvous", timeout_s)
         refusals = [f"rank {rank}: {answer.decode()}" for rank, answer in enumerate(answers) if answer]
         if refusals or segment is None:
             raise Declined(f"every rank must map the segment, got {'; '.join(refusals)}")
@@ -275,7 +268,3 @@ def join(membership: Membership, root: int, size: int, timeout_s: float) -> tupl
 
 def _no_memory(error: OSError) -> str:
     return f"no shared memory: {error.strerror or error}"
-
-
-def _no_check() -> None:
-    return None

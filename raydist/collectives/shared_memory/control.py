@@ -159,8 +159,6 @@ class ControlBlock:
     """One rank's view of the counters and calls of all ranks.
 
     Args:
-        segment: The shared memory.
-        layout: Offsets in the segment.
         rank: The rank whose counters this object writes.
     """
 

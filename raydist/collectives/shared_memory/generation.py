@@ -11,7 +11,7 @@ import functools
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -21,15 +21,15 @@ from raydist.collectives.base import Membership, Work
 from raydist.collectives.rendezvous import Bulletin
 from raydist.collectives.shared_memory.control import CALL_BYTES, NUM_SLOTS, ControlBlock, Count, Layout
 from raydist.collectives.shared_memory.transfers import Steps, Transfers, Wait
-from raydist.collectives.translation import describe_operation, describe_ranks, mismatch_error
-from raydist.errors import (
-    CancelledError,
-    CollectiveMismatchError,
-    DeadlineExceededError,
-    FailedPreconditionError,
-    RaydistError,
-    UnavailableError,
+from raydist.collectives.translation import (
+    aborted_error,
+    closed_error,
+    describe_operation,
+    describe_ranks,
+    late_error,
+    mismatch_error,
 )
+from raydist.errors import CollectiveMismatchError, RaydistError, UnavailableError
 from raydist.shared_segment import Segment
 
 __all__ = ["DIGEST_BYTES", "Generation", "call_text"]
@@ -37,7 +37,7 @@ __all__ = ["DIGEST_BYTES", "Generation", "call_text"]
 _SLICE_S = 0.05  # interval at which a waiting rank checks for the death of a peer
 # A rank begins collective k only after it has ended k - 8. So when all ranks have begun k, all have ended k - 8, and a
 # rank that has ended k may write into the slot of k + 8, which held k - 8.
-_MOST_UNDER_WAY = NUM_SLOTS // 2
+_MOST_PENDING = NUM_SLOTS // 2
 _TEXT_BYTES = CALL_BYTES - 8
 
 DIGEST_BYTES = 16
@@ -50,32 +50,17 @@ Body = Callable[[int], Steps | None]
 @final
 @dataclass(slots=True, eq=False)
 class Operation(Work):
-    """One pending collective, which its generation updates.
-
-    Attributes:
-        generation: The generation.
-        name: Name of the collective, for messages.
-        number: Number of the collective in the sequence of collectives.
-        text: Description that ranks compare.
-        shared: Number of the shared tensor; 0 for none.
-        brought: Flat tensors that the rank copies into its slot when the collective begins.
-        small: Other ranks wait for this rank's slot only.
-        steps: Remaining steps.
-        awaited: Condition of the next step.
-        done: The collective has ended, with or without an error.
-        error: Error of the collective.
-    """
+    """One pending collective, which its generation updates."""
 
     generation: Generation
-    name: str
-    number: int
-    text: bytes
-    shared: int
-    brought: Sequence[torch.Tensor]
-    small: bool
-    steps: Steps | None = None
-    awaited: Wait | None = None
-    done: bool = False
+    name: str  # name of the collective, for messages
+    number: int  # in the sequence of collectives
+    text: bytes  # description that ranks compare
+    shared: int  # number of the shared tensor; 0 for none
+    small: bool  # other ranks wait for this rank's slot only
+    steps: Steps | None = None  # remaining steps
+    awaited: Wait | None = None  # condition of the next step
+    done: bool = False  # the collective has ended, with or without an error
     error: BaseException | None = None
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -83,7 +68,7 @@ class Operation(Work):
 
     def end(self, error: BaseException | None) -> None:
         """Record the end, and release tensors."""
-        self.done, self.error, self.steps, self.awaited, self.brought = True, error, None, None, ()
+        self.done, self.error, self.steps, self.awaited = True, error, None, None
 
 
 @final
@@ -91,11 +76,7 @@ class Generation:
     """Collectives of one rank in one segment. After the first failure every call raises that failure.
 
     Args:
-        membership: Membership of the rank in the whole group.
         members: The ranks that share the segment.
-        segment: The segment, which this object owns from now on.
-        layout: Offsets in the segment.
-        timeout_s: Default limit of a wait, in seconds.
         bulletin: Has the reason of a failure.
     """
 
@@ -117,66 +98,53 @@ class Generation:
         self._bulletin = bulletin
         self._spans_hosts = len(members) < membership.world_size
         self._closed = False
-        self._called: deque[Operation] = deque()
-        self._begun: deque[Operation] = deque()
-        self._num_called = self._num_ended = 0
+        self._pending: deque[Operation] = deque()
+        self._num_called = 0
 
     # --- collectives --------------------------------------------------------------------------------------------------
 
     def call(
-        self, name: str, text: bytes, body: Body, *, small: bool, shared: int = 0, brought: Sequence[torch.Tensor] = ()
+        self, name: str, text: bytes, body: Body, *, small: bool, shared: int = 0, brought: torch.Tensor | None = None
     ) -> Operation:
-        """Start a collective, and advance all pending ones without a wait. See `Operation` for the arguments."""
+        """Start a collective, and advance all pending ones. See `Operation` for the arguments.
+
+        `brought` is a flat tensor for this rank's slot. Blocks while eight collectives are pending, until the oldest
+        one has run.
+        """
         self.check(name)
-        operation = Operation(
-            self, name, self._num_called, text[:_TEXT_BYTES].ljust(_TEXT_BYTES), shared, brought, small
-        )
-        operation.steps = self._steps(operation, body)
+        if len(self._pending) >= _MOST_PENDING:
+            self._sleep_until_done(self._pending[0], None)
+        number, text = self._num_called, text[:_TEXT_BYTES].ljust(_TEXT_BYTES)
         self._num_called += 1
-        self._called.append(operation)
+        operation = Operation(self, name, number, text, shared, small)
+        operation.steps = self._steps(operation, body)
+        if brought is not None:
+            place = self.segment.address + self.control.layout.slot(self.control.rank, number)
+            ctypes.memmove(place, brought.data_ptr(), brought.nbytes)
+        self.control.write_call(number, text, shared)
+        self._pending.append(operation)
+        self.control.reach(Count.ENTERED, number + 1)
         self.advance()
         return operation
 
-    def slot(self, rank: int, number: int, like: torch.Tensor, offset: int = 0) -> torch.Tensor:
-        """Return the content of a rank's slot in a collective, from byte `offset` on, as a flat tensor like `like`."""
-        return self.transfers.view(self.control.layout.slot(rank, number) + offset, like.numel(), like.dtype)
+    def slot(self, rank: int, number: int, like: torch.Tensor) -> torch.Tensor:
+        """Return the content of a rank's slot in a collective, as a flat tensor like `like`."""
+        return self.transfers.view(self.control.layout.slot(rank, number), like.numel(), like.dtype)
 
     def advance(self) -> None:
         """Run all steps that need not wait."""
         try:
-            while self._begin() | self._take_steps():
-                pass
+            for operation in self._pending:
+                self._step(operation)
+                if operation.awaited is not None and not operation.awaited.last:
+                    break
         except BaseException as error:
             # The peers would wait forever for the steps that this rank does not take.
             what = f"{type(error).__name__}: {error}"
             self.fail(UnavailableError(f"rank {self.membership.rank} failed inside a collective ({what})."))
             raise
-
-    def _begin(self) -> bool:
-        """Begin collectives for which a slot is free; return True if there were any."""
-        begins = False
-        while self._called and self._called[0].number - self._num_ended < _MOST_UNDER_WAY:
-            operation, begins = self._called.popleft(), True
-            place = self.segment.address + self.control.layout.slot(self.control.rank, operation.number)
-            for tensor in operation.brought:
-                ctypes.memmove(place, tensor.data_ptr(), tensor.nbytes)
-                place += tensor.nbytes
-            self.control.write_call(operation.number, operation.text, operation.shared)
-            self._begun.append(operation)
-            self.control.reach(Count.ENTERED, operation.number + 1)
-        return begins
-
-    def _take_steps(self) -> bool:
-        """Advance collectives in order; return True if one has ended and further ones wait for a slot."""
-        for operation in self._begun:
-            self._step(operation)
-            if operation.awaited is not None and not operation.awaited.last:
-                break
-        ended = self._num_ended
-        while self._begun and self._begun[0].done:
-            self._begun.popleft()
-            self._num_ended += 1
-        return self._num_ended > ended and bool(self._called)
+        while self._pending and self._pending[0].done:
+            self._pending.popleft()
 
     def _step(self, operation: Operation) -> None:
         steps = operation.steps
@@ -238,7 +206,7 @@ class Generation:
     def _missing(self, operation: Operation) -> list[int]:
         """Return the ranks that a collective, or an earlier one, waits for."""
         missing: set[int] = set()
-        for one in self._begun:
+        for one in self._pending:
             if one.awaited is not None:
                 missing.update(self.control.missing(one.awaited.counter, one.awaited.value))
             if one is operation:
@@ -262,9 +230,7 @@ class Generation:
     def check(self, name: str) -> None:
         """Raise an error if the group has failed or is closed."""
         if self._closed:
-            raise FailedPreconditionError(
-                f"{describe_operation(self.membership, name)}: the group is closed. Open a new one."
-            )
+            raise closed_error(self.membership, name)
         if self.control.any_failed():
             self.hear()
         self._bulletin.check(name)
@@ -277,16 +243,14 @@ class Generation:
 
     def abort(self) -> None:
         """Fail the group at the user's request."""
-        rank, group = self.membership.rank, self.membership.group
-        self.fail(CancelledError(f"rank {rank} aborted group {group!r}, generation {self.membership.generation}."))
+        self.fail(aborted_error(self.membership))
 
     def leave(self) -> None:
         """Release tensors and the segment; other ranks then see this rank as dead."""
         self._closed = True
-        for operation in (*self._called, *self._begun):
+        for operation in self._pending:
             operation.end(None)
-        self._called.clear()
-        self._begun.clear()
+        self._pending.clear()
         self.segment.close()
 
     def hear(self) -> None:
@@ -297,13 +261,12 @@ class Generation:
                 self._bulletin.named()
 
     def _late(self, operation: Operation, limit_s: float, *, fatal: bool) -> RaydistError:
-        message = f"{describe_operation(self.membership, operation.name)} timed out after {limit_s} s."
         if not fatal:
-            return DeadlineExceededError(f"{message} It goes on; wait again, or allow more time.")
+            return late_error(self.membership, operation.name, limit_s, fatal=False)
         missing = [] if self._spans_hosts else self._missing(operation)
         absent = f" No sign of {describe_ranks(missing)}." if missing else ""
-        advice = "Raise the limit (Timeouts.collective_s) if the others were only slow."
-        return self.fail(DeadlineExceededError(f"{message}{absent} {self._who_calls_what()} {advice}"))
+        details = f"{absent} {self._who_calls_what()}"
+        return self.fail(late_error(self.membership, operation.name, limit_s, fatal=True, details=details))
 
     def _who_calls_what(self) -> str:
         """Describe the latest call of every member, for messages."""

@@ -13,8 +13,8 @@ from typing import NamedTuple, final
 
 import torch
 
-from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.shared_memory.control import ControlBlock, Count
+from raydist.collectives.tensors import reduce_parts
 from raydist.shared_segment import Segment
 from raydist.values import ReduceOp
 
@@ -26,17 +26,11 @@ _MOST_VIEWS = 4096
 
 
 class Wait(NamedTuple):
-    """A condition on the counters of all ranks, before an operation goes on.
-
-    Attributes:
-        counter: The counter.
-        value: Minimum value on all ranks.
-        last: No other rank waits for further steps of this operation, so the next collective may proceed.
-    """
+    """A condition on the counters of all ranks, before an operation goes on."""
 
     counter: Count
-    value: int
-    last: bool = False
+    value: int  # minimum value on all ranks
+    last: bool = False  # no other rank waits for further steps of this operation, so the next collective may proceed
 
 
 Steps = Iterator[Wait]
@@ -101,7 +95,7 @@ class Transfers:
 
         def serve(window: _Window, number: int) -> None:
             mine = flat[window.start : window.stop]
-            theirs = self._view(other, number, 0, mine.numel(), mine.dtype)
+            theirs = self.view(self._layout.chunk(other, number, 0), mine.numel(), mine.dtype)
             reduce_parts([theirs, mine] if self._rank else [mine, theirs], mine, op)
 
         return self._exchange(_cut(flat.numel(), size, 2 * self._layout.chunk_bytes, 1), load, serve)
@@ -117,7 +111,8 @@ class Transfers:
         def serve(window: _Window, number: int) -> None:
             start, count = window.slice_of(mine)
             if count:
-                parts = [self._view(rank, number, mine, count, flat.dtype) for rank in range(self._layout.world_size)]
+                chunks = [self._layout.chunk(rank, number, mine) for rank in range(self._layout.world_size)]
+                parts = [self.view(chunk, count, flat.dtype) for chunk in chunks]
                 result = parts[mine]
                 parts[mine] = flat[start : start + count]
                 reduce_parts(parts, result, op)
@@ -152,7 +147,8 @@ class Transfers:
         A rank loads the next window before it waits for the other ranks, so that it waits less often. With `unload`, a
         rank reduces its slice of the window in `serve`, and calls `unload` once all ranks have served.
         """
-        first, end = self._claim(windows)
+        first, end = self._num_windows, self._num_windows + len(windows)
+        self._num_windows = end
         for number in range(first, end + 1):
             if number < end:
                 load(windows[number - first], number)
@@ -165,12 +161,6 @@ class Transfers:
                 serve(windows[number - first], number)
                 self._control.reach(Count.SERVED, number + 1)
 
-    def _claim(self, windows: Sequence[_Window]) -> tuple[int, int]:
-        """Reserve numbers for these windows; return the first number and the end."""
-        first = self._num_windows
-        self._num_windows += len(windows)
-        return first, self._num_windows
-
     def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a flat tensor in the segment. Tensors are cached, since a new one takes 2 us."""
         key = (offset, numel, dtype)
@@ -180,9 +170,6 @@ class Transfers:
                 self._views.clear()
             known = self._views[key] = self._segment.view(offset, numel, dtype)
         return known
-
-    def _view(self, rank: int, number: int, place: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        return self.view(self._layout.chunk(rank, number, place), numel, dtype)
 
     def _address(self, rank: int, number: int, place: int = 0) -> int:
         return self._segment.address + self._layout.chunk(rank, number, place)
@@ -194,12 +181,6 @@ class SharedTensor:
 
     Args:
         number: Number of the tensor, from 1 on, the same on every rank.
-        copies: The copies of all ranks.
-        rank: Number of this rank.
-
-    Attributes:
-        number: As given.
-        copies: As given.
     """
 
     def __init__(self, number: int, copies: Sequence[torch.Tensor], rank: int) -> None:

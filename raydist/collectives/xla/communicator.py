@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Final, cast, final
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -28,14 +27,14 @@ from raydist.collectives.process_group import (
     RawWork,
     wait_slice,
 )
-from raydist.collectives.tensors import check_parts, check_root, describe_tensor, stage_reduction
+from raydist.collectives.tensors import check_parts, check_root, describe_tensor, stage_comparable
 from raydist.collectives.translation import mismatch_error
 from raydist.collectives.xla.chip import Chip
 from raydist.compat.torch_internals import AllreduceOptions, Store
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, RaydistError, UnavailableError
 from raydist.values import ReduceOp
 
-__all__ = ["CallComparison", "XlaBackend", "XlaCommunicator", "XlaGroup", "XlaOperation", "mark_nan", "put_nan_back"]
+__all__ = ["CallComparison", "XlaBackend", "XlaCommunicator", "XlaGroup", "XlaOperation"]
 
 
 @final
@@ -43,8 +42,6 @@ class CallComparison:
     """Comparison of a rank's calls with the calls of all other ranks, one call after the other.
 
     Args:
-        membership: Membership of this rank.
-        store: Rendezvous store of this generation.
         gloo: A gloo group of the same ranks, which this object owns from now on.
     """
 
@@ -104,7 +101,6 @@ class XlaOperation:
     """One collective of this rank, with the `is_completed` and `wait` of torch's Work.
 
     Args:
-        group: The group that advances the collective.
         call: Name and arguments of the collective, which must be equal on all ranks.
         program: Launches the collective on the chip; None for a collective without elements.
     """
@@ -190,10 +186,6 @@ class XlaGroup:
 
     Threads of a backward pass may add collectives. The waiting thread launches them, so that other threads may first
     record the operations that compute the inputs.
-
-    Args:
-        calls: Compares calls with those of the other ranks.
-        chip: Chip of this rank.
     """
 
     def __init__(self, calls: CallComparison, chip: Chip) -> None:
@@ -254,17 +246,18 @@ class XlaBackend(ProcessGroupBackend):
     name = "xla"
     devices = ("xla",)
 
+    _group: XlaGroup  # of the generation that `open` has joined
+
     def __init__(self) -> None:
         self._chip = Chip(0)
-        self._group: XlaGroup | None = None
 
     def open(self, membership: Membership, device: torch.device, timeout_s: float) -> XlaCommunicator:
         self._chip = Chip(device.index or 0)
         generation = Generation.join(membership, self, timeout_s)
         try:
-            return XlaCommunicator(generation, self._chip, self, _exchange_ordinals(generation, self._chip))
+            return XlaCommunicator(generation, self._chip, self._group, _exchange_ordinals(generation, self._chip))
         except BaseException:
-            self.close()
+            self._group.close()
             generation.leave()
             raise
 
@@ -279,11 +272,6 @@ class XlaBackend(ProcessGroupBackend):
         self._group = _LATEST[place] = XlaGroup(CallComparison(membership, store, gloo), self._chip)
         return self._group
 
-    def close(self) -> None:
-        """Leave the group; the other ranks notice. May be called twice."""
-        if self._group is not None:
-            self._group.close()
-
     def kill(self, group: RawGroup) -> None:
         """Withdraw from a pending collective, on all ranks or on none. A collective on the chip cannot be stopped."""
         group.give_up()
@@ -294,19 +282,16 @@ class XlaCommunicator(Communicator):
     """A communicator of the rank of one chip. The thread that waits for a collective launches it.
 
     Args:
-        generation: The generation of the group.
-        chip: Chip of this rank.
-        backend: Has created the `XlaGroup` of the generation.
         ordinals: Number of each rank's chip.
     """
 
-    checks_itself: Final = True
+    checks_itself = True
 
-    def __init__(self, generation: Generation, chip: Chip, backend: XlaBackend, ordinals: Sequence[int]) -> None:
+    def __init__(self, generation: Generation, chip: Chip, group: XlaGroup, ordinals: Sequence[int]) -> None:
         self.membership = generation.membership
         self.timeout_s = generation.timeout_s
         self._chip = chip
-        self._backend = backend
+        self._group = group
         self._ordinals = ordinals
         self._generation = generation
 
@@ -315,15 +300,14 @@ class XlaCommunicator(Communicator):
         return self._chip.open().device
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
-        staged = stage_reduction(tensor, op, self.world_size)
-        has_marks = op in (ReduceOp.MIN, ReduceOp.MAX) and staged.values.is_floating_point()
-        sent = mark_nan(staged.values, op) if has_marks else staged.values
+        # XLA's CPU device ignores NaN on all chips except the first.
+        staged = stage_comparable(tensor, op, self.world_size)
 
         def deliver(result: torch.Tensor) -> None:
-            staged.values.copy_(put_nan_back(result) if has_marks else result)
+            staged.carrier.copy_(result)
             staged.deliver()
 
-        return self._launch(ALL_REDUCE[op], tensor, lambda: self._chip.all_reduce(sent, op), deliver)
+        return self._launch(ALL_REDUCE[op], tensor, lambda: self._chip.all_reduce(staged.carrier, op), deliver)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         check_root(root, self.membership.group, self.world_size)
@@ -364,15 +348,15 @@ class XlaCommunicator(Communicator):
         call = f"{operation} of {describe_tensor(shown)}"
         results: list[torch.Tensor] = []
         launch = (lambda: results.append(program())) if shown.numel() else None
-        work = cast(XlaOperation, generation.submit(operation, lambda group: group.add(call, launch)))
+        work = generation.submit(operation, lambda group: group.add(call, launch))
 
         def wait(timeout_s: float | None) -> None:
-            work.group.settle()
+            self._group.settle()
             try:
                 generation.wait(work, operation, timeout_s)
             except RaydistError as error:
                 if timeout_s is None or not isinstance(error, DeadlineExceededError):
-                    work.group.give_up()
+                    self._group.give_up()
                 raise
 
         def finish() -> None:
@@ -385,7 +369,7 @@ class XlaCommunicator(Communicator):
         self._generation.abort()
 
     def close(self) -> None:
-        self._backend.close()
+        self._group.close()
         self._generation.leave()
 
 
@@ -409,25 +393,3 @@ def _exchange_ordinals(generation: Generation, chip: Chip) -> list[int]:
 def _assign(target: torch.Tensor, values: torch.Tensor) -> None:
     with torch.no_grad():
         target.copy_(values)
-
-
-def mark_nan(values: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-    """Return a tensor for a MIN or MAX of `values`: the numbers, and marks for NaN.
-
-    XLA's CPU device ignores NaN on all chips except the first.
-
-    >>> mark_nan(torch.tensor([1.0, float("nan")]), ReduceOp.MAX).tolist()
-    [[1.0, -inf], [0.0, 1.0]]
-    """
-    sign = 1 if op is ReduceOp.MAX else -1
-    found = values.isnan()
-    return torch.stack([values.masked_fill(found, -sign * math.inf), found.to(values.dtype) * sign])
-
-
-def put_nan_back(reduced: torch.Tensor) -> torch.Tensor:
-    """Return the reduction of the marked values, with NaN wherever any rank had NaN.
-
-    >>> put_nan_back(mark_nan(torch.tensor([1.0, float("nan")]), ReduceOp.MIN)).tolist()
-    [1.0, nan]
-    """
-    return reduced[0].masked_fill(reduced[1] != 0, math.nan)

@@ -17,7 +17,7 @@ from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.local import LocalGroup, LocalHub
+from raydist.collectives.single_rank import SingleRank
 from raydist.errors import FailedPreconditionError, OutOfRangeError
 from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.shipment import Shipment
@@ -221,6 +221,4 @@ def _given(value: _T) -> _T:
 
 def _join_alone(membership: Membership, *, device: torch.device, timeout_s: float, backend: str = "") -> Communicator:
     """Create a group of one, which needs no network."""
-    group = LocalGroup(LocalHub(), membership, timeout_s).start()
-    group.device = device
-    return group
+    return SingleRank(membership, device, timeout_s)

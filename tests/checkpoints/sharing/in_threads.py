@@ -15,7 +15,7 @@ from raydist.actors.portable_errors import PortableError
 from raydist.checkpoints.sharing.exchanged_bytes import ByteExchange
 from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
 from raydist.checkpoints.sharing.share_reader import ShareReader, commit_share, discard_share, prepare_share
-from raydist.collectives.local import LocalGroup
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 
 CPU = torch.device("cpu")

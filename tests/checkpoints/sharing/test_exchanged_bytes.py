@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raydist.checkpoints.sharing.exchanged_bytes import ByteExchange
-from raydist.collectives.local import LocalGroup
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ import torch
 
 from raydist.collectives.base import Membership
 from raydist.collectives.deadlock import Progress, RankStatus, WatchedCommunicator
-from raydist.collectives.local import LocalGroup
 from raydist.errors import CancelledError, CollectiveMismatchError
 from raydist.values import ReduceOp
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import ThreadTeam, run_ranks
 from tests.contracts import communicator as contract
 
@@ -51,6 +51,7 @@ class Held:
     device = torch.device("cpu")
     membership = Membership("g", 0, 0, 1)
     timeout_s = 1.0
+    checks_itself = host_runs_ahead = False
 
     def __init__(self, progress: Progress, error: Exception | None = None) -> None:
         self._progress = progress

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from raydist.collectives.base import Work
-from raydist.collectives.local import LocalGroup
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.values import ReduceOp
 from tests.collectives.gradient_steps import (
@@ -22,6 +21,7 @@ from tests.collectives.gradient_steps import (
     STEPS,
     gradients_of,
 )
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import (
     FEATURES,
     MODELS,

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.reducer.buckets import Buckets
 from raydist.collectives.reducer.exchange import Exchange, StepWeight
 from raydist.collectives.reducer.trailer import agree, encode_stamp
 from raydist.errors import CollectiveMismatchError, FailedPreconditionError
+from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import run_ranks
 

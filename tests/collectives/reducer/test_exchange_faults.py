@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.errors import DeadlineExceededError, RaydistError, UnavailableError
+from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.collectives.processes import ProcessTeam
 
 pytestmark = pytest.mark.timeout(180)

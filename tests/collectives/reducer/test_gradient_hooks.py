@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from raydist.collectives.local import LocalGroup
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.errors import FailedPreconditionError
 from tests.collectives.gradient_steps import (
@@ -18,6 +17,7 @@ from tests.collectives.gradient_steps import (
     half,
     on_two,
 )
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import (
     build,
     loss_of,

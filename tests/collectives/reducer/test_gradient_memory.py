@@ -7,12 +7,12 @@ import copy
 import torch
 from torch import nn
 
-from raydist.collectives.local import LocalGroup
 from raydist.collectives.reducer.reducer import GradientReducer
 from tests.collectives.gradient_steps import (
     gradients_of,
     on_two,
 )
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import (
     FEATURES,
     build,

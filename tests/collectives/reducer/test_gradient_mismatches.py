@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.collectives.local import LocalGroup
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.trailer import Updates
 from raydist.errors import CollectiveMismatchError, FailedPreconditionError
@@ -19,6 +18,7 @@ from tests.collectives.gradient_steps import (
     on_two,
     plain,
 )
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import (
     assert_equal_parameters,
     build,

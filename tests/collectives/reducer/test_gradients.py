@@ -10,7 +10,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from raydist.collectives.local import LocalGroup
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.values import ReduceOp
@@ -22,6 +21,7 @@ from tests.collectives.gradient_steps import (
     on_two,
     plain,
 )
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import (
     MODELS,
     Step,

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.collectives.base import Membership
-from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.reducer.bucket import Bucket, ParameterSpec, plan_buckets
 from raydist.collectives.reducer.buckets import BucketPlan
+from tests.collectives.local_group import LocalGroup, LocalHub
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.collectives.local import LocalGroup
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite, fault_of, is_finite
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.errors import FailedPreconditionError
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 
 NAN, INF = float("nan"), float("inf")

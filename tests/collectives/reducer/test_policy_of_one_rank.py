@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from raydist.collectives.base import Membership
-from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.errors import FailedPreconditionError
 from tests.collectives.gradient_steps import ONCE_A_SEGMENT, STEPS
+from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.collectives.models import build, loss_of, rows
 
 NAN = float("nan")

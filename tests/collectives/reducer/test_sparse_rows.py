@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from raydist.collectives.base import Work
-from raydist.collectives.local import LocalGroup
 from raydist.collectives.reducer.bucket import ParameterSpec
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.sparse_rows import reduce_rows
 from raydist.values import ReduceOp
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 
 CPU = torch.device("cpu")

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.collectives.local import LocalGroup
 from raydist.collectives.reducer.parameter_hooks import OwnHook
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.values import ReduceOp
@@ -16,6 +15,7 @@ from tests.collectives.gradient_steps import (
     half,
     on_two,
 )
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import (
     FEATURES,
     build,

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from raydist.collectives.reducing import COMBINERS
-from raydist.collectives.xla.communicator import mark_nan, put_nan_back
+from raydist.collectives.tensors import COMBINERS, mark_nan, put_nan_back
 from raydist.values import ReduceOp
 
 

@@ -14,8 +14,7 @@ from typing import final
 import torch
 
 from raydist.collectives.base import ALL_REDUCE, Communicator, FinishingWork, Membership, Work
-from raydist.collectives.reducing import reduce_parts
-from raydist.collectives.tensors import check_parts, check_reducible, check_root, describe_tensor
+from raydist.collectives.tensors import check_parts, check_reducible, check_root, describe_tensor, reduce_parts
 from raydist.collectives.translation import describe_operation
 from raydist.errors import (
     CancelledError,

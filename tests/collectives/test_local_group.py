@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydist.collectives.local import LocalGroup
 from raydist.errors import CollectiveMismatchError
 from raydist.values import ReduceOp
+from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 
 
