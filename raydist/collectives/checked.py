@@ -137,14 +137,10 @@ def _essence(call: Call, ragged_axis: int | None = None) -> tuple[object, ...]:
 
 @final
 class CallLog:
-    """Log of the collectives of a rank, apart from the exchange of gradients.
-
-    Attributes:
-        digest: 32-bit digest of all calls in order, which must be equal on all ranks.
-    """
+    """Log of the collectives of a rank, apart from the exchange of gradients."""
 
     def __init__(self) -> None:
-        self.digest = 0
+        self.digest = 0  # 32-bit digest of all calls in order, which must be equal on all ranks
         self._known: dict[tuple[object, ...], bool] = {}
         self._last: tuple[object, ...] | None = None
 

@@ -60,13 +60,10 @@ class Progress:
     """Progress of a rank in its program. The thread that runs the steps writes it; other threads read it.
 
     Updates surround every collective, and take a fraction of a microsecond.
-
-    Attributes:
-        events: Number of events so far.
     """
 
     def __init__(self) -> None:
-        self.events = 0
+        self.events = 0  # number of events so far
         self._num_looks = 0
         self.restart()
 

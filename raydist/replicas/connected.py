@@ -95,10 +95,6 @@ class Connected(Peers):
 
     During a run it tracks the current batch. The rows of the batch weight gradients and collectives. After a batch,
     replicas without rows of the batch get the buffers of a replica with rows.
-
-    Attributes:
-        num_rows_seen: Rows on this replica of the run's batch argument, or of all batches drawn; None without a batch.
-        variables: The view of this replica that its rules get.
     """
 
     def __init__(
@@ -118,6 +114,7 @@ class Connected(Peers):
         self._batch = BatchRows.of(None, self.world_size, stand_in=True)
         self.rows = None
         self._weights: tuple[float, ...] | None = None
+        # rows on this replica of the run's batch argument, or of all batches drawn; None without a batch
         self.num_rows_seen: int | None = None
         self._argument_rows: tuple[int, ...] | None = None
         self._communicator = communicator
@@ -137,6 +134,7 @@ class Connected(Peers):
         self._sync_check = SyncCheck(communicator, self._gather_objects, self._compared)
         self._held_buffers: list[torch.Tensor] = []
         self._has_rules = type(self._rules) is not ReplicaRules  # otherwise there is nothing to call between steps
+        # the view of this replica that its rules get
         self.variables = VariablesView(communicator, mirror, self._gather_objects, lambda: self.rows)
         self._written = WrittenBuffers(mirror.written_buffers, self._gather_all)
 

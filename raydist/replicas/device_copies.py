@@ -37,10 +37,6 @@ class Accelerator:
     Args:
         name: Name of the device, which is opened for this thread.
 
-    Attributes:
-        device: The `torch.device` of the replica's tensors.
-        defers: True if the device queues operations lazily, so that it must know where a step begins and ends.
-
     Raises:
         FailedPreconditionError: The device is a TPU, and torch_xla is not installed.
         UnavailableError: There is no such TPU chip.
@@ -49,7 +45,9 @@ class Accelerator:
     def __init__(self, name: str) -> None:
         named = torch.device(name)
         self._chip = Chip(named.index or 0) if named.type == "xla" else None
+        # the `torch.device` of the replica's tensors
         self.device = named if self._chip is None else self._chip.open().device
+        # True if the device queues operations lazily, so that it must know where a step begins and ends
         self.defers = self._chip is not None
 
     def seed(self, seed: int) -> None:

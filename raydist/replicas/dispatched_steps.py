@@ -95,18 +95,15 @@ class Failure:
 
 @final
 class SentGroup:
-    """Steps that were sent in one message to each replica, and their results once these are known.
-
-    Attributes:
-        outcomes: The results of every replica, or the error, of each step; empty until these are known.
-        cause: The first step that failed, in this or an earlier group; None without a failure.
-    """
+    """Steps that were sent in one message to each replica, and their results once these are known."""
 
     def __init__(self, steps: Sequence[PlannedStep], refs: Sequence[Any]) -> None:
         self.first_step = steps[0].header.step
         self.keys = tuple(step.header.shipment.digest for step in steps)
         self.refs = tuple(refs)
+        # the results of every replica, or the error, of each step; empty until these are known
         self.outcomes: list[list[StepResult] | Exception] = []
+        # the first step that failed, in this or an earlier group; None without a failure
         self.cause: Failure | None = None
         self._none_given = tuple(step.returns_none for step in steps)
 
@@ -152,21 +149,15 @@ class SentGroup:
 
 @final
 class DispatchedStep(StepOutcome):
-    """A step that was dispatched. Results refer to this object, so it holds no arguments of the step.
-
-    Attributes:
-        number: Number of the step.
-        group: The group with the step, once it was sent.
-        place: Position of the step in the group.
-    """
+    """A step that was dispatched. Results refer to this object, so it holds no arguments of the step."""
 
     __slots__ = ("_steps", "group", "number", "place")
 
     def __init__(self, steps: DispatchedSteps, number: int) -> None:
         self._steps = steps
         self.number = number
-        self.group: SentGroup | None = None
-        self.place = 0
+        self.group: SentGroup | None = None  # the group with the step, once it was sent
+        self.place = 0  # position of the step in the group
 
     @property
     def num_replicas(self) -> int:
@@ -186,21 +177,15 @@ class DispatchedSteps:
 
     Args:
         process: The process that may use this object.
-
-    Attributes:
-        num_replicas: Number of replicas.
-        on_results: Callbacks for each ended step, in order, with all results. They must neither raise nor block.
-        generation: Current generation (incarnation) of the process group; -1 before the first.
-        failed: True if something failed since the current generation was formed.
-        dead: The error of a replica that is gone for good.
     """
 
     def __init__(self, actors: ReplicaActors, step_s: float, process: OwningProcess) -> None:
         self.num_replicas = len(actors.names)
+        # callbacks for each ended step, in order, with all results. They must neither raise nor block.
         self.on_results: list[Callable[[Sequence[StepResult]], None]] = []
-        self.generation = -1
-        self.failed = False
-        self.dead: UnavailableError | None = None
+        self.generation = -1  # current generation (incarnation) of the process group; -1 before the first
+        self.failed = False  # True if something failed since the current generation was formed
+        self.dead: UnavailableError | None = None  # the error of a replica that is gone for good
         self._actors = actors
         self._step_s = step_s
         self._process = process

@@ -29,9 +29,6 @@ class WrittenBuffers:
     Args:
         buffers: Returns the buffers with an aggregation, and the name of the aggregation of each.
         gather_all: Concatenates every replica's rows of a tensor; a collective of all replicas.
-
-    Attributes:
-        are_any: True if there were such buffers when the current batch began.
     """
 
     def __init__(
@@ -42,7 +39,7 @@ class WrittenBuffers:
         self._buffers = buffers
         self._gather_all = gather_all
         self._before: list[torch.Tensor] = []
-        self.are_any = False
+        self.are_any = False  # True if there were such buffers when the current batch began
 
     def begin(self) -> None:
         """Begin a batch: record the values of the buffers, from which a sum computes what the batch added."""

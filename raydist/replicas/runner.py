@@ -172,6 +172,7 @@ class ReplicaRunner:
         self._member = GroupMember(setup, join_group, self._device)
         self._progress = self._member.progress
         self._peers: Connected | None = None
+        self._reducer: GradientReducer | None = None
         self._seed: tuple[int, int] | None = None
         self._objects = KeptObjects()
         self._policy = NonfinitePolicy(
@@ -194,7 +195,9 @@ class ReplicaRunner:
         self._member.join(membership)
         self._mirror.updates.restart()
         calls = CallLog()
-        reducer = GradientReducer(
+        if self._reducer is not None:
+            self._reducer.close()  # or its hooks would stay on the parameters
+        self._reducer = GradientReducer(
             self._member.gradients,
             bucket_bytes=self._setup.bucket_bytes,
             updates=self._updates,
@@ -206,7 +209,7 @@ class ReplicaRunner:
         )
         self._setup.rules.restart()
         self._peers = Connected(
-            self._member.values, reducer, self._device, self._mirror, self._policy, self._setup.rules, calls
+            self._member.values, self._reducer, self._device, self._mirror, self._policy, self._setup.rules, calls
         )
         self._peers.implementation = self._setup.backend
         self._calls.join(self._view, self._peers)

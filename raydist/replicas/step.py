@@ -190,16 +190,11 @@ def resolve_parts(
 
 @final
 class StepHeaders:
-    """The headers and numbers of a strategy's steps.
-
-    Attributes:
-        count: Number of steps so far.
-        looked: True if a step had an `on_nonfinite` other than "pass".
-    """
+    """The headers and numbers of a strategy's steps."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.looked = False
+        self.count = 0  # number of steps so far
+        self.looked = False  # True if a step had an `on_nonfinite` other than "pass"
         self._random_restored = 0
 
     def following(

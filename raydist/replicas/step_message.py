@@ -64,12 +64,6 @@ class GroupResult:
 
     __reduce__ = by_fields
 
-    def without_summaries(self) -> GroupResult:
-        """Return the results without their summaries."""
-        if not any(result.summaries for result in self.results):
-            return self
-        return replace(self, results=tuple(result.without_summaries() for result in self.results))
-
     @property
     def absent(self) -> bool:
         """False: the result of each step has its own `absent`."""

@@ -136,15 +136,11 @@ def memory_of(bucket: Bucket, flat: torch.Tensor) -> BucketMemory:
 
 
 class BucketMemory:
-    """The memory of one bucket.
-
-    Attributes:
-        bucket: Layout of the bucket.
-        flat: The tensor that the all-reduce sums: the gradients and, in the last bucket, the trailer behind them.
-    """
+    """The memory of one bucket."""
 
     def __init__(self, bucket: Bucket, flat: torch.Tensor) -> None:
-        self.bucket = bucket
+        self.bucket = bucket  # layout of the bucket
+        # the tensor that the all-reduce sums: the gradients and, in the last bucket, the trailer behind them
         self.flat = flat
         self._wire = flat[: bucket.numel]
         own = bucket.wire is not bucket.dtype

@@ -33,14 +33,12 @@ class BucketSet:
     Args:
         layout: The buckets, in the order in which they are sent.
         flats: One flat tensor for each bucket, of `sizes(...)` elements.
-
-    Attributes:
-        numbers: Number of a parameter -> number of the parameter's bucket, in the order of the layout.
     """
 
     def __init__(self, layout: Sequence[Bucket], communicator: Communicator, flats: Sequence[torch.Tensor]) -> None:
         self.layout = layout
         self.buckets: tuple[BucketMemory, ...] = tuple(map(memory_of, layout, flats))
+        # number of a parameter -> number of the parameter's bucket, in the order of the layout
         self.numbers = {index: number for number, bucket in enumerate(layout) for index in bucket.indices}
         self.trailer: Trailer | None = None
         if layout:
@@ -69,9 +67,6 @@ class BucketPlan:
 
     Args:
         sparse: Parameters whose gradients will be sparse.
-
-    Attributes:
-        row_specs: The parameters with sparse gradients.
     """
 
     def __init__(
@@ -81,7 +76,7 @@ class BucketPlan:
         sparse: Collection[int],
         lay_out: Callable[[Sequence[ParameterSpec]], Sequence[Bucket]],
     ) -> None:
-        self.row_specs: list[ParameterSpec] = []
+        self.row_specs: list[ParameterSpec] = []  # the parameters with sparse gradients
         self._communicator = communicator
         self._specs = specs
         self._sparse = sparse
@@ -131,11 +126,7 @@ class BucketPlan:
 
 @final
 class Buckets:
-    """The bucket plans of one rank. See `plan_buckets` and `GradientReducer` for the arguments.
-
-    Attributes:
-        works: All-reduces that have been started in the last pass and are not waited for yet.
-    """
+    """The bucket plans of one rank. See `plan_buckets` and `GradientReducer` for the arguments."""
 
     def __init__(
         self,
@@ -147,7 +138,7 @@ class Buckets:
         expect_rows: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self.compression = compression
-        self.works: list[Work] = []
+        self.works: list[Work] = []  # all-reduces that have been started in the last pass and are not waited for yet
         self._communicator = communicator
         self._lay_out = functools.partial(
             plan_buckets, bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes, compression=compression

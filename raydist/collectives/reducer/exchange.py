@@ -7,7 +7,7 @@ the pass and contains the trailer (`trailer.py`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -44,10 +44,6 @@ class Exchange:
         earlier: Weighted gradients of earlier local passes, which are added, by parameter. A bucket still waits for the
             gradients of this pass.
         hold_with: Parameters whose buckets are not sent before the end of the pass.
-
-    Attributes:
-        local: This rank's own gradients, by parameter.
-        repeated: Parameters that have got more than one gradient in the pass.
     """
 
     def __init__(
@@ -62,8 +58,8 @@ class Exchange:
         earlier: Mapping[int, torch.Tensor] | None = None,
         hold_with: Collection[int] = (),
     ) -> None:
-        self.local: dict[int, torch.Tensor] = {}
-        self.repeated: set[int] = set()
+        self.local: dict[int, torch.Tensor] = {}  # this rank's own gradients, by parameter
+        self.repeated: set[int] = set()  # parameters that have got more than one gradient in the pass
         self._communicator = communicator
         self._plan = plan
         self._compression = buckets.compression
@@ -113,15 +109,6 @@ class Exchange:
             )
         self.repeated.add(index)
         self.local[index] = _sum(self.local.pop(index), gradient)  # the last one decides the order of the layout
-
-    @property
-    def leaves_at_end(self) -> bool:
-        """True where nothing is sent before the end of the pass, so that `put_all` may take all gradients at once."""
-        return self._memory is not None and len(self._memory.layout) <= 1
-
-    def put_all(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> None:
-        """Set all gradients of a pass at once, one for each parameter. Requires `leaves_at_end`."""
-        self.local = dict(gradients)
 
     def finish(self) -> None:
         """Send the remaining buckets, and let the current stream wait for all of them.

@@ -55,18 +55,14 @@ class NonfinitePolicy:
     Args:
         names: Returns names of parameters for error messages.
         first_replica: Number of the first replica of the process group.
-
-    Attributes:
-        choice: Choice for the run that is open.
-        num_found: Number of checked backward passes that had NaN or infinite gradients.
     """
 
     def __init__(
         self, names: Callable[[Iterable[torch.nn.Parameter]], Sequence[str]], *, first_replica: int = 0
     ) -> None:
         self._first_replica = first_replica
-        self.choice: OnNonfinite = "pass"
-        self.num_found = 0
+        self.choice: OnNonfinite = "pass"  # choice for the run that is open
+        self.num_found = 0  # number of checked backward passes that had NaN or infinite gradients
         self._names = names
         self._last_was_bad = False
         self._spoilt: set[int] = set()  # `id` of parameters whose gradients may still hold NaN or infinities

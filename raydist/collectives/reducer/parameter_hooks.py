@@ -30,20 +30,14 @@ class TrainedParameters:
     Args:
         stray: A bound method, called with number and parameter for a gradient outside of a synchronised pass. The
             reference to the method is weak, since the hooks live as long as the parameters.
-
-    Attributes:
-        door: Sink of the gradients.
-        all: Every parameter, by number.
-        indices: Numbers of the parameters that were trained in the last call of `look`.
-        trained: The parameters of `indices`.
-        kinds: Number, dtype and shape of each parameter of `trained`.
     """
 
     def __init__(self, stray: _Listener) -> None:
-        self.door = Door(stray)
-        self.all: dict[int, torch.nn.Parameter] = {}
-        self.indices: tuple[int, ...] = ()
-        self.trained: tuple[torch.nn.Parameter, ...] = ()
+        self.sink = GradientSink(stray)
+        self.all: dict[int, torch.nn.Parameter] = {}  # every parameter, by number
+        self.indices: tuple[int, ...] = ()  # numbers of the parameters that were trained in the last call of `look`
+        self.trained: tuple[torch.nn.Parameter, ...] = ()  # the parameters of `indices`
+        # number, dtype and shape of each parameter of `trained`
         self.kinds: tuple[tuple[int, torch.dtype, torch.Size], ...] = ()
         self._numbers: dict[int, int] = {}
         self._next = 0
@@ -85,18 +79,8 @@ class TrainedParameters:
         self.kinds = tuple((index, self.all[index].dtype, self.all[index].shape) for index in self.indices)
         for index in self.indices:
             if index not in self._handles:
-                hook = OwnHook(self.door.gradient, index)
+                hook = OwnHook(self.sink.gradient, index)
                 self._handles[index] = self.all[index].register_post_accumulate_grad_hook(hook)
-
-    def take(self) -> list[tuple[int, torch.Tensor]]:
-        """Remove all gradients from `.grad` of the trained parameters, and return them with their numbers."""
-        taken = []
-        for index, parameter in zip(self.indices, self.trained, strict=True):
-            gradient = parameter.grad
-            if gradient is not None:
-                taken.append((index, gradient))
-                parameter.grad = None
-        return taken
 
     def close(self) -> None:
         """Remove all parameters and their hooks. May be called twice."""
@@ -104,28 +88,18 @@ class TrainedParameters:
 
 
 @final
-class Door:
-    """Gradient sink: the target of the hooks on parameters.
+class GradientSink:
+    """The target of the hooks on parameters.
 
     Hooks on parameters refer to the sink, so the sink must not refer to parameters: the cycle would keep them alive.
-
-    Attributes:
-        receiver: Called with number and gradient, which is removed from `.grad`; None outside of a pass.
-        gathering: True if gradients stay in `.grad` until the caller takes all of them at once.
     """
 
     def __init__(self, stray: _Listener) -> None:
+        # called with number and gradient, which is removed from `.grad`; None outside of a pass
         self.receiver: _Receiver | None = None
-        self.gathering = False
         self._stray = weakref.WeakMethod(stray)
 
-    def shut(self) -> None:
-        """End the pass: further gradients are stray."""
-        self.receiver, self.gathering = None, False
-
     def gradient(self, index: int, parameter: torch.nn.Parameter) -> None:
-        if self.gathering:
-            return
         receiver = self.receiver
         if receiver is None:
             stray = self._stray()

@@ -311,7 +311,7 @@ class GradientReducer:
             hooks.give_back()
             self._in_hooks = False
             self._exchange = None
-            self._parameters.door.shut()
+            self._parameters.sink.receiver = None
 
     def _synchronised(
         self, run: Callable[[], None] | None, contributions: dict[int, torch.Tensor], *, create_graph: bool
@@ -319,14 +319,10 @@ class GradientReducer:
         """Run a pass and return parameter index -> new global gradient, for gradients that any replica has."""
         noted, self._changed = self._changed, []
         exchange = self._exchange = self._begin_exchange(combined(noted), contributions)
-        door = self._parameters.door
         if run is not None:
-            # Gradients go into the exchange one by one, or at the end if no bucket is sent before.
-            door.gathering, door.receiver = exchange.leaves_at_end, exchange.put
+            self._parameters.sink.receiver = exchange.put
             run()
-            if door.gathering:
-                exchange.put_all(self._parameters.take())
-            door.shut()
+            self._parameters.sink.receiver = None
         exchange.finish()
         found = exchange.gradients(self._check_trailers(exchange, noted, wait=create_graph))
         if create_graph:

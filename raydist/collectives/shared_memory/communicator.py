@@ -51,9 +51,6 @@ class SharedMemoryCommunicator(Communicator):
     be the start of another collective. A rank that starts a large collective should wait for it before a long task.
 
     Roots and parts are numbered within the ranks that share the memory; messages name ranks of the whole group.
-
-    Attributes:
-        generation: As given.
     """
 
     checks_itself = True
@@ -83,7 +80,9 @@ class SharedMemoryCommunicator(Communicator):
         for numel, dtype in sizes:
             offsets.append(offsets[-1] + -(-numel * dtype.itemsize // _LINE) * _LINE)
         stride = -(-offsets[-1] // _PAGE) * _PAGE
-        segment = self._allocate_segment(_allocation_name(sizes), _PAGE + self.world_size * stride)
+        layout = hashlib.sha256(repr(list(sizes)).encode()).hexdigest()[:16]
+        name = f"allocate({len(sizes)} tensors, layout {layout})"
+        segment = self._allocate_segment(name, _PAGE + self.world_size * stride)
         if segment is None:
             return super().allocate(sizes)
         mine = []
@@ -199,12 +198,6 @@ def _then(steps: Steps, staged: Iterable[Staged]) -> Steps:
     yield from steps
     for one in staged:
         one.deliver()
-
-
-def _allocation_name(sizes: Sequence[tuple[int, torch.dtype]]) -> str:
-    """Return the name of an allocation with a digest of the sizes, for the comparison of calls."""
-    layout = hashlib.sha256(repr([(numel, dtype) for numel, dtype in sizes]).encode()).hexdigest()[:16]
-    return f"allocate({len(sizes)} tensors, layout {layout})"
 
 
 def _create_to_share(size: int) -> Segment | None:

@@ -119,25 +119,21 @@ class Count(enum.IntEnum):
 class Layout:
     """Offsets in a segment: a page with the token, counters, calls, small tensors, staging buffers.
 
-    Attributes:
-        world_size: Number of ranks.
-        slot_bytes: Size of a slot. Each rank copies smaller tensors into a slot, and reduces the slots of all ranks.
-        chunk_bytes: Size of one rank's slice in a staging buffer; a buffer has a chunk for every rank.
-        size: Size of the segment in bytes.
-
     >>> [Layout(world_size).size >> 20 for world_size in (1, 2, 4, 8, 64)]
     [2, 6, 20, 18, 80]
     """
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
+        # size of a slot. Each rank copies smaller tensors into a slot, and reduces the slots of all ranks.
         self.slot_bytes = (64 << 10) if world_size <= _FEW_RANKS else (16 << 10)
         most = _MOST_STAGING // (NUM_BUFFERS * world_size**2) // _PAGE * _PAGE
+        # size of one rank's slice in a staging buffer; a buffer has a chunk for every rank
         self.chunk_bytes = max(_PAGE, min(_MOST_CHUNK, most))
         self._calls = _PAGE + _pages(world_size * _RANK_BYTES)
         self._slots = self._calls + _pages(world_size * NUM_SLOTS * CALL_BYTES)
         self._staging = self._slots + world_size * NUM_SLOTS * self.slot_bytes
-        self.size = self._staging + NUM_BUFFERS * world_size**2 * self.chunk_bytes
+        self.size = self._staging + NUM_BUFFERS * world_size**2 * self.chunk_bytes  # size of the segment in bytes
 
     def call(self, rank: int, number: int) -> int:
         """Return the offset of a rank's description of a collective. The descriptions of all ranks are contiguous."""

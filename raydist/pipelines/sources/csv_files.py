@@ -22,8 +22,6 @@ from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["CsvParser", "csv_op", "header_names", "infer_csv_types"]
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
 
 def csv_op(
     paths: Any,
@@ -144,6 +142,9 @@ def _check_defaults(schema: pa.Schema, defaults: Mapping[str, Any]) -> None:
             raise InvalidArgumentError(
                 f"column_defaults must fit the columns ({columns:.500}), got {value!r} for {name!r}."
             )
+
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ class RecordFormat(FileFormat):
         return _RECORD
 
     def compression_of(self, path: str) -> str | None:
+        """Return the compression of one file."""
         return self.compression_type
 
     @abstractmethod

@@ -120,4 +120,5 @@ class FileNames:
         return found
 
     def close(self) -> None:
+        """Close the dataset of names."""
         self._names.close()

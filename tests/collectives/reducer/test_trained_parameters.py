@@ -99,22 +99,9 @@ def test_a_receiver_takes_gradients_out_of_the_parameters() -> None:
     received = []
     listener.parameters.attach((a, b))
     listener.parameters.look()
-    listener.parameters.door.receiver = lambda index, gradient: received.append((index, gradient.item()))
-    assert listener.parameters.door.receiver is not None
+    listener.parameters.sink.receiver = lambda index, gradient: received.append((index, gradient.item()))
+    assert listener.parameters.sink.receiver is not None
     (2 * a + 3 * b).sum().backward()
-    listener.parameters.door.receiver = None
+    listener.parameters.sink.receiver = None
     assert (sorted(received), listener.heard) == ([(0, 2.0), (1, 3.0)], [])
     assert (a.grad, b.grad) == (None, None)
-
-
-def test_gradients_are_gathered_where_somebody_takes_them_all_at_once() -> None:
-    listener, (a, b, c) = Listener(), three()
-    listener.parameters.attach((a, b, c))
-    listener.parameters.look()
-    listener.parameters.door.gathering = True
-    (2 * a + 3 * b + 4 * b).sum().backward()
-    listener.parameters.door.shut()
-    assert [(index, gradient.item()) for index, gradient in listener.parameters.take()] == [(0, 2.0), (1, 7.0)]
-    assert (a.grad, b.grad, c.grad, listener.heard) == (None, None, None, [])
-    a.sum().backward()
-    assert listener.heard
