@@ -18,12 +18,12 @@ from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.nested import graph_of
 from raydist.pipelines.ops.shuffle import ShuffleOp
 from raydist.pipelines.ops.split_label import split_label
+from raydist.pipelines.sources.columnar_files import parquet_op
 from raydist.pipelines.sources.csv_files import csv_op
 from raydist.pipelines.sources.file_format import TarFormat
 from raydist.pipelines.sources.file_names import list_files_op
 from raydist.pipelines.sources.json_files import json_op
 from raydist.pipelines.sources.numpy_files import numpy_op
-from raydist.pipelines.sources.parquet_files import parquet_op
 from raydist.pipelines.sources.record_files import RecordFilesOp
 from raydist.pipelines.stored.read import checked_manifest, saved_op, shards_op
 

@@ -40,6 +40,21 @@ __all__ = [
 
 _AT_EXIT_S = 1.0
 _LOOK_S = 1e-3
+_END = struct.Struct("<i6s")  # length of the footer, magic
+_DICTIONARIES, _RECORD_BATCHES = 2, 3  # fields of a footer
+_HEADER_TYPE, _HEADER = 1, 2  # of a message
+_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3  # types of headers
+_DATA = 1  # of a dictionary batch: its record batch
+_BUFFERS, _COMPRESSION = 2, 3  # of a record batch
+_BLOCK = struct.Struct("<qi4xq")  # offset, bytes of metadata, bytes of body
+_BUFFER = struct.Struct("<qq")  # offset, length
+_SIZE = struct.Struct("<q")
+_CONTINUED = b"\xff\xff\xff\xff"
+_MAGIC = b"ARROW1"
+_OLD_MAGIC = b"FEA1"
+_USUAL_BATCH_BYTES = 1 << 26  # accepted size of a compressed record batch in memory, whatever its size in the file
+_USUAL_RATIO = 64  # accepted ratio above that
+_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")  # ends of a stream; the second one until Arrow 0.15
 
 
 class _Lent:
@@ -78,18 +93,6 @@ def _await_arrow() -> None:
     deadline = time.monotonic() + _AT_EXIT_S
     while any(one.closed for one in tuple(_lent)) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
-
-
-_END = struct.Struct("<i6s")  # length of the footer, magic
-_DICTIONARIES, _RECORD_BATCHES = 2, 3  # fields of a footer
-_HEADER_TYPE, _HEADER = 1, 2  # of a message
-_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3  # types of headers
-_DATA = 1  # of a dictionary batch: its record batch
-_BUFFERS, _COMPRESSION = 2, 3  # of a record batch
-_BLOCK = struct.Struct("<qi4xq")  # offset, bytes of metadata, bytes of body
-_BUFFER = struct.Struct("<qq")  # offset, length
-_SIZE = struct.Struct("<q")
-_CONTINUED = b"\xff\xff\xff\xff"
 
 
 class MessageSize(NamedTuple):
@@ -204,12 +207,6 @@ class _Table:
         return int(number)
 
 
-_MAGIC = b"ARROW1"
-_OLD_MAGIC = b"FEA1"
-_USUAL_BATCH_BYTES = 1 << 26  # accepted size of a compressed record batch in memory, whatever its size in the file
-_USUAL_RATIO = 64  # accepted ratio above that
-
-
 class ArrowFile:
     """An open file.
 
@@ -299,9 +296,6 @@ def arrow_errors(path: str, offset: int | None, part: str = "its footer") -> Ite
             raise
         problem = f"The file must be an intact Arrow IPC file, but reading {part} fails: {error}"
         raise data_loss(path, offset or 0, problem) from error
-
-
-_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")  # ends of a stream; the second one until Arrow 0.15
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,12 @@ _DAMAGE: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, EOFError, SyntaxError, OverflowError, RuntimeError, NotImplementedError),
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, OSError),
 )
+MAX_ARRAY_BYTES = 1 << 28
+"""Accepted size of a compressed array in memory, whatever its size in the file, unless a user allows more."""
+
+_USUAL_RATIO = 64  # accepted ratio to the size in the file above that
+_MAX_DEFLATE_RATIO = 1032  # deflate codes at most 258 bytes in 2 bits
+_MAX_MEMBERS = 1 << 14  # each takes 40 us to inspect
 
 
 class Member(NamedTuple):
@@ -83,7 +89,6 @@ class StoredArray:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the array."""
         size = self.dtype.itemsize
         for dim in self.shape:  # Python integers: a damaged header must not cause an overflow
             size *= dim
@@ -195,14 +200,6 @@ def numpy_damage(path: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a seek to an invalid position
             raise
         raise data_loss(path, 0, f"The file must be a whole .npy or .npz file, but: {error}") from error
-
-
-MAX_ARRAY_BYTES = 1 << 28
-"""Accepted size of a compressed array in memory, whatever its size in the file, unless a user allows more."""
-
-_USUAL_RATIO = 64  # accepted ratio to the size in the file above that
-_MAX_DEFLATE_RATIO = 1032  # deflate codes at most 258 bytes in 2 bits
-_MAX_MEMBERS = 1 << 14  # each takes 40 us to inspect
 
 
 def stored_arrays(path: str, file: Any, size: int, max_array_bytes: int | None = None) -> list[StoredArray]:

@@ -17,6 +17,15 @@ from raydist.pipelines.formats.remote_file import RemoteFile, open_system, with_
 
 __all__ = ["create_file", "local_size", "open_file", "open_within", "read_file", "require_same_size"]
 
+_SPECIAL_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a character device"),
+    (stat.S_ISBLK, "a block device"),
+)
+_READ_BYTES = 1 << 20  # at a time, if the size is unknown
+
 
 def open_file(path: str) -> OpenFile:
     """Open a file for reading. Retries failures of remote systems a few times: see `remote_file.py`.
@@ -108,18 +117,6 @@ def _require_plain(path: str, mode: int) -> None:
     for is_kind, kind in _SPECIAL_KINDS:
         if is_kind(mode):
             raise not_plain(path, kind)
-
-
-_SPECIAL_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a character device"),
-    (stat.S_ISBLK, "a block device"),
-)
-
-
-_READ_BYTES = 1 << 20  # at a time, if the size is unknown
 
 
 def read_file(path: Any) -> bytes:

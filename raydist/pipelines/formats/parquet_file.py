@@ -30,12 +30,33 @@ __all__ = ["ParquetFile", "ThriftStruct", "parquet_errors", "parse_footer", "rea
 ThriftStruct: TypeAlias = dict[int, Any]
 """Values by field number: bool, int, bytes, lists and structs; None for other types, which are skipped."""
 
+# Of Thrift's compact protocol.
 _MAX_DEPTH = 24  # of nested structs and lists; Parquet's footers have 7
 _MAX_SHIFT = 63
-
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = 1, 2, 3, 7, 8, 9, 10, 11, 12, 13
 _FIRST_INT, _LAST_INT = 4, 6  # of 16, 32 and 64 bits
 _PASSED_BYTES = {_BYTE: 1, _DOUBLE: 8, _UUID: 16}
+_REMEMBERED = 256  # footers
+_MAX_COLUMN_DEPTH = 100  # of nested columns: Arrow recurses into them
+_MIN_VALUE_BYTES = 8
+# Field numbers, and values, of Parquet's footers.
+_SCHEMA, _ROW_GROUPS = 2, 4
+_TYPE, _TYPE_LENGTH, _REPETITION, _NUM_CHILDREN = 1, 2, 3, 5
+_COLUMNS, _NUM_ROWS = 1, 3
+_META_DATA, _CRYPTO_METADATA = 3, 8
+_PATH, _NUM_VALUES, _RAW_SIZE, _STATISTICS, _SIZE_STATISTICS = 3, 5, 6, 12, 16
+_EXTREMES = (1, 2, 5, 6)
+_TEXT_BYTES, _REPETITION_LEVELS, _DEFINITION_LEVELS = 1, 2, 3
+_REQUIRED, _OPTIONAL, _REPEATED = 0, 1, 2
+_BYTE_ARRAY, _FIXED_BYTES = 6, 7
+_VALUE_BYTES = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8, _BYTE_ARRAY: 0}  # by physical type
+_NEEDED: Any = object()
+_BATCH_BYTES = 1 << 22
+_MAX_BATCH_ROWS = 1 << 16
+_BUFFER_BYTES = 1 << 20
+_MAGIC = b"PAR1"
+_END = struct.Struct("<I4s")  # length of the footer, magic
+_TAIL_BYTES = 1 << 16  # read at once: Arrow reads as much, so that a remote file's cache serves Arrow
 
 
 def read_struct(data: bytes) -> ThriftStruct:
@@ -144,24 +165,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if shift > _MAX_SHIFT:
             raise ValueError("a number has more than 64 bits")
-
-
-_REMEMBERED = 256  # footers
-_MAX_COLUMN_DEPTH = 100  # of nested columns: Arrow recurses into them
-_MIN_VALUE_BYTES = 8
-
-# Field numbers of the format.
-_SCHEMA, _ROW_GROUPS = 2, 4
-_TYPE, _TYPE_LENGTH, _REPETITION, _NUM_CHILDREN = 1, 2, 3, 5
-_COLUMNS, _NUM_ROWS = 1, 3
-_META_DATA, _CRYPTO_METADATA = 3, 8
-_PATH, _NUM_VALUES, _RAW_SIZE, _STATISTICS, _SIZE_STATISTICS = 3, 5, 6, 12, 16
-_EXTREMES = (1, 2, 5, 6)
-_TEXT_BYTES, _REPETITION_LEVELS, _DEFINITION_LEVELS = 1, 2, 3
-
-_REQUIRED, _OPTIONAL, _REPEATED = 0, 1, 2
-_BYTE_ARRAY, _FIXED_BYTES = 6, 7
-_VALUE_BYTES = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8, _BYTE_ARRAY: 0}  # by physical type
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +277,6 @@ def _check_column(chunk: ThriftStruct, leaf: _Leaf) -> None:
             raise ValueError(f"a column's least or largest value has {size} bytes, not {leaf.value_bytes}")
 
 
-_NEEDED: Any = object()
-
-
 def _of_type(struct: Any, number: int, kind: type, default: Any = _NEEDED) -> Any:
     value = struct.get(number, default) if isinstance(struct, dict) else None
     if value is default and default is not _NEEDED:
@@ -286,14 +286,6 @@ def _of_type(struct: Any, number: int, kind: type, default: Any = _NEEDED) -> An
             f"it has {'nothing' if value is _NEEDED else repr(value)[:40]} where a {kind.__name__} must be"
         )
     return value
-
-
-_BATCH_BYTES = 1 << 22
-_MAX_BATCH_ROWS = 1 << 16
-_BUFFER_BYTES = 1 << 20
-_MAGIC = b"PAR1"
-_END = struct.Struct("<I4s")  # length of the footer, magic
-_TAIL_BYTES = 1 << 16  # read at once: Arrow reads as much, so that a remote file's cache serves Arrow
 
 
 class ParquetFile:

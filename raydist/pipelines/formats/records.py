@@ -71,7 +71,6 @@ class RecordReader(ABC):
         """Append some of the next records, to at most `limit`, or set `ended`."""
 
     def close(self) -> None:
-        """Close the file."""
         self._stream.close()
 
 
@@ -150,7 +149,6 @@ class LineReader(RecordReader):
 
     @property
     def path(self) -> str:
-        """The path of the file."""
         return self._stream.path
 
     def read(self, limit: int) -> tuple[list[bytes], Exception | None]:

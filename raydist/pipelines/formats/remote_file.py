@@ -174,11 +174,9 @@ class RemoteFile:
         return self._position
 
     def tell(self) -> int:
-        """Return the position."""
         return self._position
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:

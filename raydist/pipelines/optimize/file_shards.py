@@ -24,8 +24,7 @@ from raydist.pipelines.ops.unique import UniqueOp
 from raydist.pipelines.optimize.rewrites import Names, rewrite_each, with_inputs
 from raydist.pipelines.sources.numpy_files import NumpyFileOp
 from raydist.pipelines.sources.record_files import RecordFilesOp
-from raydist.pipelines.sources.split_files import SplitFilesOp
-from raydist.pipelines.sources.table_files import TableFilesOp
+from raydist.pipelines.sources.table_files import SplitFilesOp, TableFilesOp
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["obstacle_to_files", "shard_files"]

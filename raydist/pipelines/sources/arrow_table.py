@@ -16,7 +16,7 @@ from raydist.pipelines.elements.arrow_fields import Conversion, null_error
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.engine.random_access import RandomAccess
-from raydist.pipelines.sources.memory import IndexedSourceOp
+from raydist.pipelines.sources.memory import IndexedSourceOp, is_consecutive
 
 __all__ = ["ArrowTableOp", "TableRows"]
 
@@ -81,7 +81,7 @@ class _TableAccess(RandomAccess):
         return block
 
     def _batch(self, indices: Any) -> pa.RecordBatch:
-        if len(indices) and (np.diff(indices) == 1).all():
+        if is_consecutive(indices):
             return _one_batch(self.table.slice(int(indices[0]), len(indices)))
         try:
             return _one_batch(self.table.take(pa.array(indices)))

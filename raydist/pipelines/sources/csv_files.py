@@ -22,6 +22,8 @@ from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["CsvParser", "csv_op", "header_names", "infer_csv_types"]
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
 
 def csv_op(
     paths: Any,
@@ -142,9 +144,6 @@ def _check_defaults(schema: pa.Schema, defaults: Mapping[str, Any]) -> None:
             raise InvalidArgumentError(
                 f"column_defaults must fit the columns ({columns:.500}), got {value!r} for {name!r}."
             )
-
-
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,6 @@ class RecordFormat(FileFormat):
         return _RECORD
 
     def compression_of(self, path: str) -> str | None:
-        """Return the compression of one file."""
         return self.compression_type
 
     @abstractmethod

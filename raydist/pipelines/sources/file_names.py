@@ -120,5 +120,4 @@ class FileNames:
         return found
 
     def close(self) -> None:
-        """Close the dataset of names."""
         self._names.close()

@@ -29,6 +29,9 @@ from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["GeneratorOp", "GeneratorValues", "Signature"]
 
+_FILL_S = 0.02  # seconds after which a block is handed on, so that a slow generator does not hold back values
+_BLOCK_BYTES = 1 << 22
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:
@@ -39,7 +42,6 @@ class Signature:
 
     @classmethod
     def parse(cls, output_signature: Any) -> Signature:
-        """Return the signature for a nest of TensorSpec."""
         specs, structure = flatten_element(output_signature)
         for spec in specs:
             if not isinstance(spec, TensorSpec):
@@ -162,10 +164,6 @@ def _show(value: Any) -> str:
     except (SpecError, ValueError) as error:
         return f"{value!r:.100} ({error})"
     return f"{spec} ({value!r:.100})"
-
-
-_FILL_S = 0.02  # seconds after which a block is handed on, so that a slow generator does not hold back values
-_BLOCK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)

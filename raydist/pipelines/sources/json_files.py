@@ -21,6 +21,11 @@ from raydist.values import UNKNOWN_CARDINALITY
 __all__ = ["JsonParser", "MAX_JSON_DEPTH", "infer_json_types", "json_op"]
 
 _AS_IT_IS = Conversion()
+MAX_JSON_DEPTH = 100
+"""Greatest nesting of a line's lists and objects. Arrow parses them by recursion, which can crash the process."""
+
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+_STEPS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 
 
 def json_op(
@@ -58,13 +63,6 @@ def _selected(path: str, inferred: pa.Schema, columns: Sequence[str] | None) -> 
             f"{unknown or columns!r}."
         )
     return pa.schema([inferred.field(name) for name in names])
-
-
-MAX_JSON_DEPTH = 100
-"""Greatest nesting of a line's lists and objects. Arrow parses them by recursion, which can crash the process."""
-
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
-_STEPS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.random_access import RandomAccess
 
-__all__ = ["IndexedIterator", "IndexedSourceOp", "MemoryOp"]
+__all__ = ["IndexedIterator", "IndexedSourceOp", "MemoryOp", "is_consecutive"]
 
 
 class IndexedIterator(OpIterator):
@@ -90,7 +90,6 @@ class MemoryOp(IndexedSourceOp):
 
     @classmethod
     def of_tensors(cls, tensors: Any) -> MemoryOp:
-        """Make one element."""
         return cls(block_of_rows([tensors]), "from_tensors")
 
     @property
@@ -131,7 +130,7 @@ class _BlockAccess(RandomAccess):
         return self.block.num_rows
 
     def gather(self, indices: Any) -> Block:
-        if len(indices) and _consecutive(indices):
+        if is_consecutive(indices):
             return self.read(int(indices[0]), int(indices[-1]) + 1)
         taken = self.block.take(indices)
         return taken.shared() if any(column.dtype.hasobject for column in taken.columns) else taken
@@ -140,7 +139,8 @@ class _BlockAccess(RandomAccess):
         return self.block.slice(start, stop).shared()  # every time: an unpickled array is writable
 
 
-def _consecutive(indices: Any) -> bool:
-    if indices[-1] - indices[0] != len(indices) - 1:
+def is_consecutive(indices: Any) -> bool:
+    """Return True for indices n, n + 1, n + 2, ..., at least one."""
+    if not len(indices) or indices[-1] - indices[0] != len(indices) - 1:
         return False
     return bool((np.diff(indices) == 1).all())

@@ -21,7 +21,7 @@ from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.formats.files import local_path, path_text, require_limit
 from raydist.pipelines.formats.numpy_format import StoredArray, stored_array, stored_arrays
 from raydist.pipelines.formats.opening import open_file
-from raydist.pipelines.sources.memory import IndexedSourceOp, MemoryOp
+from raydist.pipelines.sources.memory import IndexedSourceOp, MemoryOp, is_consecutive
 
 __all__ = ["NumpyFileOp", "numpy_op"]
 
@@ -135,7 +135,7 @@ def _specs(arrays: tuple[StoredArray, ...]) -> tuple[TensorSpec, ...]:
 
 def _rows(array: np.ndarray[Any, Any], indices: Any) -> Column:
     """Return the rows at `indices` in native byte order, text as Python objects. Consecutive rows are not copied."""
-    neighbours = len(indices) > 0 and bool((np.diff(indices) == 1).all())
-    rows = array[int(indices[0]) : int(indices[-1]) + 1] if neighbours else array[indices]
-    column: Column = as_leaf(rows)
+    column: Column = as_leaf(
+        array[int(indices[0]) : int(indices[-1]) + 1] if is_consecutive(indices) else array[indices]
+    )
     return column

@@ -31,6 +31,19 @@ from raydist.pipelines.sources.file_format import RecordFormat
 
 __all__ = ["Piece", "PieceReader", "PiecesAhead", "PiecesOnWorkers", "ReadingStage"]
 
+_PIECE_BYTES = 4 << 20
+_FIRST_RECORDS = 64  # read before the size of a record is known
+_MOST_RECORDS = 1 << 16
+_INT64 = TensorSpec((), np.int64)
+_ASKED = (TensorSpec((), STR), _INT64, _INT64)  # path, offset, index of the record there
+# A record; in the last row b"", the offset of the end or -1, and the index there.
+_READ = (TensorSpec((), BYTES), _INT64, _INT64)
+_NESTS = (flatten(_ASKED)[1], flatten(_READ)[1])
+_PIECES = 2  # kept ready: one is handed out while the thread reads the next
+_THREAD_BYTES = 1 << 20
+_THREAD_FIRST_RECORDS = 16  # in a piece, before the size of a record is known
+_THREAD_MAX_RECORDS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -65,17 +78,6 @@ class PieceReader:
         """Close the file. May be called twice."""
         if self._reader is not None:
             self._reader.close()
-
-
-_PIECE_BYTES = 4 << 20
-_FIRST_RECORDS = 64  # read before the size of a record is known
-_MOST_RECORDS = 1 << 16
-
-_INT64 = TensorSpec((), np.int64)
-_ASKED = (TensorSpec((), STR), _INT64, _INT64)  # path, offset, index of the record there
-# A record; in the last row b"", the offset of the end or -1, and the index there.
-_READ = (TensorSpec((), BYTES), _INT64, _INT64)
-_NESTS = (flatten(_ASKED)[1], flatten(_READ)[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,12 +192,6 @@ def _piece_of(items: Sequence[Item]) -> Piece:
     records = concat_columns([block.columns[0] for block in blocks], np.concatenate)[:-1]
     offset, index = (int(in_memory(blocks[-1].columns[place][-1:])[0]) for place in (1, 2))
     return Piece(records, error, max(offset, 0), index, ended=offset < 0)
-
-
-_PIECES = 2  # kept ready: one is handed out while the thread reads the next
-_THREAD_BYTES = 1 << 20
-_THREAD_FIRST_RECORDS = 16  # in a piece, before the size of a record is known
-_THREAD_MAX_RECORDS = 1024
 
 
 class _Shelf:

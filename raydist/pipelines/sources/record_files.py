@@ -33,6 +33,7 @@ OpenRecords = Callable[[str, int, int], RecordReader]
 
 _NO_RECORDS = object_column([])
 _SKIPPED_RECORDS = 1024  # read at a time while skipping to a saved position
+_SLOT_NUMBERS = 5  # in the state of a slot: file number, start offset, start record, records to skip, file size
 
 
 class RecordSlot:
@@ -136,13 +137,9 @@ class RecordSlot:
         return [self.number, *self._begin, self._at + self._to_pass, self._size]
 
     def close(self) -> None:
-        """Close the file."""
         self._here.close()
         if self._ahead is not None:
             self._ahead.close()
-
-
-_SLOT_NUMBERS = 5  # in the state of a slot: file number, start offset, start record, records to skip, file size
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +151,7 @@ class RecordFilesOp(DatasetOp):
     takes_row_ids: ClassVar[bool] = True
 
     cycle_length: int = 1  # number of files that are read in turn, one record each
-    ahead: bool = False  # true to prefetch each of them with a thread
+    ahead: bool = False  # True to prefetch each of them with a thread
     gives_rows = True
 
     @classmethod

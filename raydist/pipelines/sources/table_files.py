@@ -1,23 +1,40 @@
-"""Datasets of the rows of table files, read one file after the other."""
+"""Datasets of the rows of table files: file after file, or in pieces, several at a time.
+
+For pieces, a source hands out descriptions, and a stage reads them. So pieces are read wherever stages run (in this
+thread, on threads, by input workers), and their rows come in order.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.nest import flatten
+from raydist.pipelines.elements.blocks import Block, object_column
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
-from raydist.pipelines.engine.op import IterContext
+from raydist.pipelines.elements.spec import STR, TensorSpec
+from raydist.pipelines.engine.kernel import Kernel
+from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.engine.op_kinds import SourceOp
+from raydist.pipelines.engine.op_kinds import ElementwiseOp, SourceOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
+from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.formats.opening import local_size, require_same_size
-from raydist.pipelines.sources.file_format import TableFormat, TableReader
+from raydist.pipelines.sources.file_format import FileSplit, SplitFormat, TableFormat, TableReader
+from raydist.pipelines.sources.memory import IndexedIterator
 
-__all__ = ["TableFilesOp", "shown_paths", "table_paths"]
+__all__ = ["FileSplitsOp", "SplitFilesOp", "TableFilesOp", "shown_paths", "table_paths"]
+
+_INT64 = TensorSpec((), np.int64)
+_SPECS = (TensorSpec((), STR), _INT64, _INT64, _INT64)
+_STRUCTURE = flatten(_SPECS)[1]
 
 
 def table_paths(paths: Any, reader: str) -> tuple[str, ...]:
@@ -66,7 +83,6 @@ class TableFilesOp(SourceOp):
         return self.iterator()
 
     def iterator(self) -> OpIterator:
-        """Return an iterator over the rows."""
         return BorderIterator(_TableRows(self))
 
 
@@ -125,3 +141,119 @@ class _TableRows(ResumableProducer):
     def close(self) -> None:
         if self._reader is not None:
             self._reader.close()
+
+
+@dataclass(frozen=True, eq=False)
+class FileSplitsOp(SourceOp):
+    """Descriptions of the pieces of files, in order."""
+
+    splits: tuple[FileSplit, ...]
+    name = "splits"
+
+    @property
+    def label(self) -> str:
+        return f"{len(self.splits)} pieces of files"
+
+    def cardinality(self) -> int:
+        return len(self.splits)
+
+    def element_spec(self) -> Any:
+        return _SPECS
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return _SplitIterator(_SplitAccess(self.splits), at_once=1)  # a piece is enough work for a worker
+
+
+class _SplitIterator(IndexedIterator):
+    def load_state_dict(self, state: IteratorState) -> None:
+        super().load_state_dict(state)
+        if self._next > len(self._access):
+            raise FailedPreconditionError(
+                f"A state must be loaded into the pipeline that it was saved from, but it was taken behind piece "
+                f"{self._next} of the files, and they have {len(self._access)} now."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class _SplitAccess(RandomAccess):
+    splits: tuple[FileSplit, ...]
+
+    def __len__(self) -> int:
+        return len(self.splits)
+
+    def gather(self, indices: Any) -> Block:
+        paths, *numbers = zip(*(astuple(self.splits[index]) for index in indices), strict=True)
+        columns = (object_column(paths), *map(np.array, numbers))
+        return Block(_STRUCTURE, _SPECS, columns, len(indices))
+
+
+@dataclass(frozen=True, eq=False)
+class SplitFilesOp(ElementwiseOp):
+    """The rows of the pieces that `splits` describes."""
+
+    splits: DatasetOp  # its elements are descriptions of pieces
+    format: SplitFormat
+    num_rows: int  # in all files, or UNKNOWN_CARDINALITY
+    shown: str  # the files, for `explain()`
+    # All files, including files without a piece.
+    paths: tuple[str, ...] = field(default=(), metadata={"fingerprint": False})
+    gives_rows = True
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.splits,)
+
+    @property
+    def name(self) -> str:
+        return self.format.name
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}({', '.join(filter(None, (self.shown, self.format.label)))})"
+
+    def cardinality(self) -> int:
+        return self.num_rows
+
+    def element_spec(self) -> Any:
+        return self.format.spec
+
+    def every(self, step: int, first: int) -> SplitFilesOp:
+        """Return the operation for the files first, first + step, ..."""
+        if not isinstance(self.splits, FileSplitsOp):
+            raise FailedPreconditionError(f"raydist bug: {self.label} must know its pieces, got {self.splits.label}.")
+        of_files = _by_file(self.splits.splits, self.paths)[first::step]
+        kept = tuple(split for of_file in of_files for split in of_file)
+        num_rows = self.num_rows if self.num_rows < 0 else sum(split.num_rows for split in kept)
+        return replace(self, splits=FileSplitsOp(kept), num_rows=num_rows, paths=self.paths[first::step])
+
+    def kernel(self, ctx: IterContext) -> Kernel:
+        return _ReadKernel(self.format, ctx.operation_names[id(self)])
+
+
+def _by_file(splits: Sequence[FileSplit], paths: Sequence[str]) -> list[list[FileSplit]]:
+    """Return the pieces of each file; a file that is named twice has them twice."""
+    rest = deque(splits)
+    found: list[list[FileSplit]] = []
+    for path in paths:
+        found.append([])
+        while rest and (rest[0].path, rest[0].first) == (path, found[-1][-1].end if found[-1] else 0):
+            found[-1].append(rest.popleft())
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _ReadKernel(Kernel):
+    preserves_count: ClassVar[bool] = False
+    multiplies: ClassVar[bool] = True
+    format: SplitFormat
+    label: str
+    uses_index = False
+
+    def run(self, block: Block, start: int) -> Sequence[Item]:
+        return [item for row in block.rows() for item in self._read(FileSplit(row[0], *map(int, row[1:])))]
+
+    def _read(self, split: FileSplit) -> list[Item]:
+        try:
+            return self.format.read_split(split)
+        except Exception as error:  # such as a file that was deleted
+            return [ElementError(error)]

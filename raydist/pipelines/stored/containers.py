@@ -31,6 +31,16 @@ __all__ = [
     "read_chunk",
 ]
 
+COMPRESSIONS = {"GZIP": "gz", "ZSTD": "zst", "LZ4": "lz4", "SNAPPY": "snappy"}
+"""Names of compressions, and the suffixes of their files."""
+
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+MAX_CHUNK_BYTES = 1 << 31
+"""Limit for one chunk; usual chunks have a few MB."""
+
+_USUAL_CHUNK_BYTES = 1 << 25  # accepted size of a chunk in memory in files of others, whatever its size in the file
+_USUAL_RATIO = 64  # accepted ratio above that
+
 
 class Chunk(NamedTuple):
     """A byte range of a file."""
@@ -100,17 +110,6 @@ def read_chunk(file: ReadableFile, path: str, chunk: Chunk) -> bytes:
         problem = f"The checksum of a chunk of {chunk.rows} elements must match. Restore the file or write it anew"
         raise data_loss(path, chunk.offset, problem)
     return data
-
-
-COMPRESSIONS = {"GZIP": "gz", "ZSTD": "zst", "LZ4": "lz4", "SNAPPY": "snappy"}
-"""Names of compressions, and the suffixes of their files."""
-
-_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-MAX_CHUNK_BYTES = 1 << 31
-"""Limit for one chunk; usual chunks have a few MB."""
-
-_USUAL_CHUNK_BYTES = 1 << 25  # accepted size of a chunk in memory in files of others, whatever its size in the file
-_USUAL_RATIO = 64  # accepted ratio above that
 
 
 @dataclass(frozen=True, slots=True)

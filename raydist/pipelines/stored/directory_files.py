@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, RaydistError
 from raydist.failpoints import failpoint
@@ -92,13 +92,7 @@ class RemoteFiles(DirectoryFiles):
             file = RemoteFile(lambda: system.open(path, "rb"))
         return OpenFile(file, file.size_bytes)
 
-    def names(self) -> list[str]:
-        return self._entries("file")
-
-    def folders(self) -> list[str]:
-        return self._entries("directory")
-
-    def _entries(self, kind: str) -> list[str]:
+    def _entries(self, kind: Literal["file", "directory"]) -> list[str]:
         system, inner = self._system()
 
         def entries() -> list[str]:

@@ -17,7 +17,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Literal, TypeVar
 
 from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from raydist.failpoints import failpoint
@@ -27,6 +27,7 @@ __all__ = ["DirectoryFiles", "LocalFiles", "is_file_name", "locked_directory", "
 
 _T = TypeVar("_T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_PAUSE_S = 0.005
 
 
 def is_file_name(name: object) -> bool:
@@ -98,13 +99,16 @@ class DirectoryFiles(ABC):
     def open(self, name: str) -> OpenFile:
         """Open a file for reading. Raises NotFoundError if it is missing, DataLossError if it is not a plain file."""
 
-    @abstractmethod
     def names(self) -> list[str]:
         """Return the names of the files, sorted, without unusual names; an empty list without a directory."""
+        return self._entries("file")
 
-    @abstractmethod
     def folders(self) -> list[str]:
         """Return the names of the subdirectories, like `names`, without links."""
+        return self._entries("directory")
+
+    @abstractmethod
+    def _entries(self, kind: Literal["file", "directory"]) -> list[str]: ...
 
     @abstractmethod
     def exists(self, name: str) -> bool:
@@ -129,9 +133,6 @@ def require_file_name(name: str) -> None:
         raise InvalidArgumentError(
             f"The name of a file must consist of letters, digits, '.', '_' and '-', got {name!r:.200}."
         )
-
-
-_PAUSE_S = 0.005
 
 
 @contextlib.contextmanager
@@ -265,16 +266,13 @@ class LocalFiles(DirectoryFiles):
             raise _no_plain_file(path, "a directory" if stat.S_ISDIR(status.st_mode) else "none")
         return OpenFile(os.fdopen(descriptor, "rb", buffering=0), status.st_size)
 
-    def names(self) -> list[str]:
-        return self._entries(lambda entry: entry.is_file(follow_symlinks=False))
-
-    def folders(self) -> list[str]:
-        return self._entries(lambda entry: entry.is_dir(follow_symlinks=False))
-
-    def _entries(self, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    def _entries(self, kind: Literal["file", "directory"]) -> list[str]:
+        wanted = os.DirEntry.is_file if kind == "file" else os.DirEntry.is_dir
         try:
             with file_errors(self.path), os.scandir(self.path) as entries:
-                return sorted(entry.name for entry in entries if is_file_name(entry.name) and wanted(entry))
+                return sorted(
+                    entry.name for entry in entries if is_file_name(entry.name) and wanted(entry, follow_symlinks=False)
+                )
         except FileNotFoundError:
             return []
         except NotADirectoryError:

@@ -25,6 +25,8 @@ from raydist.pipelines.stored.file_directory import is_file_name
 
 __all__ = ["Manifest", "StoredFile", "outline_of", "structure_of"]
 
+_VERSION = 2
+
 
 def outline_of(structure: Structure) -> Any:
     """Return a structure as JSON.
@@ -107,9 +109,6 @@ def _made_class(form: str, name: str, fields: tuple[str, ...]) -> type:
     return dataclasses.make_dataclass(name, fields)
 
 
-_VERSION = 2
-
-
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     """One file with some of the elements."""
@@ -120,17 +119,14 @@ class StoredFile:
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes."""
         return sum(chunk.size for chunk in self.chunks)
 
     @property
     def num_rows(self) -> int:
-        """Number of elements."""
         return sum(chunk.rows for chunk in self.chunks)
 
     @property
     def blocks(self) -> list[Chunk]:
-        """The chunks with elements."""
         return [chunk for chunk in self.chunks if chunk.rows]
 
 
@@ -146,12 +142,10 @@ class Manifest:
 
     @property
     def num_rows(self) -> int:
-        """Number of elements in all files."""
         return sum(part.num_rows for part in self.parts)
 
     @property
     def element_spec(self) -> Any:
-        """Nest of TensorSpec of one element."""
         return unflatten(self.structure, self.specs)
 
     def shards(self) -> Iterator[tuple[StoredFile, ...]]:

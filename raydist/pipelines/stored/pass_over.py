@@ -22,9 +22,8 @@ from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.formats.files import file_errors, local_path
 from raydist.pipelines.stored.containers import MAX_CHUNK_BYTES, Container
 from raydist.pipelines.stored.manifest import Manifest
-from raydist.pipelines.stored.new_directory import NewDirectory, remove_remains
 from raydist.pipelines.stored.read import saved_op, state_at
-from raydist.pipelines.stored.write import SavedWriter, ShardFunction, read_manifest
+from raydist.pipelines.stored.write import NewDirectory, SavedWriter, ShardFunction, read_manifest, remove_remains
 
 __all__ = ["BusyStoreError", "FileLock", "Recorder", "Store", "StoredPass", "StoredPassSettings"]
 
@@ -32,6 +31,7 @@ _TRIES = 100  # each fails only if a holder has just released the lock
 _MARK = "process "  # first bytes of a lock file
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+_ROWS = 1024  # elements read at a time while resuming
 
 
 class FileLock:
@@ -166,7 +166,6 @@ class Recorder:
             raise
 
     def write(self, block: Block) -> None:
-        """Append elements."""
         if self._writer is None:
             self._writer = self._new_writer(unflatten(block.structure, block.specs))
         self._writer.write(block)
@@ -197,9 +196,6 @@ class Recorder:
 
     def __del__(self) -> None:
         self.close()  # an iterator that was garbage-collected within a pass
-
-
-_ROWS = 1024  # elements read at a time while resuming
 
 
 @dataclass(frozen=True, slots=True)

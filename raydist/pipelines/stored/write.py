@@ -1,5 +1,10 @@
 """Writing elements to a directory: files of chunks with checksums, and a manifest.
 
+The directory appears complete or not at all, even with crashes and several writers. Locally, the files are written to a
+hidden directory beside the target, which is renamed once all data is durable. Object stores cannot rename: there the
+files get unique names, and the manifest, written last, lists the valid ones. In both cases the first writer to finish
+wins.
+
 A column may be dense in one block and not in the next. A leaf that has had two shapes is stored as "values and shape"
 from then on.
 """
@@ -7,13 +12,16 @@ from then on.
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import uuid
 from collections.abc import Callable, Iterable
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from raydist.errors import InvalidArgumentError, SpecError
+from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.foreign_errors import annotate
 from raydist.nest import Structure
 from raydist.pipelines.elements.arrow import block_of_arrow, block_to_arrow
@@ -23,16 +31,130 @@ from raydist.pipelines.elements.functions import call_rows
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.rows import stack_leaves
-from raydist.pipelines.formats.files import path_text, read_range
+from raydist.pipelines.formats.files import file_errors, local_path, path_text, read_range
 from raydist.pipelines.formats.opening import open_within
 from raydist.pipelines.stored.containers import ChunkWriter, Container, ContainerWriter
+from raydist.pipelines.stored.directory_files import RemoteFiles
+from raydist.pipelines.stored.file_directory import DirectoryFiles, LocalFiles, sync_directory
 from raydist.pipelines.stored.manifest import Manifest, StoredFile, outline_of
-from raydist.pipelines.stored.new_directory import MANIFEST_FILE, NewDirectory
 
-__all__ = ["BlockSchema", "SavedWriter", "ShardFunction", "block_of_batch", "read_manifest", "save_blocks"]
+__all__ = [
+    "BlockSchema",
+    "MANIFEST_FILE",
+    "NewDirectory",
+    "SavedWriter",
+    "ShardFunction",
+    "block_of_batch",
+    "read_manifest",
+    "remove_remains",
+    "save_blocks",
+]
 
+MANIFEST_FILE = "manifest.json"
 _RAGGED = "ragged"
 _RANKS = "Elements that are kept in files must have one rank in each leaf, got {}. Map them to arrays of one rank."
+_CHUNK_BYTES = 1 << 22
+_CHUNK_ROWS = 1 << 16
+_MAX_SHARDS = 1000  # files open at a time
+_MAX_MANIFEST_BYTES = 1 << 28
+
+
+def remove_remains(path: str) -> None:
+    """Remove files that crashed writers of a local directory left beside it. No writer may be active."""
+    parent, name = os.path.split(os.path.abspath(path))
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.listdir(parent):
+            if entry.startswith(f".{name}.") and entry.endswith(".tmp"):
+                shutil.rmtree(os.path.join(parent, entry), ignore_errors=True)
+
+
+class NewDirectory:
+    """A directory that is being written, local or at a URI that fsspec knows. Creates nothing before the first file.
+
+    Attributes:
+        target: Its path, without credentials.
+        prefix: Required prefix of the names of files.
+    """
+
+    def __init__(self, path: Any) -> None:
+        text = path_text(path)
+        local = local_path(text)
+        self._hidden: str | None = None  # path of the hidden directory, if local
+        self._created: list[str] = []  # names of files, if remote
+        if local is None:
+            remote = RemoteFiles(text.rstrip("/"))
+            self.target, self.prefix = remote.shown, f"{uuid.uuid4().hex}-"
+            self._files: DirectoryFiles = remote
+        else:
+            self.target, self.prefix = local, ""
+            parent, name = os.path.split(os.path.abspath(local))
+            self._hidden = os.path.join(parent, f".{name}.{uuid.uuid4().hex}.tmp")
+            self._files = LocalFiles(self._hidden)
+
+    def check_new(self) -> None:
+        """Raise FailedPreconditionError if the directory exists already."""
+        if self._files.exists(MANIFEST_FILE) if self._hidden is None else os.path.lexists(self.target):
+            raise self._exists()
+
+    def create(self, name: str) -> BinaryIO:
+        if self._hidden is None:
+            self._files.make()
+            self._created.append(name)
+        elif not os.path.isdir(self._hidden):
+            with file_errors(os.path.dirname(self._hidden)):
+                os.mkdir(self._hidden)
+        return self._files.create(name)
+
+    def finish(self, file: BinaryIO) -> None:
+        """Close a file, which is durable on return."""
+        with file_errors(self.target):  # such as a full disk: buffered data is written only now
+            self._files.finish(file)
+
+    def commit(self, manifest: bytes) -> None:
+        """Make the directory visible, in one step.
+
+        Raises:
+            FailedPreconditionError: Another writer was first. The written files are removed.
+        """
+        try:
+            if self._hidden is None:
+                self.check_new()
+                self._files.replace(MANIFEST_FILE, manifest)
+                self._created = []
+            else:
+                self._rename(self._hidden, manifest)
+        finally:
+            self.abandon()
+
+    def _rename(self, hidden: str, manifest: bytes) -> None:
+        file = self.create(MANIFEST_FILE)
+        try:
+            file.write(manifest)
+        finally:
+            self.finish(file)
+        self._files.sync()
+        self.check_new()
+        try:
+            os.rename(hidden, self.target)
+        except OSError as error:
+            if os.path.isdir(self.target):  # another writer has just created it
+                raise self._exists() from error
+            raise
+        sync_directory(os.path.dirname(hidden))
+
+    def abandon(self) -> None:
+        """Remove the written files. Does nothing after `commit`. May be called twice."""
+        if self._hidden is not None:
+            shutil.rmtree(self._hidden, ignore_errors=True)
+        created, self._created = self._created, []
+        for name in created:
+            with contextlib.suppress(Exception):
+                self._files.remove(name)
+
+    def _exists(self) -> FailedPreconditionError:
+        return FailedPreconditionError(
+            f"Elements can only be written to a path that does not exist yet, got {self.target!r}. Remove it first."
+        )
 
 
 class BlockSchema:
@@ -98,11 +220,6 @@ def block_of_batch(batch: pa.RecordBatch, structure: Structure) -> Block:
 
 ShardFunction = Callable[..., Any]
 
-_CHUNK_BYTES = 1 << 22
-_CHUNK_ROWS = 1 << 16
-_MAX_SHARDS = 1000  # files open at a time
-_MAX_MANIFEST_BYTES = 1 << 28
-
 
 def save_blocks(
     path: Any,
@@ -136,12 +253,7 @@ def read_manifest(path: Any) -> Manifest:
 class SavedWriter:
     """A writer of elements to files; nothing is visible before `commit`.
 
-    Args:
-        directory: Directory to write.
-        element_spec: Nest of TensorSpec of an element.
-        container: Format of the files.
-        shard_func: Returns the shard of an element, from 0; None for one shard.
-        origin: See :class:`Manifest`.
+    `shard_func` returns the shard of an element, from 0; None for one shard. See :class:`Manifest` for `origin`.
     """
 
     def __init__(
@@ -186,12 +298,11 @@ class SavedWriter:
             self._shards[number] = _ShardWriter(self._directory, self._container, number)
         return self._shards[number]
 
-    def commit(self) -> Manifest:
+    def commit(self) -> None:
         """Make the directory visible. Raises FailedPreconditionError if another writer was first."""
         parts = tuple(part for number in sorted(self._shards) for part in self._shards[number].finish())
         manifest = Manifest(self._structure, tuple(self._specs), self._container, parts, self._origin)
         self._directory.commit(manifest.to_bytes())
-        return manifest
 
     def abandon(self) -> None:
         """Remove the written files. Does nothing after `commit`. May be called twice."""
@@ -231,11 +342,7 @@ class _ShardWriter:
         self._held: list[Block] = []
         self._held_rows = self._held_bytes = 0
         self._parts: list[StoredFile] = []
-        self._schema: pa.Schema | None = None
-        self._name = ""
-        self._file: BinaryIO | None = None
-        self._chunks: ChunkWriter | None = None
-        self._writer: ContainerWriter | None = None
+        self._open: _OpenFile | None = None
 
     def write(self, block: Block) -> None:
         """Append elements, which are written in chunks of some MB."""
@@ -253,27 +360,27 @@ class _ShardWriter:
             return
         batch = self._block_schema.batch(concat_blocks(self._held))
         self._held, self._held_rows, self._held_bytes = [], 0, 0
-        if self._schema is None or not batch.schema.equals(self._schema, check_metadata=True):
+        if self._open is None or not batch.schema.equals(self._open.schema, check_metadata=True):
             self._end_part()
-            self._begin_part(batch.schema)
-        if self._writer is not None:
-            self._writer.write(batch)
+            self._open = self._begin_part(batch.schema)
+        self._open.writer.write(batch)
 
-    def _begin_part(self, schema: pa.Schema) -> None:
-        number = f"{self._number:05}-{len(self._parts):05}"
-        self._name = f"{self._directory.prefix}part-{number}.{self._container.suffix}"
-        self._file = self._directory.create(self._name)
-        self._chunks = ChunkWriter(self._file, f"{self._directory.target}/{self._name}")
-        self._schema = schema
-        self._writer = self._container.writer(self._chunks, schema)
+    def _begin_part(self, schema: pa.Schema) -> _OpenFile:
+        name = f"{self._directory.prefix}part-{self._number:05}-{len(self._parts):05}.{self._container.suffix}"
+        file = self._directory.create(name)
+        chunks = ChunkWriter(file, f"{self._directory.target}/{name}")
+        try:
+            return _OpenFile(name, file, chunks, schema, self._container.writer(chunks, schema))
+        except BaseException:
+            file.close()
+            raise
 
     def _end_part(self) -> None:
-        if self._writer is None or self._chunks is None or self._file is None:
-            return
-        self._writer.finish()
-        self._directory.finish(self._file)
-        self._parts.append(StoredFile(self._name, self._number, tuple(self._chunks.chunks)))
-        self._writer = self._chunks = self._file = None
+        if self._open is not None:
+            part, self._open = self._open, None
+            part.writer.finish()
+            self._directory.finish(part.file)
+            self._parts.append(StoredFile(part.name, self._number, tuple(part.chunks.chunks)))
 
     def finish(self) -> list[StoredFile]:
         """Write the remaining elements and close the file."""
@@ -282,7 +389,17 @@ class _ShardWriter:
         return self._parts
 
     def close(self) -> None:
-        if self._file is not None:
+        if self._open is not None:
             with contextlib.suppress(OSError):  # the caller removes it
-                self._file.close()
-            self._writer = self._chunks = self._file = None
+                self._open.file.close()
+            self._open = None
+
+
+class _OpenFile(NamedTuple):
+    """A file of a shard that is being written."""
+
+    name: str
+    file: BinaryIO
+    chunks: ChunkWriter
+    schema: pa.Schema
+    writer: ContainerWriter

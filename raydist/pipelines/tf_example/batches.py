@@ -25,6 +25,9 @@ MAX_VARINT = 10
 """Largest number of bytes of a 64-bit number."""
 
 _Matrix = np.ndarray[Any, np.dtype[np.uint8]]
+_VARINT, _LENGTH, _FIXED32 = 0, 2, 5  # wire types of protobuf
+_MIN_RECORDS = 8  # fewer are faster to parse one by one
+_MAX_LAYOUTS = 4  # tried per length of records
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +109,6 @@ class Integers:
 
 
 Values = Bytes | Floats | Integers
-
-
-_VARINT, _LENGTH, _FIXED32 = 0, 2, 5  # wire types of protobuf
 
 
 class _UnusualError(Exception):
@@ -245,9 +245,6 @@ def _varint(record: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 _Indices = np.ndarray[Any, np.dtype[np.int64]]
-
-_MIN_RECORDS = 8  # fewer are faster to parse one by one
-_MAX_LAYOUTS = 4  # tried per length of records
 
 
 def fill_alike(records: Sequence[Any], columns: Sequence[FeatureColumn]) -> list[int]:

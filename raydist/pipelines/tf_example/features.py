@@ -12,6 +12,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import BYTES, as_dtype
 
 __all__ = [
+    "LIST_FIELDS",
     "FeatureArray",
     "FixedLenFeature",
     "FixedLenSequenceFeature",
@@ -21,25 +22,19 @@ __all__ = [
     "column_dtype",
     "feature_dtype",
     "fixed_shape",
-    "list_field",
     "typed_default",
 ]
 
 FeatureArray = np.ndarray[Any, Any]
 """Values of a feature: int64 or float32, or bytes as Python objects."""
 
-_LIST_FIELDS = {np.dtype(np.int64): "int64_list", np.dtype(np.float32): "float_list", BYTES: "bytes_list"}
-
-
-def list_field(dtype: np.dtype[Any]) -> str:
-    """Return the field of the message for values of `dtype`."""
-    return _LIST_FIELDS[dtype]
+LIST_FIELDS = {np.dtype(np.int64): "int64_list", np.dtype(np.float32): "float_list", BYTES: "bytes_list"}
 
 
 def feature_dtype(dtype: Any) -> np.dtype[Any]:
     """Return the dtype of a feature's values. Raises InvalidArgumentError if an Example cannot hold it."""
     found = as_dtype(dtype)
-    if found not in _LIST_FIELDS:
+    if found not in LIST_FIELDS:
         raise InvalidArgumentError(
             f"A feature's dtype must be int64, float32 or bytes (what a tf.train.Example holds), got {dtype!r}. "
             "Parse as one of these and convert afterwards."

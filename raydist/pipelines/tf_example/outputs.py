@@ -11,6 +11,7 @@ import numpy as np
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import object_column
 from raydist.pipelines.tf_example.features import (
+    LIST_FIELDS,
     FeatureArray,
     FixedLenFeature,
     FixedLenSequenceFeature,
@@ -18,7 +19,6 @@ from raydist.pipelines.tf_example.features import (
     SparseTensorValue,
     VarLenFeature,
     column_dtype,
-    list_field,
 )
 from raydist.pipelines.tf_example.ragged_features import RaggedFeature, RaggedTensorValue, RowPartition
 
@@ -27,6 +27,8 @@ __all__ = ["Feature", "FeatureColumn", "FeatureOutput", "FixedColumn", "RaggedCo
 Feature = FixedLenFeature | FixedLenSequenceFeature | VarLenFeature | SparseFeature | RaggedFeature
 
 _TYPE_NAMES = {"int64_list": "int64", "float_list": "float32", "bytes_list": "bytes"}
+_MOST_EMPTY_ROWS = 1 << 20  # limit, so that a damaged row number does not use up memory
+_INT64 = np.dtype(np.int64)
 
 
 class FeatureColumn(ABC):
@@ -35,7 +37,7 @@ class FeatureColumn(ABC):
     def __init__(self, name: str, dtype: np.dtype[Any], num_values: int | None) -> None:
         self.name = name
         self.num_values = num_values
-        self.kind = list_field(dtype)
+        self.kind = LIST_FIELDS[dtype]
         self._dtype = column_dtype(dtype)
 
     @abstractmethod
@@ -175,10 +177,6 @@ def _of_row_ids(numbers: _Numbers, num_values: int) -> _Numbers:
     if len(numbers) and numbers[-1] >= _MOST_EMPTY_ROWS + num_values:
         raise ValueError(f"row {int(numbers[-1])} would follow too many empty ones")
     return np.bincount(numbers).astype(np.int64) if len(numbers) else numbers
-
-
-_MOST_EMPTY_ROWS = 1 << 20  # limit, so that a damaged row number does not use up memory
-_INT64 = np.dtype(np.int64)
 
 
 def feature_output(name: str, feature: Feature, num_records: int) -> FeatureOutput:

@@ -115,9 +115,6 @@ class RaggedFeature:
         Args:
             key: Feature of int64 with the boundaries: one more than rows.
 
-        Returns:
-            One of the `partitions` of a RaggedFeature.
-
         Source: tf.io.RaggedFeature.RowSplits (TensorFlow 2.x API).
 
         >>> RaggedFeature.RowSplits("splits")
@@ -131,9 +128,6 @@ class RaggedFeature:
 
         Args:
             key: Feature of int64 with the lengths: one for each row, >= 0; their sum is the number of values.
-
-        Returns:
-            One of the `partitions` of a RaggedFeature.
 
         Source: tf.io.RaggedFeature.RowLengths (TensorFlow 2.x API).
 
@@ -149,9 +143,6 @@ class RaggedFeature:
         Args:
             key: Feature of int64 with the starts: one for each row, ascending; the first is 0.
 
-        Returns:
-            One of the `partitions` of a RaggedFeature.
-
         Source: tf.io.RaggedFeature.RowStarts (TensorFlow 2.x API).
 
         >>> RaggedFeature.RowStarts("starts")
@@ -165,9 +156,6 @@ class RaggedFeature:
 
         Args:
             key: Feature of int64 with the ends: one for each row, ascending; the last is the number of values.
-
-        Returns:
-            One of the `partitions` of a RaggedFeature.
 
         Source: tf.io.RaggedFeature.RowLimits (TensorFlow 2.x API).
 
@@ -183,9 +171,6 @@ class RaggedFeature:
         Args:
             key: Feature of int64 with the row numbers: one for each value, >= 0 and ascending.
 
-        Returns:
-            One of the `partitions` of a RaggedFeature.
-
         Source: tf.io.RaggedFeature.ValueRowIds (TensorFlow 2.x API).
 
         >>> RaggedFeature.ValueRowIds("rows")
@@ -199,9 +184,6 @@ class RaggedFeature:
 
         Args:
             length: Values of a row, >= 1; the number of values of a record must be a multiple.
-
-        Returns:
-            One of the `partitions` of a RaggedFeature.
 
         Raises:
             InvalidArgumentError: `length` < 1.

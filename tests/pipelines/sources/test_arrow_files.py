@@ -8,7 +8,7 @@ import pyarrow.feather as feather
 import pytest
 
 import raydist as rd
-from raydist.pipelines.sources import arrow_files
+from raydist.pipelines.sources import columnar_files
 from tests.contracts.op import check_op, collect, iterate, same
 from tests.pipelines.sources.damage import report_damage
 
@@ -57,7 +57,7 @@ def test_feather_is_the_same_format(tmp_path: Path) -> None:
 
 
 def test_record_batches_are_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow_files, "_SPLIT_BYTES", 1)
+    monkeypatch.setattr(columnar_files, "_SPLIT_BYTES", 1)
     path = write(tmp_path / "x", table(0, 12))
     assert "3 pieces of files" in rd.Dataset.from_arrow(path).explain()
     check_op(lambda: rd.Dataset.from_arrow([path, path]).batch(7))

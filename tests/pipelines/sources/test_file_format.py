@@ -22,8 +22,8 @@ import pytest
 
 import raydist as rd
 from raydist import pipelines
-from raydist.pipelines.sources import arrow_files, parquet_files, row_lines
-from raydist.pipelines.sources.arrow_files import ArrowFormat
+from raydist.pipelines.sources import columnar_files, row_lines
+from raydist.pipelines.sources.columnar_files import ArrowFormat, ParquetFormat
 from raydist.pipelines.sources.csv_files import CsvParser
 from raydist.pipelines.sources.file_format import (
     FileFormat,
@@ -34,7 +34,6 @@ from raydist.pipelines.sources.file_format import (
 )
 from raydist.pipelines.sources.json_files import JsonParser
 from raydist.pipelines.sources.numpy_files import NumpyFileOp
-from raydist.pipelines.sources.parquet_files import ParquetFormat
 from raydist.pipelines.sources.row_lines import LineParser, RowLinesFormat
 from raydist.pipelines.stored import write as stored_write
 from raydist.pipelines.stored.read import SavedFormat
@@ -197,8 +196,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of some rows, so that a short file has several."""
-    for module in (arrow_files, parquet_files):
-        monkeypatch.setattr(module, "_SPLIT_BYTES", 1)
+    monkeypatch.setattr(columnar_files, "_SPLIT_BYTES", 1)
     monkeypatch.setattr(row_lines, "_MIN_LINES", 2)
     monkeypatch.setattr(stored_write, "_CHUNK_ROWS", 2)
 
@@ -209,7 +207,7 @@ def test_every_format_keeps_the_contract(case: FileFormatCase, tmp_path: Path) -
 
 
 def test_huge_row_groups_keep_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "_MAX_SPLIT_BYTES", 1)  # they are read in batches, one file after the other
+    monkeypatch.setattr(columnar_files, "_MAX_SPLIT_BYTES", 1)  # they are read in batches, one file after the other
     check_file_format(FORMATS[ParquetFormat]["plain"], tmp_path)
 
 

@@ -15,10 +15,9 @@ import raydist as rd
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.sources import parquet_files
+from raydist.pipelines.sources import columnar_files
 from raydist.pipelines.sources.file_format import FileSplit, SplitFormat
-from raydist.pipelines.sources.split_files import FileSplitsOp, SplitFilesOp
-from raydist.pipelines.sources.table_files import TableFilesOp
+from raydist.pipelines.sources.table_files import FileSplitsOp, SplitFilesOp, TableFilesOp
 from tests.contracts.op import check_op, collect, iterate
 
 
@@ -99,7 +98,7 @@ def write(path: Path, rows: int, group: int) -> str:
 
 
 def test_small_row_groups_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "_SPLIT_BYTES", 200)
+    monkeypatch.setattr(columnar_files, "_SPLIT_BYTES", 200)
     paths = [write(tmp_path / "a", 100, 10), write(tmp_path / "empty", 0, 10), write(tmp_path / "b", 7, 10)]
     op = rd.Dataset.from_parquet(paths, columns=["x"])._op
     assert isinstance(op, SplitFilesOp)
@@ -110,7 +109,7 @@ def test_small_row_groups_are_read_together(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_huge_row_group_is_read_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "_MAX_SPLIT_BYTES", 200)
+    monkeypatch.setattr(columnar_files, "_MAX_SPLIT_BYTES", 200)
     path = write(tmp_path / "a", 100, 50)
     assert isinstance(rd.Dataset.from_parquet(path)._op, TableFilesOp)
     assert [int(row["x"]) for row in rd.Dataset.from_parquet(path).as_numpy_iterator()] == list(range(100))
@@ -135,7 +134,7 @@ def test_the_state_of_a_wide_table_is_small(tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_input_workers_read_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "_SPLIT_BYTES", 200)
+    monkeypatch.setattr(columnar_files, "_SPLIT_BYTES", 200)
     paths = [write(tmp_path / name, 100, 10) for name in "ab"]
     dataset = rd.Dataset.from_parquet(paths, filters=[("x", ">=", 50)]).with_options(rd.Options(num_input_workers=2))
     iterator = dataset.as_numpy_iterator()

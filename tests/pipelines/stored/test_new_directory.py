@@ -7,7 +7,7 @@ import fsspec
 import pytest
 
 from raydist.errors import FailedPreconditionError, NotFoundError
-from raydist.pipelines.stored.new_directory import NewDirectory, remove_remains
+from raydist.pipelines.stored.write import NewDirectory, remove_remains
 
 
 def put(directory: NewDirectory, name: str, content: bytes) -> None:

@@ -10,11 +10,11 @@ import pytest
 import raydist as rd
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.tf_example.features import (
+    LIST_FIELDS,
     FixedLenFeature,
     FixedLenSequenceFeature,
     SparseFeature,
     VarLenFeature,
-    list_field,
 )
 from raydist.pipelines.tf_example.outputs import Feature
 from tests.pipelines.formats.record_files import example
@@ -29,7 +29,7 @@ def test_only_what_an_example_holds(dtype: Any) -> None:
 
 def test_dtypes_are_given_as_numpy_torch_or_text() -> None:
     fields = [
-        list_field(VarLenFeature(dtype).dtype) for dtype in (np.int64, "int64", "torch.int64", bytes, "bytes", "S")
+        LIST_FIELDS[VarLenFeature(dtype).dtype] for dtype in (np.int64, "int64", "torch.int64", bytes, "bytes", "S")
     ]
     assert fields == ["int64_list"] * 3 + ["bytes_list"] * 3
 
