@@ -51,9 +51,9 @@ class DealtLink:
             self._next = entry.end
         return (entry,)
 
-    def is_answered(self, asked: Any, stop: Future[None]) -> bool:
+    def is_answered(self, asked: Any, stop: Future[None] | None = None, timeout_s: float | None = None) -> bool:
         """Wait for the answer; see `PipelineLink.is_answered`."""
-        return self._link.is_answered(asked, stop)
+        return self._link.is_answered(asked, stop, timeout_s)
 
     def acknowledge(self, asked: Any, rank: int | None, done: int) -> None:
         """Do nothing: the driver reports the used batches."""

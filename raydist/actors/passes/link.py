@@ -83,10 +83,13 @@ class PipelineLink:
         if not asked.done():
             self._actor.acknowledge.remote(self.key, rank, done)
 
-    def is_answered(self, asked: Any, stop: Future[None]) -> bool:
-        """Block until :meth:`receive` can answer at once; return False if `stop` is done first."""
-        wait([asked, stop], timeout=self._answer_s, return_when=FIRST_COMPLETED)
-        return bool(asked.done() or not stop.done())
+    def is_answered(self, asked: Any, stop: Future[None] | None = None, timeout_s: float | None = None) -> bool:
+        """Block until :meth:`receive` returns or raises at once; return False if `stop` or `timeout_s` comes first."""
+        futures = [asked] if stop is None else [asked, stop]
+        wait(futures, timeout=self._answer_s if timeout_s is None else timeout_s, return_when=FIRST_COMPLETED)
+        if timeout_s is None and (stop is None or not stop.done()):
+            return True  # an answer that is late is an error of `receive`
+        return bool(asked.done())
 
     def receive(self, asked: Any) -> tuple[QueueEntry, ...]:
         """Return the answer to a poll: empty if there is no entry yet."""

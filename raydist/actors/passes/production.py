@@ -26,6 +26,7 @@ __all__ = ["Production"]
 _FATAL = (UnavailableError, DeadlineExceededError, CancelledError)
 
 _LINGER_S = 0.001  # a step waits this long for others even if a reader is idle: storing and sending takes as long
+_READY_LINGER_S = 0.02  # while the next step is ready: a call of a reader costs as much as many steps
 _HELD_S = 0.05  # the longest time that a step is held back for a reader that reports enough work
 
 
@@ -65,6 +66,7 @@ class Production(ServedPass):
         self._open = OpenGroup(credit.group_bytes)
         self._moving = OpenGroup(credit.group_bytes)  # closed, and being stored
         self._open_since = 0.0
+        self._next_is_ready = False
         self._step_bytes = 0
         self._hungry: list[float] = []  # for each pending poll, the time at which the reader runs out of work
         self._pace_s: float | None = None
@@ -142,6 +144,7 @@ class Production(ServedPass):
                 self._open_since = time.monotonic()
             self._open.add(step, kind, sizes)
             self._step_bytes = sum(sizes)
+            self._next_is_ready = self._source.has_ready()
             full = self._open.is_full or self._open.num_steps >= self._credit.group_steps(self._pace_s)
             due_s = min(self._hungry, default=float("inf"))
             late = time.monotonic() + took_s > self._due_s(due_s)
@@ -152,7 +155,8 @@ class Production(ServedPass):
 
     def _due_s(self, hungry_s: float) -> float:
         """Return the time at which to store the open group, for a reader that has no work from `hungry_s` on."""
-        linger_s = _LINGER_S if self._queues.num_offered else 0.0
+        linger_s = _READY_LINGER_S if self._next_is_ready else _LINGER_S
+        linger_s = linger_s if self._queues.num_offered else 0.0
         return max(hungry_s, self._open_since + linger_s)
 
     def _store_open(self) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ReadPlace", "StepReader"]
 
 _FEW = 2  # remaining places at which the reader acknowledges, so that the pipeline can go on
+_TELL_S = 0.002  # between acknowledgements; a call costs a millisecond of all processes together
 
 
 @final
@@ -61,6 +62,7 @@ class StepReader:
         self._next = start
         self._done = start
         self._told = start
+        self._told_s = 0.0
         self._entries: deque[QueueEntry] = deque()
         self._asked: Any = None
         self._pace = _Pace()
@@ -89,7 +91,7 @@ class StepReader:
             place = self._place(self._entries[0])
         if not place.last:
             self._next += 1
-        if self._entries[-1].end - self._next <= _FEW:
+        if self._entries[-1].end - self._next <= _FEW and time.monotonic() - self._told_s > _TELL_S:
             self._tell_done()
         self._pace.work_begins()
         return place
@@ -112,8 +114,7 @@ class StepReader:
         """Wait for the next place and return it without taking it; None once `stop` is done, or if no poll was sent."""
         place = self.peek()
         while place is None and self._asked is not None:
-            self._tell_done()
-            if not self._link.is_answered(self._asked, stop):
+            if not self._is_answered(self._asked, stop):
                 return None
             asked, self._asked = self._asked, None
             self._receive(asked)
@@ -124,17 +125,24 @@ class StepReader:
     def _fill(self) -> None:
         deadline = time.monotonic() + self._link.timeouts.input_s
         while not self._entries:
-            self._tell_done()
-            asked = self._asked or self._ask()
+            asked = self._asked = self._asked or self._ask()
+            self._is_answered(asked)
             self._asked = None
             self._receive(asked)
             if not self._entries and time.monotonic() > deadline:
                 raise self.late()
 
+    def _is_answered(self, asked: Any, stop: Future[None] | None = None) -> bool:
+        """Block until `asked` is answered, and acknowledge if that takes long; return False if `stop` is done first."""
+        if self._link.is_answered(asked, stop, _TELL_S):
+            return True
+        self._tell_done()
+        return bool(self._link.is_answered(asked, stop))
+
     def _tell_done(self) -> None:
         """Acknowledge places while a poll is under way: a pass without credits left would otherwise not continue."""
         if self._asked is not None and self._told < self._done:
-            self._told = self._done
+            self._told, self._told_s = self._done, time.monotonic()
             self._link.acknowledge(self._asked, self._rank, self._done)
 
     def _receive(self, asked: Any) -> None:
@@ -163,7 +171,7 @@ class StepReader:
 
     def _ask(self) -> Any:
         start = max(self._next, self._entries[-1].end) if self._entries else self._next
-        self._told = self._done
+        self._told, self._told_s = self._done, time.monotonic()
         return self._link.ask(Poll(self._rank, start, self._done, self._link.timeouts.poll_s, self._pace.mean_s()))
 
     def give_back(self, method: str, *args: Any) -> None:

@@ -70,6 +70,14 @@ class Block:
         return total
 
     @property
+    def bytes_here(self) -> int:
+        """Bytes in this process: `num_bytes`, where row ids count instead of the values that they name."""
+        if not self.is_remote:
+            return self.num_bytes
+        here = tuple(column.ids if isinstance(column, RemoteColumn) else column for column in self.columns)
+        return Block(self.structure, self.specs, here, self.num_rows).num_bytes
+
+    @property
     def holds_datasets(self) -> bool:
         """Return True if a leaf is a dataset."""
         return DatasetSpec in map(type, self.specs)  # runs for every large result

@@ -87,9 +87,14 @@ class StoredColumn(ABC):
         """The column of which each row is a row of a row of this column."""
         return RowsOfColumn(self)
 
-    def only(self, rows: _Ids) -> StoredColumn | None:
-        """Return a column of some rows that is cheaper to send than this one; None if there is none."""
-        return None
+    @property
+    def can_shrink(self) -> bool:
+        """Return True if a column of some of the rows is cheaper to send than this one; see `only`."""
+        return False
+
+    def only(self, rows: _Ids) -> StoredColumn:
+        """Return a column of some rows, if `can_shrink`."""
+        raise NotImplementedError(f"raydist bug: {type(self).__name__} cannot shrink to {len(rows)} rows.")
 
 
 @final
@@ -110,6 +115,10 @@ class KeptColumn(StoredColumn):
         view = self._values.view()
         view.flags.writeable = False
         return view
+
+    @property
+    def can_shrink(self) -> bool:
+        return True
 
     def only(self, rows: _Ids) -> StoredColumn:
         return KeptColumn(self._values[rows])
@@ -143,9 +152,16 @@ class RowsOfColumn(StoredColumn):
     def load(self) -> Column:
         return self._base.load().reshape(self.shape)
 
-    def only(self, rows: _Ids) -> StoredColumn | None:
-        inner = self._base.column.unbatched() if isinstance(self._base, NestedColumn) else None
-        return None if inner is None else NestedColumn(inner[rows])
+    @cached_property
+    def _inner(self) -> RemoteColumn | None:
+        return self._base.column.unbatched() if isinstance(self._base, NestedColumn) else None
+
+    @property
+    def can_shrink(self) -> bool:
+        return self._inner is not None
+
+    def only(self, rows: _Ids) -> StoredColumn:
+        return self if self._inner is None else NestedColumn(self._inner[rows])
 
 
 @final
@@ -173,6 +189,10 @@ class NestedColumn(StoredColumn):
 
     def pick(self, rows: _Ids) -> Column:
         return self.column[rows].values()
+
+    @property
+    def can_shrink(self) -> bool:
+        return True
 
     def only(self, rows: _Ids) -> StoredColumn:
         return NestedColumn(self.column[rows])
@@ -209,11 +229,10 @@ class RemoteColumn:
         sent: list[StoredColumn] = []
         for place, number in enumerate(kinds.tolist()):
             column = self.stored[number]
-            used = np.unique(rows[places == place])
-            fewer = column.only(used) if len(used) < column.shape[0] else None
-            if fewer is not None:
-                rows[places == place] = np.searchsorted(used, rows[places == place])
-            sent.append(fewer or column)
+            if column.can_shrink:
+                used, rows[places == place] = np.unique(rows[places == place], return_inverse=True)
+                column = column.only(used)
+            sent.append(column)
         return _arrived, (places.astype(np.int32), rows.astype(np.uint32), sent, self._example)
 
     @property

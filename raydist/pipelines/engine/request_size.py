@@ -6,7 +6,7 @@ import time
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import count_bytes, count_items
+from raydist.pipelines.elements.items import count_items
 from raydist.pipelines.engine.op_iterator import OpIterator
 
 __all__ = ["RequestSize"]
@@ -33,7 +33,7 @@ class RequestSize:
         """Return the next block of `source`, of at most `limit` elements, and adapt the size."""
         begin = time.perf_counter()
         block = source.next_block(min(limit, self.rows))
-        self._learn(block.num_rows, block.num_bytes, time.perf_counter() - begin)
+        self._learn(block.num_rows, block.bytes_here, time.perf_counter() - begin)
         return block
 
     def read_together(self, source: OpIterator, limit: int) -> list[Block]:
@@ -41,7 +41,7 @@ class RequestSize:
         begin = time.perf_counter()
         blocks = source.next_blocks(min(limit, self.rows))
         seconds = time.perf_counter() - begin
-        self._learn(count_items(blocks), count_bytes(blocks), seconds)
+        self._learn(count_items(blocks), sum(block.bytes_here for block in blocks), seconds)
         return blocks
 
     def _learn(self, num_rows: int, num_bytes: int, seconds: float) -> None:

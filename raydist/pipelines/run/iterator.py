@@ -235,6 +235,15 @@ class DatasetIterator(Generic[_T]):
             left = drop_items(left, 1)
         return rows, left
 
+    def has_ready(self) -> bool:
+        """Return True if the next element has been made, so that `next` returns at once.
+
+        >>> iterator = iter(rd.Dataset.range(3))
+        >>> iterator.has_ready()
+        False
+        """
+        return operator.length_hint(self._rows) > 0 or bool(self._unconverted)
+
     def get_next(self) -> _T:
         """Return the next element. Blocks until it is ready.
 

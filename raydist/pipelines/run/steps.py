@@ -80,6 +80,11 @@ class StepSource(ABC):
         """Return the cuts of one step; see `next_step`."""
 
     @final
+    def has_ready(self) -> bool:
+        """Return True if the elements of the next step have been made."""
+        return all(iterator.has_ready() for iterator in self._iterators)
+
+    @final
     def state_dict(self) -> IteratorState:
         """Return the state after the steps and errors handed out so far."""
         return {**self._position(), "step": self.step}

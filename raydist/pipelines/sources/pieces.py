@@ -31,7 +31,7 @@ from raydist.pipelines.sources.file_format import RecordFormat
 
 __all__ = ["Piece", "PieceReader", "PiecesAhead", "PiecesOnWorkers", "ReadingStage"]
 
-_PIECE_BYTES = 4 << 20
+_LEAST_BYTES, _MOST_BYTES = 4 << 20, 16 << 20  # of a piece: small at the beginning of a file, for early records
 _FIRST_RECORDS = 64  # read before the size of a record is known
 _MOST_RECORDS = 1 << 16
 _INT64 = TensorSpec((), np.int64)
@@ -94,14 +94,15 @@ class _ReadPiece(Kernel):
         reader = PieceReader(lambda: self.format.open(path, int(offset), int(index)))
         records: list[Column] = []
         num_records = num_bytes = 0
+        wanted = max(_LEAST_BYTES, min(int(offset), _MOST_BYTES))
         try:
             while True:
-                mean = num_bytes // num_records if num_records else _PIECE_BYTES // _FIRST_RECORDS
-                piece = reader.read(max(1, min((_PIECE_BYTES - num_bytes) // max(1, mean), _MOST_RECORDS)))
+                mean = num_bytes // num_records if num_records else wanted // _FIRST_RECORDS
+                piece = reader.read(max(1, min((wanted - num_bytes) // max(1, mean), _MOST_RECORDS)))
                 records.append(piece.records)
                 num_records += len(piece.records)
                 num_bytes += sum(map(len, piece.records))
-                if piece.ended or piece.error is not None or num_bytes >= _PIECE_BYTES or num_records >= _MOST_RECORDS:
+                if piece.ended or piece.error is not None or num_bytes >= wanted or num_records >= _MOST_RECORDS:
                     break
         finally:
             reader.close()

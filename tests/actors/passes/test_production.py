@@ -230,6 +230,9 @@ class Script:
         self._places = places
         self._replicas = replicas
 
+    def has_ready(self) -> bool:
+        return False
+
     def next_step(self) -> tuple[Cut, ...]:
         step = self.step
         if step == self._gate_at:

@@ -35,8 +35,8 @@ class FakeLink:
     def acknowledge(self, asked: Any, rank: int | None, done: int) -> None:
         self.pipeline.acknowledge(self.key, rank, done)
 
-    def is_answered(self, asked: Any, stop: Any) -> bool:
-        return True
+    def is_answered(self, asked: Any, stop: Any = None, timeout_s: float | None = None) -> bool:
+        return timeout_s is None
 
     def receive(self, asked: Any) -> Any:
         return self.pipeline.poll(self.key, asked)

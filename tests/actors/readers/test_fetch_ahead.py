@@ -33,9 +33,9 @@ class StepLink:
     def acknowledge(self, poll: Poll, rank: int | None, done: int) -> None:
         """Nothing here is made for want of news."""
 
-    def is_answered(self, poll: Poll, stop: Future[None]) -> bool:
+    def is_answered(self, poll: Poll, stop: Future[None] | None = None, timeout_s: float | None = None) -> bool:
         while poll.start >= self.made:
-            if stop.done():
+            if timeout_s is not None or (stop is not None and stop.done()):
                 return False
             threading.Event().wait(0.01)
         return True

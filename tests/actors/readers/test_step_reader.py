@@ -35,9 +35,15 @@ class ScriptedLink:
         self.asked.append(poll)
         return poll
 
-    def receive(self, poll: Poll) -> tuple[QueueEntry, ...]:
+    def is_answered(self, poll: Poll, stop: Any = None, timeout_s: float | None = None) -> bool:
+        return bool(self.found(poll))
+
+    def found(self, poll: Poll) -> tuple[QueueEntry, ...]:
         there = self.entries[: max(poll.done, self.told) + self.capacity]
         return tuple(there[poll.start : poll.start + self.most])
+
+    def receive(self, poll: Poll) -> tuple[QueueEntry, ...]:
+        return self.found(poll)
 
     def call(self, method: str, *args: Any) -> None:
         self.calls.append((method, *args))
@@ -81,11 +87,13 @@ class WideLink(ScriptedLink):
         self.entries = [QueueEntry(4 * n, ({},) * 4) for n in range(num_entries)]
         self.answers: list[int] = []
 
-    def receive(self, poll: Poll) -> tuple[QueueEntry, ...]:
+    def found(self, poll: Poll) -> tuple[QueueEntry, ...]:
         made = [entry for entry in self.entries if entry.number < max(poll.done, self.told) + self.credit]
-        found = tuple(entry for entry in made if entry.number >= poll.start)
-        self.answers.append(len(found))
-        return found
+        return tuple(entry for entry in made if entry.number >= poll.start)
+
+    def receive(self, poll: Poll) -> tuple[QueueEntry, ...]:
+        self.answers.append(len(self.found(poll)))
+        return self.found(poll)
 
 
 def test_a_pass_without_credit_hears_how_far_the_reader_is_before_that_waits() -> None:
