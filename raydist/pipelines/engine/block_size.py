@@ -14,6 +14,7 @@ __all__ = ["BlockSize"]
 _FIRST_ROWS = 64  # elements of the first block, before the size of an element is known
 _MAX_ROWS = 4096  # enough that the cost of a block is negligible beside the cost of its elements
 _MAX_BYTES = 8 << 20
+_MAX_BYTES_AWAY = 16 << 20  # a call of another process costs 1 to 2 ms
 _MAX_BATCH_BYTES = 32 << 20  # a batch is made whole in a worker: this process joins no parts
 _WORTH_S = 0.01  # seconds of work that justify a round trip to another process (1 to 2 ms)
 _SLOW_S = 0.02  # an input that needs longer for a block makes the stage wait: use smaller blocks
@@ -65,6 +66,7 @@ class BlockSize:
 
     def _know(self, sizes: Sequence[int]) -> None:
         """Limit the block size by the bytes of an element."""
-        self._most = max(1, min(_MAX_ROWS, _MAX_BYTES // max(1, *sizes)))
+        most_bytes = _MAX_BYTES_AWAY if self._away else _MAX_BYTES
+        self._most = max(1, min(_MAX_ROWS, most_bytes // max(1, *sizes)))
         is_whole = self._away and self._together * max(sizes) <= _MAX_BATCH_BYTES
         self._most_whole = max(self._most, self._together) if is_whole else self._most
