@@ -339,7 +339,7 @@ class RemoteColumn:
         inner = {column.rows.number: column.rows for column in named.values()}
         ids = np.empty((len(self), size), np.int64)
         for number, column in named.items():
-            mine = np.flatnonzero(self.ids >> _ROW_BITS == number)
+            mine: Any = slice(None) if len(named) == 1 else np.flatnonzero(self.ids >> _ROW_BITS == number)
             first = (column.rows.number << _ROW_BITS) + (self.ids[mine] & _ROW_MASK) * size
             ids[mine] = first[:, None] + np.arange(size)
         return type(self)(ids.reshape(-1), inner)

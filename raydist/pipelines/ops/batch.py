@@ -101,6 +101,9 @@ class _BatchIterator(ClosesInput, OpIterator):
                 raise StopIteration
         return outbox.take(limit)
 
+    def has_ready(self) -> bool:
+        return bool(self._outbox) or self._source.has_ready()
+
     def _open_outbox(self) -> Outbox:
         if self._outbox is None:
             self._outbox = Outbox(self._source.state_dict())

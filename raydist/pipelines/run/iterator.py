@@ -236,13 +236,17 @@ class DatasetIterator(Generic[_T]):
         return rows, left
 
     def has_ready(self) -> bool:
-        """Return True if the next element has been made, so that `next` returns at once.
+        """Return True if `next` would not wait for a thread or a worker, as far as the iterator knows.
 
         >>> iterator = iter(rd.Dataset.range(3))
         >>> iterator.has_ready()
         False
+        >>> _ = next(iterator)
+        >>> iterator.has_ready()
+        True
         """
-        return operator.length_hint(self._rows) > 0 or bool(self._unconverted)
+        with self._lock:
+            return operator.length_hint(self._rows) > 0 or bool(self._unconverted) or self._engine.has_ready()
 
     def get_next(self) -> _T:
         """Return the next element. Blocks until it is ready.

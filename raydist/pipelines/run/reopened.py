@@ -103,6 +103,10 @@ class ReopenedEngine:
             raise
         raise what_was_raised(failure)
 
+    def has_ready(self) -> bool:
+        """Return True if `read` would not wait for a thread or a worker, as far as the running pipeline knows."""
+        return self._source is not None and not self.ended and self._source.has_ready()
+
     def require_open(self) -> None:
         """Raise an error if the engine is closed.
 

@@ -57,6 +57,12 @@ class StageIterator(OpIterator):
     def next_blocks(self, limit: int) -> list[Block]:
         return self._filled(limit).take_together(limit)
 
+    def has_ready(self) -> bool:
+        if self._outbox:
+            return True
+        first = self._places[0].item if self._places else None
+        return self._workers.executor.place == "inline" if first is None else _is_done(first)
+
     def _filled(self, limit: int) -> Outbox:
         outbox = self._open_outbox()
         while not outbox:
@@ -122,3 +128,7 @@ class StageIterator(OpIterator):
         self._places.clear()
         self._results.close()
         self._source.close()
+
+
+def _is_done(item: SentBlock | ElementError) -> bool:
+    return isinstance(item, ElementError) or item.work.done()
