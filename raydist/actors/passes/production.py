@@ -147,7 +147,8 @@ class Production(ServedPass):
             self._next_is_ready = self._source.has_ready()
             full = self._open.is_full or self._open.num_steps >= self._credit.group_steps(self._pace_s)
             due_s = min(self._hungry, default=float("inf"))
-            late = time.monotonic() + took_s > self._due_s(due_s)
+            next_s = 0.0 if self._next_is_ready else took_s
+            late = time.monotonic() + next_s > self._due_s(due_s)
             if not full and not late and self._open.num_steps == 1 and self._hungry:
                 self._changed.notify_all()  # a pending poll stores the group if the next step is slow
         if full or late:
