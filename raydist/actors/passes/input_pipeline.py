@@ -23,6 +23,7 @@ from raydist.actors.passes.production import Production
 from raydist.actors.passes.served_pass import Poll
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.supervision import end_on_sigterm
+from raydist.actors.workers import result_recipes
 from raydist.actors.workers.memory_limit import keep_freed_memory
 from raydist.actors.workers.pools_of_passes import PassPools, choose_num_workers
 from raydist.cluster import title_of_this_node
@@ -141,6 +142,7 @@ class InputPipeline:
         self._metrics: InputMetrics | None = None
         if own_process:
             end_on_sigterm()
+            result_recipes.serve_losses_as(name)
             self._metrics = InputMetrics(name)
             threading.Thread(target=self._publish, args=(self._metrics,), name="raydist-metrics", daemon=True).start()
             keep_freed_memory()
@@ -245,6 +247,10 @@ class InputPipeline:
             return self._pass(key).poll(poll)
         except RaydistError as error:  # returned as a value: Ray would log an exception without a waiting caller
             return (QueueEntry(poll.start, ({},), error=pack_error(error), last=True),)
+
+    def make_again(self, lost: str) -> tuple[Any]:
+        """Make a stored result again that is lost with its node, and return a tuple of the new reference."""
+        return (result_recipes.make_again(lost),)
 
     def claim(self, key: str, reader: Reader, used: int) -> DealtSplit | None:
         """Do `SplitDesk.claim`; return an error of a closed pass as the last split."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["ReadPlace", "StepReader"]
 
 _FEW = 2  # remaining places at which the reader acknowledges, so that the pipeline can go on
-_TELL_S = 0.002  # between acknowledgements; a call costs a millisecond of all processes together
+_TELL_S = 0.005  # between acknowledgements; a call costs a millisecond of all processes together
+_ANSWER_S = 0.002  # a reader that waits longer for an answer acknowledges first
 
 
 @final
@@ -134,7 +135,7 @@ class StepReader:
 
     def _is_answered(self, asked: Any, stop: Future[None] | None = None) -> bool:
         """Block until `asked` is answered, and acknowledge if that takes long; return False if `stop` is done first."""
-        if self._link.is_answered(asked, stop, _TELL_S):
+        if self._link.is_answered(asked, stop, _ANSWER_S):
             return True
         self._tell_done()
         return bool(self._link.is_answered(asked, stop))

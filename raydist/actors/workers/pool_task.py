@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from raydist.actors.supervision import first_line, wait_for
+from raydist.actors.workers.mapped_columns import LostResultError
+from raydist.actors.workers.result_recipes import Recipe, RunsBlocks, make_again
 from raydist.actors.workers.stored_results import with_row_ids
 from raydist.actors.workers.worker import unpack_result
 from raydist.errors import DeadlineExceededError, UnavailableError
@@ -43,7 +45,7 @@ class Sending:
     limit_s: float
 
 
-class PoolOfTask(Protocol):
+class PoolOfTask(RunsBlocks, Protocol):
     """The interface of a pool that a task uses."""
 
     @property
@@ -74,7 +76,7 @@ class PoolTask(Pending):
         self.spec = spec
         self.block = block
         self.starts = starts
-        self._pool = pool
+        self.pool = pool
         self._cancelled = False
         self._deaths = 0
         self._sent = pool.send(spec, block, starts)
@@ -84,7 +86,7 @@ class PoolTask(Pending):
         self._cancelled = True
 
     def _is_cancelled(self) -> bool:
-        return self._cancelled or self._pool.closed
+        return self._cancelled or self.pool.closed
 
     def done(self) -> bool:
         if not self._sent.worker.reachable:
@@ -100,9 +102,14 @@ class PoolTask(Pending):
                 raise self._cause_of(error) from None
             except RayActorError as error:
                 if self._was_at_work(error):
-                    return self._pool.run_alone(self, self._is_cancelled)
-                self._sent = self._pool.send(self.spec, self.block, self.starts)  # the worker had not begun this block
-            except RayError as error:  # the result was lost with a machine, or does not fit into the object store
+                    return self.pool.run_alone(self, self._is_cancelled)
+                self._sent = self.pool.send(self.spec, self.block, self.starts)  # the worker had not begun this block
+            except LostResultError as error:  # of an earlier stage: the block in this task gets the new reference
+                make_again(error.result)
+                self._sent = self.pool.send(self.spec, self.block, self.starts)
+            except ObjectLostError:  # the answer was lost with its node
+                self._sent = self.pool.send(self.spec, self.block, self.starts)
+            except RayError as error:  # the result does not fit into the object store
                 raise UnavailableError(
                     f"A block of stage {self.spec.name} that input worker {self._sent.worker.name} made cannot be had: "
                     f"{first_line(error)} Iterate again, or load the last saved state.",
@@ -112,7 +119,7 @@ class PoolTask(Pending):
     def _was_at_work(self, error: RayActorError) -> bool:
         """Replace the dead worker; return True if this block may have killed it."""
         worker = self._sent.worker
-        block_at_work = self._pool.replace(worker, error)
+        block_at_work = self.pool.replace(worker, error)
         if not worker.started:
             return False
         self._deaths += 1
@@ -120,11 +127,11 @@ class PoolTask(Pending):
 
     def _receive(self) -> StageResult:
         if not wait_for(self._sent.ref, self._sent.limit_s, self._is_cancelled, actor=self._sent.worker.name):
-            self._pool.give_up(self._sent.worker)
+            self.pool.give_up(self._sent.worker)
             raise self._late()
         result = unpack_result(ray.get(self._sent.ref, timeout=self._sent.limit_s))
-        self._pool.received()
-        return with_row_ids(result, self._sent.stored)
+        self.pool.received()
+        return with_row_ids(result, self._sent.stored, Recipe(self.pool, self.spec, self.block, self.starts))
 
     def _late(self) -> DeadlineExceededError:
         labels = ", ".join(kernel.label for kernel in self.spec.kernels)

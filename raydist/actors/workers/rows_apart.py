@@ -14,6 +14,8 @@ import ray
 from ray.exceptions import RayActorError
 
 from raydist.actors.supervision import wait_for
+from raydist.actors.workers.mapped_columns import LostResultError
+from raydist.actors.workers.result_recipes import Recipe, make_again
 from raydist.actors.workers.stored_results import with_row_ids
 from raydist.actors.workers.worker import unpack_result
 from raydist.errors import DeadlineExceededError, RaydistError, UnavailableError
@@ -162,7 +164,11 @@ class RowsApart:
             finally:
                 worker.kill()
 
-        return isolate(task.spec, task.block, task.starts, run_rows, self.condemned)
+        while True:
+            try:
+                return isolate(task.spec, task.block, task.starts, run_rows, self.condemned)
+            except LostResultError as error:  # a result in the block was lost with its node
+                make_again(error.result)
 
     def _running_worker(self, cancelled: Callable[[], bool]) -> WorkerHandle:
         """Return a running worker. The caller kills it."""
@@ -195,7 +201,8 @@ class RowsApart:
                     "killed. If the function is only slow, raise the limit."
                 )
             try:
-                results.append(with_row_ids(unpack_result(ray.get(ref)), stored))
+                recipe = Recipe(task.pool, task.spec, block, starts)
+                results.append(with_row_ids(unpack_result(ray.get(ref)), stored, recipe))
             except RayActorError:
                 break
         return results

@@ -8,189 +8,23 @@ or whose rows are, travel with the answer.
 from __future__ import annotations
 
 import itertools
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast, final
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
-import pyarrow as pa
-import ray
-from ray.exceptions import GetTimeoutError, RayError
 
-from raydist.actors.packed_columns import ArrowColumn, LaidParts, pack_column, unpack_column
-from raydist.actors.supervision import first_line
-from raydist.errors import DeadlineExceededError, UnavailableError
-from raydist.options import Timeouts
+from raydist.actors.packed_columns import LaidParts, pack_column
+from raydist.actors.workers.mapped_columns import ColumnPlace, PackedResultColumn, StoredColumns
+from raydist.actors.workers.result_recipes import Recipe, ResultColumn, StoredResult, made_by
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.columns import Column, StoredColumn, concat_columns, remote_of
+from raydist.pipelines.elements.columns import Column, concat_columns, remote_of
 from raydist.pipelines.elements.items import Item, StageResult
 
-__all__ = ["ColumnPlace", "ResultColumn", "StoredColumns", "store_result", "with_row_ids"]
-
-_Packed = LaidParts | ArrowColumn | Column
+__all__ = ["store_result", "with_row_ids"]
 
 _LEAST_ROW_BYTES = 512  # the values of smaller rows cost no more than row ids and the search for the rows
 _LEAST_BYTES = 32 << 10  # of a column
-_KEPT_BYTES = 512 << 20  # of results that this process has mapped and may need again: the buffer of a shuffle, say
-_KEPT_RESULTS = 256
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ColumnPlace:
-    """The place of a stored column in an answer.
-
-    Attributes:
-        index: Number of the column in the stored result.
-        dtype: Dtype of the column.
-        shape: Shape of the column.
-        row_bytes: Mean bytes of a row.
-        shapes: Shapes of the rows if they differ.
-    """
-
-    index: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    row_bytes: int
-    shapes: tuple[tuple[int, ...], ...] | None = None
-
-
-@final
-class StoredColumns:
-    """The stored columns of one result, read in place.
-
-    Args:
-        columns: The columns, packed for the object store.
-    """
-
-    def __init__(self, columns: Sequence[_Packed]) -> None:
-        self._columns = tuple(columns)
-        self._unpacked: dict[int, Column] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StoredColumns, (self._columns,)
-
-    @property
-    def num_bytes(self) -> int:
-        """The number of bytes of the columns."""
-        return sum(
-            column.num_bytes if isinstance(column, LaidParts) else int(_array_of(column).nbytes)
-            for column in self._columns
-        )
-
-    def load(self, index: int) -> Column:
-        """Return a column; numbers are a read-only view of the object store."""
-        known = self._unpacked.get(index)
-        if known is not None:
-            return known
-        column = self._columns[index]
-        if isinstance(column, LaidParts):
-            values = column.join().view()
-        else:
-            values = unpack_column(*column) if isinstance(column, tuple) else column.view()
-        values.setflags(write=False)
-        if not values.dtype.hasobject:
-            self._unpacked[index] = values
-        return values
-
-    def pick(self, index: int, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Column:
-        """Return some rows of a column in a new array."""
-        column = self._columns[index]
-        if isinstance(column, tuple) and index not in self._unpacked:
-            array, dtype = column
-            if not _is_fixed(array):
-                return unpack_column(array.take(pa.array(rows)), dtype)
-        chosen: Column = self.load(index)[rows]
-        return chosen
-
-
-def _is_fixed(array: pa.Array) -> bool:
-    return isinstance(array.type, pa.FixedShapeTensorType) or bool(pa.types.is_primitive(array.type))
-
-
-def _array_of(column: ArrowColumn | Column) -> Any:
-    return column[0] if isinstance(column, tuple) else column
-
-
-@final
-class ResultColumn(StoredColumn):
-    """One stored column of a result, by reference. The result is freed when nothing names its columns any more.
-
-    Args:
-        ref: Reference to the `StoredColumns`.
-        place: The column in it.
-    """
-
-    def __init__(self, ref: Any, place: ColumnPlace) -> None:
-        self.dtype, self.shape, self.row_bytes, self.shapes = place.dtype, place.shape, place.row_bytes, place.shapes
-        self._ref = ref
-        self._place = place
-        self._result: StoredColumns | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ResultColumn, (self._ref, self._place)
-
-    def load(self) -> Column:
-        return self._fetched().load(self._place.index)
-
-    def pick(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Column:
-        return self._fetched().pick(self._place.index, rows)
-
-    def _fetched(self) -> StoredColumns:
-        if self._result is None:
-            self._result = _mapped.get(self._ref)
-        return self._result
-
-
-@final
-class _MappedResults:
-    """The results that this process has mapped most recently. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[Any, StoredColumns] = OrderedDict()
-
-    def get(self, ref: Any) -> StoredColumns:
-        """Map a result. Blocks for at most `Timeouts.input_s`.
-
-        Raises:
-            DeadlineExceededError: The result did not come in time.
-            UnavailableError: The result is lost.
-        """
-        with self._lock:
-            found = self._kept.get(ref)
-            if found is not None:
-                self._kept.move_to_end(ref)
-                return found
-        result = _get(ref)
-        with self._lock:
-            self._kept[ref] = result
-            total = sum(each.num_bytes for each in self._kept.values())
-            while len(self._kept) > 1 and (total > _KEPT_BYTES or len(self._kept) > _KEPT_RESULTS):
-                total -= self._kept.popitem(last=False)[1].num_bytes
-        return result
-
-
-def _get(ref: Any) -> StoredColumns:
-    limit_s = Timeouts().input_s
-    try:
-        result: StoredColumns = ray.get(ref, timeout=limit_s)
-    except GetTimeoutError:
-        raise DeadlineExceededError(
-            f"A block of elements that an input worker made must come from the object store within {limit_s:g} s, and "
-            "has not. The machine may be overloaded, or the network slow."
-        ) from None
-    except RayError as error:
-        raise UnavailableError(
-            f"A block of elements that an input worker made is lost: {first_line(error)} Iterate again, or load the "
-            "last saved state."
-        ) from error
-    return result
-
-
-_mapped = _MappedResults()
 
 
 def store_result(result: StageResult) -> tuple[StageResult, StoredColumns | None]:
@@ -201,7 +35,7 @@ def store_result(result: StageResult) -> tuple[StageResult, StoredColumns | None
     Returns:
         The answer, and the columns to store; None if there are none.
     """
-    stored: list[_Packed] = []
+    stored: list[PackedResultColumn] = []
     items: list[Item] = []
     for kind, run in itertools.groupby(result.items, _kind):
         blocks = list(run)
@@ -221,7 +55,7 @@ def _kind(item: Item) -> Any:
     return item.structure, item.specs, tuple((column.dtype, column.shape[1:]) for column in item.columns)
 
 
-def _without_large_columns(blocks: Sequence[Block], stored: list[_Packed]) -> Block:
+def _without_large_columns(blocks: Sequence[Block], stored: list[PackedResultColumn]) -> Block:
     num_rows = sum(block.num_rows for block in blocks)
     columns: list[Any] = []
     for number in range(len(blocks[0].columns)):
@@ -260,14 +94,24 @@ def _object_bytes(column: Column) -> int:
     return sum(len(row) if isinstance(row, bytes | str) else getattr(row, "nbytes", 0) for row in column)
 
 
-def with_row_ids(result: StageResult, ref: Any) -> StageResult:
-    """Return the result of an answer, with row ids of the columns stored under `ref`."""
-    return replace(result, items=tuple(_with_ids(item, ref) for item in result.items))
+def with_row_ids(result: StageResult, ref: Any, recipe: Recipe | None = None) -> StageResult:
+    """Return the result of an answer, with row ids of the columns stored under `ref`, which `recipe` can make again."""
+    places = [
+        column
+        for item in result.items
+        if isinstance(item, Block)
+        for column in cast(Sequence[Any], item.columns)
+        if isinstance(column, ColumnPlace)
+    ]
+    if not places:
+        return result
+    stored = made_by(recipe, ref, places)
+    return replace(result, items=tuple(_with_ids(item, stored) for item in result.items))
 
 
-def _with_ids(item: Item, ref: Any) -> Item:
+def _with_ids(item: Item, stored: StoredResult) -> Item:
     if not isinstance(item, Block) or ColumnPlace not in map(type, item.columns):
         return item
     columns: list[Any] = list(item.columns)  # places stand among them
-    named = [remote_of(ResultColumn(ref, each)) if isinstance(each, ColumnPlace) else each for each in columns]
+    named = [remote_of(ResultColumn(stored, each)) if isinstance(each, ColumnPlace) else each for each in columns]
     return Block(item.structure, item.specs, tuple(named), item.num_rows)

@@ -12,8 +12,10 @@ from raydist.actors.actor_titles import spoken_title
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.software import Software, installed_packages, require_same_software
 from raydist.actors.workers.last_words import leave_words
+from raydist.actors.workers.mapped_columns import StoredColumns
 from raydist.actors.workers.memory_limit import keep_freed_memory, limit_memory
-from raydist.actors.workers.stored_results import StoredColumns, store_result
+from raydist.actors.workers.result_recipes import leave_losses_to_caller
+from raydist.actors.workers.stored_results import store_result
 from raydist.errors import FailedPreconditionError, RaydistError
 from raydist.foreign_errors import LEAVING
 from raydist.owning_process import end_forked_child
@@ -71,6 +73,7 @@ class InputWorker:
         leave_words(words)
         self._refusal = None if driver is None else _misfit(driver, self._name)
         self._owns_process = True
+        leave_losses_to_caller()
         self._memory_bytes = limit_memory(self._memory_bytes)
         keep_freed_memory(self._memory_bytes)
         return os.getpid()

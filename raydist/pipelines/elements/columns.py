@@ -87,6 +87,10 @@ class StoredColumn(ABC):
         """The column of which each row is a row of a row of this column."""
         return RowsOfColumn(self)
 
+    def with_stored(self, change: Callable[[StoredColumn], StoredColumn]) -> StoredColumn:
+        """Return this column with `change` applied to the stored columns that hold values: this one, or its parts."""
+        return change(self)
+
     @property
     def can_shrink(self) -> bool:
         """Return True if a column of some of the rows is cheaper to send than this one; see `only`."""
@@ -152,6 +156,9 @@ class RowsOfColumn(StoredColumn):
     def load(self) -> Column:
         return self._base.load().reshape(self.shape)
 
+    def with_stored(self, change: Callable[[StoredColumn], StoredColumn]) -> StoredColumn:
+        return RowsOfColumn(self._base.with_stored(change))
+
     @cached_property
     def _inner(self) -> RemoteColumn | None:
         return self._base.column.unbatched() if isinstance(self._base, NestedColumn) else None
@@ -183,6 +190,9 @@ class NestedColumn(StoredColumn):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NestedColumn, (self.column,)
+
+    def with_stored(self, change: Callable[[StoredColumn], StoredColumn]) -> StoredColumn:
+        return NestedColumn(self.column.with_stored(change))
 
     def load(self) -> Column:
         return self.column.values()
@@ -224,7 +234,7 @@ class RemoteColumn:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the stored columns that the ids name; those in this process's memory with the named rows only."""
-        kinds, places = np.unique(self.ids >> _ROW_BITS, return_inverse=True)
+        kinds, places = np.unique(self.numbers, return_inverse=True)
         places, rows = places.reshape(self.ids.shape), self.ids & _ROW_MASK
         sent: list[StoredColumn] = []
         for place, number in enumerate(kinds.tolist()):
@@ -247,6 +257,11 @@ class RemoteColumn:
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the values."""
         return next(iter(self.stored.values())).dtype
+
+    @property
+    def numbers(self) -> _Ids:
+        """For each id, the number of the stored column, a key of `stored`."""
+        return self.ids >> _ROW_BITS
 
     @property
     def row_shapes(self) -> list[tuple[int, ...]]:
@@ -320,6 +335,11 @@ class RemoteColumn:
             self.stored = self._named(self.ids)
             self._most_stored = _FEW_STORED + len(self.stored) * 5 // 4
 
+    def with_stored(self, change: Callable[[StoredColumn], StoredColumn]) -> Self:
+        """Return a column of the same ids, with `change` applied to the stored columns that hold values."""
+        named = self._named(self.ids)
+        return type(self)(self.ids, {number: column.with_stored(change) for number, column in named.items()})
+
     def copy(self) -> Self:
         """Return a column whose ids can be changed."""
         return type(self)(self.ids.copy(), self.stored)
@@ -339,7 +359,7 @@ class RemoteColumn:
         inner = {column.rows.number: column.rows for column in named.values()}
         ids = np.empty((len(self), size), np.int64)
         for number, column in named.items():
-            mine: Any = slice(None) if len(named) == 1 else np.flatnonzero(self.ids >> _ROW_BITS == number)
+            mine: Any = slice(None) if len(named) == 1 else np.flatnonzero(self.numbers == number)
             first = (column.rows.number << _ROW_BITS) + (self.ids[mine] & _ROW_MASK) * size
             ids[mine] = first[:, None] + np.arange(size)
         return type(self)(ids.reshape(-1), inner)

@@ -93,6 +93,28 @@ class RowBuffer:
             outputs.append(out)
         return Block(self._structure, self._specs, tuple(outputs), fresh.num_rows)
 
+    def largest_remote_column(self) -> RemoteColumn | None:
+        """Return the column of row ids whose values are largest; None if there is none."""
+        if self._singles is not None:
+            return None
+        self._settle()
+        remote = [column for column in self._columns if isinstance(column, RemoteColumn)]
+        return max(remote, key=lambda column: column.nbytes, default=None)
+
+    def replace(self, slots: _Indices, before: Block, after: Block) -> None:
+        """Put the row ids of `after` into those of the slots that still hold `before`: other ids of equal values."""
+        if self._singles is not None or before.structure != self._structure:
+            return
+        columns = zip(self._columns, before.columns, after.columns, strict=True)
+        remote = [each for each in columns if all(isinstance(column, RemoteColumn) for column in each)]
+        same = np.ones(len(slots), bool)
+        for held, old, _ in cast(list[tuple[RemoteColumn, ...]], remote):
+            if held.ids.shape[1:] != old.ids.shape[1:]:
+                return
+            same &= held.ids[slots] == old.ids
+        for held, _, new in remote:
+            held[slots[same]] = new[same]
+
 
 def _alike(first: Column, second: Column) -> tuple[Column, Column]:
     """Return both columns as dense ones of one shape, both as row ids, or both as columns of objects."""

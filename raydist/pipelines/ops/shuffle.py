@@ -18,6 +18,7 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.row_buffer import RowBuffer
 from raydist.pipelines.elements.seeds import RandomKey, draw_seed
+from raydist.pipelines.engine.compaction import Compaction
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
@@ -133,7 +134,11 @@ class ShuffleOp(UnaryOp):
         return self.buffer_size == 1
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return _ShuffleIterator(ctx.build(self.input), self.buffer_size, self.key(ctx))
+        compaction = None
+        if ctx.executor.stores_results:
+            name = f"{ctx.operation_names[id(self)]}@{'.'.join(map(str, ctx.epoch))}"
+            compaction = Compaction(ctx.executor, name)
+        return _ShuffleIterator(ctx.build(self.input), self.buffer_size, self.key(ctx), compaction)
 
     def key(self, ctx: IterContext) -> RandomKey:
         """Return the random stream of a pass."""
@@ -180,8 +185,11 @@ def _stable_order(drawn: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 class _ShuffleIterator(OpIterator):
     """An iterator whose state is a position and the number of errors; restoring reads the input again."""
 
-    def __init__(self, source: OpIterator, buffer_size: int, key: RandomKey) -> None:
+    def __init__(
+        self, source: OpIterator, buffer_size: int, key: RandomKey, compaction: Compaction | None = None
+    ) -> None:
         self._source = source
+        self._compaction = compaction
         self._size = buffer_size
         self._key = key
         self._slots = RowBuffer()
@@ -234,6 +242,8 @@ class _ShuffleIterator(OpIterator):
         previous, last = sources_of_outputs(drawn)
         outputs = self._slots.exchange(fresh, drawn, previous, last)
         self._position += fresh.num_rows
+        if self._compaction is not None:
+            self._compaction.step(self._slots, fresh.num_rows)
         return outputs
 
     def _drain(self, limit: int) -> Block:
@@ -255,4 +265,6 @@ class _ShuffleIterator(OpIterator):
 
     def close(self) -> None:
         self._slots = RowBuffer()
+        if self._compaction is not None:
+            self._compaction.close()
         self._source.close()

@@ -10,8 +10,9 @@ import pytest
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
-from raydist.actors.workers import stored_results
-from raydist.actors.workers.stored_results import StoredColumns, store_result, with_row_ids
+from raydist.actors.workers import mapped_columns
+from raydist.actors.workers.mapped_columns import StoredColumns
+from raydist.actors.workers.stored_results import store_result, with_row_ids
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
@@ -25,6 +26,15 @@ LARGE: dict[str, list[Any]] = {
 }
 
 
+class Ref(str):
+    """Stands for an ObjectRef."""
+
+    __slots__ = ()
+
+    def hex(self) -> str:
+        return str(self)
+
+
 def result_of(items: list[Item]) -> StageResult:
     return StageResult(tuple(items), (1,), ("",))
 
@@ -34,7 +44,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """Stands for the object store: references are names."""
     kept: dict[str, bytes] = {}
     monkeypatch.setattr(ray, "get", lambda ref, timeout: pickle.loads(kept[ref]))
-    monkeypatch.setattr(stored_results, "_mapped", stored_results._MappedResults())
+    monkeypatch.setattr(mapped_columns, "_mapped", mapped_columns._MappedResults())
     return kept
 
 
@@ -45,7 +55,7 @@ def test_large_columns_are_stored_and_the_others_come_with_the_answer(kind: str,
     assert isinstance(stored, StoredColumns)
     assert len(pickle.dumps(answer)) < 10_000 < stored.num_bytes
     store["a"] = pickle.dumps(stored, protocol=5)
-    (block,) = with_row_ids(pickle.loads(pickle.dumps(answer)), "a").items
+    (block,) = with_row_ids(pickle.loads(pickle.dumps(answer)), Ref("a")).items
     assert isinstance(block, Block)
     assert block.columns[1].tolist() == list(range(40))
     for chosen in (block.slice(3, 9), block.take(np.array([39, 0, 7]))):
@@ -69,7 +79,7 @@ def test_blocks_of_one_kind_are_joined_and_errors_keep_their_places(store: dict[
     error = ElementError(ValueError("no"), 2)
     answer, stored = store_result(result_of([*blocks[:2], error, *blocks[2:]]))
     store["a"] = pickle.dumps(stored, protocol=5)
-    first, between, last = with_row_ids(answer, "a").items
+    first, between, last = with_row_ids(answer, Ref("a")).items
     assert between is error
     assert isinstance(first, Block)
     assert isinstance(last, Block)
@@ -91,7 +101,7 @@ def test_a_result_that_cannot_be_had_is_an_error_of_the_pipeline(
 
     monkeypatch.setattr(ray, "get", fail)
     answer, _ = store_result(result_of(items_of_rows(LARGE["dense"])))
-    (block,) = with_row_ids(answer, "a").items
+    (block,) = with_row_ids(answer, Ref("a")).items
     assert isinstance(block, Block)
     with pytest.raises(expected, match="A block of elements that an input worker made"):
         block.in_memory()
@@ -100,16 +110,18 @@ def test_a_result_that_cannot_be_had_is_an_error_of_the_pipeline(
 def test_a_result_is_mapped_once(store: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     answer, stored = store_result(result_of(items_of_rows(LARGE["dense"])))
     store["a"] = pickle.dumps(stored, protocol=5)
-    (block,) = with_row_ids(answer, "a").items
+    (block,) = with_row_ids(answer, Ref("a")).items
     assert isinstance(block, Block)
     copies = [pickle.loads(pickle.dumps(block)) for _ in range(2)]
     copies[0].in_memory()
     store.clear()
     copies[1].in_memory()
-    monkeypatch.setattr(stored_results, "_KEPT_RESULTS", 1)
+    monkeypatch.setattr(mapped_columns, "_KEPT_RESULTS", 1)
     store["b"] = pickle.dumps(stored, protocol=5)
-    (other,) = with_row_ids(answer, "b").items
+    (other,) = with_row_ids(answer, Ref("b")).items
     assert isinstance(other, Block)
     other.in_memory()
+    pickled = pickle.dumps(block)
+    del block, copies
     with pytest.raises(KeyError):  # the first one was let go
-        pickle.loads(pickle.dumps(block)).in_memory()
+        pickle.loads(pickled).in_memory()

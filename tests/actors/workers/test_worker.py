@@ -14,7 +14,7 @@ import pytest
 
 from raydist.actors.software import Software, installed_packages
 from raydist.actors.workers import worker as worker_module
-from raydist.actors.workers.stored_results import StoredColumns
+from raydist.actors.workers.mapped_columns import StoredColumns
 from raydist.actors.workers.worker import InputWorker, WorkerResult, unpack_result
 from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError, RaydistError

@@ -1,0 +1,217 @@
+"""Results that are lost with their node: they are made again, from what is there and from what was freed."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import pytest
+import ray
+from ray.exceptions import ObjectLostError
+
+from raydist.actors.workers import mapped_columns, result_recipes
+from raydist.actors.workers.mapped_columns import LostResultError
+from raydist.actors.workers.result_recipes import Recipe, StoredResult, leave_losses_to_caller, make_again
+from raydist.actors.workers.stored_results import store_result, with_row_ids
+from raydist.errors import CancelledError, DataLossError, UnavailableError
+from raydist.pipelines.elements.blocks import Block, concat_blocks
+from raydist.pipelines.elements.items import Item, StageResult
+from raydist.pipelines.elements.rows import items_of_rows
+from raydist.pipelines.engine.executor import Pending
+from raydist.pipelines.engine.kernel import Kernel, StageSpec, run_stage
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class AddOne(Kernel):
+    """Adds one to each row."""
+
+    label: str
+    uses_index = False
+
+    def run(self, block: Block, start: int) -> Sequence[Item]:
+        rows = block.columns[0]
+        return [Block(block.structure, block.specs, (rows + 1,), block.num_rows)]
+
+
+class Ref(str):
+    """Stands for an ObjectRef."""
+
+    __slots__ = ()
+
+    def hex(self) -> str:
+        return str(self)
+
+
+@final
+class Done(Pending):
+    def __init__(self, pool: Pool, args: Any) -> None:
+        self.pool, self.args = pool, args
+
+    def result(self) -> StageResult:
+        while True:
+            try:
+                return self.pool.make(*self.args)
+            except LostResultError as error:
+                make_again(error.result)
+
+
+@final
+class Pool:
+    """Runs stages here and stores their results in a dictionary, as input workers and Ray do."""
+
+    def __init__(self) -> None:
+        self.store: dict[str, bytes] = {}
+        self.made: list[str] = []
+        self.closed = False
+
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        if self.closed:
+            raise CancelledError("The pool is closed.")
+        return Done(self, (spec, block, starts))
+
+    def make(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> StageResult:
+        arrived = pickle.loads(pickle.dumps(block))
+        answer, stored = store_result(run_stage(spec, arrived.in_memory(), starts))
+        ref = Ref(f"{spec.name}-{len(self.made)}")
+        self.made.append(ref)
+        self.store[ref] = pickle.dumps(stored, protocol=5)
+        return with_row_ids(answer, ref, Recipe(self, spec, block, starts))
+
+    def run(self, name: str, block: Block) -> Block:
+        (made,) = self.submit(StageSpec(name, (AddOne(name),)), block, (0,)).result().items
+        assert isinstance(made, Block)
+        return made
+
+    def lose_all(self) -> None:
+        self.store.clear()
+        for result in result_recipes._known.values():
+            result._columns = None  # workers are other processes, which have not mapped it
+
+    def get(self, ref: str, timeout: float) -> Any:
+        if ref not in self.store:
+            raise ObjectLostError("00" * 28, None, "")
+        return pickle.loads(self.store[ref])
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
+    pool = Pool()
+    monkeypatch.setattr(ray, "get", pool.get)
+    monkeypatch.setattr(mapped_columns, "_mapped", NothingKept())
+    monkeypatch.setattr(result_recipes, "_may_ask", True)
+    return pool
+
+
+class NothingKept:
+    """The cache of a process that has mapped nothing yet."""
+
+    def get(self, ref: Any) -> Any:
+        return mapped_columns._get(ref)
+
+
+def rows(value: float, count: int = 8) -> Block:
+    blocks = [item for item in items_of_rows([np.full(5_000, value, np.float32)] * count) if isinstance(item, Block)]
+    return concat_blocks(blocks)
+
+
+def firsts(block: Block) -> list[float]:
+    return [float(row[0]) for row in block.in_memory().columns[0]]
+
+
+def test_a_lost_result_is_made_again(pool: Pool) -> None:
+    block = pool.run("a", rows(1.0))
+    pool.lose_all()
+    assert firsts(block) == [2.0] * 8
+    assert pool.made == ["a-0", "a-1"]
+
+
+def test_so_is_what_it_was_made_from_and_was_freed(pool: Pool) -> None:
+    block = pool.run("c", pool.run("b", pool.run("a", rows(1.0))))
+    gc.collect()
+    assert pool.made == ["a-0", "b-1", "c-2"]
+    pool.lose_all()
+    assert firsts(block) == [4.0] * 8
+    assert pool.made[3:] == ["a-3", "b-4", "c-5"]
+
+
+def test_what_is_still_there_is_not_made_again(pool: Pool) -> None:
+    first = pool.run("a", rows(1.0))
+    second = pool.run("b", first)
+    del pool.store["b-1"]
+    assert firsts(second) == [3.0] * 8
+    assert pool.made == ["a-0", "b-1", "b-2"]
+
+
+def test_a_living_result_that_is_lost_too_is_made_once(pool: Pool) -> None:
+    first = pool.run("a", rows(1.0))
+    second = pool.run("b", first)
+    third = pool.run("c", first)
+    pool.lose_all()
+    assert firsts(third) == firsts(second) == [3.0] * 8
+    assert firsts(first) == [2.0] * 8
+    assert sorted(name[0] for name in pool.made) == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_rows_of_several_results_in_another_order(pool: Pool) -> None:
+    blocks = [pool.run("a", rows(float(k))) for k in range(4)]
+    mixed = concat_blocks(blocks).take(np.array([31, 0, 9, 17, 2]))
+    last = pool.run("b", mixed)
+    del blocks, mixed
+    pool.lose_all()
+    assert firsts(last) == [5.0, 2.0, 3.0, 4.0, 2.0]
+
+
+def test_another_result_than_the_first_time_is_data_loss(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = pool.run("a", rows(1.0))
+    pool.lose_all()
+    monkeypatch.setattr(AddOne, "run", lambda self, block, start: [block.slice(0, 4)])
+    with pytest.raises(DataLossError, match="stage a was lost with its node .* a source has changed"):
+        firsts(block)
+
+
+def test_a_closed_pool_makes_nothing_again(pool: Pool) -> None:
+    block = pool.run("a", rows(1.0))
+    pool.lose_all()
+    pool.closed = True
+    with pytest.raises(UnavailableError, match="lost with its node and cannot be made again: The pool is closed"):
+        firsts(block)
+
+
+def test_a_reader_asks_the_owner(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Owner:
+        class make_again:
+            @staticmethod
+            def remote(lost: str) -> Any:
+                asked.append(lost)
+                return Answer((make_again(lost),))
+
+    class Answer(tuple[Any, ...]):
+        __slots__ = ()
+
+    monkeypatch.setattr(ray, "get", lambda ref, timeout: ref if isinstance(ref, Answer) else pool.get(ref, timeout))
+    monkeypatch.setattr(ray, "get_actor", lambda name: {"pipeline": Owner}[name])
+    monkeypatch.setattr(result_recipes, "_owner", "pipeline")
+    block = pool.run("a", rows(1.0))
+    pool.lose_all()
+    (column,) = block.columns[0].stored.values()  # type: ignore[union-attr]
+    reader = StoredResult(column.result.ref, owner="pipeline")
+    result_recipes._known[reader.ref] = column.result  # the reader is in another process
+    assert reader.columns().load(0)[0, 0] == 2.0
+    assert asked == ["a-0"]
+    assert reader.ref == "a-1"
+    leave_losses_to_caller()
+    pool.lose_all()
+    with pytest.raises(LostResultError):
+        StoredResult(Ref("a-1"), owner="pipeline").columns()
+
+
+def test_a_result_that_nothing_refers_to_is_not_made_again() -> None:
+    with pytest.raises(UnavailableError, match="no longer needed"):
+        make_again("gone")
