@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raydist.pipelines.engine import compaction
 from raydist.pipelines.engine.threads import ThreadExecutor
 from tests.contracts.op import MakeExecutor, collect, iterate, same
 from tests.pipelines.random_pipelines import Pipeline, pipelines
@@ -18,6 +21,14 @@ CASES = settings(max_examples=300)
 MOST_STATE_BYTES = 10_000
 
 num_threads = st.integers(1, 4)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def copies_of_few_rows() -> Iterator[None]:
+    """Shuffles copy rows of blocks as soon as less than half of the rows are in use."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compaction, "_SPARE_BYTES", 0)
+        yield
 
 
 def threads(count: int) -> MakeExecutor:

@@ -45,7 +45,7 @@ class _Copy(Kernel):
         return [block]
 
 
-def sparse_slots(column: RemoteColumn, spare_bytes: int = _SPARE_BYTES) -> list[_Slots]:
+def sparse_slots(column: RemoteColumn, spare_bytes: int) -> list[_Slots]:
     """Return groups of rows to copy: those of the stored columns with the fewest rows in use, each less than half.
 
     Empty while the stored columns take less than twice the bytes of the rows in use, and `spare_bytes` more.
@@ -59,11 +59,12 @@ def sparse_slots(column: RemoteColumn, spare_bytes: int = _SPARE_BYTES) -> list[
     if (row_bytes * num_rows).sum() <= 2 * (row_bytes * counts).sum() + spare_bytes:
         return []
     share = counts / num_rows
-    fewest_first = [kind for kind in np.argsort(share).tolist() if share[kind] < 0.5]
-    bytes_before = np.cumsum((row_bytes * counts)[fewest_first])
     groups: dict[int, list[int]] = {}
-    for kind, before in zip(fewest_first, bytes_before.tolist(), strict=True):
-        groups.setdefault(before // _COPY_BYTES, []).append(kind)
+    bytes_before = 0
+    for kind in np.argsort(share, kind="stable").tolist():
+        if share[kind] < 0.5:
+            groups.setdefault(bytes_before // _COPY_BYTES, []).append(kind)
+            bytes_before += int(row_bytes[kind] * counts[kind])
     return [np.flatnonzero(np.isin(kinds, group)) for group in list(groups.values())[:_MOST_COPIES]]
 
 
@@ -102,7 +103,7 @@ class Compaction:
         if not self._found and self._underway is None and self._exchanged * _SEARCHES >= buffer.count:
             self._exchanged = 0
             column = buffer.largest_remote_column()
-            self._found.extend(sparse_slots(column) if column is not None else ())
+            self._found.extend(sparse_slots(column, _SPARE_BYTES) if column is not None else ())
         if self._found and self._underway is None:
             slots = self._found.popleft()
             rows = buffer.take(slots)

@@ -1,0 +1,60 @@
+"""Blocks of which a shuffle holds few rows: these rows are copied, so that the blocks can be freed."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from raydist.dataset import Dataset
+from raydist.pipelines.elements.columns import KeptColumn, RemoteColumn, StoredColumn, concat_columns
+from raydist.pipelines.engine import compaction
+from raydist.pipelines.engine.compaction import sparse_slots
+from tests.contracts.op import collect, iterate
+from tests.pipelines.storing_executor import InStore, StoringExecutor
+
+
+def held(*rows_of_blocks: list[int], num_rows: int = 10) -> RemoteColumn:
+    """A column of some rows of blocks of `num_rows` rows of 80 bytes."""
+    blocks = [RemoteColumn.of(KeptColumn(np.zeros((num_rows, 10)))) for _ in rows_of_blocks]
+    parts = [block[np.array(rows, np.int64)] for block, rows in zip(blocks, rows_of_blocks, strict=True)]
+    return cast(RemoteColumn, concat_columns(cast(Any, parts), np.concatenate))
+
+
+def test_nothing_is_copied_while_half_of_the_rows_are_in_use() -> None:
+    assert sparse_slots(held([0, 1, 2, 3, 4], [5, 6, 7, 8, 9]), 0) == []
+    assert sparse_slots(held([0], [1]), 2 * 80 * 20) == []
+
+
+def test_rows_of_the_sparsest_blocks_are_copied_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    column = held([0, 1, 2, 3], [0], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 1], [3])
+    assert [group.tolist() for group in sparse_slots(column, 0)] == [[0, 1, 2, 3, 4, 15, 16, 17]]
+    monkeypatch.setattr(compaction, "_COPY_BYTES", 160)
+    assert [group.tolist() for group in sparse_slots(column, 0)] == [[4, 17], [15, 16], [0, 1, 2, 3]]
+    monkeypatch.setattr(compaction, "_MOST_COPIES", 1)
+    assert [group.tolist() for group in sparse_slots(column, 0)] == [[4, 17]]
+
+
+@pytest.mark.parametrize("spare_bytes", [0, 1 << 30])
+def test_a_shuffle_takes_little_more_than_its_rows(spare_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "_SPARE_BYTES", spare_bytes)
+    monkeypatch.setattr(compaction, "_COPY_BYTES", 8 * 2_000)
+    living: weakref.WeakSet[StoredColumn] = weakref.WeakSet()
+    made = InStore.put.__func__  # type: ignore[attr-defined]
+
+    def put(cls: type[InStore], column: Any) -> InStore:
+        stored: InStore = made(cls, column)
+        living.add(stored)
+        return stored
+
+    monkeypatch.setattr(InStore, "put", classmethod(put))
+    dataset = Dataset.range(300_000).map(lambda x: x * 2).shuffle(40_000, seed=3).batch(100)
+    found, most = [], 0
+    for number, batch in enumerate(iterate(dataset, StoringExecutor)):
+        found += batch.tolist()
+        if number > 1_000:
+            most = max(most, sum(stored.shape[0] for stored in living))
+    assert found == [row for batch in collect(iterate(dataset)) for row in batch.tolist()]
+    assert (most < 120_000) == (spare_bytes == 0), most
