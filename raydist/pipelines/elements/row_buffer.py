@@ -98,7 +98,8 @@ class RowBuffer:
         if self._singles is not None:
             return None
         self._settle()
-        remote = [column for column in self._columns if isinstance(column, RemoteColumn)]
+        columns: list[Column | RemoteColumn] = list(self._columns)
+        remote = [column for column in columns if isinstance(column, RemoteColumn)]
         return max(remote, key=lambda column: column.nbytes, default=None)
 
     def replace(self, slots: _Indices, before: Block, after: Block) -> None:
@@ -106,9 +107,13 @@ class RowBuffer:
         if self._singles is not None or before.structure != self._structure:
             return
         columns = zip(self._columns, before.columns, after.columns, strict=True)
-        remote = [each for each in columns if all(isinstance(column, RemoteColumn) for column in each)]
+        remote = [
+            cast(tuple[RemoteColumn, RemoteColumn, RemoteColumn], each)
+            for each in columns
+            if all(isinstance(column, RemoteColumn) for column in each)
+        ]
         same = np.ones(len(slots), bool)
-        for held, old, _ in cast(list[tuple[RemoteColumn, ...]], remote):
+        for held, old, _ in remote:
             if held.ids.shape[1:] != old.ids.shape[1:]:
                 return
             same &= held.ids[slots] == old.ids

@@ -6,7 +6,7 @@ import gc
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import pytest
@@ -200,7 +200,7 @@ def test_a_reader_asks_the_owner(pool: Pool, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(result_recipes, "_owner", "pipeline")
     block = pool.run("a", rows(1.0))
     pool.lose_all()
-    (column,) = block.columns[0].stored.values()  # type: ignore[union-attr]
+    (column,) = cast(Any, block.columns[0]).stored.values()
     reader = StoredResult(column.result.ref, owner="pipeline")
     result_recipes._known[reader.ref] = column.result  # the reader is in another process
     assert reader.columns().load(0)[0, 0] == 2.0

@@ -21,7 +21,8 @@ from tests.pipelines.storing_executor import StoringExecutor
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "_PIECE_BYTES", 60)
+    monkeypatch.setattr(pieces, "_LEAST_BYTES", 60)
+    monkeypatch.setattr(pieces, "_MOST_BYTES", 60)
     monkeypatch.setattr(pieces, "_FIRST_RECORDS", 3)
 
 
