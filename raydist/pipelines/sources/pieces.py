@@ -7,8 +7,6 @@ at a time, and this process gets row ids of the records; the end of a piece come
 from __future__ import annotations
 
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -39,7 +37,6 @@ _ASKED = (TensorSpec((), STR), _INT64, _INT64)  # path, offset, index of the rec
 # A record; in the last row b"", the offset of the end or -1, and the index there.
 _READ = (TensorSpec((), BYTES), _INT64, _INT64)
 _NESTS = (flatten(_ASKED)[1], flatten(_READ)[1])
-_PIECES = 2  # kept ready: one is handed out while the thread reads the next
 _THREAD_BYTES = 1 << 20
 _THREAD_FIRST_RECORDS = 16  # in a piece, before the size of a record is known
 _THREAD_MAX_RECORDS = 1024
@@ -195,93 +192,68 @@ def _piece_of(items: Sequence[Item]) -> Piece:
     return Piece(records, error, max(offset, 0), index, ended=offset < 0)
 
 
-class _Shelf:
-    """The state shared by two threads. The reading thread opens the file and closes it."""
+class _Reading(threading.Thread):
+    """A thread that reads one piece."""
 
-    def __init__(self, open_reader: Callable[[], RecordReader]) -> None:
-        self.open_reader = open_reader
-        self.changed = threading.Condition()
-        self.pieces: deque[Piece] = deque()
+    def __init__(self, reader: PieceReader, limit: int) -> None:
+        super().__init__(name="raydist-read", daemon=True)
+        self._reader = reader
+        self._limit = limit
+        self.piece: Piece | None = None
         self.failure: BaseException | None = None
-        self.stopped = False
 
-    def wait_for_room(self) -> bool:
-        """Wait for room; return True if another piece is wanted, False after `stop`."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.stopped or len(self.pieces) < _PIECES)
-            return not self.stopped
-
-    def put(self, piece: Piece) -> None:
-        with self.changed:
-            self.pieces.append(piece)
-            self.changed.notify_all()
-
-    def fail(self, failure: BaseException) -> None:
-        with self.changed:
+    def run(self) -> None:
+        try:
+            self.piece = self._reader.read(self._limit)
+        except BaseException as failure:  # a thread that ends silently would look like a file without an end
             self.failure = failure
-            self.changed.notify_all()
-
-    def stop(self) -> None:
-        with self.changed:
-            self.stopped = True
-            self.pieces.clear()
-            self.changed.notify_all()
-
-
-def _read_ahead(shelf: _Shelf) -> None:
-    """Run the reading thread. It refers only to the shelf, so that an abandoned reader is collected and stops it."""
-    reader = PieceReader(shelf.open_reader)
-    limit = _THREAD_FIRST_RECORDS
-    try:
-        while shelf.wait_for_room():
-            piece = reader.read(limit)
-            shelf.put(piece)
-            if piece.ended:
-                break
-            if len(piece.records):
-                mean = sum(map(len, piece.records)) // len(piece.records)
-                limit = max(1, min(_THREAD_MAX_RECORDS, _THREAD_BYTES // max(1, mean)))
-    except BaseException as failure:  # a thread that ends silently would look like a file without an end
-        shelf.fail(failure)
-    finally:
-        reader.close()
 
 
 class PiecesAhead:
-    """A reader of the pieces of a file; its thread starts with the first call of `start` or `read`."""
+    """A reader of the pieces of a file, the next of which is read by a thread meanwhile."""
 
     def __init__(self, open_reader: Callable[[], RecordReader], path: str) -> None:
         self._path = path
-        self._shelf = _Shelf(open_reader)
-        self._thread: threading.Thread | None = None
+        self._reader = PieceReader(open_reader)
+        self._limit = _THREAD_FIRST_RECORDS
+        self._coming: _Reading | None = None
         self._limits = Timeouts()
-        self._finalizer = weakref.finalize(self, self._shelf.stop)
 
     def start(self) -> None:
-        """Start to read. May be called again."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=_read_ahead, args=(self._shelf,), name="raydist-read", daemon=True)
-            end_at_exit(self._thread, self._finalizer)
-            self._thread.start()
+        """Start to read the next piece. May be called again."""
+        self._started()
+
+    def _started(self) -> _Reading:
+        if self._coming is None:
+            self._coming = _Reading(self._reader, self._limit)
+            end_at_exit(self._coming, lambda: None)
+            self._coming.start()
+        return self._coming
 
     def read(self) -> Piece:
-        """Return the next piece, which may be the last. Blocks up to `Timeouts.input_s`."""
-        self.start()
-        shelf = self._shelf
-        with shelf.changed:
-            if not shelf.changed.wait_for(lambda: shelf.pieces or shelf.failure, self._limits.input_s):
-                raise DeadlineExceededError(
-                    f"The next records of {self._path!r} must be read within {self._limits.input_s} s, and were not. "
-                    "Its file system does not answer."
-                )
-            if not shelf.pieces and shelf.failure is not None:
-                raise shelf.failure
-            piece = shelf.pieces.popleft()
-            shelf.changed.notify_all()
-            return piece
+        """Return the next piece. Blocks up to `Timeouts.input_s`; must not be called after a piece that ended."""
+        coming = self._started()
+        coming.join(self._limits.input_s)
+        if coming.is_alive():
+            raise DeadlineExceededError(
+                f"The next records of {self._path!r} must be read within {self._limits.input_s} s, and were not. "
+                "Its file system does not answer."
+            )
+        if coming.piece is None:
+            raise coming.failure or AssertionError("raydist bug: a thread ended without a piece and without an error.")
+        self._coming = None
+        records = coming.piece.records
+        if len(records):
+            mean = sum(map(len, records)) // len(records)
+            self._limit = max(1, min(_THREAD_MAX_RECORDS, _THREAD_BYTES // max(1, mean)))
+        if not coming.piece.ended:
+            self._started()
+        return coming.piece
 
     def close(self) -> None:
-        """Stop reading and close the file. May be called twice."""
-        self._finalizer()
-        if self._thread is not None:
-            self._thread.join(self._limits.close_s)
+        """Close the file, once the piece that was read ahead is there. May be called twice."""
+        if self._coming is not None:
+            self._coming.join(self._limits.close_s)
+            if self._coming.is_alive():
+                return  # the file closes itself when the thread ends
+        self._reader.close()

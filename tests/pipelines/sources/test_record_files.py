@@ -97,14 +97,22 @@ def test_files_are_read_at_the_same_time(tmp_path: Path) -> None:
     assert b"".join(rd.Dataset(RecordFilesOp.of(paths, meeting, 4))) == b"abcd" * 3
 
 
-def test_autotune_reads_ahead_in_order(tmp_path: Path) -> None:
+def test_autotune_reads_ahead_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+    read = ByteReader.read
+
+    def noted(reader: ByteReader, limit: int) -> tuple[list[bytes], Exception | None]:
+        threads.add(threading.current_thread().name)
+        return read(reader, limit)
+
+    monkeypatch.setattr(ByteReader, "read", noted)
     paths = [tmp_path / name for name in "ab"]
     for path in paths:
         path.write_bytes(path.name.encode() * 3)
     iterator = iter(rd.Dataset(RecordFilesOp.of(paths, ByteFormat(), rd.AUTOTUNE)))
     assert next(iterator) == b"a"
-    assert any(thread.name == "raydist-read" for thread in threading.enumerate())
     assert b"".join(iterator) == b"aabbb"
+    assert threads == {"raydist-read"}
 
 
 ITEMS: list[bytes | Exception] = [b"a", b"bb", ValueError("x"), b"c", b"d", b"e"]
