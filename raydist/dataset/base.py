@@ -14,7 +14,7 @@ from raydist.actors.workers.executors import Executors
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.metering.iteration_meters import IterationMeters
-from raydist.pipelines.run.chain_length import require_short_chain
+from raydist.pipelines.run.plan import require_short_chain
 
 __all__ = ["DatasetBase", "graphs", "named"]
 

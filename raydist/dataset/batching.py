@@ -7,15 +7,11 @@ from typing import Any, Self
 
 from raydist.dataset.base import DatasetBase, named
 from raydist.pipelines.elements.arguments import require_choice, whole_number
-from raydist.pipelines.ops.batch import BatchOp
+from raydist.pipelines.ops.batch import BatchOp, RebatchOp, UnbatchOp
 from raydist.pipelines.ops.bucket import Buckets, bucket_op
-from raydist.pipelines.ops.group_by_window import GroupByWindowOp
-from raydist.pipelines.ops.grouped import BatchMaker, Collate, GroupedBatchOp, Ragged
-from raydist.pipelines.ops.keyed_windows import KeyedWindowsOp
+from raydist.pipelines.ops.group_by_window import GroupByWindowOp, KeyedWindowsOp
+from raydist.pipelines.ops.grouped import BatchMaker, Collate, GroupedBatchOp, Padding, Ragged
 from raydist.pipelines.ops.map import parse_parallelism
-from raydist.pipelines.ops.padding import Padding
-from raydist.pipelines.ops.rebatch import RebatchOp
-from raydist.pipelines.ops.unbatch import UnbatchOp
 from raydist.pipelines.ops.window import WindowOp
 
 __all__ = ["Batching"]

@@ -7,9 +7,7 @@ from typing import Any, Self
 
 from raydist.dataset.base import DatasetBase, graphs, named
 from raydist.nest import flatten
-from raydist.pipelines.ops.choose import ChooseOp
-from raydist.pipelines.ops.concatenate import ConcatenateOp
-from raydist.pipelines.ops.zip import ZipOp
+from raydist.pipelines.ops.combine import ChooseOp, ConcatenateOp, ZipOp
 from raydist.pipelines.sources.random_indices import DrawsOp
 
 __all__ = ["Combining"]

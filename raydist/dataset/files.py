@@ -14,10 +14,9 @@ from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats.tar_samples import SampleMembers
 from raydist.pipelines.ops.batch import BatchOp
-from raydist.pipelines.ops.map import MapOp
+from raydist.pipelines.ops.map import MapOp, split_label
 from raydist.pipelines.ops.nested import graph_of
 from raydist.pipelines.ops.shuffle import ShuffleOp
-from raydist.pipelines.ops.split_label import split_label
 from raydist.pipelines.sources.columnar_files import parquet_op
 from raydist.pipelines.sources.csv_files import csv_op
 from raydist.pipelines.sources.file_format import TarFormat

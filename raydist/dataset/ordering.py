@@ -8,17 +8,14 @@ from typing import Any, Self
 from raydist.dataset.base import DatasetBase, named
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.arguments import whole_number
-from raydist.pipelines.ops.assert_cardinality import AssertCardinalityOp
-from raydist.pipelines.ops.class_balance import ClassBalance
-from raydist.pipelines.ops.enumerate import EnumerateOp
+from raydist.pipelines.ops.declared import AssertCardinalityOp
+from raydist.pipelines.ops.filter import IgnoreErrorsOp, UniqueOp
 from raydist.pipelines.ops.gather import picked_op
-from raydist.pipelines.ops.ignore_errors import IgnoreErrorsOp
-from raydist.pipelines.ops.rejection_resample import RejectionResampleOp
+from raydist.pipelines.ops.map import EnumerateOp
+from raydist.pipelines.ops.rejection_resample import ClassBalance, RejectionResampleOp
 from raydist.pipelines.ops.repeat import RepeatOp
-from raydist.pipelines.ops.shard import ShardOp
 from raydist.pipelines.ops.shuffle import ShuffleOp
-from raydist.pipelines.ops.take import SkipOp, TakeOp
-from raydist.pipelines.ops.unique import UniqueOp
+from raydist.pipelines.ops.take import ShardOp, SkipOp, TakeOp
 from raydist.pipelines.sources.random_indices import PermutationOp, WeightedIndicesOp
 
 __all__ = ["Ordering"]

@@ -17,7 +17,7 @@ from raydist.pipelines.engine.merged_options import merged_options
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
-from raydist.pipelines.ops.with_options import WithOptionsOp
+from raydist.pipelines.ops.declared import WithOptionsOp
 from raydist.pipelines.run.explain import explain
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.plan import begin_epoch, make_plan

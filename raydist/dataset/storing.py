@@ -9,10 +9,8 @@ from raydist.dataset.base import named
 from raydist.dataset.running import Running
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.formats.files import path_text
-from raydist.pipelines.ops.cache import CacheOp
-from raydist.pipelines.ops.file_cache import FileCacheOp
+from raydist.pipelines.ops.cache import CacheOp, FileCacheOp, SnapshotOp
 from raydist.pipelines.ops.prefetch import PrefetchOp
-from raydist.pipelines.ops.snapshot import SnapshotOp
 from raydist.pipelines.stored.containers import Container
 from raydist.pipelines.stored.write import save_blocks
 
@@ -118,9 +116,9 @@ class Storing(Running):
         """Let a background thread produce up to `buffer_size` elements ahead.
 
         The thread starts with the first `next`, and ends with the iterator. With an adaptive buffer the thread starts
-        only if it pays: when blocks of elements take 0.2 ms and more, the consumer works too, and either waits (for a
-        device, a disk) or a trial was faster; it ends when it no longer pays. The buffer doubles (up to 1,024) when the
-        consumer finds it empty after it was full, and is halved while more than half of it is never needed.
+        only if it pays: when blocks of elements take 0.5 ms and more, the consumer works too, and a trial was faster;
+        it ends when a later trial without it is not slower. The buffer doubles (up to 1,024) when the consumer finds
+        it empty after it was full, and is halved while more than half of it is never needed.
         `Options.autotune.ram_budget` limits the bytes in all buffers of a pipeline. Pipelines with functions are read
         ahead without a `prefetch`, too, while that pays: `Options.optimization.inject_prefetch`. The state of an
         iterator is that of the returned elements.

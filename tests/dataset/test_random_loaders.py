@@ -16,8 +16,8 @@ import raydist as rd
 from raydist.distributed_dataset import DistributedDataset
 from raydist.distributed_dataset.layout import InputLayout, pickle_ops
 from raydist.options import AutoShardPolicy, InputOptions
+from raydist.pipelines.autotune.tuned_executor import local_executor
 from raydist.pipelines.elements.small_floats import tensor_of_array
-from raydist.pipelines.run.executors import local_executor
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.steps import GlobalBatches, element_views
 from tests.dataset.random_loaders import Unsized, make_loader, seed_process

@@ -27,8 +27,7 @@ from raydist.pipelines.formats import byte_streams
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.joined_states import split_workers
 from raydist.pipelines.run.split import SplitRule
-from raydist.pipelines.run.steps import GlobalBatches, StepSource, element_views
-from raydist.pipelines.run.worker_batches import WorkerBatches
+from raydist.pipelines.run.steps import GlobalBatches, StepSource, WorkerBatches, element_views
 from raydist.pipelines.sources import file_format
 from tests.actors.readers.fakes import fake_side
 

@@ -11,8 +11,7 @@ import numpy as np
 import raydist as rd
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.joined_states import join_workers, split_workers
-from raydist.pipelines.run.steps import element_views
-from raydist.pipelines.run.worker_batches import WorkerBatches
+from raydist.pipelines.run.steps import WorkerBatches, element_views
 
 __all__ = ["make_pipelines"]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from raydist.options import Options
-from raydist.pipelines.autotune.model import INLINE, StageSetting
-from raydist.pipelines.autotune.tuned_executor import TunedPrefetch, TunedStage
-from raydist.pipelines.autotune.tuned_part import TunedPart
+from raydist.pipelines.autotune.tuned_executor import TunedPart, TunedPrefetch, TunedStage
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending
@@ -34,16 +32,24 @@ class RestlessExecutor(Executor):
         self.parts.append(stage)
         return stage
 
-    def for_prefetch(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> TunedPrefetch:
-        prefetch = TunedPrefetch(meter, budgets, self._look)
+    def for_prefetch(
+        self,
+        meter: Meter,
+        meters: IterationMeters,
+        budgets: Budgets,
+        *,
+        threads: int = 1,
+        requested: bool = False,
+        inside: Meter | None = None,
+    ) -> TunedPrefetch:
+        prefetch = TunedPrefetch(meter, budgets, self._look, threads=threads, requested=requested, inside=inside)
         self.parts.append(prefetch)
         return prefetch
 
     def _look(self, part: TunedPart) -> None:
         self._looks += 1
         if self._looks % self._every == 0:
-            setting = INLINE if part.setting.workers else StageSetting("threads", 2)
-            part.apply(setting, row_s=0.001, block_bytes=100)
+            part.apply(0 if part.threads else 2, row_s=0.001, block_bytes=100)
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
         return InlineExecutor().submit(spec, block, starts)

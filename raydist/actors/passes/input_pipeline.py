@@ -29,9 +29,9 @@ from raydist.actors.workers.pools_of_passes import PassPools, choose_num_workers
 from raydist.cluster import title_of_this_node
 from raydist.errors import CancelledError, RaydistError
 from raydist.foreign_errors import annotate
+from raydist.pipelines.autotune.tuned_executor import local_executor
 from raydist.pipelines.engine.machine import num_cores
 from raydist.pipelines.metering.stats import PipelineStats
-from raydist.pipelines.run.executors import local_executor
 from raydist.values import AUTOTUNE
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from raydist.actors.workers.growing_executor import GrowingExecutor
 from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.pipelines.engine.machine import num_cores
 from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.pipelines.run.steps import DealtElements, GlobalBatches, StepSource, element_views
-from raydist.pipelines.run.worker_batches import WorkerBatches
+from raydist.pipelines.run.steps import DealtElements, GlobalBatches, StepSource, WorkerBatches, element_views
 from raydist.values import AUTOTUNE
 
 if TYPE_CHECKING:

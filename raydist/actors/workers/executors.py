@@ -6,9 +6,9 @@ import weakref
 from typing import TYPE_CHECKING, final
 
 from raydist.options import Options
+from raydist.pipelines.autotune.tuned_executor import local_executor
 from raydist.pipelines.autotune.tuner import Tuner
 from raydist.pipelines.engine.executor import Executor
-from raydist.pipelines.run.executors import local_executor
 
 if TYPE_CHECKING:
     from raydist.actors.workers.pools_of_iterators import IteratorPools

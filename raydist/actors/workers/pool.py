@@ -30,7 +30,7 @@ from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.kernel import StageSpec
-from raydist.pipelines.metering.reading import StagePlace
+from raydist.pipelines.metering.meter import StagePlace
 from raydist.placement import Request, await_placed
 from raydist.ray_session import RaySession
 

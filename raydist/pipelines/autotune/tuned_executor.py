@@ -1,6 +1,6 @@
-"""The executor of a plain iterator: starts in the iterating thread, measures, and moves stages to threads and back.
+"""The executor of a plain iterator: starts in the iterating thread, measures, and moves parts to threads and back.
 
-There is no thread for decisions: a thread that submits a block checks if a decision is due.
+There is no thread for decisions: a thread that is about to work on a block checks if a decision is due.
 """
 
 from __future__ import annotations
@@ -9,69 +9,102 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
 from raydist.errors import CancelledError
-from raydist.pipelines.autotune.model import INLINE, Knob, Limits, StageSetting
-from raydist.pipelines.autotune.propose import BLOCKS_PER_WORKER
-from raydist.pipelines.autotune.tuned_part import Totals, TunedPart
-from raydist.pipelines.autotune.tuner import Decision, Period, Tuner
+from raydist.options import Options
+from raydist.pipelines.autotune.tuner import BLOCKS_PER_THREAD, Activity, Knob, Period, Tuner
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
-from raydist.pipelines.engine.budget import Budgets
+from raydist.pipelines.engine.budget import Budget, Budgets
 from raydist.pipelines.engine.buffer_size import BufferSize
 from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread
+from raydist.pipelines.engine.read_ahead import OptionalPrefetch
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter
 
-__all__ = ["TunedExecutor", "TunedPrefetch", "TunedStage"]
+__all__ = ["TunedExecutor", "TunedPart", "TunedPrefetch", "TunedStage", "local_executor"]
 
+_PERIOD_S = 0.025
 _WORTH_S = 0.002  # seconds of work that justify moving a block to a thread, which costs 0.05 to 0.1 ms
 _MOST_ROWS = 4096
+_LEAST_READ = 4  # blocks in a period of a prefetch thread: some were made before, some remain after it
+
+
+class TunedPart(ABC):
+    """Interface of a part of a pipeline whose threads the autotuner chooses.
+
+    Attributes:
+        knob: Description of the part.
+        threads: Current number of threads.
+        done: Activity since the last period.
+        least_blocks: Blocks that a period needs.
+        charged_bytes: Bytes taken from the memory budget for blocks in flight.
+    """
+
+    knob: Knob
+    threads: int = 0
+    done: Activity
+    least_blocks: int = 1
+    charged_bytes: int = 0
+
+    @abstractmethod
+    def apply(self, wanted: int, *, row_s: float = 0.0, block_bytes: float = 0.0) -> None:
+        """Use `wanted` threads from the next block on, as far as the budgets allow: `threads` has the result.
+
+        Args:
+            wanted: Number of threads.
+            row_s: Seconds per row.
+            block_bytes: Bytes of a block.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """End all threads. May be called twice."""
+
+    def take_activity(self) -> Activity:
+        """Return the activity since the last call."""
+        done, self.done = self.done, Activity()
+        return done
 
 
 @final
 class TunedStage(TunedPart, Executor):
-    """The executor of a stage, which starts in the caller's thread.
+    """The executor of a stage.
 
     Args:
         meter: Meter of the stage.
         budgets: Budgets for threads and memory.
         look: Called before each block, to decide if it is time.
-
-    Attributes:
-        knob, setting, totals, least_blocks, charged_bytes: See :class:`TunedPart`.
     """
 
     def __init__(self, meter: Meter, budgets: Budgets, look: Callable[[TunedPart], None]) -> None:
         self.knob = Knob(meter.name)
-        self.totals = Totals()
+        self.done = Activity()
         self.window = 1
         self._look = look
         self._meter = meter
         self._ram = budgets.ram
         self._here = InlineExecutor()
-        self._threads = ThreadExecutor(0, budget=budgets.threads)
+        self._pool = ThreadExecutor(0, budget=budgets.threads)
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
         self._look(self)
-        worker = self._threads if self.setting.workers else self._here
-        return _Counted(worker.submit(spec, block, starts), block, self.totals)
+        worker = self._pool if self.threads else self._here
+        return _Counted(worker.submit(spec, block, starts), block, self)
 
-    def apply(self, wanted: StageSetting, *, row_s: float, block_bytes: float) -> None:
-        workers = self._threads.resize(wanted.workers)
-        self.setting = StageSetting("threads", workers) if workers else INLINE
-        self.place, self.num_workers = self.setting.place, max(1, workers)
-        self.window = max(1, BLOCKS_PER_WORKER * workers)
-        self.least_blocks = self.window
-        self.least_rows = min(_MOST_ROWS, math.ceil(_WORTH_S / row_s)) if workers and row_s > 0 else 1
-        self._charge(int(BLOCKS_PER_WORKER * workers * block_bytes))
+    def apply(self, wanted: int, *, row_s: float = 0.0, block_bytes: float = 0.0) -> None:
+        self.threads = threads = self._pool.resize(wanted)
+        self.place, self.num_workers = ("threads" if threads else "inline"), max(1, threads)
+        self.window = self.least_blocks = max(1, BLOCKS_PER_THREAD * threads)
+        self.least_rows = min(_MOST_ROWS, math.ceil(_WORTH_S / row_s)) if threads and row_s > 0 else 1
+        self._charge(int(BLOCKS_PER_THREAD * threads * block_bytes))
         self._meter.place, self._meter.parallelism = self.place, self.num_workers
 
     def _charge(self, num_bytes: int) -> None:
@@ -79,7 +112,7 @@ class TunedStage(TunedPart, Executor):
         self.charged_bytes = num_bytes
 
     def end(self) -> None:
-        self._threads.close()
+        self._pool.close()
         self._charge(0)
 
     def close(self) -> None:
@@ -90,22 +123,21 @@ class TunedStage(TunedPart, Executor):
 class _Counted(Pending):
     """A block in flight, counted when its result is fetched."""
 
-    def __init__(self, work: Pending, block: Block, totals: Totals) -> None:
+    def __init__(self, work: Pending, block: Block, part: TunedPart) -> None:
         self._work = work
         self._rows = block.num_rows
         self._num_bytes = block.num_bytes
-        self._totals = totals
+        self._part = part
 
     def result(self) -> StageResult:
         begin = time.perf_counter()
         result = self._work.result()
-        totals = self._totals
-        totals.awaited_s += time.perf_counter() - begin
-        totals.rows += self._rows
-        totals.blocks += 1
-        totals.busy_s += result.busy_s
-        totals.cpu_s += result.cpu_s
-        totals.num_bytes += self._num_bytes + sum([item.num_bytes for item in result.items if isinstance(item, Block)])
+        done = self._part.done
+        done.awaited_s += time.perf_counter() - begin
+        done.rows += self._rows
+        done.blocks += 1
+        done.busy_s += result.busy_s
+        done.num_bytes += self._num_bytes + sum([item.num_bytes for item in result.items if isinstance(item, Block)])
         return result
 
     def done(self) -> bool:
@@ -113,9 +145,6 @@ class _Counted(Pending):
 
     def cancel(self) -> None:
         self._work.cancel()
-
-
-_LEAST_READ = 4  # blocks in a period of a prefetch thread: some were made before, some remain after it
 
 
 @final
@@ -126,73 +155,84 @@ class TunedPrefetch(TunedPart, OptionalPrefetch):
         meter: Meter of the prefetch.
         budgets: Budgets for threads and memory.
         look: Called before each block, to decide if it is time.
-
-    Attributes:
-        knob, setting, totals, least_blocks, charged_bytes: See :class:`TunedPart`.
+        threads: Number of threads, for as many sources that are read in turn.
+        requested: True if the user asked for the threads: they need no budget.
+        inside: Meter of the work of the threads, for sources without meters.
     """
 
-    def __init__(self, meter: Meter, budgets: Budgets, look: Callable[[TunedPart], None]) -> None:
-        self.knob = Knob(meter.name, splits=True)
-        self.totals = Totals()
+    def __init__(
+        self,
+        meter: Meter,
+        budgets: Budgets,
+        look: Callable[[TunedPart], None],
+        *,
+        threads: int = 1,
+        requested: bool = False,
+        inside: Meter | None = None,
+    ) -> None:
+        self.knob = Knob(meter.name, threads, requested)
+        self.done = Activity()
         self._meter = meter
-        self._budgets = budgets
+        self._ram = budgets.ram
+        self._budget = Budget() if requested else budgets.threads
         self._look = look
-        self._running = False
+        self._inside = inside
+        self._running = 0
 
     @property
     def is_on(self) -> bool:
-        return self.setting.workers > 0
+        return self.threads > 0 and (self._running > 0 or self._budget.free >= 1)
 
     def look(self) -> None:
         self._look(self)
 
-    def apply(self, wanted: StageSetting, *, row_s: float, block_bytes: float) -> None:
-        if not wanted.workers:
-            if self.setting.workers and not self._running:
-                self._budgets.threads.give()
-            self.setting = INLINE  # a running thread returns its share of the budget when it ends
-        elif not self.setting.workers and self._budgets.threads.take(1):
-            self.setting = StageSetting("threads", 1)
-        self.least_blocks = _LEAST_READ if self.setting.workers else TunedPart.least_blocks
-        self._meter.place = self.setting.place
-        self._meter.kind = "prefetch" if self.setting.workers else "stage"
+    def apply(self, wanted: int, *, row_s: float = 0.0, block_bytes: float = 0.0) -> None:
+        may_run = self._running or self._budget.free >= self.knob.ahead
+        self.threads = self.knob.ahead if wanted and may_run else 0
+        self.least_blocks = _LEAST_READ * self.threads if self.threads else 1
+        self._meter.place, self._meter.parallelism = ("threads" if self.threads else "inline"), max(1, self.threads)
+        if self.knob.ahead == 1:
+            self._meter.kind = "prefetch" if self.threads else "stage"
 
     def read_ahead(self, source: OpIterator, rows: int) -> PrefetchThread:
-        self._running = True
+        self._running += 1
+        self._budget.charge(1)
         return PrefetchThread(
             source,
             BufferSize(rows, tuned=True),
-            self._budgets.ram,
-            self._meter,
+            self._ram,
+            self._inside or self._meter,
             name=self.knob.name,
-            watch=self.made,
+            watch=self._made_ahead,
+            first=max(1, rows // 2),
             on_end=self._ended,
         )
 
+    def _made_ahead(self, seconds: float) -> None:
+        self.made(seconds)
+        if self._inside is not None:
+            self._inside.read_ahead(seconds)
+
     def _ended(self) -> None:
-        self._running = False
-        self._budgets.threads.give()
+        self._running -= 1
+        self._budget.give()
 
     def made(self, seconds: float) -> None:
-        self.totals.busy_s += seconds
+        self.done.busy_s += seconds
 
     def handed_out(self, rows: int, num_bytes: int) -> None:
-        totals = self.totals
-        totals.rows += rows
-        totals.num_bytes += num_bytes
-        totals.blocks += 1
+        done = self.done
+        done.rows += rows
+        done.num_bytes += num_bytes
+        done.blocks += 1
 
     def end(self) -> None:
         """Do nothing: the iterator that prefetches ends the thread."""
 
 
-_PERIOD_S = 0.05
-_TRIAL_PERIOD_S = 0.02
-
-
 @final
 class TunedExecutor(Executor):
-    """An executor that decides where each stage runs while the pipeline runs.
+    """An executor that decides where each part of a pipeline works while the pipeline runs.
 
     Args:
         tuners: Tuners from earlier iterations of the same pipeline that are not in use. This executor takes one and
@@ -221,13 +261,23 @@ class TunedExecutor(Executor):
             self._add(part, meters, budgets)
         return part
 
-    def for_prefetch(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> OptionalPrefetch | None:
-        """Return the prefetch with this name."""
+    def for_prefetch(
+        self,
+        meter: Meter,
+        meters: IterationMeters,
+        budgets: Budgets,
+        *,
+        threads: int = 1,
+        requested: bool = False,
+        inside: Meter | None = None,
+    ) -> OptionalPrefetch | None:
+        """Return the prefetch with this name; all passes share it."""
         if not meters.enabled:
             return None
         part = self._parts.get(meter.name)
         if not isinstance(part, TunedPrefetch):
-            part = TunedPrefetch(meter, budgets, _weak(self._look))
+            look = _weak(self._look)
+            part = TunedPrefetch(meter, budgets, look, threads=threads, requested=requested, inside=inside)
             self._add(part, meters, budgets)
         return part
 
@@ -235,14 +285,14 @@ class TunedExecutor(Executor):
         self._parts[part.knob.name] = self._last = part
         self._clock = self._clock or _PeriodClock(meters, budgets)
         self._tuner.add(part.knob)
-        self._apply(part, self._tuner.settings[part.knob.name])
+        self._apply(part, self._tuner.threads[part.knob.name])
 
     def _look(self, part: TunedPart) -> None:
         """Decide if it is time. The last part of the pipeline decides first, because it sees full periods."""
         now = time.perf_counter()
         if now < self._due + (0.0 if part is self._last else _PERIOD_S):
             return
-        if part.totals.blocks < part.least_blocks and self._due:
+        if part.done.blocks < part.least_blocks and self._due:
             return
         if self._deciding.acquire(blocking=False):
             try:
@@ -252,31 +302,23 @@ class TunedExecutor(Executor):
 
     def _decide(self, now: float) -> None:
         clock = self._clock
-        if clock is None or self._closed:
+        if clock is None or self._last is None or self._closed:
             return
-        stages = [part.totals.take(name, part.setting) for name, part in self._parts.items()]
-        elapsed_s, wait_s = clock.lap(now)
-        self._tuner.settings.update({name: part.setting for name, part in self._parts.items()})
-        self._tuner.limits = self._limits(clock.budgets)
-        if elapsed_s > 0 and (change := self._tuner.step(Period(elapsed_s, wait_s, elapsed_s - wait_s, stages))):
-            clock.meters.decide(change.why)
-            self._carry_out(change)
-        self._due = now + (_TRIAL_PERIOD_S if self._tuner.is_trying else _PERIOD_S)
+        self._due = now + _PERIOD_S
+        self._tuner.threads.update({name: part.threads for name, part in self._parts.items()})
+        last = self._last.knob.name
+        done = {name: part.take_activity() for name, part in self._parts.items()}
+        period = clock.period(now, done, done[last].rows, self._parts.values())
+        if period.elapsed_s > 0 and (decision := self._tuner.step(period)):
+            clock.meters.decide(decision.why)
+            # First the parts that lose threads: these become free only when they end.
+            for name, part in sorted(self._parts.items(), key=lambda item: decision.threads[item[0]]):
+                self._apply(part, decision.threads[name])
 
-    def _limits(self, budgets: Budgets) -> Limits:
-        used = sum(part.setting.workers for part in self._parts.values())
-        workers = used + min(budgets.threads.free, budgets.tuned_threads - used)
-        charged = sum(part.charged_bytes for part in self._parts.values())
-        return Limits(int(workers), budgets.ram.free + charged)
-
-    def _carry_out(self, change: Decision) -> None:
-        """Apply the settings; first to parts that lose workers, which become free only when threads end."""
-        for name, part in sorted(self._parts.items(), key=lambda item: change.settings[item[0]].workers):
-            self._apply(part, change.settings[name])
-
-    def _apply(self, part: TunedPart, setting: StageSetting) -> None:
-        cost = self._tuner.costs.get(part.knob.name)
-        part.apply(setting, row_s=cost.row_s if cost else 0.0, block_bytes=cost.block_bytes if cost else 0.0)
+    def _apply(self, part: TunedPart, threads: int) -> None:
+        cost = self._tuner.costs[part.knob.name]
+        row_s = cost.row_s if cost.row_s < math.inf else 0.0
+        part.apply(threads, row_s=row_s, block_bytes=cost.block_bytes)
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
         """Run a block of an unknown stage at once, in the caller's thread."""
@@ -295,23 +337,26 @@ class TunedExecutor(Executor):
 
 @final
 class _PeriodClock:
-    """The time between two decisions, and how much of it the consumer waited."""
+    """The time between two decisions, and what the consumer and the process did in it."""
 
     def __init__(self, meters: IterationMeters, budgets: Budgets) -> None:
         self.meters = meters
-        self.budgets = budgets
-        self._began_at = time.perf_counter()
-        self._waited_s = self._consumer_wait_s
+        self._budgets = budgets
+        self._at = time.perf_counter(), time.process_time(), self._waited_s
 
-    def lap(self, now: float) -> tuple[float, float]:
-        """Return the seconds since the last call, and how many of them the consumer waited."""
-        waited_s = self._consumer_wait_s
-        elapsed_s, wait_s = now - self._began_at, waited_s - self._waited_s
-        self._began_at, self._waited_s = now, waited_s
-        return elapsed_s, min(max(0.0, wait_s), elapsed_s)
+    def period(self, now: float, done: Mapping[str, Activity], rows: int, parts: Iterable[TunedPart]) -> Period:
+        """Return the period since the last call."""
+        before_s, before_cpu_s, before_waited_s = self._at
+        self._at = now, time.process_time(), self._waited_s
+        _, cpu_s, waited_s = self._at
+        elapsed_s = now - before_s
+        wait_s = min(max(0.0, waited_s - before_waited_s), elapsed_s)
+        threads = sum(part.threads for part in parts if not part.knob.requested)
+        free = min(self._budgets.threads.free, self._budgets.tuned_threads - threads)
+        return Period(elapsed_s, wait_s, cpu_s - before_cpu_s, rows, done, max(0.0, free), self._budgets.ram.free)
 
     @property
-    def _consumer_wait_s(self) -> float:
+    def _waited_s(self) -> float:
         return self.meters.elapsed_s - self.meters.consumer_busy_s
 
 
@@ -324,3 +369,17 @@ def _weak(method: Callable[[TunedPart], None]) -> Callable[[TunedPart], None]:
             alive(part)
 
     return call
+
+
+def local_executor(options: Options, tuners: list[Tuner] | None = None) -> Executor:
+    """Return the executor that the options ask for, in this process: the autotuner's, or a fixed number of threads.
+
+    Args:
+        options: Options of the pipeline.
+        tuners: List that keeps autotuners between iterations over one pipeline.
+    """
+    threads = options.threading.private_threadpool_size
+    if threads is None and options.autotune.enabled:
+        return TunedExecutor(tuners)
+    threads = min(threads or 1, options.autotune.cpu_budget or threads or 1)
+    return InlineExecutor() if threads == 1 else ThreadExecutor(threads)

@@ -15,10 +15,9 @@ from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
-from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
+from raydist.pipelines.engine.read_ahead import OptionalPrefetch
 from raydist.pipelines.metering.iteration_meters import IterationMeters
-from raydist.pipelines.metering.meter import Meter
-from raydist.pipelines.metering.reading import StagePlace
+from raydist.pipelines.metering.meter import Meter, StagePlace
 
 __all__ = ["Executor", "InlineExecutor", "Pending"]
 
@@ -65,8 +64,26 @@ class Executor(ABC):
         """
         return self
 
-    def for_prefetch(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> OptionalPrefetch | None:
-        """Return the policy that switches an automatic prefetch on and off; None for no automatic prefetch."""
+    def for_prefetch(
+        self,
+        meter: Meter,
+        meters: IterationMeters,
+        budgets: Budgets,
+        *,
+        threads: int = 1,
+        requested: bool = False,
+        inside: Meter | None = None,
+    ) -> OptionalPrefetch | None:
+        """Return the policy that switches a prefetch on and off; None for an executor without such a policy.
+
+        Args:
+            meter: Meter of the operation.
+            meters: Meters of the whole iteration.
+            budgets: Budgets of the iteration.
+            threads: Number of threads, for as many sources that are read in turn.
+            requested: True if the user asked for the threads, so that `cpu_budget` does not limit them.
+            inside: Meter of the work of the threads, for sources without meters; None if their stages have meters.
+        """
         return None
 
     def block_size(self, spec: StageSpec, together: int) -> BlockSize:

@@ -40,9 +40,9 @@ class Kernel(ABC):
     """True if one element in may give many out: the following operations then form another stage, on smaller blocks."""
 
     @property
-    @abstractmethod
     def uses_index(self) -> bool:
         """True if results depend on `start` (random numbers): then `start` must be known before the work begins."""
+        return False
 
     @abstractmethod
     def run(self, block: Block, start: int) -> Sequence[Item]:

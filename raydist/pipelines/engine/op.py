@@ -7,6 +7,7 @@ state.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +24,7 @@ from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.metering.iteration_meters import IterationMeters
-from raydist.pipelines.metering.meter import Meter
-from raydist.pipelines.metering.reading import StageKind
+from raydist.pipelines.metering.meter import Meter, StageKind
 
 __all__ = ["DatasetOp", "IterContext", "Placement", "Planned", "Planner"]
 
@@ -188,7 +188,7 @@ class DatasetOp(ABC):
     @property
     def name(self) -> str:
         """The method that makes this operation, for `explain()` and messages."""
-        return type(self).__name__.removesuffix("Op").lower()
+        return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__.removesuffix("Op")).lower()
 
     @property
     def label(self) -> str:

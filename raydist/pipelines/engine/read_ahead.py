@@ -1,79 +1,79 @@
-"""Iterators over a source that a thread prefetches: always, or while an :class:`OptionalPrefetch` says so.
+"""An iterator over a source that a thread prefetches while a policy says so.
 
-Both states have one form: the state of the source before the items not handed out, and a count of handed-out items.
+Its state has one form, whatever the policy: the state of the source before the items not handed out, and a count of
+handed-out items.
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState, count_bytes, count_items
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread
 from raydist.pipelines.engine.producers import read_item
 from raydist.pipelines.engine.resume import Outbox
 
-__all__ = ["OptionalReadAhead", "ReadAhead"]
+__all__ = ["OptionalPrefetch", "ReadAhead", "SteadyPrefetch"]
+
+
+class OptionalPrefetch(ABC):
+    """A policy that decides if a thread prefetches a pipeline. The iterator asks it before each block."""
+
+    @property
+    @abstractmethod
+    def is_on(self) -> bool:
+        """Return True if a thread is to prefetch now."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Decide again if it is time. The reader calls this before each block."""
+
+    @abstractmethod
+    def read_ahead(self, source: OpIterator, rows: int) -> PrefetchThread:
+        """Return a thread for `source`, not yet started, that keeps `rows` elements ready, or more where that helps."""
+
+    @abstractmethod
+    def made(self, seconds: float) -> None:
+        """Note that a block was made in `seconds`, in any thread."""
+
+    @abstractmethod
+    def handed_out(self, rows: int, num_bytes: int) -> None:
+        """Note that the consumer received a block."""
+
+
+@final
+class SteadyPrefetch(OptionalPrefetch):
+    """A policy that always prefetches.
+
+    Args:
+        make_thread: Returns the thread that reads a source, not yet started.
+    """
+
+    is_on = True
+
+    def __init__(self, make_thread: Callable[[OpIterator], PrefetchThread]) -> None:
+        self._make_thread = make_thread
+
+    def look(self) -> None:
+        """Decide nothing."""
+
+    def read_ahead(self, source: OpIterator, rows: int) -> PrefetchThread:
+        return self._make_thread(source)
+
+    def made(self, seconds: float) -> None:
+        """Ignore the duration: the thread reports it."""
+
+    def handed_out(self, rows: int, num_bytes: int) -> None:
+        """Ignore the block."""
 
 
 @final
 class ReadAhead(OpIterator):
-    """An iterator over the results of a prefetch thread. Its state covers the elements handed out."""
-
-    def __init__(self, source: OpIterator, ahead: PrefetchThread) -> None:
-        self._source = source
-        self._ahead = ahead
-        self._outbox: Outbox | None = None
-        self._started = False
-
-    def next_block(self, limit: int) -> Block:
-        return self._filled().take(limit)
-
-    def next_blocks(self, limit: int) -> list[Block]:
-        return self._filled().take_together(limit)
-
-    def _filled(self) -> Outbox:
-        outbox = self._open_outbox()
-        self._start()
-        while not outbox:
-            ready = self._ahead.get()
-            if ready is None:
-                raise StopIteration
-            outbox.put(*ready)
-        return outbox
-
-    def _start(self) -> None:
-        if not self._started:
-            self._started = True
-            self._ahead.start()
-
-    def has_ready(self) -> bool:
-        outbox = self._open_outbox()
-        self._start()
-        return bool(outbox) or self._ahead.has_ready
-
-    def _open_outbox(self) -> Outbox:
-        if self._outbox is None:
-            self._outbox = Outbox(self._source.state_dict())
-        return self._outbox
-
-    def state_dict(self) -> IteratorState:
-        return self._open_outbox().state_dict()
-
-    def load_state_dict(self, state: IteratorState) -> None:
-        self._source.load_state_dict(self._open_outbox().load_state_dict(state))
-
-    def close(self) -> None:
-        self._ahead.stop()
-        if not self._started:
-            self._source.close()
-
-
-@final
-class OptionalReadAhead(OpIterator):
     """An iterator that reads its source itself or from a prefetch thread. Its state covers the elements handed out.
 
     The iterator switches between two blocks: to the thread at once, and back when all results of the thread are handed

@@ -17,7 +17,7 @@ from raydist.pipelines.engine.abandoned_threads import CLOSE_S, join_threads
 from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
-from raydist.pipelines.metering.reading import StagePlace
+from raydist.pipelines.metering.meter import StagePlace
 
 __all__ = ["ThreadExecutor"]
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 from raydist.pipelines.metering.events import EventRing
-from raydist.pipelines.metering.meter import Meter
-from raydist.pipelines.metering.reading import Reading, StageKind
+from raydist.pipelines.metering.meter import Meter, Reading, StageKind
 
 __all__ = ["IterationMeters"]
 

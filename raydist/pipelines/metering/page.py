@@ -1,141 +1,61 @@
-"""The HTML page of a profile: one self-contained file with a drawing of the pipeline."""
+"""The HTML page of a profile: one self-contained file with the graph and the table of stages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import final
 
-from raydist.pipelines.metering.bottleneck import CONSUMER, HANDING_OVER
-from raydist.pipelines.metering.stats import PipelineStats, StageStats
-from raydist.pipelines.metering.stats_table import percent, quantity
+from raydist.pipelines.metering.stats import CONSUMER, HANDING_OVER, PipelineStats, StageStats, percent, quantity
 
-__all__ = ["draw", "drawn_stages", "lay_out", "render_page"]
+__all__ = ["draw", "render_page"]
 
-_WIDTH, _HEIGHT = 280, 84
-_GAP_X, _GAP_Y = 24, 44
-_MARGIN = 10
-_MOST_CHARACTERS = 38  # per line of a box
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class DrawnStage:
-    """A box of the drawing.
-
-    Attributes:
-        name: Name of the stage, or CONSUMER.
-        title: First line.
-        lines: Smaller lines below the title.
-        inputs: Names of the nodes above it.
-        filled: Share of the bar at the bottom, 0 .. 1.
-        marked: True for the bottleneck.
-    """
-
-    name: str
-    title: str
-    lines: tuple[str, ...]
-    inputs: tuple[str, ...]
-    filled: float
-    marked: bool
-
-
-def drawn_stages(stats: PipelineStats) -> list[DrawnStage]:
-    """Return a node for each stage, and one for the consumer."""
-    nodes = [_node(stage, marked=stage.name == stats.bottleneck) for stage in stats.stages]
-    read = {name for node in nodes for name in node.inputs}
-    waited = f"waited {percent(stats.consumer_waited)} of the time"
-    slow = ("handing elements over takes longest",) if stats.bottleneck == HANDING_OVER else ()
-    marked = stats.bottleneck in (CONSUMER, HANDING_OVER)
-    ends = tuple(node.name for node in nodes if node.name not in read)
-    return [*nodes, DrawnStage(CONSUMER, CONSUMER, (waited, *slow), ends, 1.0 - stats.consumer_waited, marked)]
-
-
-def _node(stage: StageStats, *, marked: bool) -> DrawnStage:
-    work = f"{quantity(stage.elements_per_s)}/s · {stage.where}"
-    if stage.kind == "prefetch":
-        filled = stage.queue_fill or 0.0
-        return DrawnStage(
-            stage.name, stage.name, (stage.label, f"{work} · {percent(filled)} full"), stage.inputs, filled, marked
-        )
-    lines = (stage.label, f"{work} · {percent(stage.busy)} busy")
-    return DrawnStage(stage.name, stage.name, lines, stage.inputs, stage.busy, marked)
-
-
-def lay_out(nodes: Sequence[DrawnStage]) -> Mapping[str, tuple[int, int]]:
-    """Return the upper left corner of each box: as low as its readers allow, a column for each branch.
-
-    Args:
-        nodes: Inputs before their readers.
-    """
-    columns, levels = {nodes[-1].name: 0}, {nodes[-1].name: 0}
-    used = 1
-    for node in reversed(nodes):
-        column, level = columns[node.name], levels[node.name]
-        for number, name in enumerate(node.inputs):
-            if name not in columns:
-                columns[name] = column if number == 0 else used
-                used += number > 0
-            levels[name] = max(level + 1, levels.get(name, 0))
-    top = max(levels.values())
-    return {
-        name: (_MARGIN + columns[name] * (_WIDTH + _GAP_X), _MARGIN + (top - level) * (_HEIGHT + _GAP_Y))
-        for name, level in levels.items()
-    }
+_ARROW = '<div class="arrow">↓</div>'
 
 
 def draw(stats: PipelineStats) -> str:
-    """Return an `<svg>` element; its colours are CSS variables of the page."""
-    nodes = drawn_stages(stats)
-    corners = lay_out(nodes)
-    width = max(x for x, _ in corners.values()) + _WIDTH + _MARGIN
-    height = max(y for _, y in corners.values()) + _HEIGHT + _MARGIN
-    arrows = [_arrow(corners[name], corners[node.name]) for node in nodes for name in node.inputs if name in corners]
-    boxes = [_box(node, corners[node.name]) for node in nodes]
-    return "\n".join(
-        [
-            f'<svg class="graph" role="img" aria-label="Graph of stages" width="{width}" height="{height}" '
-            f'viewBox="0 0 {width} {height}">',
-            '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-            '<path class="tip" d="M0 0L8 4L0 8z"/></marker></defs>',
-            *arrows,
-            *boxes,
-            "</svg>",
-        ]
-    )
+    """Return the graph: a box for each stage below the boxes of its inputs, and the consumer at the end."""
+    read = {name for stage in stats.stages for name in stage.inputs}
+    stages = {stage.name: stage for stage in stats.stages}
+    ends = [stage.name for stage in stats.stages if stage.name not in read]
+    above = [*_inputs(ends, stages, stats.bottleneck, set()), _ARROW] if ends else []
+    lines = [f"waited {percent(stats.consumer_waited)} of the time"]
+    if stats.bottleneck == HANDING_OVER:
+        lines.append("handing elements over takes longest")
+    marked = stats.bottleneck in (CONSUMER, HANDING_OVER)
+    return _column([*above, _box(CONSUMER, lines, 1.0 - stats.consumer_waited, marked=marked)])
 
 
-def _arrow(source: tuple[int, int], target: tuple[int, int]) -> str:
-    x1, y1 = source[0] + _WIDTH // 2, source[1] + _HEIGHT
-    x2, y2 = target[0] + _WIDTH // 2, target[1] - 2
-    middle = (y1 + y2) // 2
-    return f'<path class="arrow" marker-end="url(#tip)" d="M{x1} {y1}C{x1} {middle} {x2} {middle} {x2} {y2}"/>'
+def _inputs(names: Sequence[str], stages: Mapping[str, StageStats], marked: str, drawn: set[str]) -> list[str]:
+    """Return the boxes of stages and of all above them: side by side, or in the reader's column if there is one."""
+    if len(names) > 1:
+        columns = [_column(_inputs([name], stages, marked, drawn)) for name in names]
+        return [f'<div class="inputs">{"".join(columns)}</div>']
+    (name,) = names
+    stage = stages.get(name)
+    if stage is None or name in drawn:  # a dataset that two branches read is drawn in the first one
+        return [f'<p class="soft">{escape(name)}</p>']
+    drawn.add(name)
+    above = [*_inputs(stage.inputs, stages, marked, drawn), _ARROW] if stage.inputs else []
+    return [*above, _stage_box(stage, marked=name == marked)]
 
 
-def _box(node: DrawnStage, corner: tuple[int, int]) -> str:
-    x, y = corner
-    texts = [
-        f'<text class="small" x="14" y="{44 + 18 * row}">{_text(line)}</text>' for row, line in enumerate(node.lines)
-    ]
-    tag = f'<text class="tag" x="{_WIDTH - 14}" y="24">▲ bottleneck</text>' if node.marked else ""
-    filled = round(node.filled * (_WIDTH - 4))
-    return "\n".join(
-        [
-            f'<g class="box{" marked" if node.marked else ""}" transform="translate({x} {y})">',
-            f"<title>{escape(' · '.join([node.title, *node.lines]))}</title>",
-            f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="8"/>',
-            f'<text class="title" x="14" y="24">{_text(node.title, 22 if node.marked else 30)}</text>{tag}',
-            *texts,
-            f'<rect class="track" x="2" y="{_HEIGHT - 10}" width="{_WIDTH - 4}" height="5" rx="2"/>',
-            f'<rect class="bar" x="2" y="{_HEIGHT - 10}" width="{filled}" height="5" rx="2"/>',
-            "</g>",
-        ]
-    )
+def _stage_box(stage: StageStats, *, marked: bool) -> str:
+    is_queue = stage.kind == "prefetch"
+    filled = (stage.queue_fill or 0.0) if is_queue else stage.busy
+    share = f"{percent(filled)} {'full' if is_queue else 'busy'}"
+    lines = [stage.label, f"{quantity(stage.elements_per_s)}/s · {stage.where} · {share}"]
+    return _box(stage.name, lines, filled, marked=marked)
 
 
-def _text(text: str, most: int = _MOST_CHARACTERS) -> str:
-    return escape(text if len(text) <= most else f"{text[: most - 1]}…")
+def _box(title: str, lines: Sequence[str], filled: float, *, marked: bool) -> str:
+    tag = '<span class="tag">▲ bottleneck</span>' if marked else ""
+    texts = "".join(f'<p title="{escape(line)}">{escape(line)}</p>' for line in lines)
+    bar = f'<span class="meter"><i style="width:{filled:.0%}"></i></span>'
+    return f'<div class="box{" marked" if marked else ""}"><p class="title">{tag}{escape(title)}</p>{texts}{bar}</div>'
+
+
+def _column(parts: Sequence[str]) -> str:
+    return f'<div class="column">{"".join(parts)}</div>'
 
 
 _STYLE = """
@@ -155,15 +75,14 @@ section { margin-top: 16px; padding: 16px; background: var(--card); border: 1px 
 .limit { border-color: var(--hot); background: var(--warm); } .limit p { margin: 0; }
 .limit strong, tr.marked th { color: var(--hot); }
 .wide { overflow-x: auto; }
-svg.graph { display: block; margin: 0 auto; }
-.box rect { fill: var(--card); stroke: var(--line); } .box .track { fill: var(--line); stroke: none; }
-.box .bar { fill: var(--bar); stroke: none; }
-.box.marked rect:first-of-type { stroke: var(--hot); stroke-width: 2.5; fill: var(--warm); }
-.box.marked .bar { fill: var(--hot); }
-.arrow { fill: none; stroke: var(--soft); stroke-width: 1.5; } .tip { fill: var(--soft); }
-text { fill: var(--ink); font: 13px system-ui, sans-serif; } text.title { font-weight: 600; font-size: 14px; }
-text.small { fill: var(--soft); font-size: 12.5px; }
-text.tag { fill: var(--hot); font-weight: 600; font-size: 12px; text-anchor: end; }
+.column { display: flex; flex-direction: column; align-items: center; }
+.inputs { display: flex; gap: 24px; align-items: end; }
+.arrow { color: var(--soft); line-height: 1.4; }
+.box { width: 280px; padding: 10px 14px; border: 1px solid var(--line); border-radius: 8px; }
+.box.marked { border: 2px solid var(--hot); background: var(--warm); } .box .tag { float: right; color: var(--hot); }
+.box p { margin: 0; font-size: 13px; color: var(--soft); }
+.box p { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.box .title { font-weight: 600; color: var(--ink); } .box .meter { display: block; width: 100%; margin-top: 6px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th, td { padding: 6px 10px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 thead th { color: var(--soft); font-weight: 500; } tbody th { font-weight: 600; }
@@ -171,7 +90,7 @@ tbody tr:last-child > * { border-bottom: 0; }
 .word { text-align: left; } .label { display: block; color: var(--soft); font-weight: 400; font-size: 12.5px; }
 .meter { display: inline-block; width: 56px; height: 6px; margin-right: 8px; border-radius: 3px;
   background: var(--line); vertical-align: middle; overflow: hidden; }
-.meter i { display: block; height: 100%; background: var(--bar); } tr.marked .meter i { background: var(--hot); }
+.meter i { display: block; height: 100%; background: var(--bar); } .marked .meter i { background: var(--hot); }
 .share { display: inline-block; min-width: 42px; }
 .wide + p { margin-top: 12px; }
 ul { margin: 0; padding-left: 20px; }

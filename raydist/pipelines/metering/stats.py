@@ -1,18 +1,41 @@
-"""Statistics of a pipeline for users: `dataset.stats()`."""
+"""Statistics of a pipeline for users: `dataset.stats()`; and the bottleneck, computed from readings."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from raydist.pipelines.metering.bottleneck import CONSUMER, Bottleneck, find_bottleneck
 from raydist.pipelines.metering.iteration_meters import IterationMeters
-from raydist.pipelines.metering.reading import Reading, StageKind, StagePlace
-from raydist.pipelines.metering.stats_table import Row, percent, quantity, render, workers_text
+from raydist.pipelines.metering.meter import Reading, StageKind, StagePlace
 
-__all__ = ["PipelineStats", "StageStats", "stats_of", "summarise"]
+__all__ = [
+    "CONSUMER",
+    "HANDING_OVER",
+    "Bottleneck",
+    "PipelineStats",
+    "StageStats",
+    "find_bottleneck",
+    "percent",
+    "quantity",
+    "render",
+    "stats_of",
+    "summarise",
+    "threads_of",
+    "workers_text",
+]
 
+CONSUMER = "consumer"
+"""Name of the consumer of the whole pipeline, among the names of stages."""
+
+HANDING_OVER = "handing over"
+"""Name of the conversion of blocks to elements for the consumer, among the names of stages."""
+
+_CONSUMERS_THREAD = "the consumer's thread"
+
+_HEADINGS = ("stage", "where", "elements/s", "MB/s", "busy", "cpu", "queue", "waits for", "operation")
+_WORDS = ("stage", "where", "waits for", "operation")  # columns that are aligned to the left
 _MOST_LABEL = 48
 _ALL = 0.995
 _NOTHING = "Nothing has run yet: iterate over the dataset first."
@@ -219,15 +242,110 @@ def _share(part: float, whole: float) -> float:
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
 
 
-def _row(stage: StageStats) -> Row:
-    return Row(
-        stage=stage.name,
-        where=stage.where,
-        elements=quantity(stage.elements_per_s),
-        megabytes=f"{stage.bytes_per_s / 1e6:,.1f}",
-        busy=percent(stage.busy),
-        cpu="" if stage.cpu is None else percent(stage.cpu),
-        queue="" if stage.queue_fill is None else percent(stage.queue_fill),
-        waits_for=stage.waits,
-        operation=stage.label if len(stage.label) <= _MOST_LABEL else f"{stage.label[: _MOST_LABEL - 3]}...",
+def _row(stage: StageStats) -> Sequence[str]:
+    return (
+        stage.name,
+        stage.where,
+        quantity(stage.elements_per_s),
+        f"{stage.bytes_per_s / 1e6:,.1f}",
+        percent(stage.busy),
+        "" if stage.cpu is None else percent(stage.cpu),
+        "" if stage.queue_fill is None else percent(stage.queue_fill),
+        stage.waits,
+        stage.label if len(stage.label) <= _MOST_LABEL else f"{stage.label[: _MOST_LABEL - 3]}...",
     )
+
+
+def render(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table with aligned columns: words to the left, numbers to the right."""
+    cells = [_HEADINGS, *rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(map(_aligned, _HEADINGS, line, widths)).rstrip() for line in cells]
+
+
+def _aligned(heading: str, cell: str, width: int) -> str:
+    return cell.ljust(width) if heading in _WORDS else cell.rjust(width)
+
+
+def quantity(number: float) -> str:
+    """Format a number with three digits and a unit of thousands.
+
+    >>> quantity(1_234_567), quantity(45_600), quantity(999), quantity(1.5)
+    ('1.23 M', '45.6 k', '999', '1.5')
+    """
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.3g}" if number < 999.5 else "1 k"
+
+
+def workers_text(number: int, place: str) -> str:
+    """Format the number and kind of workers.
+
+    >>> workers_text(1, "threads"), workers_text(4, "actors")
+    ('1 thread', '4 actors')
+    """
+    return f"{number} {place.removesuffix('s') if number == 1 else place}"
+
+
+def percent(share: float) -> str:
+    """Format a share of 0 .. 1 as a whole percentage.
+
+    >>> percent(0.126)
+    '13 %'
+    """
+    return f"{share:.0%}".replace("%", " %")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """The bottleneck of a pipeline.
+
+    Attributes:
+        name: Name of the stage, CONSUMER, or HANDING_OVER; "" if nothing has run.
+        where: The thread or workers without spare time.
+        busy_s: Seconds that each of them was busy.
+        share: Share of these seconds for the stage, 0 .. 1.
+    """
+
+    name: str = ""
+    where: str = ""
+    busy_s: float = 0.0
+    share: float = 0.0
+
+
+def find_bottleneck(readings: Sequence[Reading], *, consumer_busy_s: float = 0.0, convert_s: float = 0.0) -> Bottleneck:
+    """Return the busiest stage of the busiest thread or group of workers.
+
+    Args:
+        readings: Readings of all stages, inputs before their consumers.
+        consumer_busy_s: Seconds that the consumer spent on its own work.
+        convert_s: Seconds that the consumer's thread spent on handing over elements.
+    """
+    groups: dict[str, dict[str, float]] = defaultdict(dict)
+    groups[_CONSUMERS_THREAD] = {CONSUMER: consumer_busy_s, HANDING_OVER: convert_s}
+    threads = threads_of(readings)
+    for reading in readings:
+        in_thread_s = reading.busy_s if reading.place == "inline" else reading.handling_s
+        groups[threads[reading.name]][reading.name] = in_thread_s
+        if reading.place != "inline":
+            workers = f"its {workers_text(reading.parallelism, reading.place)}"
+            work_s = (reading.busy_s - reading.handling_s) / reading.workers
+            groups[f"{reading.name}: {workers}"] = {reading.name: work_s}
+    where, busiest = max(groups.items(), key=lambda group: sum(group[1].values()))
+    total_s = sum(busiest.values())
+    if not total_s:
+        return Bottleneck()
+    name = max(busiest, key=lambda stage: busiest[stage])
+    return Bottleneck(name, where.removeprefix(f"{name}: "), total_s, busiest[name] / total_s)
+
+
+def threads_of(readings: Sequence[Reading]) -> Mapping[str, str]:
+    """Return the thread in which each stage is called: the thread of the pipeline's consumer, or of a prefetch."""
+    threads: dict[str, str] = {}
+    for reading in reversed(readings):
+        mine = threads.setdefault(reading.name, _CONSUMERS_THREAD)
+        for name in reading.inputs:
+            threads.setdefault(name, f"the thread of {reading.name}" if reading.kind == "prefetch" else mine)
+    return threads

@@ -17,11 +17,9 @@ from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.batch import BatchOp
-from raydist.pipelines.ops.group_by_window import GroupByWindowOp
-from raydist.pipelines.ops.grouped import GroupedBatchOp
-from raydist.pipelines.ops.keyed_windows import KeyedWindowsOp
+from raydist.pipelines.ops.group_by_window import GroupByWindowOp, KeyedWindowsOp
+from raydist.pipelines.ops.grouped import GroupedBatchOp, Padding
 from raydist.pipelines.ops.nested import graph_of
-from raydist.pipelines.ops.padding import Padding
 
 __all__ = ["Buckets", "bucket_op"]
 

@@ -3,22 +3,206 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import final
 
 from raydist.errors import FailedPreconditionError
+from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_items, join_items
+from raydist.pipelines.elements.columns import columns_in_turn
+from raydist.pipelines.elements.items import (
+    ElementError,
+    Item,
+    IteratorState,
+    count_items,
+    drop_items,
+    join_items,
+    keep_items,
+)
+from raydist.pipelines.engine.arrival_order import ArrivalOrder
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.engine.producers import OneKind, ResumableProducer
-from raydist.pipelines.ops.cycle_slot import CycleSlot, weave
-from raydist.pipelines.ops.cycle_turns import CycleTurns
+from raydist.pipelines.engine.producers import OneKind, ResumableProducer, read_item
+from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.ops.nested import Opener
 
-__all__ = ["Cycle", "SlotAhead"]
+__all__ = ["Cycle", "CycleSlot", "CycleTurns", "SlotAhead", "Turn", "weave"]
 
+_FIRST_NAP_S = 0.0002  # between two checks for a ready slot; doubled up to the last
+_LAST_NAP_S = 0.005
 _MAX_ROWS = 4096  # elements combined at a time
 _MAX_STATE = 4096  # characters of state for all slots; datasets with longer states are read again from their beginnings
+
+
+@final
+class CycleSlot:
+    """A reader of one dataset, which reads ahead at most as far as its next turns reach.
+
+    Attributes:
+        index: Number of the input for which the dataset was made.
+        position: Position from which the input can be read again: see `Opener.position`.
+        items_out: Number of elements and errors handed out.
+    """
+
+    def __init__(self, index: int, position: tuple[IteratorState, int], source: OpIterator) -> None:
+        self.index = index
+        self.position = position
+        self.items_out = 0
+        self._source = source
+        self._held: list[Item] = []
+        self._before: IteratorState = {}  # the source's state before the first held item
+        self._passed = 0  # items handed out since `_before`
+
+    def take(self, count: int) -> list[Item]:
+        """Return the next `count` items; fewer only at the end."""
+        missing = count - count_items(self._held)
+        if missing > 0:
+            self._read(missing)
+        items = keep_items(self._held, count)
+        self._drop(count_items(items))
+        return items
+
+    def take_some(self, limit: int) -> list[Item]:
+        """Return a block of at most `limit` elements, or an error; nothing at the end. Waits for a thread."""
+        if not self._held:
+            self._before, self._passed = self._source.state_dict(), 0
+            try:
+                self._held = [read_item(self._source, limit)]
+            except StopIteration:
+                return []
+        items = keep_items(self._held[:1], limit)
+        self._drop(count_items(items))
+        return items
+
+    def has_ready(self) -> bool:
+        """Return True if `take_some` would not wait for a thread."""
+        return bool(self._held) or self._source.has_ready()
+
+    def ready(self, wanted: int, needed: int) -> Block | None:
+        """Return the first block if it has at least `needed` elements, else None; reads up to `wanted`.
+
+        The elements stay in the slot.
+        """
+        held = count_items(self._held)
+        if held < needed:
+            self._read(wanted - held)
+        first = self._held[0] if self._held else None
+        return first if isinstance(first, Block) and first.num_rows >= needed else None
+
+    def _read(self, count: int) -> None:
+        if not self._held:
+            self._before, self._passed = self._source.state_dict(), 0
+        self._held += read_items(self._source, count)
+
+    def _drop(self, count: int) -> None:
+        self._held = drop_items(self._held, count)
+        self._passed += count
+        self.items_out += count
+
+    def state_dict(self) -> IteratorState:
+        """Return the source's state, and the number of items to skip after it."""
+        if self._held:
+            return {"at": self._before, "skip": self._passed}
+        return {"at": self._source.state_dict(), "skip": 0}
+
+    def restore(self, items_out: int, state: IteratorState | None) -> None:
+        """Continue at `state`; without a state, read everything again that was handed out."""
+        if state is not None:
+            self._source.load_state_dict(state["at"])
+        to_pass = items_out if state is None else int(state["skip"])
+        if count_items(self.take(to_pass)) < to_pass:
+            raise FailedPreconditionError(
+                f"Input {self.index} must give the same elements again to resume after {items_out} of them, "
+                "and it has fewer. Resume with the data that the state was saved with."
+            )
+        self.items_out = int(items_out)
+
+    def close(self) -> None:
+        """Close the dataset."""
+        self._source.close()
+
+
+def weave(slots: Sequence[CycleSlot], block_length: int, rounds: int) -> Block | None:
+    """Return the next whole rounds of turns of all `slots`, up to `rounds`, by joining columns.
+
+    None if a slot ends or has an error within its next turn, or if shapes differ.
+    """
+    found = [slot.ready(rounds * block_length, block_length) for slot in slots]
+    blocks = [block for block in found if block is not None]
+    if len(blocks) < len(slots) or any(not _alike(blocks[0], other) for other in blocks[1:]):
+        return None
+    rounds = min(rounds, *(block.num_rows // block_length for block in blocks))
+    rows = rounds * block_length
+    for slot in slots:
+        slot.take(rows)
+    columns = zip(*(block.slice(0, rows).columns for block in blocks), strict=True)
+    first = blocks[0]
+    woven = tuple(columns_in_turn(column, block_length) for column in columns)
+    return Block(first.structure, first.specs, woven, rows * len(slots))
+
+
+def _alike(first: Block, second: Block) -> bool:
+    if first.structure != second.structure or first.specs != second.specs:
+        return False
+    pairs = zip(first.columns, second.columns, strict=True)
+    return all(mine.dtype == theirs.dtype and mine.shape[1:] == theirs.shape[1:] for mine, theirs in pairs)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn: the place of the slot, and the number of its elements; None for the elements that are ready."""
+
+    place: int
+    size: int | None
+
+
+@final
+class CycleTurns:
+    """A policy that gives the turn to the next ready slot and notes it; follows the notes after resuming.
+
+    Args:
+        order: Notes of this interleave.
+        name: Name of the notes.
+    """
+
+    def __init__(self, order: ArrivalOrder, name: str) -> None:
+        self._order = order
+        self._name = name
+        self._given = 0
+
+    def choose(self, next_place: int, slots: Sequence[CycleSlot | None], *, may_fill: bool) -> Turn:
+        """Return the next turn, from `next_place` on; an empty slot is ready if `may_fill`. Blocks."""
+        noted = self._order.number_at(self._given)
+        distance = _wait_for(next_place, slots, may_fill) if noted is None else noted - self._given
+        self._order.was_given(self._given, self._given + distance)
+        return Turn((next_place + distance) % len(slots), self._order.size_of(self._given))
+
+    def took(self, size: int) -> None:
+        """Note the number of items of the current turn."""
+        self._order.was_read(self._given, size)
+        self._given += 1
+
+    def state_dict(self) -> IteratorState:
+        """Return the number of turns, for `ArrivalOrders.since`."""
+        return {"order": self._name, "first": self._given, "given": self._given}
+
+    def load_state_dict(self, state: IteratorState) -> None:
+        """Continue after that number of turns."""
+        self._given = int(state["given"])
+
+
+def _wait_for(next_place: int, slots: Sequence[CycleSlot | None], may_fill: bool) -> int:
+    nap_s, deadline = _FIRST_NAP_S, time.monotonic() + Timeouts().input_s
+    in_turn = [*slots[next_place:], *slots[:next_place]]
+    while any(in_turn) and time.monotonic() < deadline:
+        for distance, slot in enumerate(in_turn):
+            if may_fill if slot is None else slot.has_ready():
+                return distance
+        time.sleep(nap_s)
+        nap_s = min(2 * nap_s, _LAST_NAP_S)
+    return next((distance for distance, slot in enumerate(in_turn) if slot is not None), 0)  # with its own limit
 
 
 SlotAhead = Callable[[int, OpIterator], OpIterator]

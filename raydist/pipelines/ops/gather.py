@@ -78,10 +78,6 @@ class _GatherKernel(Kernel):
     label: str
     element_bytes: int | None = None
 
-    @property
-    def uses_index(self) -> bool:
-        return False
-
     def run(self, block: Block, start: int) -> Sequence[Item]:
         return [self.access.gather(block.columns[0])]
 

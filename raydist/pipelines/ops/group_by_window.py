@@ -2,26 +2,202 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
-from raydist.pipelines.elements.functions import function_label
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.foreign_errors import LEAVING, annotate, as_exception
+from raydist.nest import LEAF, Structure, unflatten
+from raydist.pipelines.elements.blocks import Block, concat_blocks, object_column
+from raydist.pipelines.elements.functions import call_rows, function_label
+from raydist.pipelines.elements.items import ElementError, Item
+from raydist.pipelines.elements.leaf_values import as_leaf
+from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.engine.producers import BorderIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
+from raydist.pipelines.engine.producers import BorderIterator, Producer, ReplayIterator, read_watched
+from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.ops.cycle import Cycle
-from raydist.pipelines.ops.keyed_windows import KeyedWindowsOp
 from raydist.pipelines.ops.nested import Opener, probe_nested
 from raydist.pipelines.ops.take import TakeOp
+from raydist.pipelines.sources.memory import MemoryOp
 from raydist.values import UNKNOWN_CARDINALITY
 
-__all__ = ["GroupByWindowOp"]
+__all__ = ["GroupByWindowOp", "KeyedWindowsOp"]
 
+_INT64 = np.dtype(np.int64)
+_PAIR = (LEAF, LEAF)
 _WHOLE = 1 << 62  # a turn that lasts until its dataset ends
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class KeyedWindowsOp(UnaryOp):
+    """Pairs (key, dataset of elements with that key): each window when full; at the end the rest, by key.
+
+    `make_dataset` makes the user's dataset from the operation of a window.
+    """
+
+    key_func: Callable[..., Any]
+    window_size: int | None
+    window_size_func: Callable[[Any], Any] | None
+    make_dataset: Callable[[DatasetOp], Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.key_func):
+            raise InvalidArgumentError(f"key_func must be a function, got {self.key_func!r:.100}.")
+        if (self.window_size is None) == (self.window_size_func is None):
+            raise InvalidArgumentError(
+                "Either window_size or window_size_func must be given, got "
+                f"window_size={self.window_size!r} and window_size_func={self.window_size_func!r:.100}."
+            )
+        if self.window_size is not None and self.window_size < 1:
+            raise InvalidArgumentError(f"window_size must be >= 1, got {self.window_size}.")
+        if self.window_size_func is not None and not callable(self.window_size_func):
+            raise InvalidArgumentError(f"window_size_func must be a function, got {self.window_size_func!r:.100}.")
+
+    @property
+    def label(self) -> str:
+        size = self.window_size if self.window_size_func is None else function_label(self.window_size_func)
+        return f"keyed_windows({function_label(self.key_func)}, {size})"
+
+    def cardinality(self) -> int:
+        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
+
+    def element_spec(self) -> Any:
+        return TensorSpec((), _INT64), DatasetSpec(self.input.element_spec())
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return ReplayIterator(_KeyedWindows(self, ctx.build(self.input), ctx.operation_names[id(self)]))
+
+
+@final
+@dataclass(slots=True)
+class _Window:
+    """A window that is not full yet.
+
+    Attributes:
+        missing: Number of elements until it is full.
+        blocks: Elements of earlier blocks.
+        rows: Rows of the current block that belong to the window.
+    """
+
+    missing: int
+    blocks: list[Block] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+    def settle(self, block: Block) -> None:
+        """Copy the rows from the block."""
+        if self.rows:
+            self.blocks.append(block.take(np.array(self.rows, np.int64)))
+            self.rows = []
+
+
+@final
+class _KeyedWindows(Producer):
+    """A producer that holds the elements of all windows that are not full."""
+
+    def __init__(self, op: KeyedWindowsOp, source: OpIterator, name: str) -> None:
+        self._op = op
+        self._source = source
+        self._name = name
+        self._windows: dict[int, _Window] = {}
+        self._index = 0  # index of the next element
+        self._request = RequestSize()
+        self._ended = False
+
+    def make(self, limit: int) -> Sequence[Item]:
+        if not self._ended:
+            try:
+                return self._group(read_watched(self._source, self._request))
+            except StopIteration:
+                self._ended = True
+        if not self._windows:
+            raise StopIteration
+        key = min(self._windows)
+        return [self._pair(key, self._windows.pop(key))]
+
+    def _group(self, item: Item) -> list[Item]:
+        if isinstance(item, ElementError):
+            self._index += 1
+            return [item]
+        items: list[Item] = []
+        for row, key in enumerate(self._keys(item)):
+            done = key if isinstance(key, ElementError) else self._add(int(key), row, item)
+            if done is not None:
+                items.append(done)
+        for window in self._windows.values():
+            window.settle(item)
+        self._index += item.num_rows
+        return items
+
+    def _keys(self, block: Block) -> list[Any]:
+        """Return the key of every element, or the error in its place."""
+        keys, failed = call_rows(self._op.key_func, block.shared(), self._index)
+        if failed or not set(map(type, keys)) <= {int, np.int64}:
+            keys = [self._checked(key, self._index + row) for row, key in enumerate(keys)]
+        return keys
+
+    def _checked(self, key: Any, index: int) -> Any:
+        if not isinstance(key, ElementError):
+            try:
+                return _int64(key, "A key")
+            except SpecError as error:
+                key = ElementError(error, index)
+        annotate(key.error, f"In {self._name} ({function_label(self._op.key_func)}), element {index} of its input.")
+        return key
+
+    def _add(self, key: int, row: int, block: Block) -> Item | None:
+        """Add an element to its window. Return the window if it is full, or an error in place of the element."""
+        window = self._windows.get(key)
+        if window is None:
+            try:
+                window = _Window(self._size(key))
+            except LEAVING:
+                raise
+            except BaseException as error:  # of the user's function on this element
+                annotate(error, f"In {self._name}, for the window of key {key}.")
+                return ElementError(as_exception(error), self._index + row)
+            self._windows[key] = window
+        window.rows.append(row)
+        window.missing -= 1
+        if window.missing:
+            return None
+        window.settle(block)
+        return self._pair(key, self._windows.pop(key))
+
+    def _size(self, key: int) -> int:
+        if self._op.window_size_func is None:
+            return self._op.window_size or 0
+        size = _int64(self._op.window_size_func(np.int64(key)), "A window size")
+        if size < 1:
+            raise InvalidArgumentError(f"A window size must be >= 1, got {size}.")
+        return size
+
+    def _pair(self, key: int, window: _Window) -> Item:
+        try:
+            rows = concat_blocks(window.blocks)
+        except SpecError as error:
+            return ElementError(error)
+        spec = DatasetSpec(unflatten(rows.structure, rows.specs))
+        dataset = object_column([self._op.make_dataset(MemoryOp(rows, "window"))])
+        columns = (np.array([key], _INT64), dataset)
+        return Block(Structure(tuple, (0, 1), _PAIR), (TensorSpec((), _INT64), spec), columns, 1)
+
+    def close(self) -> None:
+        self._windows.clear()
+        self._source.close()
+
+
+def _int64(value: Any, what: str) -> int:
+    leaf = as_leaf(value)
+    if getattr(leaf, "dtype", None) != _INT64 or np.ndim(leaf):
+        raise SpecError(f"{what} must be one int64, got {value!r:.100}. Use int(...) or np.int64(...).")
+    return int(leaf)
 
 
 @final

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
@@ -17,11 +16,10 @@ from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator
-from raydist.pipelines.ops.cycle import Cycle, SlotAhead
-from raydist.pipelines.ops.cycle_turns import CycleTurns
+from raydist.pipelines.ops.cycle import Cycle, CycleTurns, SlotAhead
 from raydist.pipelines.ops.map import parse_parallelism
 from raydist.pipelines.ops.nested import Opener, probe_nested
-from raydist.pipelines.ops.reading_ahead import Ahead, ahead_in_a_thread, ahead_where_it_pays
+from raydist.pipelines.ops.prefetch import prefetcher
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
@@ -117,26 +115,15 @@ class InterleaveOp(UnaryOp):
         return BorderIterator(Cycle(opener, self.cycle_length, self.block_length, ahead, turns))
 
     def _ahead(self, ctx: IterContext) -> SlotAhead:
-        """Return the function that prefetches slots. Its work counts as work of this operation."""
-        meter, name, threads = ctx.meter(self), ctx.operation_names[id(self)], self.num_threads
-        meters = ctx.meters.inside(name)
-        inner = replace(ctx, meters=meters)
-
-        def show(is_on: bool) -> None:
-            meter.place, meter.parallelism = ("threads", threads) if is_on else ("inline", 1)
-
-        if self.tuned:
-            return partial(_ahead, ahead_where_it_pays(inner, meters.shared, name, show=show, most=threads), threads)
-        show(True)
-        return partial(_ahead, ahead_in_a_thread(inner, meters.shared, name), threads)
+        """Return the function that prefetches the slots at the first places. Its work counts as this operation's."""
+        name, threads = ctx.operation_names[id(self)], self.num_threads
+        meter = ctx.meter(self)
+        inside = ctx.meters.inside(name).shared
+        ahead = prefetcher(ctx, meter, name, tuned=self.tuned, threads=threads, inside=inside)
+        return lambda place, source: ahead(source) if place < threads else source
 
     def _turns(self, ctx: IterContext) -> CycleTurns | None:
         if ctx.options.deterministic if self.deterministic is None else self.deterministic:
             return None
         name = f"{ctx.operation_names[id(self)]}@{'.'.join(map(str, ctx.epoch))}"
         return CycleTurns(ctx.orders.of(name), name)
-
-
-def _ahead(ahead: Ahead, threads: int, place: int, source: OpIterator) -> OpIterator:
-    """Prefetch the slots at the first `threads` places."""
-    return ahead(source) if place < threads else source

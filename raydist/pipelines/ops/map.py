@@ -1,13 +1,16 @@
-"""Dataset.map: apply a function to every element."""
+"""Dataset.map and enumerate: apply a function to every element."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, final
+from typing import Any, ClassVar, final
+
+import numpy as np
 
 from raydist.errors import InvalidArgumentError
+from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.block_parts import BlockInParts, ReusedResults, large_blocks, rows_together
 from raydist.pipelines.elements.blocks import Block, Column, object_column
 from raydist.pipelines.elements.declared_output import DeclaredOutput
@@ -15,15 +18,15 @@ from raydist.pipelines.elements.functions import RowCalls, function_label, wants
 from raydist.pipelines.elements.items import ElementError, Item, size_of
 from raydist.pipelines.elements.rows import items_of_rows
 from raydist.pipelines.elements.seeds import RandomKey
-from raydist.pipelines.elements.spec import DatasetSpec
+from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
 from raydist.pipelines.engine.kernel import Kernel
-from raydist.pipelines.engine.op import IterContext
+from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
 from raydist.pipelines.engine.probe import probe_spec
 from raydist.pipelines.engine.vectorised import VectorisedKernel
 from raydist.values import AUTOTUNE
 
-__all__ = ["MapOp", "items_of_results", "parse_parallelism", "with_seeds"]
+__all__ = ["EnumerateOp", "MapOp", "items_of_results", "parse_parallelism", "split_label", "with_seeds"]
 
 
 def with_seeds(items: Sequence[Item], start: int, key: RandomKey) -> list[Item]:
@@ -174,3 +177,68 @@ def _blocks(values: list[Any], start: int) -> list[Item]:
 
 def _moved(item: ElementError, start: int) -> ElementError:
     return ElementError(item.error, start + (item.index or 0))
+
+
+_NUMBER = TensorSpec((), np.int64)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class EnumerateOp(UnaryOp, ElementwiseOp):
+    """(number, element) pairs, counted from `start`; an error takes a number too."""
+
+    passes_elements: ClassVar[bool] = True
+    pure: ClassVar[bool] = True
+
+    start: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"enumerate({self.start or ''})"
+
+    def element_spec(self) -> Any:
+        return (_NUMBER, self.input.element_spec())
+
+    def kernel(self, ctx: IterContext) -> Kernel:
+        return _EnumerateKernel(self.start, ctx.operation_names[id(self)])
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _EnumerateKernel(Kernel):
+    first: int
+    label: str
+
+    @property
+    def uses_index(self) -> bool:
+        return True
+
+    def run(self, block: Block, start: int) -> Sequence[Item]:
+        begin = self.first + start
+        numbers = np.arange(begin, begin + block.num_rows, dtype=np.int64)
+        structure = Structure(tuple, (0, 1), (LEAF, block.structure))
+        return [Block(structure, (_NUMBER, *block.specs), (numbers, *block.columns), block.num_rows)]
+
+
+def split_label(op: DatasetOp, label: str) -> MapOp:
+    """Return pairs (all other entries, entry `label`) of the dict elements of `op`.
+
+    Raises:
+        InvalidArgumentError: There is no such entry, or no other entry.
+    """
+    spec = op.element_spec()
+    if label not in spec or len(spec) < 2:
+        raise InvalidArgumentError(
+            f"label_name must be one of several columns, got {label!r} and the columns {', '.join(spec):.500}."
+        )
+    split = _SplitLabel(label)
+    return MapOp(op, split, output=DeclaredOutput.parse(split(spec)))
+
+
+@final
+@dataclass(frozen=True)
+class _SplitLabel:
+    label: str
+
+    def __call__(self, fields: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+        return {name: value for name, value in fields.items() if name != self.label}, fields[self.label]

@@ -2,55 +2,86 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import ClassVar, final
 
 from raydist.errors import InvalidArgumentError
+from raydist.pipelines.engine.buffer_size import BufferSize
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
-from raydist.pipelines.engine.read_ahead import OptionalReadAhead
-from raydist.pipelines.ops.reading_ahead import ahead_in_a_thread, ahead_where_it_pays
+from raydist.pipelines.engine.prefetch_thread import PrefetchThread
+from raydist.pipelines.engine.read_ahead import ReadAhead, SteadyPrefetch
+from raydist.pipelines.metering.meter import Meter
+from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 from raydist.values import AUTOTUNE
 
-__all__ = ["PrefetchOp", "PrefetchWhereItPaysOp"]
+__all__ = ["PrefetchOp", "Prefetcher", "prefetcher"]
+
+_FIRST_BUFFER = 2  # elements of a buffer whose size raydist chooses
+
+Prefetcher = Callable[[OpIterator], OpIterator]
+"""Function that returns a prefetching iterator over a source. Starts nothing."""
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class PrefetchWhereItPaysOp(UnaryOp):
-    """`input`, prefetched by a thread or not, as the autotuner decides."""
+def prefetcher(
+    ctx: IterContext,
+    meter: Meter,
+    name: str,
+    *,
+    size: int | None = None,
+    tuned: bool = False,
+    threads: int = 1,
+    inside: Meter | None = None,
+) -> Prefetcher:
+    """Return a function that gives each source a prefetch thread: always, or while the autotuner finds it faster.
 
-    passes_elements: ClassVar[bool] = True
-    takes_row_ids: ClassVar[bool] = True
+    Args:
+        ctx: Context of the pass.
+        meter: Meter of the operation.
+        name: Name of the operation.
+        size: Elements of each buffer; None for a buffer that grows while its consumer waits.
+        tuned: True to let the autotuner decide.
+        threads: Number of sources that are open at a time.
+        inside: Meter of the work of the threads, for sources without meters.
+    """
+    if tuned:
+        part = ctx.executor.for_prefetch(meter, ctx.meters, ctx.budgets, threads=threads, requested=True, inside=inside)
+        if part is not None:
+            return lambda source: ReadAhead(source, part)
+    if threads == 1:
+        meter.kind = "prefetch"
+    else:
+        meter.place, meter.parallelism = "threads", threads
+    grows = size is None and ctx.options.autotune.enabled
+    watch = inside.read_ahead if inside else _ignore if ctx.meters.enabled else meter.read_ahead
 
-    state_is_recent: ClassVar[bool] = True
+    def thread(source: OpIterator) -> PrefetchThread:
+        buffer = BufferSize(_FIRST_BUFFER if size is None else size, tuned=grows)
+        return PrefetchThread(source, buffer, ctx.budgets.ram, inside or meter, name=name, watch=watch)
 
-    @property
-    def name(self) -> str:
-        return "prefetch"
+    return lambda source: ReadAhead(source, SteadyPrefetch(thread))
 
-    @property
-    def label(self) -> str:
-        return "prefetch(where it pays)"
 
-    def make_iterator(self, ctx: IterContext) -> OpIterator:
-        source = ctx.build(self.input)
-        part = ctx.executor.for_prefetch(ctx.meter(self), ctx.meters, ctx.budgets)
-        return OptionalReadAhead(source, part)
+def _ignore(seconds: float) -> None:
+    """Ignore the duration of a block: a meter of the input counts it."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class PrefetchOp(UnaryOp):
-    """`input`, prefetched up to `buffer_size` elements; for None and AUTOTUNE, raydist chooses the number."""
+    """`input`, prefetched up to `buffer_size` elements; for None and AUTOTUNE, raydist chooses the number.
+
+    If `injected`, the optimiser added the operation: there is no thread unless the autotuner decides for one.
+    """
 
     passes_elements: ClassVar[bool] = True
     takes_row_ids: ClassVar[bool] = True
-
     state_is_recent: ClassVar[bool] = True
 
     buffer_size: int | None = None
+    injected: bool = field(default=False, metadata=NOT_IN_FINGERPRINT)
 
     def __post_init__(self) -> None:
         if self.buffer_size is not None and self.buffer_size < AUTOTUNE:
@@ -58,7 +89,8 @@ class PrefetchOp(UnaryOp):
 
     @property
     def label(self) -> str:
-        return f"prefetch({'AUTOTUNE' if self.is_tuned else self.buffer_size})"
+        size = "AUTOTUNE" if self.is_tuned else self.buffer_size
+        return f"prefetch({'where it pays' if self.injected else size})"
 
     @property
     def is_noop(self) -> bool:
@@ -72,12 +104,7 @@ class PrefetchOp(UnaryOp):
         source = ctx.build(self.input)
         if self.buffer_size == 0:
             return source
-        meter, name = ctx.meter(self), ctx.operation_names[id(self)]
-
-        def show(is_on: bool) -> None:
-            meter.kind = "prefetch" if is_on else "stage"
-
-        if self.is_tuned:
-            return ahead_where_it_pays(ctx, meter, name, show=show)(source)
-        show(True)
-        return ahead_in_a_thread(ctx, meter, name, self.buffer_size or 0)(source)
+        if self.injected:
+            return ReadAhead(source, ctx.executor.for_prefetch(ctx.meter(self), ctx.meters, ctx.budgets))
+        size = None if self.is_tuned else self.buffer_size
+        return prefetcher(ctx, ctx.meter(self), ctx.operation_names[id(self)], size=size, tuned=self.is_tuned)(source)

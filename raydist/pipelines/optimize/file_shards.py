@@ -12,15 +12,14 @@ from raydist.errors import InvalidArgumentError, NotFoundError
 from raydist.pipelines.engine.build import name_operations
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.engine.probe import open_probe
-from raydist.pipelines.ops.assert_cardinality import AssertCardinalityOp
-from raydist.pipelines.ops.choose import ChooseOp
-from raydist.pipelines.ops.file_cache import FileCacheOp
+from raydist.pipelines.ops.cache import FileCacheOp, SnapshotOp
+from raydist.pipelines.ops.combine import ChooseOp
+from raydist.pipelines.ops.declared import AssertCardinalityOp
+from raydist.pipelines.ops.filter import UniqueOp
 from raydist.pipelines.ops.interleave import InterleaveOp
 from raydist.pipelines.ops.nested import call_on_element, graph_of
-from raydist.pipelines.ops.shard import ShardOp
 from raydist.pipelines.ops.shuffle import ShuffleOp
-from raydist.pipelines.ops.snapshot import SnapshotOp
-from raydist.pipelines.ops.unique import UniqueOp
+from raydist.pipelines.ops.take import ShardOp
 from raydist.pipelines.optimize.rewrites import Names, rewrite_each, with_inputs
 from raydist.pipelines.sources.numpy_files import NumpyFileOp
 from raydist.pipelines.sources.record_files import RecordFilesOp

@@ -16,13 +16,13 @@ from raydist.pipelines.elements.functions import wants_rng
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.engine.op_kinds import ElementwiseOp
 from raydist.pipelines.ops.batch import BatchOp
+from raydist.pipelines.ops.combine import ZipOp
 from raydist.pipelines.ops.gather import GatherOp
 from raydist.pipelines.ops.map import MapOp
-from raydist.pipelines.ops.prefetch import PrefetchOp, PrefetchWhereItPaysOp
+from raydist.pipelines.ops.prefetch import PrefetchOp
 from raydist.pipelines.ops.repeat import RepeatOp
-from raydist.pipelines.ops.shard import ShardOp
 from raydist.pipelines.ops.shuffle import ShuffledPassesOp, ShuffleOp
-from raydist.pipelines.ops.zip import ZipOp
+from raydist.pipelines.ops.take import ShardOp
 from raydist.pipelines.sources.range import RangeOp
 from raydist.values import UNKNOWN_CARDINALITY
 
@@ -256,7 +256,7 @@ def _prefetched(op: DatasetOp, names: Names) -> DatasetOp:
     """Prefetch a pipeline that does work on elements while that is faster, unless it already ends in a `prefetch`."""
     if isinstance(op, PrefetchOp) or not _works_on_elements(op):
         return op
-    prefetch = PrefetchWhereItPaysOp(op)
+    prefetch = PrefetchOp(op, injected=True)
     names[id(prefetch)] = f"{names[id(op)]}-prefetch"
     return prefetch
 

@@ -10,8 +10,7 @@ from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.fusion import chain_of, fuse
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_kinds import ElementwiseOp
-from raydist.pipelines.metering.stats import PipelineStats
-from raydist.pipelines.metering.stats_table import percent
+from raydist.pipelines.metering.stats import PipelineStats, percent
 from raydist.pipelines.run.plan import make_nested_plan
 
 __all__ = ["explain"]

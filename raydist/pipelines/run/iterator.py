@@ -7,93 +7,28 @@ import operator
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any, Generic, Self, TypeVar, final
 
-from raydist.errors import InvalidArgumentError, OutOfRangeError
+from raydist.errors import OutOfRangeError
 from raydist.options import Options
 from raydist.owning_process import OwningProcess, note_inherited
+from raydist.pipelines.autotune.tuned_executor import local_executor
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import Item, IteratorState, count_items, drop_items, keep_items
 from raydist.pipelines.elements.key_order import KeyOrder
 from raydist.pipelines.elements.saved_state import (
-    require_pipelines,
-    require_settings,
-    require_state,
     seeds_in,
     state_errors,
 )
-from raydist.pipelines.engine.build import Plan
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
-from raydist.pipelines.run.chain_length import explain_recursion
-from raydist.pipelines.run.executors import local_executor
 from raydist.pipelines.run.optional import Optional
-from raydist.pipelines.run.plan import make_plan
-from raydist.pipelines.run.reopened import ReopenedEngine
+from raydist.pipelines.run.plan import explain_recursion, make_plan
+from raydist.pipelines.run.reopened import PipelineStates, ReopenedEngine
 
 __all__ = ["DatasetIterator"]
-
-_VERSION = 1
-
-
-@final
-class PipelineStates:
-    """A converter between the iterations of one pipeline and their saved states.
-
-    Args:
-        plan: Plan of the pipeline.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    @cached_property  # a distributed dataset saves a state with every step
-    def _fingerprint(self) -> str:
-        return self._plan.fingerprint
-
-    @cached_property
-    def _order_settings(self) -> dict[str, str]:
-        return self._plan.order_settings
-
-    def state_of(self, engine: ReopenedEngine, at: IteratorState, skip: int) -> IteratorState:
-        """Return the state of an iteration.
-
-        Args:
-            engine: Engine of the iteration.
-            at: State of the engine before a block.
-            skip: Number of elements handed out since then.
-        """
-        orders = engine.orders.since(at)
-        return {
-            "version": _VERSION,
-            "pipeline": self._fingerprint,
-            "seed": engine.seed,
-            "epoch": engine.epoch,
-            "at": at,
-            "skip": skip,
-            **({"orders": orders} if orders else {}),
-            **({"own_seeds": dict(engine.own_seeds)} if engine.own_seeds else {}),
-            **({"settings": settings} if (settings := self._order_settings) else {}),
-        }
-
-    def require(self, state: IteratorState) -> None:
-        """Check that any object is a state of this pipeline with the same settings.
-
-        Raises:
-            InvalidArgumentError: The state is invalid, or belongs to another pipeline or other settings.
-        """
-        require_pipelines(require_state(state), 1)
-        found = (state.get("version"), state.get("pipeline"))
-        if found != (_VERSION, self._fingerprint):
-            raise InvalidArgumentError(
-                f"The state must be of this pipeline ({self._fingerprint}), got one of {state.get('pipeline')!r} "
-                f"(version {state.get('version')!r}). Build the dataset as it was when the state was saved."
-            )
-        require_settings(state, self._order_settings)
-
 
 _T = TypeVar("_T")
 _CLOSE_S = 4.0  # seconds that close() waits for `next` in another thread; then it closes the engine anyway

@@ -1,9 +1,11 @@
-"""Preparation of a graph for running: names and rewrites."""
+"""Preparation of a graph for running: names, rewrites, and the limit on its length."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from raydist.errors import InvalidArgumentError
 from raydist.options import Options
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.engine.build import Plan, name_operations, start
@@ -12,7 +14,7 @@ from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.optimize.rewrites import optimize, rewrite_each
 
-__all__ = ["begin_epoch", "make_nested_plan", "make_plan", "open_iterator"]
+__all__ = ["begin_epoch", "explain_recursion", "make_nested_plan", "make_plan", "open_iterator", "require_short_chain"]
 
 
 def begin_epoch(op: DatasetOp, epoch: int, position: IteratorState | None = None) -> DatasetOp:
@@ -58,3 +60,32 @@ def _planned(op: DatasetOp, options: Options, *, nested: bool) -> Plan:
 def open_iterator(op: DatasetOp, *, seed: int, epoch: int, options: Options, executor: Executor) -> OpIterator:
     """Start one pass over the pipeline `op`; see :func:`make_plan` and :func:`start`."""
     return start(make_plan(op, options), make_nested_plan, seed=seed, epoch=epoch, executor=executor)
+
+
+_FRAMES = 4  # of most operations; an interleave has the most, 10
+_LONG = 50
+
+
+def require_short_chain(op: DatasetOp) -> DatasetOp:
+    """Return `op`, if the chain of operations up to it is short enough to run.
+
+    Raises:
+        InvalidArgumentError: The chain is too long. The message names the limit.
+    """
+    most = sys.getrecursionlimit() // _FRAMES
+    if op.chain_length > most:
+        raise InvalidArgumentError(
+            f"At most {most} operations may follow each other (a quarter of sys.getrecursionlimit()), got "
+            f"{op.chain_length} with {op.label}. Do several steps in one map, concatenate parts in pairs, or save what "
+            "is made so far and load it."
+        )
+    return op
+
+
+def explain_recursion(error: RecursionError, op: DatasetOp) -> None:
+    """Add a note to `error` about the length of the pipeline."""
+    if op.chain_length > _LONG:
+        error.add_note(
+            f"{op.chain_length} operations follow each other up to {op.label}: some need more of Python's stack than "
+            "others. Use fewer, or raise sys.setrecursionlimit."
+        )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import final
 
-from raydist.errors import FailedPreconditionError
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.foreign_errors import what_was_raised
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
-from raydist.pipelines.elements.saved_state import state_errors
+from raydist.pipelines.elements.saved_state import require_pipelines, require_settings, require_state, state_errors
 from raydist.pipelines.engine.arrival_order import ArrivalOrders
 from raydist.pipelines.engine.build import Plan, start
 from raydist.pipelines.engine.executor import Executor
@@ -19,9 +20,10 @@ from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.run.plan import make_nested_plan
 
-__all__ = ["ReopenedEngine"]
+__all__ = ["PipelineStates", "ReopenedEngine"]
 
 _ALL = 1 << 62
+_VERSION = 1  # of states
 
 
 @final
@@ -158,3 +160,59 @@ class ReopenedEngine:
         if self._source is not None:
             self._source.close()
             self._source = None
+
+
+@final
+class PipelineStates:
+    """A converter between the iterations of one pipeline and their saved states.
+
+    Args:
+        plan: Plan of the pipeline.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    @cached_property  # a distributed dataset saves a state with every step
+    def _fingerprint(self) -> str:
+        return self._plan.fingerprint
+
+    @cached_property
+    def _order_settings(self) -> dict[str, str]:
+        return self._plan.order_settings
+
+    def state_of(self, engine: ReopenedEngine, at: IteratorState, skip: int) -> IteratorState:
+        """Return the state of an iteration.
+
+        Args:
+            engine: Engine of the iteration.
+            at: State of the engine before a block.
+            skip: Number of elements handed out since then.
+        """
+        orders = engine.orders.since(at)
+        return {
+            "version": _VERSION,
+            "pipeline": self._fingerprint,
+            "seed": engine.seed,
+            "epoch": engine.epoch,
+            "at": at,
+            "skip": skip,
+            **({"orders": orders} if orders else {}),
+            **({"own_seeds": dict(engine.own_seeds)} if engine.own_seeds else {}),
+            **({"settings": settings} if (settings := self._order_settings) else {}),
+        }
+
+    def require(self, state: IteratorState) -> None:
+        """Check that any object is a state of this pipeline with the same settings.
+
+        Raises:
+            InvalidArgumentError: The state is invalid, or belongs to another pipeline or other settings.
+        """
+        require_pipelines(require_state(state), 1)
+        found = (state.get("version"), state.get("pipeline"))
+        if found != (_VERSION, self._fingerprint):
+            raise InvalidArgumentError(
+                f"The state must be of this pipeline ({self._fingerprint}), got one of {state.get('pipeline')!r} "
+                f"(version {state.get('version')!r}). Build the dataset as it was when the state was saved."
+            )
+        require_settings(state, self._order_settings)

@@ -11,10 +11,9 @@ from raydist.actors.workers.growing_executor import GrowingExecutor
 from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, InputOptions, Options, Timeouts
+from raydist.pipelines.autotune.tuned_executor import local_executor
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.run.executors import local_executor
-from raydist.pipelines.run.steps import DealtElements, GlobalBatches
-from raydist.pipelines.run.worker_batches import WorkerBatches
+from raydist.pipelines.run.steps import DealtElements, GlobalBatches, WorkerBatches
 
 JOB = InputJob("epoch 0", b"", False, 2, 0, 0, Options(), InputOptions(), Timeouts())
 OPS = [Dataset.range(8).batch(4)._op]

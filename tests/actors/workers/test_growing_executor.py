@@ -15,7 +15,7 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.threads import ThreadExecutor
-from raydist.pipelines.metering.reading import StagePlace
+from raydist.pipelines.metering.meter import StagePlace
 from tests.contracts.op import iterate
 
 

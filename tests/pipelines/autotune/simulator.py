@@ -1,39 +1,29 @@
-"""A small simulator of pipelines: blocks move through stages on a clock of its own.
-
-Stages have a cost for each block, a part of which holds the GIL; the consumer's thread works on what is inline, gives
-blocks to workers, and waits for the oldest one; the consumer has a pace of its own, beside or behind a prefetch.
-"""
+"""A model of pipelines for tests: the time of a period follows from the number of threads of each part."""
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from raydist.pipelines.autotune.costs import StagePeriod
-from raydist.pipelines.autotune.model import INLINE, Knob, Limits, Settings, StageSetting, workers_of
-from raydist.pipelines.autotune.propose import BLOCKS_PER_WORKER
-from raydist.pipelines.autotune.tuner import Period
-from raydist.pipelines.metering.reading import StagePlace
+from raydist.pipelines.autotune.tuner import BLOCKS_PER_THREAD, Activity, Knob, Period
 
 ROWS = 16  # of every block
+BLOCKS = 30  # in every period
 HANDLING_S = 0.0001  # giving a block to a thread and taking it back
 PREFETCH = "prefetch"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Seconds for a block, the share that holds the GIL, whether it computes; what moving it to an actor adds."""
+    """Seconds for a block, the share of it that holds the GIL, the share that uses a CPU, and the size of a block."""
 
     name: str
     block_s: float
-    serial: float
-    computing: float
-    moving_s: float
-    block_bytes: int
-    places: tuple[StagePlace, ...]
+    serial: float = 0.0
+    computing: float = 1.0
+    block_bytes: int = 10_000
 
 
 @dataclass(frozen=True)
@@ -41,173 +31,67 @@ class Pipeline:
     """Stages in a row behind a source, before a consumer."""
 
     stages: tuple[Stage, ...]
-    source_s: float
-    consumer_s: float
-    limits: Limits
-    prefetch: bool
+    source_s: float = 0.00001
+    consumer_s: float = 0.0
+    threads: int = 4
+    ram_bytes: float = float("inf")
+    prefetch: bool = False
 
     def knobs(self) -> list[Knob]:
-        knobs = [Knob(stage.name, stage.places) for stage in self.stages]
-        return [*knobs, Knob(PREFETCH, splits=True)] if self.prefetch else knobs
+        return [*(Knob(stage.name) for stage in self.stages), *([Knob(PREFETCH, ahead=1)] if self.prefetch else [])]
 
+    def buffered(self, threads: Mapping[str, int]) -> float:
+        """Bytes of the blocks in flight."""
+        return sum(BLOCKS_PER_THREAD * threads[stage.name] * stage.block_bytes for stage in self.stages)
 
-class Workers:
-    """The workers of a stage, or one thread: each block goes to the one that is free first."""
+    def settings(self) -> Iterator[dict[str, int]]:
+        """Every number of threads within the limits."""
+        choices = [range(1 if knob.ahead else self.threads + 1) for knob in self.knobs()]
+        for chosen in itertools.product(*([*choice, 1] if len(choice) == 1 else choice for choice in choices)):
+            threads = {knob.name: count for knob, count in zip(self.knobs(), chosen, strict=True)}
+            if sum(threads.values()) <= self.threads and self.buffered(threads) <= self.ram_bytes:
+                yield threads
 
-    def __init__(self, count: int) -> None:
-        self.free_at = [0.0] * count
+    def seconds(self, threads: Mapping[str, int]) -> tuple[float, float]:
+        """Seconds for a block, and the seconds of the thread that makes it."""
+        inline = [stage for stage in self.stages if not threads[stage.name]]
+        moved = [stage for stage in self.stages if threads[stage.name]]
+        own_s = self.source_s + sum(stage.block_s for stage in inline) + HANDLING_S * len(moved)
+        slowest_s = max((stage.block_s / threads[stage.name] for stage in moved), default=0.0)
+        gil_s = sum(stage.serial * stage.block_s for stage in self.stages)
+        beside = threads.get(PREFETCH, 0)
+        first_s = max(own_s, self.consumer_s) + HANDLING_S if beside else own_s + self.consumer_s
+        return max(first_s, slowest_s, gil_s), own_s
 
-    def run(self, ready_at: float, seconds: float) -> float:
-        begin = max(ready_at, heapq.heappop(self.free_at))
-        heapq.heappush(self.free_at, begin + seconds)
-        return begin + seconds
+    def period(self, threads: Mapping[str, int], noise: float = 1.0) -> Period:
+        block_s, own_s = self.seconds(threads)
+        elapsed_s = noise * BLOCKS * block_s
+        consumer_s = min(elapsed_s, BLOCKS * self.consumer_s)
+        cpu_s = BLOCKS * (self.source_s + sum(stage.block_s * stage.computing for stage in self.stages))
+        parts = {stage.name: self._activity(stage, threads, block_s, own_s) for stage in self.stages}
+        if self.prefetch:
+            parts[PREFETCH] = Activity(ROWS * BLOCKS, BLOCKS, BLOCKS * max(own_s, block_s - self.consumer_s))
+        free = self.threads - sum(threads.values())
+        wait_s = elapsed_s - consumer_s
+        room = self.ram_bytes - self.buffered(threads)
+        return Period(elapsed_s, wait_s, cpu_s + consumer_s, ROWS * BLOCKS, parts, free, room)
 
-
-def simulate(pipeline: Pipeline, settings: Settings, num_blocks: int = 60) -> Period:
-    """The second half of a run of `num_blocks` blocks, from empty queues.
-
-    The GIL slows all threads of the process down by the same factor: found by running the blocks again with costs
-    stretched until the parts that hold it fit one after the other.
-    """
-    stretch = 1.0
-    for _ in range(4):
-        period, gil_s = _run(pipeline, settings, stretch, num_blocks)
-        if gil_s <= period.elapsed_s * 1.02:
-            break
-        stretch *= gil_s / period.elapsed_s
-    return period
-
-
-def _run(pipeline: Pipeline, settings: Settings, stretch: float, num_blocks: int) -> tuple[Period, float]:
-    run = _Run(pipeline, settings, stretch)
-    marks: list[float] = []
-    half = num_blocks // 2
-    for number in range(num_blocks):
-        if number == half:
-            run.forget()
-        marks.append(run.consume(number))
-    elapsed_s = marks[-1] - marks[half - 1]
-    blocks = num_blocks - half
-    gil_s = blocks * sum(
-        s.serial * s.block_s for s in pipeline.stages if settings.get(s.name, INLINE).place != "actors"
-    )
-    consumer_s = blocks * pipeline.consumer_s
-    return Period(elapsed_s, max(0.0, elapsed_s - consumer_s), consumer_s, run.stage_periods(blocks)), gil_s
-
-
-class _Run:
-    """Pulls blocks, the consumer first, as the engine does: a stage fills its window before it waits for its oldest."""
-
-    def __init__(self, pipeline: Pipeline, settings: Settings, stretch: float) -> None:
-        self.pipeline = pipeline
-        self.settings = settings
-        self.stretch = stretch
-        self.parted = settings.get(PREFETCH, INLINE).workers > 0
-        self.now = 0.0  # of the thread that runs the pipeline
-        self.consumer_now = 0.0
-        self.handed_out: list[float] = []
-        self.workers = {s.name: Workers(settings[s.name].workers) for s in pipeline.stages if self._moved(s)}
-        self.flights: dict[str, list[float]] = {stage.name: [] for stage in pipeline.stages}
-        self.forget()
-
-    def _moved(self, stage: Stage) -> bool:
-        return self.settings.get(stage.name, INLINE).workers > 0
-
-    def forget(self) -> None:
-        self.awaited: dict[str, float] = {stage.name: 0.0 for stage in self.pipeline.stages}
-        self.produced_s = 0.0
-
-    def consume(self, number: int) -> float:
-        """Make one block and hand it to the consumer; when the consumer is done with it."""
-        if not self.parted:
-            self.now = max(self.now, self.consumer_now)
-        elif number >= 4:  # no further ahead than the prefetch's buffer
-            self.now = max(self.now, self.handed_out[number - 4])
-        begin = self.now
-        self._pull(len(self.pipeline.stages))
-        self.produced_s += self.now - begin
-        self.consumer_now = max(self.consumer_now, self.now) + self.pipeline.consumer_s
-        self.handed_out.append(self.consumer_now - self.pipeline.consumer_s)
-        return self.consumer_now
-
-    def _pull(self, depth: int) -> None:
-        """One block of the first `depth` stages, in the pipeline's thread."""
-        if depth == 0:
-            self.now += self.pipeline.source_s
-            return
-        stage = self.pipeline.stages[depth - 1]
-        if not self._moved(stage):
-            self._pull(depth - 1)
-            self.now += self._seconds(stage)
-            return
-        flights, setting = self.flights[stage.name], self.settings[stage.name]
-        away = setting.place == "actors"
-        while len(flights) < BLOCKS_PER_WORKER * setting.workers:
-            self._pull(depth - 1)
-            self.now += stage.moving_s if away else HANDLING_S
-            seconds = stage.block_s + stage.moving_s if away else self._seconds(stage)
-            flights.append(self.workers[stage.name].run(self.now, seconds))
-        waited = max(0.0, flights.pop(0) - self.now)
-        self.awaited[stage.name] += waited
-        self.now += waited
-
-    def _seconds(self, stage: Stage) -> float:
-        """Only what holds the GIL is held up by others that hold it."""
-        return stage.block_s * (1 - stage.serial + stage.serial * self.stretch)
-
-    def stage_periods(self, blocks: int) -> list[StagePeriod]:
-        periods = [self._stage_period(stage, blocks) for stage in self.pipeline.stages]
-        if self.pipeline.prefetch:
-            setting = self.settings.get(PREFETCH, INLINE)
-            periods.append(StagePeriod(PREFETCH, setting, ROWS * blocks, blocks, self.produced_s))
-        return periods
-
-    def _stage_period(self, stage: Stage, blocks: int) -> StagePeriod:
-        setting = self.settings.get(stage.name, INLINE)
-        busy_s = blocks * (stage.block_s if setting.place == "actors" else self._seconds(stage))
-        cpu_s = blocks * stage.block_s * stage.computing
-        num_bytes = blocks * stage.block_bytes
-        return StagePeriod(
-            stage.name, setting, ROWS * blocks, blocks, busy_s, cpu_s, self.awaited[stage.name], num_bytes
-        )
+    def _activity(self, stage: Stage, threads: Mapping[str, int], block_s: float, own_s: float) -> Activity:
+        awaited_s = max(0.0, block_s - own_s) if threads[stage.name] else 0.0
+        size = BLOCKS * stage.block_bytes
+        return Activity(ROWS * BLOCKS, BLOCKS, BLOCKS * stage.block_s, BLOCKS * awaited_s, size)
 
 
 def random_pipeline(seed: int) -> Pipeline:
-    """Stages of 0.2 to 20 ms a block: some compute without the GIL, some with it, some wait."""
+    """Stages of 0.5 to 20 ms a block: some compute without the GIL, some with it, some wait."""
     rng = random.Random(seed)
     stages = tuple(_random_stage(rng, f"map-{number}") for number in range(rng.randint(1, 3)))
-    limits = Limits(rng.randint(1, 6), rng.choice([float("inf"), 16e6]))
     consumer_s = rng.choice([0.0, 10 ** rng.uniform(-4, -2)])
-    return Pipeline(stages, 10 ** rng.uniform(-5, -3), consumer_s, limits, rng.random() < 0.5)
+    ram_bytes = rng.choice([float("inf"), 16e6])
+    return Pipeline(stages, 10 ** rng.uniform(-5, -3), consumer_s, rng.randint(1, 6), ram_bytes, rng.random() < 0.5)
 
 
 def _random_stage(rng: random.Random, name: str) -> Stage:
     serial = rng.choice([0.0, rng.random(), 1.0])
     computing = 1.0 if serial else rng.choice([0.0, 1.0])
-    places: tuple[StagePlace, ...] = rng.choice([("inline", "threads"), ("inline", "threads", "actors")])
-    size = rng.choice([10_000, 1_000_000])
-    return Stage(name, 10 ** rng.uniform(-3.7, -1.7), serial, computing, 10 ** rng.uniform(-3.3, -2.5), size, places)
-
-
-def all_settings(pipeline: Pipeline) -> Iterator[Mapping[str, StageSetting]]:
-    """Every setting within the limits."""
-    choices = [_choices(knob, pipeline.limits.workers) for knob in pipeline.knobs()]
-    names = [knob.name for knob in pipeline.knobs()]
-    for chosen in itertools.product(*choices):
-        settings = dict(zip(names, chosen, strict=True))
-        if (
-            workers_of(settings) <= pipeline.limits.workers
-            and buffered(pipeline, settings) <= pipeline.limits.ram_bytes
-        ):
-            yield settings
-
-
-def _choices(knob: Knob, most: int) -> list[StageSetting]:
-    places: list[StagePlace] = [place for place in knob.places if place != "inline"]
-    counts = range(1, (1 if knob.splits else most) + 1)
-    return [INLINE, *(StageSetting(place, count) for place in places for count in counts)]
-
-
-def buffered(pipeline: Pipeline, settings: Settings) -> float:
-    """Bytes of the blocks under way."""
-    return sum(BLOCKS_PER_WORKER * settings.get(s.name, INLINE).workers * s.block_bytes for s in pipeline.stages)
+    return Stage(name, 10 ** rng.uniform(-3.3, -1.7), serial, computing, rng.choice([10_000, 1_000_000]))

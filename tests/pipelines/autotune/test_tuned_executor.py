@@ -12,9 +12,11 @@ import pytest
 
 from raydist.dataset import Dataset
 from raydist.errors import CancelledError
-from raydist.options import AutotuneOptions, Options
-from raydist.pipelines.autotune.tuned_executor import TunedExecutor
+from raydist.options import AutotuneOptions, Options, ThreadingOptions
+from raydist.pipelines.autotune.tuned_executor import TunedExecutor, local_executor
 from raydist.pipelines.autotune.tuner import Tuner
+from raydist.pipelines.engine.executor import InlineExecutor
+from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.run.iterator import DatasetIterator
 from tests.contracts.op import iterate
 from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
@@ -129,3 +131,19 @@ def test_a_closed_executor_takes_no_more_work() -> None:
     executor.close()
     with pytest.raises(CancelledError, match="needs an open executor"):
         executor.submit(spec, block, (0,))
+
+
+def test_the_options_choose_the_executor() -> None:
+    assert isinstance(local_executor(Options()), TunedExecutor)
+    assert isinstance(local_executor(Options(autotune=AutotuneOptions(enabled=False))), InlineExecutor)
+    assert isinstance(local_executor(Options(threading=ThreadingOptions(private_threadpool_size=0))), InlineExecutor)
+
+
+def test_the_budget_limits_a_fixed_number_of_threads() -> None:
+    options = Options()
+    options.threading.private_threadpool_size = 4
+    executor = local_executor(options)
+    assert isinstance(executor, ThreadExecutor)
+    assert executor.window == 4
+    options.autotune.cpu_budget = 1
+    assert isinstance(local_executor(options), InlineExecutor)

@@ -15,9 +15,8 @@ from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.buffer_size import BufferSize
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread
-from raydist.pipelines.engine.read_ahead import OptionalReadAhead, ReadAhead
+from raydist.pipelines.engine.read_ahead import OptionalPrefetch, ReadAhead, SteadyPrefetch
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.run.plan import open_iterator
 
@@ -61,10 +60,10 @@ def batches() -> OpIterator:
 
 
 MAKERS: dict[str, Callable[[], OpIterator]] = {
-    "thread": lambda: ReadAhead(source := batches(), thread(source)),
-    "none": lambda: OptionalReadAhead(batches(), None),
-    "off at first": lambda: OptionalReadAhead(batches(), Switch(2, begins_on=False)),
-    "on at first": lambda: OptionalReadAhead(batches(), Switch(3, begins_on=True)),
+    "thread": lambda: ReadAhead(batches(), SteadyPrefetch(thread)),
+    "none": lambda: ReadAhead(batches(), None),
+    "off at first": lambda: ReadAhead(batches(), Switch(2, begins_on=False)),
+    "on at first": lambda: ReadAhead(batches(), Switch(3, begins_on=True)),
 }
 
 
@@ -102,10 +101,10 @@ def large_results(rows: int = SIZE) -> OpIterator:
 
 
 LARGE_MAKERS: dict[str, Callable[[], OpIterator]] = {
-    "thread": lambda: ReadAhead(source := large_results(), thread(source)),
-    "none": lambda: OptionalReadAhead(large_results(), None),
-    "off at first": lambda: OptionalReadAhead(large_results(), Switch(2, begins_on=False)),
-    "on at first": lambda: OptionalReadAhead(large_results(), Switch(3, begins_on=True)),
+    "thread": lambda: ReadAhead(large_results(), SteadyPrefetch(thread)),
+    "none": lambda: ReadAhead(large_results(), None),
+    "off at first": lambda: ReadAhead(large_results(), Switch(2, begins_on=False)),
+    "on at first": lambda: ReadAhead(large_results(), Switch(3, begins_on=True)),
 }
 
 

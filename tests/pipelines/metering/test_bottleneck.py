@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from raydist.pipelines.metering.bottleneck import CONSUMER, HANDING_OVER, find_bottleneck, threads_of
-from raydist.pipelines.metering.reading import Reading
+from raydist.pipelines.metering.meter import Reading
+from raydist.pipelines.metering.stats import CONSUMER, HANDING_OVER, find_bottleneck, threads_of
 
 SOURCE = Reading("range-0", "range", kind="source", busy_s=1.0)
 MAP = Reading("map-1", "map", ("range-0",), busy_s=2.0)

@@ -4,7 +4,7 @@ import numpy as np
 
 from raydist import Dataset, Options
 from raydist.pipelines.metering.iteration_meters import IterationMeters
-from raydist.pipelines.metering.reading import Reading
+from raydist.pipelines.metering.meter import Reading
 
 PLAIN = Options()
 PLAIN.optimization.inject_prefetch = False

@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from raydist.pipelines.metering.meter import Reading
 from raydist.pipelines.metering.page import render_page
-from raydist.pipelines.metering.reading import Reading
 from raydist.pipelines.metering.stats import PipelineStats, summarise
 
 READINGS = (

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from raydist import Dataset
 from raydist.pipelines.metering.iteration_meters import IterationMeters
-from raydist.pipelines.metering.reading import Reading
+from raydist.pipelines.metering.meter import Reading
 from raydist.pipelines.metering.stats import PipelineStats, StageStats, stats_of, summarise
 
 SOURCE = Reading("range-0", "range(9)", kind="source", elements=100, bytes=800, busy_s=1.0)

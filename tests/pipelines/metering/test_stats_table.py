@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from raydist.pipelines.metering.stats_table import Row, percent, quantity, render
+from raydist.pipelines.metering.stats import percent, quantity, render
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ def test_shares_are_whole_percentages() -> None:
 
 
 def test_words_stand_to_the_left_and_numbers_to_the_right() -> None:
-    rows = [Row("range-0", "inline", "1 M", "8.0", "3 %", "", "", "map-1 (9 %)", "range(5)")]
-    rows.append(Row("map-1+filter-2", "2 threads", "12.5 M", "0.1", "100 %", "90 %", "5 %", "", "map(f)"))
+    rows = [("range-0", "inline", "1 M", "8.0", "3 %", "", "", "map-1 (9 %)", "range(5)")]
+    rows.append(("map-1+filter-2", "2 threads", "12.5 M", "0.1", "100 %", "90 %", "5 %", "", "map(f)"))
     assert render(rows) == [
         "stage           where      elements/s  MB/s   busy   cpu  queue  waits for    operation",
         "range-0         inline            1 M   8.0    3 %               map-1 (9 %)  range(5)",

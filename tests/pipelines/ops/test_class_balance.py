@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.ops.class_balance import ClassBalance
+from raydist.pipelines.ops.rejection_resample import ClassBalance
 
 
 def test_a_known_distribution() -> None:

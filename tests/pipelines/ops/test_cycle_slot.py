@@ -11,7 +11,7 @@ from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import count_items
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.ops.cycle_slot import CycleSlot, weave
+from raydist.pipelines.ops.cycle import CycleSlot, weave
 from raydist.pipelines.run.plan import open_iterator
 from raydist.pipelines.sources.range import RangeOp
 

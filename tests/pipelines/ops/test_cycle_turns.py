@@ -11,7 +11,7 @@ import numpy as np
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.engine.arrival_order import ArrivalOrder
-from raydist.pipelines.ops.cycle_turns import CycleTurns, Turn
+from raydist.pipelines.ops.cycle import CycleTurns, Turn
 from tests.contracts.op import collect, iterate
 
 

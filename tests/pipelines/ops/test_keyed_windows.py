@@ -8,7 +8,7 @@ import pytest
 from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
-from raydist.pipelines.ops.keyed_windows import KeyedWindowsOp
+from raydist.pipelines.ops.group_by_window import KeyedWindowsOp
 from tests.contracts.op import collect, iterate
 
 

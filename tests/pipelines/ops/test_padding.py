@@ -8,7 +8,7 @@ import pytest
 from raydist.errors import SpecError
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.ops.padding import Padding
+from raydist.pipelines.ops.grouped import Padding
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float64", 2), ("float32", 0.5), ("uint8", 7), ("bool", True)])

@@ -10,14 +10,14 @@ import pytest
 from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, Options
 from raydist.pipelines.autotune.tuned_executor import TunedExecutor
-from raydist.pipelines.ops.prefetch import PrefetchWhereItPaysOp
+from raydist.pipelines.ops.prefetch import PrefetchOp
 from tests.contracts.op import EXECUTORS, MakeExecutor, check_op, iterate
 from tests.pipelines.restless_executor import RestlessExecutor
 from tests.pipelines.threads import pipeline_threads
 
 
 def ahead(dataset: Dataset) -> Dataset:
-    return Dataset(PrefetchWhereItPaysOp(dataset._op))
+    return Dataset(PrefetchOp(dataset._op, injected=True))
 
 
 def spoiled(x: int) -> int:

@@ -5,7 +5,7 @@ import pytest
 from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.ops.split_label import split_label
+from raydist.pipelines.ops.map import split_label
 
 
 def test_a_dict_becomes_features_and_label() -> None:

@@ -12,8 +12,7 @@ from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.split import SplitRule
-from raydist.pipelines.run.steps import element_views
-from raydist.pipelines.run.worker_batches import WorkerBatches
+from raydist.pipelines.run.steps import WorkerBatches, element_views
 from tests.pipelines.run.test_steps import drain, lists
 
 

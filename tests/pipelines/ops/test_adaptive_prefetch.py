@@ -8,6 +8,7 @@ import pytest
 
 from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, Options
+from raydist.pipelines.autotune.tuned_executor import local_executor
 from raydist.values import AUTOTUNE
 from tests.contracts.op import iterate
 from tests.pipelines.threads import pipeline_threads
@@ -26,7 +27,7 @@ def slow(x: np.int64) -> np.int64:
 
 def most_threads(dataset: Dataset) -> int:
     most = 0
-    for _ in iterate(dataset):
+    for _ in iterate(dataset, local_executor):
         most = max(most, len(pipeline_threads()))
     return most
 
@@ -54,9 +55,10 @@ def test_what_waits_is_read_by_pipeline_threads() -> None:
 
 
 def test_stats_show_threads_where_there_are_some() -> None:
-    for dataset, expected in ((Dataset.range(50), "stage"), (Dataset.range(50).map(slow), "prefetch")):
+    waiting = Dataset.range(100).map(slow, num_parallel_calls=1)
+    for dataset, expected in ((Dataset.range(100), "stage"), (waiting, "prefetch")):
         iterator = iter(dataset.prefetch(AUTOTUNE))
-        for _ in range(20):
+        for _ in range(60):
             next(iterator)
             time.sleep(0.004 if expected == "prefetch" else 0)
         kinds = [stage.kind for stage in iterator.stats().stages]

@@ -1,4 +1,4 @@
-"""Dataset.assert_cardinality: a number of elements that the user gives, checked during iteration."""
+"""What a user states about a dataset, and what changes no element: options, and the number of elements."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.options import Options
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState, keep_items
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
@@ -14,7 +15,33 @@ from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
-__all__ = ["AssertCardinalityOp"]
+__all__ = ["AssertCardinalityOp", "WithOptionsOp"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class WithOptionsOp(UnaryOp):
+    """`input`, with options for the whole pipeline."""
+
+    content_blind: ClassVar[bool] = True
+    takes_row_ids: ClassVar[bool] = True
+    state_is_recent: ClassVar[bool] = True
+    given: Options
+
+    @property
+    def options(self) -> Options:
+        return self.given
+
+    @property
+    def is_noop(self) -> bool:
+        return True
+
+    @property
+    def label(self) -> str:
+        return f"with_options({self.given!r})"
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return ctx.build(self.input)
 
 
 @final
@@ -32,10 +59,6 @@ class AssertCardinalityOp(UnaryOp):
             raise InvalidArgumentError(
                 f"expected_cardinality must be >= 0, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY, got {self.count}."
             )
-
-    @property
-    def name(self) -> str:
-        return "assert_cardinality"
 
     @property
     def label(self) -> str:
