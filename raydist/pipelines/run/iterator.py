@@ -17,7 +17,6 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import Item, IteratorState, count_items, drop_items, keep_items
 from raydist.pipelines.elements.key_order import KeyOrder
 from raydist.pipelines.elements.saved_state import (
-    seeds_in,
     state_errors,
 )
 from raydist.pipelines.engine.executor import Executor
@@ -26,7 +25,7 @@ from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.run.optional import Optional
 from raydist.pipelines.run.plan import explain_recursion, make_plan
-from raydist.pipelines.run.reopened import PipelineStates, ReopenedEngine
+from raydist.pipelines.run.reopened import ReopenedEngine
 
 __all__ = ["DatasetIterator"]
 
@@ -79,7 +78,6 @@ class DatasetIterator(Generic[_T]):
         self._op = op
         self._convert = convert
         plan = make_plan(op, options)
-        self._states = PipelineStates(plan)
         self.meters = meters or IterationMeters()
         """Statistics of every stage since the iteration began."""
         self._engine = ReopenedEngine(
@@ -261,7 +259,7 @@ class DatasetIterator(Generic[_T]):
             return self._state_at(self._position())
 
     def _state_at(self, place: tuple[IteratorState, int]) -> IteratorState:
-        return self._states.state_of(self._engine, *place)
+        return self._engine.saved(*place)
 
     def _position(self) -> tuple[IteratorState, int]:
         left = operator.length_hint(self._rows)  # read once: other threads may take rows meanwhile
@@ -298,15 +296,12 @@ class DatasetIterator(Generic[_T]):
         2
         """
         self._process.require("loaded")
-        self._states.require(state)
+        self._engine.require_own(state)
         with self._lock, state_errors(state):
             self.close()
-            self._engine.closed = self._engine.ended = False
-            self._engine.seed, self._engine.epoch = int(state["seed"]), int(state["epoch"])
-            self._engine.resume_at, self._to_skip = dict(state["at"]), int(state["skip"])
-            self._num_rows = 0
-            self._engine.orders.load(state.get("orders", {}))
-            self._engine.own_seeds = seeds_in(state.get("own_seeds", {}), self._engine.own_seeds)
+            skip = int(state["skip"])
+            self._engine.load(state)
+            self._to_skip, self._num_rows = skip, 0
 
     def close(self) -> None:
         """Stop threads and close files. Later calls of `next` raise FailedPreconditionError. May be called twice.

@@ -11,7 +11,13 @@ from raydist.foreign_errors import what_was_raised
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
-from raydist.pipelines.elements.saved_state import require_pipelines, require_settings, require_state, state_errors
+from raydist.pipelines.elements.saved_state import (
+    require_pipelines,
+    require_settings,
+    require_state,
+    seeds_in,
+    state_errors,
+)
 from raydist.pipelines.engine.arrival_order import ArrivalOrders
 from raydist.pipelines.engine.build import Plan, start
 from raydist.pipelines.engine.executor import Executor
@@ -20,7 +26,7 @@ from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.run.plan import make_nested_plan
 
-__all__ = ["PipelineStates", "ReopenedEngine"]
+__all__ = ["ReopenedEngine"]
 
 _ALL = 1 << 62
 _VERSION = 1  # of states
@@ -161,18 +167,6 @@ class ReopenedEngine:
             self._source.close()
             self._source = None
 
-
-@final
-class PipelineStates:
-    """A converter between the iterations of one pipeline and their saved states.
-
-    Args:
-        plan: Plan of the pipeline.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
     @cached_property  # a distributed dataset saves a state with every step
     def _fingerprint(self) -> str:
         return self._plan.fingerprint
@@ -181,29 +175,28 @@ class PipelineStates:
     def _order_settings(self) -> dict[str, str]:
         return self._plan.order_settings
 
-    def state_of(self, engine: ReopenedEngine, at: IteratorState, skip: int) -> IteratorState:
-        """Return the state of an iteration.
+    def saved(self, at: IteratorState, skip: int) -> IteratorState:
+        """Return the state of the iteration for users.
 
         Args:
-            engine: Engine of the iteration.
-            at: State of the engine before a block.
+            at: State before a block.
             skip: Number of elements handed out since then.
         """
-        orders = engine.orders.since(at)
+        orders = self.orders.since(at)
         return {
             "version": _VERSION,
             "pipeline": self._fingerprint,
-            "seed": engine.seed,
-            "epoch": engine.epoch,
+            "seed": self.seed,
+            "epoch": self.epoch,
             "at": at,
             "skip": skip,
             **({"orders": orders} if orders else {}),
-            **({"own_seeds": dict(engine.own_seeds)} if engine.own_seeds else {}),
+            **({"own_seeds": dict(self.own_seeds)} if self.own_seeds else {}),
             **({"settings": settings} if (settings := self._order_settings) else {}),
         }
 
-    def require(self, state: IteratorState) -> None:
-        """Check that any object is a state of this pipeline with the same settings.
+    def require_own(self, state: IteratorState) -> None:
+        """Check that any object is a saved state of this pipeline with the same settings.
 
         Raises:
             InvalidArgumentError: The state is invalid, or belongs to another pipeline or other settings.
@@ -216,3 +209,11 @@ class PipelineStates:
                 f"(version {state.get('version')!r}). Build the dataset as it was when the state was saved."
             )
         require_settings(state, self._order_settings)
+
+    def load(self, state: IteratorState) -> None:
+        """Reopen at a saved state of this pipeline with the next use."""
+        self.closed = self.ended = False
+        self.seed, self.epoch = int(state["seed"]), int(state["epoch"])
+        self.resume_at = dict(state["at"])
+        self.orders.load(state.get("orders", {}))
+        self.own_seeds = seeds_in(state.get("own_seeds", {}), self.own_seeds)
