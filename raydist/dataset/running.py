@@ -13,8 +13,7 @@ from raydist.pipelines.elements.arrow import arrow_batches
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.convert import numpy_rows, torch_rows
 from raydist.pipelines.elements.seeds import draw_seed
-from raydist.pipelines.engine.merged_options import merged_options
-from raydist.pipelines.engine.op import DatasetOp
+from raydist.pipelines.engine.op import DatasetOp, merged_options
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.ops.declared import WithOptionsOp

@@ -26,7 +26,7 @@ from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter, StageKind
 
-__all__ = ["DatasetOp", "IterContext", "Placement", "Planned", "Planner"]
+__all__ = ["DatasetOp", "IterContext", "Placement", "Planned", "Planner", "merged_options"]
 
 Placement = Literal["inline", "pool", "exchange"]
 """Where an operation may run: with its consumer, on a pool of workers, or where all elements pass (reordering)."""
@@ -200,6 +200,14 @@ class DatasetOp(ABC):
     def full_label(self) -> str:
         """`label`, and the user's name of the operation."""
         return self.label if self.given_name is None else f'{self.label} "{self.given_name}"'
+
+
+def merged_options(op: DatasetOp) -> Options:
+    """Return the options set in the graph of `op`. Operations win over their inputs, later inputs over earlier ones."""
+    merged = Options()
+    for source in op.inputs:
+        merged = merged.merge(merged_options(source))
+    return merged if op.options is None else merged.merge(op.options)
 
 
 class Planned(Protocol):

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, final
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import DatasetOp, IterContext, Placement
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.values import UNKNOWN_CARDINALITY
 
-__all__ = ["ElementwiseOp", "SourceOp", "UnaryOp"]
+__all__ = ["ElementwiseOp", "SourceOp", "UnaryOp", "UncountedOp"]
 
 
 class SourceOp(DatasetOp):
@@ -38,6 +39,15 @@ class UnaryOp(DatasetOp):
 
     def element_spec(self) -> Any:
         return self.input.element_spec()
+
+
+@dataclass(frozen=True, eq=False)
+class UncountedOp(UnaryOp):
+    """An operation with one input whose number of results only running tells, unless the input is empty."""
+
+    @final
+    def cardinality(self) -> int:
+        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
 
 class ElementwiseOp(DatasetOp):

@@ -12,8 +12,7 @@ from raydist.pipelines.elements.blocks import Column
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec, most_specific_common
 from raydist.pipelines.engine.build import plan_as_written, start
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.engine.merged_options import merged_options
-from raydist.pipelines.engine.op import DatasetOp
+from raydist.pipelines.engine.op import DatasetOp, merged_options
 from raydist.pipelines.engine.op_iterator import OpIterator
 
 __all__ = ["PROBED_ELEMENTS", "QUICK_S", "merged_specs", "open_probe", "probe_spec"]

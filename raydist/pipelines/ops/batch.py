@@ -30,7 +30,7 @@ from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
-from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
+from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp, UncountedOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.engine.resume import Outbox, read_items
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
@@ -310,16 +310,13 @@ class _Rebatching(ClosesInput, ResumableProducer):
 
 @final
 @dataclass(frozen=True, eq=False)
-class UnbatchOp(UnaryOp, ElementwiseOp):
+class UnbatchOp(UncountedOp, ElementwiseOp):
     """Every element of `input` split along its first dimension."""
 
     pure: ClassVar[bool] = True
 
     takes_lists: bool = field(default=True, metadata=NOT_IN_FINGERPRINT)
     """False if the rows are stacked again (`rebatch`), which is impossible for the rows of a list of tensors."""
-
-    def cardinality(self) -> int:
-        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Any:
         return map_element(row_spec, self.input.element_spec())

@@ -19,9 +19,8 @@ from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
-from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
+from raydist.pipelines.engine.op_kinds import ElementwiseOp, UncountedOp
 from raydist.pipelines.engine.producers import BorderIterator, Producer, ReplayIterator, ResumableProducer, read_item
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["FilterOp", "IgnoreErrorsOp", "UniqueOp", "ask_rows"]
 
@@ -30,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 
 @final
 @dataclass(frozen=True, eq=False)
-class FilterOp(UnaryOp, ElementwiseOp):
+class FilterOp(UncountedOp, ElementwiseOp):
     """The elements of `input` for which `predicate` returns True."""
 
     passes_elements: ClassVar[bool] = True
@@ -45,9 +44,6 @@ class FilterOp(UnaryOp, ElementwiseOp):
     @property
     def label(self) -> str:
         return f"filter({function_label(self.predicate)})"
-
-    def cardinality(self) -> int:
-        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def kernel(self, ctx: IterContext) -> Kernel:
         return _FilterKernel(self.predicate, f"{ctx.operation_names[id(self)]} ({function_label(self.predicate)})")
@@ -104,13 +100,10 @@ def _truth(answer: Any, index: int) -> bool | np.bool_ | ElementError:
 
 @final
 @dataclass(frozen=True, eq=False)
-class UniqueOp(UnaryOp):
+class UniqueOp(UncountedOp):
     """The elements of `input` without repetitions; scalars of integers, bools, bytes or str."""
 
     passes_elements: ClassVar[bool] = True
-
-    def cardinality(self) -> int:
-        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Any:
         spec = self.input.element_spec()
@@ -161,16 +154,13 @@ class _Unique(Producer):
 
 @final
 @dataclass(frozen=True, eq=False)
-class IgnoreErrorsOp(UnaryOp):
+class IgnoreErrorsOp(UncountedOp):
     """The elements of `input` without errors, which are logged as warnings if `log_warning`."""
 
     passes_elements: ClassVar[bool] = True
     state_is_recent: ClassVar[bool] = True
 
     log_warning: bool = False
-
-    def cardinality(self) -> int:
-        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         name = ctx.operation_names[id(self)]

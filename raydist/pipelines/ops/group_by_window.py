@@ -18,7 +18,7 @@ from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.engine.op_kinds import UnaryOp
+from raydist.pipelines.engine.op_kinds import UncountedOp
 from raydist.pipelines.engine.producers import BorderIterator, Producer, ReplayIterator, read_watched
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.ops.cycle import Cycle
@@ -36,7 +36,7 @@ _WHOLE = 1 << 62  # a turn that lasts until its dataset ends
 
 @final
 @dataclass(frozen=True, eq=False)
-class KeyedWindowsOp(UnaryOp):
+class KeyedWindowsOp(UncountedOp):
     """Pairs (key, dataset of elements with that key): each window when full; at the end the rest, by key.
 
     `make_dataset` makes the user's dataset from the operation of a window.
@@ -64,9 +64,6 @@ class KeyedWindowsOp(UnaryOp):
     def label(self) -> str:
         size = self.window_size if self.window_size_func is None else function_label(self.window_size_func)
         return f"keyed_windows({function_label(self.key_func)}, {size})"
-
-    def cardinality(self) -> int:
-        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Any:
         return TensorSpec((), _INT64), DatasetSpec(self.input.element_spec())

@@ -18,7 +18,7 @@ from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
-from raydist.pipelines.engine.op_kinds import UnaryOp
+from raydist.pipelines.engine.op_kinds import UncountedOp
 from raydist.pipelines.engine.producers import (
     BorderIterator,
     OneKind,
@@ -28,7 +28,6 @@ from raydist.pipelines.engine.producers import (
 )
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.ops.map import MapOp, items_of_results
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["ClassBalance", "RejectionResampleOp"]
 
@@ -118,7 +117,7 @@ def _weights(name: str, values: Any) -> tuple[float, ...]:
 
 @final
 @dataclass(frozen=True, eq=False)
-class RejectionResampleOp(UnaryOp):
+class RejectionResampleOp(UncountedOp):
     """Pairs (class, element) of the elements of `input` that a random choice keeps."""
 
     passes_elements: ClassVar[bool] = True
@@ -134,9 +133,6 @@ class RejectionResampleOp(UnaryOp):
     @property
     def label(self) -> str:
         return f"rejection_resample({function_label(self.class_func)}, {self.balance.num_classes} classes)"
-
-    def cardinality(self) -> int:
-        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Any:
         return self._class_spec, self.input.element_spec()

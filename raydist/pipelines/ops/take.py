@@ -15,7 +15,7 @@ from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
-from raydist.pipelines.engine.op_kinds import UnaryOp
+from raydist.pipelines.engine.op_kinds import UnaryOp, UncountedOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.pipelines.ops.filter import ask_rows
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
@@ -124,7 +124,7 @@ class _SkipIterator(_CountedIterator):
 
 @final
 @dataclass(frozen=True, eq=False)
-class TakeWhileOp(UnaryOp):
+class TakeWhileOp(UncountedOp):
     """The elements of `input` before the first for which `predicate` returns False."""
 
     passes_elements: ClassVar[bool] = True
@@ -138,9 +138,6 @@ class TakeWhileOp(UnaryOp):
     @property
     def label(self) -> str:
         return f"take_while({function_label(self.predicate)})"
-
-    def cardinality(self) -> int:
-        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         label = f"{ctx.operation_names[id(self)]} ({function_label(self.predicate)})"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.pipelines.engine.merged_options import merged_options
+from raydist.pipelines.engine.op import merged_options
 
 
 def test_operations_win_over_inputs_and_later_inputs_over_earlier() -> None:
