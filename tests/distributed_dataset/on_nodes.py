@@ -230,6 +230,23 @@ def an_infinite_dataset_is_drawn_in_loops_as_on_one_device() -> None:
         assert strategy.local_results(strategy.run(total, args=(endless,))) == (expected,) * 4
 
 
+def large_rows_stay_on_their_node(folder: str) -> None:
+    """FILE: the pipelines move row ids of what the input workers of their node have stored."""
+    strategy = strategy_on_nodes()
+    lines = rd.TextLineDataset(write_files(folder)).map(lambda line: torch.full((20_000,), int(line)).numpy())
+    lines = lines.batch(4).with_options(rd.Options(auto_shard_policy=rd.AutoShardPolicy.FILE))
+    dataset = strategy.distribute_dataset(lines, rd.InputOptions(num_input_workers=1))
+    seen: Counter[int] = Counter()
+    for batch in dataset:
+        shares = [batch.part_on(rank).ref for rank in range(4)]
+        assert sum(share.bytes_here for share in shares) < sum(share.num_bytes for share in shares) / 100
+        parts = strategy.local_results(strategy.run(lambda rows: rows[:, 19_999].tolist(), args=(batch,)))
+        found = [part[:count] for part, count in zip(parts, batch.rows, strict=True)]  # without padding
+        assert found == [part[:, 0].tolist() for part in batch.values]
+        seen.update(row for part in found for row in part)
+    assert seen == dict.fromkeys(range(sum(ROWS)), 1)
+
+
 def from_a_pool(check: Callable[..., None], *args: Any) -> None:
     """The same with a pool of input workers for all nodes."""
     global OPTIONS
@@ -245,6 +262,7 @@ IN_A_FOLDER = (
     data_gives_the_batches_of_one_device,
     gradients_are_means_over_the_rows_of_all_workers,
     a_missing_file_is_named_with_its_node,
+    large_rows_stay_on_their_node,
 )
 ELSEWHERE = (
     a_state_goes_on_anywhere,

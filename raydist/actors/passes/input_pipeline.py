@@ -195,7 +195,9 @@ class InputPipeline:
     ) -> Production:
         make_executor = local_executor if pool is None else functools.partial(executor_on, pool, job, len(ops))
         return Production(
-            step_source_of(job, ops, make_executor),
+            step_source_of(
+                job, ops, make_executor, None if job.input_options.resources_per_input_worker else self._node_id
+            ),
             self._put,
             num_replicas=job.num_replicas,
             credit=credits_of(job),

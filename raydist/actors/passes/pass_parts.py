@@ -52,8 +52,19 @@ def executor_on(pool: ActorExecutor, job: InputJob, num_iterators: int, options:
     return GrowingExecutor(pool, pool.num_workers, most)
 
 
-def step_source_of(job: InputJob, ops: Sequence[DatasetOp], make_executor: Callable[[Options], Executor]) -> StepSource:
-    """Return the step source of the pass, at the state in the job."""
+def step_source_of(
+    job: InputJob, ops: Sequence[DatasetOp], make_executor: Callable[[Options], Executor], node_id: str | None = None
+) -> StepSource:
+    """Return the step source of the pass, at the state in the job.
+
+    Args:
+        job: Describes the pass.
+        ops: The unpickled operations.
+        make_executor: Makes the executor of each iterator.
+        node_id: Node of the input workers of a pass for the replicas of one node; None for any.
+    """
+    # The replicas that a job of one worker serves are on the node of its pipeline.
+    stays_on_node = job.num_pieces is not None and node_id is not None
     iterators = [
         DatasetIterator(
             op,
@@ -62,7 +73,7 @@ def step_source_of(job: InputJob, ops: Sequence[DatasetOp], make_executor: Calla
             epoch=job.epoch,
             convert=element_views,
             make_executor=make_executor,
-            row_ids=_is_on_one_node(),
+            row_ids=stays_on_node or _is_on_one_node(),
         )
         for op in ops
     ]

@@ -24,7 +24,9 @@ __all__ = ["Compaction", "sparse_slots"]
 
 _Slots = np.ndarray[Any, np.dtype[np.int64]]
 
-_SPARE_BYTES = 256 << 20  # of blocks beyond twice the rows in use: small shuffles are never copied
+_SPARE_BYTES = 128 << 20  # of blocks beyond `_MOST_TIMES` the rows in use: small shuffles are never copied
+_MOST_TIMES = 1.6
+_MOST_SHARE = 0.6  # of the rows of a block that are copied
 _COPY_BYTES = 16 << 20  # copied by one call
 _MOST_COPIES = 8  # found in one search
 _SEARCHES = 16  # in the time in which all rows are exchanged once: a search among 100,000 rows takes 6 ms
@@ -46,9 +48,9 @@ class _Copy(Kernel):
 
 
 def sparse_slots(column: RemoteColumn, spare_bytes: int) -> list[_Slots]:
-    """Return groups of rows to copy: those of the stored columns with the fewest rows in use, each less than half.
+    """Return groups of rows to copy: those of the stored columns with the smallest shares of rows in use.
 
-    Empty while the stored columns take less than twice the bytes of the rows in use, and `spare_bytes` more.
+    Empty while the stored columns take little more memory than the rows in use, and `spare_bytes` more.
     """
     if column.ids.ndim > 1 or not len(column):
         return []
@@ -56,13 +58,13 @@ def sparse_slots(column: RemoteColumn, spare_bytes: int) -> list[_Slots]:
     stored = [column.stored[number] for number in numbers.tolist()]
     row_bytes = np.array([each.row_bytes for each in stored])
     num_rows = np.array([max(1, each.shape[0]) for each in stored])
-    if (row_bytes * num_rows).sum() <= 2 * (row_bytes * counts).sum() + spare_bytes:
+    if (row_bytes * num_rows).sum() <= _MOST_TIMES * (row_bytes * counts).sum() + spare_bytes:
         return []
     share = counts / num_rows
     groups: dict[int, list[int]] = {}
     bytes_before = 0
     for kind in np.argsort(share, kind="stable").tolist():
-        if share[kind] < 0.5:
+        if share[kind] < _MOST_SHARE:
             groups.setdefault(bytes_before // _COPY_BYTES, []).append(kind)
             bytes_before += int(row_bytes[kind] * counts[kind])
     return [np.flatnonzero(np.isin(kinds, group)) for group in list(groups.values())[:_MOST_COPIES]]
