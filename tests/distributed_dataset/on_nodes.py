@@ -240,9 +240,9 @@ def large_rows_stay_on_their_node(folder: str) -> None:
     for batch in dataset:
         shares = [batch.part_on(rank).ref for rank in range(4)]
         assert sum(share.bytes_here for share in shares) < sum(share.num_bytes for share in shares) / 100
-        parts = strategy.local_results(strategy.run(lambda rows: rows[:, 19_999], args=(batch,)))
-        found = [part[:count].tolist() for part, count in zip(parts, batch.rows, strict=True)]  # without padding
-        assert found == [part[:, 0].tolist() for part in batch.values]
+        found = strategy.local_results(strategy.run(lambda rows: rows[:, 19_999], args=(batch,)))  # with rows only
+        found = [part.tolist() for part in found]
+        assert found == [part[:, 0].tolist() for part in batch.values if len(part)]
         seen.update(row for part in found for row in part)
     assert seen == dict.fromkeys(range(sum(ROWS)), 1)
 
