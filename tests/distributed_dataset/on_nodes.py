@@ -240,8 +240,8 @@ def large_rows_stay_on_their_node(folder: str) -> None:
     for batch in dataset:
         shares = [batch.part_on(rank).ref for rank in range(4)]
         assert sum(share.bytes_here for share in shares) < sum(share.num_bytes for share in shares) / 100
-        found = strategy.local_results(strategy.run(lambda rows: rows[:, 19_999], args=(batch,)))  # with rows only
-        found = [part.tolist() for part in found]
+        parts = strategy.local_results(strategy.run(lambda rows: rows[:, 19_999], args=(batch,)))  # with rows only
+        found = [part.tolist() for part in parts]
         assert found == [part[:, 0].tolist() for part in batch.values if len(part)]
         seen.update(row for part in found for row in part)
     assert seen == dict.fromkeys(range(sum(ROWS)), 1)
