@@ -31,6 +31,7 @@ _JUDGED = 3  # periods of a trial, if it is not clear before
 _HOPELESS = 0.5  # a loss that ends a trial at once; half of it ends a trial after two periods
 _RETRY = (64, 2048)  # periods until failed settings are tried again, first and at most
 _COMPARE = (32, 1024)  # periods until a comparison with a run without threads, first and at most
+_LARGE = 1.5  # gain after which the comparison waits as long as possible: it costs as much as threads gain
 _REST = 8  # periods until the next trial after a failure
 _MOST_ROWS, _MOST_BYTES = 4096, 8 << 20  # of a block: see engine/block_size.py
 
@@ -252,25 +253,26 @@ class Tuner:
         self._trial = None
         self._speeds.clear()
         if gain >= (-_LOSS if trial.comparing else _GAIN):
-            self._keep(trial)
+            self._keep(trial, gain)
             return None
         return self._take_back(trial, gain)
 
-    def _keep(self, trial: _Trial) -> None:
+    def _keep(self, trial: _Trial, gain: float) -> None:
         if trial.comparing:  # threads do not help any more
             self._fail(trial.before)
         elif not any(trial.before.values()):
-            self._compare_gap = _COMPARE[0]
-            self._compare_at = self._now + self._compare_gap
+            self._compare_after(_COMPARE[1] if gain > _LARGE else _COMPARE[0])
 
     def _take_back(self, trial: _Trial, gain: float) -> Decision:
         why = f"{_text(self.threads) or 'inline'} gave {gain:+.0%}"
         if trial.comparing:
-            self._compare_gap = min(_COMPARE[1], 2 * self._compare_gap)
-            self._compare_at = self._now + self._compare_gap
+            self._compare_after(min(_COMPARE[1], 2 * self._compare_gap))
         else:
             self._fail(self.threads)
         return self._change(trial.before, why)
+
+    def _compare_after(self, periods: int) -> None:
+        self._compare_gap, self._compare_at = periods, self._now + periods
 
     def _fail(self, threads: Mapping[str, int]) -> None:
         """Note that `threads` did not help: try them again later, and anything else after a rest."""

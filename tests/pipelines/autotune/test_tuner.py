@@ -62,6 +62,11 @@ def test_what_waits_gets_all_threads_at_once() -> None:
     assert run(tuner_of(waiting), waiting, 3) == [{"map": 0}, {"map": 16}]
 
 
+def test_what_helps_by_far_is_not_compared_soon() -> None:
+    waiting = Pipeline((Stage("map", 0.01, computing=0.0),), threads=16)
+    assert run(tuner_of(waiting), waiting, 1000) == [{"map": 0}, {"map": 16}]
+
+
 def test_what_computes_gets_twice_as_many_threads_while_that_helps() -> None:
     computing = Pipeline((Stage("map", 0.01, serial=0.24),), threads=16)
     seen = run(tuner_of(computing), computing, 35)
