@@ -53,6 +53,12 @@ def pid_of(pool: ActorExecutor, index: int = 0) -> int:
     return pid
 
 
+def test_each_worker_has_a_block_at_work_and_one_on_its_way() -> None:
+    pool = ActorExecutor(3, name="test")  # starts nothing
+    assert pool.window == 6
+    pool.close()
+
+
 def test_any_number_of_workers_gives_the_same_elements() -> None:
     def noisy(x: Any, *, rng: np.random.Generator) -> Any:
         return {"x": x, "noise": rng.integers(1000), "name": str(int(x)).encode()}
