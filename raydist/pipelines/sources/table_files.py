@@ -129,7 +129,7 @@ class _TableRows(ResumableProducer):
 
     def restore(self, border: IteratorState) -> None:
         self._number, self._start = int(border["file"]), [int(number) for number in border["at"]]
-        self._size = int(border["size"])
+        self._size = int(border.get("size", 0))  # earlier versions did not save it
         if self._number > len(self._op.paths):
             raise FailedPreconditionError(
                 f"A state must be loaded into the pipeline that it was saved from, but it is of file {self._number}, "
