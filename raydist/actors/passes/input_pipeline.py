@@ -50,6 +50,7 @@ __all__ = ["InputMetrics", "InputPipeline"]
 _DESCRIBED = {
     "raydist_input_batches": "Global batches that input pipelines have made.",
     "raydist_input_bytes": "Bytes of these.",
+    "raydist_input_bytes_here": "Bytes of these that passed through the pipeline's process.",
     "raydist_input_wait_seconds": "Seconds that readers had no work and waited for a batch, of all readers together.",
 }
 
@@ -61,6 +62,7 @@ class _Seen:
 
     batches: float = 0.0
     num_bytes: float = 0.0
+    bytes_here: float = 0.0
     wait_s: float = 0.0
 
 
@@ -88,11 +90,13 @@ class InputMetrics:
         """Add the progress of a pass since the last update; the arguments count from the start of the pass."""
         before = self._seen.get(key, _Seen())
         num_bytes = stats.stages[-1].bytes if stats.stages else 0
-        now = self._seen[key] = _Seen(stats.elements, num_bytes, wait_s)
+        bytes_here = stats.stages[-1].bytes_here if stats.stages else 0
+        now = self._seen[key] = _Seen(stats.elements, num_bytes, bytes_here, wait_s)
         self._counters.raise_by(
             {
                 "raydist_input_batches": now.batches - before.batches,
                 "raydist_input_bytes": now.num_bytes - before.num_bytes,
+                "raydist_input_bytes_here": now.bytes_here - before.bytes_here,
                 "raydist_input_wait_seconds": now.wait_s - before.wait_s,
             }
         )

@@ -71,10 +71,10 @@ class Block:
 
     @property
     def bytes_here(self) -> int:
-        """Bytes in this process: `num_bytes`, where row ids count instead of the values that they name."""
+        """The part of `num_bytes` that is in this process: row ids count nothing."""
         if not self.is_remote:
             return self.num_bytes
-        here = tuple(column.ids if isinstance(column, RemoteColumn) else column for column in self.columns)
+        here = tuple(column for column in self.columns if not isinstance(column, RemoteColumn))
         return Block(self.structure, self.specs, here, self.num_rows).num_bytes
 
     @property

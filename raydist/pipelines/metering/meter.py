@@ -29,6 +29,7 @@ class Reading:
         elements: Elements handed out.
         blocks: Blocks handed out.
         bytes: Bytes of these blocks; an estimate where elements are bytes, str or of varying shape.
+        bytes_here: Bytes of these that were in the pipeline's process; the values that row ids name are not.
         errors: Errors handed out in place of elements.
         busy_s: Seconds that the workers spent on the stage's own work, without its inputs.
         cpu_s: CPU seconds of that work, where measured.
@@ -51,6 +52,7 @@ class Reading:
     elements: int = 0
     blocks: int = 0
     bytes: int = 0
+    bytes_here: int = 0
     errors: int = 0
     busy_s: float = 0.0
     cpu_s: float = 0.0
@@ -113,7 +115,7 @@ class Meter:
 
     def begin_again(self) -> None:
         """Reset the totals; the clock restarts at 0."""
-        self.elements = self.blocks = self.bytes = self.errors = 0
+        self.elements = self.blocks = self.bytes = self.bytes_here = self.errors = 0
         self.own_s = self.input_s = self.awaited_s = self.worked_s = self.here_s = self.cpu_s = self.ahead_s = 0.0
         self.asked = self.found_buffered = 0
         self._worker_s = 0.0  # seconds times workers, until the last change of the number of workers
@@ -135,7 +137,9 @@ class Meter:
         """Count a block."""
         self.blocks += 1
         self.elements += block.num_rows
-        self.bytes += block.num_bytes
+        num_bytes = block.num_bytes
+        self.bytes += num_bytes
+        self.bytes_here += block.bytes_here if block.is_remote else num_bytes
 
     def handed_out_together(self, blocks: Sequence[Block]) -> None:
         """Count several blocks."""
@@ -177,6 +181,7 @@ class Meter:
             elements=self.elements,
             blocks=self.blocks,
             bytes=self.bytes,
+            bytes_here=self.bytes_here,
             errors=self.errors,
             busy_s=worked_s + handling_s,
             cpu_s=self.cpu_s,

@@ -56,6 +56,8 @@ class StageStats:
         elements: Elements handed out.
         elements_per_s: Elements per second.
         bytes: Bytes handed out; an estimate where elements are bytes, str or of varying shape.
+        bytes_here: Bytes of these that passed through the pipeline's process; the others stayed where input workers had
+            stored them.
         bytes_per_s: Bytes per second.
         errors: Errors handed out in place of elements.
         busy: Share of the workers' time with work.
@@ -81,6 +83,7 @@ class StageStats:
     elements: int
     elements_per_s: float
     bytes: int
+    bytes_here: int
     bytes_per_s: float
     errors: int
     busy: float
@@ -146,9 +149,15 @@ class PipelineStats:
 
     @property
     def findings(self) -> list[str]:
-        """The bottleneck and the autotuner's decisions, one sentence each."""
+        """The bottleneck, the bytes that stayed with workers, and the autotuner's decisions, one sentence each."""
         limit = [f"Bottleneck: {self.bottleneck} ({self.because})."] if self.bottleneck else []
-        return limit + [f"Autotune: {decision}" for decision in self.decisions]
+        elsewhere = [
+            f"{each.name}: {percent(1 - each.bytes_here / each.bytes)} of {each.bytes / 1e6:,.1f} MB stayed with input "
+            "workers."
+            for each in self.stages
+            if each.bytes_here < each.bytes
+        ]
+        return limit + elsewhere + [f"Autotune: {decision}" for decision in self.decisions]
 
 
 def stats_of(meters: IterationMeters | None) -> PipelineStats:
@@ -208,6 +217,7 @@ def _stage(reading: Reading, by_name: Mapping[str, Reading], reader: str, elapse
         elements=reading.elements,
         elements_per_s=reading.elements / elapsed_s if elapsed_s else 0.0,
         bytes=reading.bytes,
+        bytes_here=reading.bytes_here,
         bytes_per_s=reading.bytes / elapsed_s if elapsed_s else 0.0,
         errors=reading.errors,
         busy=_share(reading.busy_s, elapsed_s * reading.workers),

@@ -38,7 +38,10 @@ def _stages(op: DatasetOp, plan: Plan) -> Iterator[str]:
     if not isinstance(op, ElementwiseOp):
         for source in op.inputs:
             yield from _stages(source, plan)
-        yield f"{plan.names[id(op)]}: in the consumer's process"
+        on_ids = (
+            ", on row ids of what input workers store" if op.takes_row_ids and plan.options.num_input_workers else ""
+        )
+        yield f"{plan.names[id(op)]}: in the consumer's process{on_ids}"
         return
     chain, base = chain_of(op)
     yield from _stages(base, plan)

@@ -32,7 +32,7 @@ def test_each_pass_counts_what_it_has_done_since() -> None:
     metrics.update("a", stats_after(5), 0.75)
     metrics.update("b", stats_after(2), 1.0)
     assert taken.total["raydist_input_batches"] == 7
-    assert taken.total["raydist_input_bytes"] == 7 * 16
+    assert taken.total["raydist_input_bytes"] == taken.total["raydist_input_bytes_here"] == 7 * 16
     assert taken.total["raydist_input_wait_seconds"] == 1.75
     assert taken.fills.keys() == {"prefetch-2"}
     metrics.forget("a")

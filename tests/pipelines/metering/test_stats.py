@@ -8,13 +8,17 @@ from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Reading
 from raydist.pipelines.metering.stats import PipelineStats, StageStats, stats_of, summarise
 
-SOURCE = Reading("range-0", "range(9)", kind="source", elements=100, bytes=800, busy_s=1.0)
+from tests.contracts.op import collect, iterate
+from tests.pipelines.storing_executor import StoringExecutor
+
+SOURCE = Reading("range-0", "range(9)", kind="source", elements=100, bytes=800, bytes_here=800, busy_s=1.0)
 MAP = Reading(
     "map-1",
     "map(f)",
     ("range-0",),
     elements=100,
     bytes=400,
+    bytes_here=400,
     errors=3,
     busy_s=6.5,
     handling_s=0.5,
@@ -120,3 +124,14 @@ def test_where_a_stage_runs() -> None:
     one = replace(MAP, parallelism=1)
     stats = summarise([SOURCE, one, PREFETCH], elapsed_s=1.0)
     assert [row.where for row in stats.stages] == ["inline", "1 thread", "1 thread"]
+
+
+def test_bytes_that_stay_with_workers_are_told() -> None:
+    dataset = Dataset.range(40).map(lambda x: x).shuffle(5, seed=1).batch(4)
+    iterator = iterate(dataset, StoringExecutor)
+    collect(iterator)
+    stats = iterator.stats()
+    assert [(each.bytes, each.bytes_here) for each in stats.stages[:4]] == [(320, 320), (320, 0), (320, 0), (320, 0)]
+    assert "shuffle-2: 100 % of 0.0 MB stayed with input workers." in str(stats)
+    list(dataset)
+    assert "stayed" not in str(dataset.stats())
