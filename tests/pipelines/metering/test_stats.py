@@ -7,7 +7,6 @@ from raydist import Dataset
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Reading
 from raydist.pipelines.metering.stats import PipelineStats, StageStats, stats_of, summarise
-
 from tests.contracts.op import collect, iterate
 from tests.pipelines.storing_executor import StoringExecutor
 
