@@ -11,7 +11,7 @@ from raydist.pipelines.metering.stats import PipelineStats, summarise
 
 READINGS = (
     Reading(
-        "range-0", "range(9)", kind="source", elements=2_000_000, bytes=8_000_000, bytes_here=8_000_000, busy_s=0.5
+        "range-0", "range(9)", kind="source", elements=2_000_000, bytes=8 * 10**6, bytes_here=8 * 10**6, busy_s=0.5
     ),
     Reading(
         "map-1", "map(a.py:3 <lambda>)", ("range-0",), errors=7, busy_s=3.0, cpu_s=1.5, wait_s=0.5, input_wait_s=0.5
