@@ -247,6 +247,25 @@ def large_rows_stay_on_their_node(folder: str) -> None:
     assert seen == dict.fromkeys(range(sum(ROWS)), 1)
 
 
+def large_rows_are_put_together_where_they_are_stored() -> None:
+    """DATA: no value passes through the pipeline of all nodes, and replicas do not map blocks of other rows."""
+    strategy = strategy_on_nodes()
+    dataset = rd.Dataset.range(120).map(lambda x: torch.full((20_000,), int(x)).numpy()).shuffle(100, seed=1).batch(8)
+    expected = [rows[:, 0].tolist() for rows in LocalDistributedDataset(dataset)]
+    batches = iter(strategy.distribute_dataset(dataset, rd.InputOptions(num_input_workers=4)))
+    found = []
+    for batch in batches:
+        for rank in range(4):
+            piece = batch.part_on(rank).ref
+            blocks = {stored.result.ref: stored for c in piece._columns for stored in c.stored.values()}
+            held = sum(stored.row_bytes * stored.shape[0] for stored in blocks.values())
+            assert piece.bytes_here < piece.num_bytes / 100
+            assert held <= 2 * piece.num_bytes
+        parts = strategy.local_results(strategy.run(lambda rows: rows[:, 19_999], args=(batch,)))
+        found.append([row for part in parts for row in part.tolist()])
+    assert found == expected
+
+
 def from_a_pool(check: Callable[..., None], *args: Any) -> None:
     """The same with a pool of input workers for all nodes."""
     global OPTIONS
@@ -269,6 +288,7 @@ ELSEWHERE = (
     a_function_is_called_once_a_worker_or_once_a_replica,
     input_workers_are_on_the_nodes_of_the_replicas,
     an_infinite_dataset_is_drawn_in_loops_as_on_one_device,
+    large_rows_are_put_together_where_they_are_stored,
 )
 FROM_A_POOL: tuple[Callable[..., None], ...] = (
     files_are_read_once_where_their_rows_go,

@@ -21,6 +21,7 @@ from raydist.actors.passes.piece import (
 from raydist.pipelines.elements.columns import RemoteColumn
 
 if TYPE_CHECKING:
+    from raydist.actors.passes.assembly import Assembly
     from raydist.nest import Structure
     from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.run.split import Cut
@@ -169,18 +170,24 @@ class OpenGroup:
         """The state after each step."""
         return tuple(step.state for step in self._steps)
 
-    def store(self, put: Callable[[GroupPiece], Any], *, zero_copy: bool) -> BatchGroup:
-        """Store each replica's pieces with `put` (small ones stay inline) and return the group of references."""
+    def store(
+        self, put: Callable[[GroupPiece], Any], *, zero_copy: bool, assembly: Assembly | None = None
+    ) -> BatchGroup:
+        """Store each replica's pieces with `put` (small ones stay inline) and return the group of references.
+
+        With an assembly, workers copy the rows of stored blocks first. Blocks until they have.
+        """
         first = self._steps[0]
-        refs = tuple(self._store(rank, put, zero_copy) for rank in range(len(first.cuts)))
+        pieces = [self._piece(rank, zero_copy) for rank in range(len(first.cuts))]
+        if assembly is not None:
+            for finish in [piece.begin_assembly(assembly.begin) for piece in pieces]:
+                finish()
+        refs = tuple(put(piece) if piece.bytes_here > INLINE_BYTES else piece for piece in pieces)
         rows = tuple(tuple(cut.num_rows for cut in step.cuts) for step in self._steps)
         return BatchGroup(first.step, refs, rows, first.structure)
 
-    def _store(self, rank: int, put: Callable[[GroupPiece], Any], zero_copy: bool) -> Ref:
-        first = self._steps[0]
+    def _piece(self, rank: int, zero_copy: bool) -> GroupPiece:
         cuts = [step.cuts[rank] for step in self._steps]
         stand_ins = {place: cut.stand_in for place, cut in enumerate(cuts) if cut.stand_in is not None}
-        piece = pack_piece(
-            [cut.columns for cut in cuts], first.structure.paths(), stand_ins=stand_ins, zero_copy=zero_copy
-        )
-        return put(piece) if piece.bytes_here > INLINE_BYTES else piece
+        names = self._steps[0].structure.paths()
+        return pack_piece([cut.columns for cut in cuts], names, stand_ins=stand_ins, zero_copy=zero_copy)

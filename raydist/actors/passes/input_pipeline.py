@@ -18,7 +18,7 @@ from raydist.actors.metric_counters import MetricCounters
 from raydist.actors.passes.batch_queues import QueueEntry
 from raydist.actors.passes.dealt_splits import DealtSplit, SplitDesk
 from raydist.actors.passes.merged_pass import MergedPass, WorkerLink
-from raydist.actors.passes.pass_parts import credits_of, executor_on, step_source_of
+from raydist.actors.passes.pass_parts import assembly_of, credits_of, executor_on, step_source_of
 from raydist.actors.passes.production import Production
 from raydist.actors.passes.served_pass import Poll
 from raydist.actors.portable_errors import pack_error
@@ -199,15 +199,14 @@ class InputPipeline:
     ) -> Production:
         make_executor = local_executor if pool is None else functools.partial(executor_on, pool, job, len(ops))
         return Production(
-            step_source_of(
-                job, ops, make_executor, None if job.input_options.resources_per_input_worker else self._node_id
-            ),
+            step_source_of(job, ops, make_executor),
             self._put,
             num_replicas=job.num_replicas,
             credit=credits_of(job),
             zero_copy=job.input_options.zero_copy,
             label=job.label,
             where=self._where,
+            assembly=assembly_of(job, pool, None if job.input_options.resources_per_input_worker else self._node_id),
             on_end=on_end,
         )
 

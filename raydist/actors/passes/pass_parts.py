@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from raydist.actors.passes.assembly import Assembly
 from raydist.actors.passes.credits import Credits
 from raydist.actors.workers.growing_executor import GrowingExecutor
 from raydist.actors.workers.pools_of_passes import SharedExecutor
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from raydist.pipelines.engine.executor import Executor
     from raydist.pipelines.engine.op import DatasetOp
 
-__all__ = ["credits_of", "executor_on", "step_source_of"]
+__all__ = ["assembly_of", "credits_of", "executor_on", "step_source_of"]
 
 
 def credits_of(job: InputJob) -> Credits:
@@ -40,7 +41,7 @@ def _store_bytes() -> int | None:
 
 
 def _is_on_one_node() -> bool:
-    """Return True if the cluster has one node. Replicas of other nodes would copy whole blocks for their few rows."""
+    """Return True if the cluster has one node."""
     return not ray.is_initialized() or sum(node["Alive"] for node in ray.nodes()) == 1
 
 
@@ -52,19 +53,21 @@ def executor_on(pool: ActorExecutor, job: InputJob, num_iterators: int, options:
     return GrowingExecutor(pool, pool.num_workers, most)
 
 
-def step_source_of(
-    job: InputJob, ops: Sequence[DatasetOp], make_executor: Callable[[Options], Executor], node_id: str | None = None
-) -> StepSource:
-    """Return the step source of the pass, at the state in the job.
+def assembly_of(job: InputJob, pool: ActorExecutor | None, node_id: str | None) -> Assembly | None:
+    """Return the assembly for a pass whose replicas may be on other nodes than its input workers; else None.
 
     Args:
         job: Describes the pass.
-        ops: The unpickled operations.
-        make_executor: Makes the executor of each iterator.
-        node_id: Node of the input workers of a pass for the replicas of one node; None for any.
+        pool: Input workers; None for none.
+        node_id: Node of the input workers; None for any.
     """
     # The replicas that a job of one worker serves are on the node of its pipeline.
     stays_on_node = job.num_pieces is not None and node_id is not None
+    return None if pool is None or stays_on_node or _is_on_one_node() else Assembly(pool, job.label)
+
+
+def step_source_of(job: InputJob, ops: Sequence[DatasetOp], make_executor: Callable[[Options], Executor]) -> StepSource:
+    """Return the step source of the pass, at the state in the job."""
     iterators = [
         DatasetIterator(
             op,
@@ -73,7 +76,7 @@ def step_source_of(
             epoch=job.epoch,
             convert=element_views,
             make_executor=make_executor,
-            row_ids=stays_on_node or _is_on_one_node(),
+            row_ids=True,
         )
         for op in ops
     ]

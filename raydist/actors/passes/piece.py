@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
 import pyarrow as pa
@@ -107,6 +107,21 @@ class GroupPiece:
         return sum(
             column.ids.nbytes if isinstance(column, RemoteColumn) else _bytes_of(column) for column in self._columns
         )
+
+    def begin_assembly(self, begin: Callable[[Sequence[_Array]], Callable[[], list[_Array]]]) -> Callable[[], None]:
+        """Start to replace the columns of row ids by what `begin` makes of them; see `Assembly.begin`.
+
+        Returns:
+            A function that waits for the new columns.
+        """
+        places = [place for place, column in enumerate(self._columns) if isinstance(column, RemoteColumn)]
+        finish = begin([cast(_Array, self._columns[place]) for place in places])
+
+        def put() -> None:
+            for place, column in zip(places, finish(), strict=True):
+                self._columns[place] = column if isinstance(column, RemoteColumn) else pack_column(column)
+
+        return put
 
     @property
     def batch(self) -> pa.RecordBatch:

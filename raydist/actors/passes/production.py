@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, final
 
+from raydist.actors.passes.assembly import Assembly
 from raydist.actors.passes.batch_group import MadeStep, OpenGroup
 from raydist.actors.passes.batch_queues import QueueEntry
 from raydist.actors.passes.credits import Credits
@@ -38,8 +39,8 @@ def _nothing() -> None:
 class Production(ServedPass):
     """A pass that runs a step source in a thread, as far ahead of the slowest reader as the credits allow. Thread-safe.
 
-    `put` stores a piece and returns a reference; `where` is appended to notes on errors; the thread calls `on_end`
-    once, when the source is closed.
+    `put` stores a piece and returns a reference; `where` is appended to notes on errors; `assembly` copies rows for
+    replicas on several nodes; the thread calls `on_end` once, when the source is closed.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Production(ServedPass):
         zero_copy: bool,
         label: str,
         where: str = "",
+        assembly: Assembly | None = None,
         on_end: Callable[[], None] = _nothing,
     ) -> None:
         super().__init__(num_replicas, source.state_dict(), label)
@@ -60,6 +62,7 @@ class Production(ServedPass):
         self._credit = credit
         self._zero_copy = zero_copy
         self._where = where
+        self._assembly = assembly
         self._on_end = on_end
         self._ended = False
         self._storing = threading.Lock()  # acquired before `_changed`; groups are stored one at a time
@@ -169,7 +172,7 @@ class Production(ServedPass):
                 group = self._moving = self._open
                 self._open = OpenGroup(self._credit.group_bytes)
             try:
-                stored = group.store(self._put, zero_copy=self._zero_copy)
+                stored = group.store(self._put, zero_copy=self._zero_copy, assembly=self._assembly)
             except Exception as error:
                 what = f"{group.num_steps} steps ({group.num_bytes} bytes) of {self._label}"
                 self._fail(

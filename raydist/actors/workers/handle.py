@@ -70,18 +70,21 @@ class WorkerHandle:
     Attributes:
         name: Name of the actor.
         started: True once the actor has answered.
+        node: Ray node of the actor; "" before it has answered.
         words: The exit reason that the actor's process writes if its own code ends it.
     """
 
     def __init__(self, name: str, kind: WorkerKind, actor: Any) -> None:
         self.name = name
         self.started = False
+        self.node = ""
         self.words = LastWords()
         self._process = OwningProcess("An input worker")
         self._session = RaySession()
         self._kind = kind
         self._actor = actor
         self._ready: Any = actor.hello.remote(self.words.path, installed_packages())
+        self._where: Any = actor.node.remote()
         self._ran = False
         self._under_way: deque[Any] = deque()
         self._digests: deque[bytes] = deque()
@@ -157,6 +160,7 @@ class WorkerHandle:
             )
         try:
             ray.get(ready)
+            self.node = ray.get(self._where, timeout=self._kind.start_s)
         except RayError as error:
             if cancelled():
                 raise CancelledError(

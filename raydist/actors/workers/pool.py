@@ -84,13 +84,14 @@ class RunningWorkers:
         request = Request((self._kind.resources,), "PACK", key="", what="input workers")
         await_placed(request, wait, timeout_s=self._kind.start_s)
 
-    def place_of_next(self, workers: Sequence[WorkerHandle], loads: Sequence[int]) -> int:
-        """Return the index of the least loaded worker among the running ones, or among all if none runs."""
+    def place_of_next(self, workers: Sequence[WorkerHandle], loads: Sequence[int], node: str = "") -> int:
+        """Return the index of the least loaded worker: of those on `node`, of the running ones, or of all."""
         self._began = self._began or time.monotonic()
         running = [place for place, worker in enumerate(workers) if worker.runs]
         if running and len(running) < len(workers):
             self._tell(len(workers) - len(running), len(workers))
-        return min(running or range(len(loads)), key=loads.__getitem__)
+        there = [place for place in running if node and workers[place].node == node]
+        return min(there or running or range(len(loads)), key=loads.__getitem__)
 
     def _tell(self, missing: int, num_workers: int) -> None:
         if self._told or time.monotonic() - self._began < self._kind.start_s:
@@ -201,8 +202,12 @@ class ActorExecutor(Executor):
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> PoolTask:
         return PoolTask(self, spec, block, starts)
 
-    def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Sending:
-        """Send a block to the least loaded running worker; other workers may still wait for nodes."""
+    def submit_on(self, node: str, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> PoolTask:
+        """Do `submit` on a worker of one Ray node, if one runs there."""
+        return PoolTask(self, spec, block, starts, node)
+
+    def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...], node: str = "") -> Sending:
+        """Send a block to the least loaded running worker, on Ray node `node` if one runs there."""
         self._running.await_first(self._started_workers, lambda: self.closed)
         with self._lock:
             if self.closed:
@@ -214,7 +219,7 @@ class ActorExecutor(Executor):
             self._fill()
             digest, stage = self._pickles.get(spec)
             loads = self._loads()
-            place = self._running.place_of_next(self._workers, loads)
+            place = self._running.place_of_next(self._workers, loads, node)
             worker = self._workers[place]
             answer, stored = worker.run(digest, stage, block, starts)
             return Sending(worker, answer, stored, self._timeouts.element_s * (1 + loads[place]))

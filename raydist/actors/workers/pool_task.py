@@ -52,8 +52,8 @@ class PoolOfTask(RunsBlocks, Protocol):
     def closed(self) -> bool:
         """Return True once the pool is closed; waiting tasks then stop."""
 
-    def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Sending:
-        """Send a block to a worker."""
+    def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...], node: str = "") -> Sending:
+        """Send a block to a worker, on Ray node `node` if one runs there."""
 
     def received(self) -> None:
         """Record that the result of a block has arrived."""
@@ -72,14 +72,16 @@ class PoolOfTask(RunsBlocks, Protocol):
 class PoolTask(Pending):
     """A block and the worker that runs it. The constructor sends the block."""
 
-    def __init__(self, pool: PoolOfTask, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> None:
+    def __init__(
+        self, pool: PoolOfTask, spec: StageSpec, block: Block, starts: tuple[int, ...], node: str = ""
+    ) -> None:
         self.spec = spec
         self.block = block
         self.starts = starts
         self.pool = pool
         self._cancelled = False
         self._deaths = 0
-        self._sent = pool.send(spec, block, starts)
+        self._sent = pool.send(spec, block, starts, node)
 
     def cancel(self) -> None:
         """Make every present and later wait for the result raise CancelledError."""
@@ -131,7 +133,8 @@ class PoolTask(Pending):
             raise self._late()
         result = unpack_result(ray.get(self._sent.ref, timeout=self._sent.limit_s))
         self.pool.received()
-        return with_row_ids(result, self._sent.stored, Recipe(self.pool, self.spec, self.block, self.starts))
+        recipe = Recipe(self.pool, self.spec, self.block, self.starts, self._sent.worker.node)
+        return with_row_ids(result, self._sent.stored, recipe)
 
     def _late(self) -> DeadlineExceededError:
         labels = ", ".join(kernel.label for kernel in self.spec.kernels)

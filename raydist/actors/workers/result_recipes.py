@@ -31,6 +31,7 @@ __all__ = [
     "leave_losses_to_caller",
     "made_by",
     "make_again",
+    "node_of",
     "serve_losses_as",
 ]
 
@@ -54,9 +55,13 @@ class Recipe:
         spec: Stage.
         block: Input of the stage.
         starts: See `run_stage`.
+        node: Ray node of the worker that has done the work; "" if unknown.
     """
 
-    def __init__(self, pool: RunsBlocks, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> None:
+    def __init__(
+        self, pool: RunsBlocks, spec: StageSpec, block: Block, starts: tuple[int, ...], node: str = ""
+    ) -> None:
+        self.node = node
         self._pool = pool
         self._spec = spec
         self._block = _with_columns(block, _without_result)
@@ -128,10 +133,12 @@ class StoredResult:
         ref: Reference to the `StoredColumns`. Changes when the result is made again.
         origin: How to make the result; None in processes that only read it.
         owner: Name of the actor that has the origin; "" if it cannot be asked.
+        node: Ray node of the worker that made the result; "" if unknown.
     """
 
-    def __init__(self, ref: Any, origin: _Origin | None = None, owner: str = "") -> None:
+    def __init__(self, ref: Any, origin: _Origin | None = None, owner: str = "", node: str = "") -> None:
         self.ref = ref
+        self.node = node
         self.origin = origin
         self.owner = owner
         self._columns: StoredColumns | None = None
@@ -184,7 +191,7 @@ def made_by(recipe: Recipe | None, ref: Any, places: Sequence[ColumnPlace]) -> S
     if recipe is None:
         return StoredResult(ref)
     origin = _Origin(recipe, places)
-    result = StoredResult(ref, origin, _owner)
+    result = StoredResult(ref, origin, _owner, recipe.node)
     origin.has(result)
     return result
 
@@ -293,6 +300,11 @@ class UnstoredColumn(StoredColumn):
     def stored(self) -> ResultColumn:
         """Return the column; make its result again if it was freed."""
         return ResultColumn(self._origin.result(), self._place)
+
+
+def node_of(column: StoredColumn) -> str:
+    """Return the Ray node on which a stored column was made; "" if unknown."""
+    return column.result.node if isinstance(column, ResultColumn) else ""
 
 
 def _without_result(column: StoredColumn) -> StoredColumn:

@@ -8,6 +8,8 @@ import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
+import ray
+
 from raydist.actors.actor_titles import spoken_title
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.software import Software, installed_packages, require_same_software
@@ -77,6 +79,10 @@ class InputWorker:
         self._memory_bytes = limit_memory(self._memory_bytes)
         keep_freed_memory(self._memory_bytes)
         return os.getpid()
+
+    def node(self) -> str:
+        """Return the id of this actor's Ray node."""
+        return str(ray.get_runtime_context().get_node_id())
 
     def run(
         self, digest: bytes, spec: bytes | None, block: Block, starts: tuple[int, ...]

@@ -20,7 +20,7 @@ from raydist.pipelines.elements.row_buffer import RowBuffer
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import Kernel, StageSpec
 
-__all__ = ["Compaction", "sparse_slots"]
+__all__ = ["Compaction", "CopyRows", "sparse_slots"]
 
 _Slots = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -34,8 +34,8 @@ _SEARCHES = 16  # in the time in which all rows are exchanged once: a search amo
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Copy(Kernel):
-    """Returns its rows, which the executor stores as a new block."""
+class CopyRows(Kernel):
+    """Work that returns its rows, which the executor stores as a new block."""
 
     label: str
 
@@ -89,7 +89,7 @@ class Compaction:
 
     def __init__(self, executor: Executor, name: str) -> None:
         self._executor = executor
-        self._spec = StageSpec(f"{name}-compaction", (_Copy(name),))
+        self._spec = StageSpec(f"{name}-compaction", (CopyRows(name),))
         self._exchanged = 0  # rows since the last search
         self._found: deque[_Slots] = deque()
         self._underway: _Underway | None = None
