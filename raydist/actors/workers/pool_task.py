@@ -133,8 +133,8 @@ class PoolTask(Pending):
             raise self._late()
         result = unpack_result(ray.get(self._sent.ref, timeout=self._sent.limit_s))
         self.pool.received()
-        recipe = Recipe(self.pool, self.spec, self.block, self.starts, self._sent.worker.node)
-        return with_row_ids(result, self._sent.stored, recipe)
+        recipe = Recipe.of(self.pool, self.spec, self.block, self.starts)
+        return with_row_ids(result, self._sent.stored, recipe, self._sent.worker.node)
 
     def _late(self) -> DeadlineExceededError:
         labels = ", ".join(kernel.label for kernel in self.spec.kernels)

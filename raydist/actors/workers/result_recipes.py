@@ -37,6 +37,7 @@ __all__ = [
 
 
 _TRIALS = 5
+_MOST_INPUT_BYTES = 256 << 10
 
 
 class RunsBlocks(Protocol):
@@ -55,17 +56,18 @@ class Recipe:
         spec: Stage.
         block: Input of the stage.
         starts: See `run_stage`.
-        node: Ray node of the worker that has done the work; "" if unknown.
     """
 
-    def __init__(
-        self, pool: RunsBlocks, spec: StageSpec, block: Block, starts: tuple[int, ...], node: str = ""
-    ) -> None:
-        self.node = node
+    def __init__(self, pool: RunsBlocks, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> None:
         self._pool = pool
         self._spec = spec
         self._block = _with_columns(block, _without_result)
         self._starts = starts
+
+    @classmethod
+    def of(cls, pool: RunsBlocks, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Recipe | None:
+        """Return the recipe; None if it would keep large input values in this process, such as those of a generator."""
+        return cls(pool, spec, block, starts) if block.bytes_here <= _MOST_INPUT_BYTES else None
 
     def run(self, places: Sequence[ColumnPlace]) -> StoredResult:
         """Make the result. Blocks while workers make it, and whatever it was made from and is gone.
@@ -186,12 +188,12 @@ _owner = ""
 _may_ask = True
 
 
-def made_by(recipe: Recipe | None, ref: Any, places: Sequence[ColumnPlace]) -> StoredResult:
-    """Return the result that `recipe` (None: unknown) has made; `places` are its columns."""
+def made_by(recipe: Recipe | None, ref: Any, places: Sequence[ColumnPlace], node: str = "") -> StoredResult:
+    """Return the result that `recipe` (None: it cannot be made again) has made on a node; `places` are its columns."""
     if recipe is None:
-        return StoredResult(ref)
+        return StoredResult(ref, node=node)
     origin = _Origin(recipe, places)
-    result = StoredResult(ref, origin, _owner, recipe.node)
+    result = StoredResult(ref, origin, _owner, node)
     origin.has(result)
     return result
 

@@ -201,8 +201,8 @@ class RowsApart:
                     "killed. If the function is only slow, raise the limit."
                 )
             try:
-                recipe = Recipe(task.pool, task.spec, block, starts)
-                results.append(with_row_ids(unpack_result(ray.get(ref)), stored, recipe))
+                recipe = Recipe.of(task.pool, task.spec, block, starts)
+                results.append(with_row_ids(unpack_result(ray.get(ref)), stored, recipe, worker.node))
             except RayActorError:
                 break
         return results

@@ -94,8 +94,15 @@ def _object_bytes(column: Column) -> int:
     return sum(len(row) if isinstance(row, bytes | str) else getattr(row, "nbytes", 0) for row in column)
 
 
-def with_row_ids(result: StageResult, ref: Any, recipe: Recipe | None = None) -> StageResult:
-    """Return the result of an answer, with row ids of the columns stored under `ref`, which `recipe` can make again."""
+def with_row_ids(result: StageResult, ref: Any, recipe: Recipe | None = None, node: str = "") -> StageResult:
+    """Return the result of an answer, with row ids of the columns stored under `ref`.
+
+    Args:
+        result: The answer.
+        ref: Reference to the stored columns.
+        recipe: Makes the columns again; None if nothing can.
+        node: Ray node of the worker; "" if unknown.
+    """
     places = [
         column
         for item in result.items
@@ -105,7 +112,7 @@ def with_row_ids(result: StageResult, ref: Any, recipe: Recipe | None = None) ->
     ]
     if not places:
         return result
-    stored = made_by(recipe, ref, places)
+    stored = made_by(recipe, ref, places, node)
     return replace(result, items=tuple(_with_ids(item, stored) for item in result.items))
 
 

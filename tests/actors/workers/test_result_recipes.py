@@ -212,6 +212,12 @@ def test_a_reader_asks_the_owner(pool: Pool, monkeypatch: pytest.MonkeyPatch) ->
         StoredResult(Ref("a-1"), owner="pipeline").columns()
 
 
+def test_large_values_are_not_kept_for_a_recipe() -> None:
+    spec = StageSpec("a", (AddOne("a"),))
+    assert Recipe.of(Pool(), spec, rows(1.0, count=8), (0,)) is not None
+    assert Recipe.of(Pool(), spec, rows(1.0, count=80), (0,)) is None
+
+
 def test_a_result_that_nothing_refers_to_is_not_made_again() -> None:
     with pytest.raises(UnavailableError, match="no longer needed"):
         make_again("gone")
