@@ -78,4 +78,4 @@ def test_a_batch_that_is_made_elsewhere_may_be_larger() -> None:
     assert [size.rows(limit, 1, 1) for limit in (20, 100, 3)] == [20, 20, 3]
     size = BlockSize(away=True, together=40)
     learn(size, rows=3, seconds=0.1, row_bytes=1 << 20)
-    assert size.rows(100, 1, 1) == 8
+    assert size.rows(100, 1, 1) == 16
