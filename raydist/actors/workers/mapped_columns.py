@@ -16,7 +16,6 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayError
 from raydist.actors.packed_columns import ArrowColumn, LaidParts, unpack_column
 from raydist.actors.supervision import first_line
 from raydist.errors import DeadlineExceededError, RaydistError, UnavailableError
-from raydist.options import Timeouts
 from raydist.pipelines.elements.columns import Column
 
 __all__ = ["ColumnPlace", "LostResultError", "PackedResultColumn", "StoredColumns", "mapped_result"]
@@ -126,8 +125,8 @@ class _MappedResults:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Any, StoredColumns] = OrderedDict()
 
-    def get(self, ref: Any) -> StoredColumns:
-        """Map a result. Blocks for at most `Timeouts.input_s`.
+    def get(self, ref: Any, limit_s: float) -> StoredColumns:
+        """Map a result. Blocks for at most `limit_s`.
 
         Raises:
             DeadlineExceededError: The result did not come in time.
@@ -138,7 +137,7 @@ class _MappedResults:
             if found is not None:
                 self._kept.move_to_end(ref)
                 return found
-        result = _get(ref)
+        result = _get(ref, limit_s)
         with self._lock:
             self._kept[ref] = result
             total = sum(each.num_bytes for each in self._kept.values())
@@ -147,8 +146,7 @@ class _MappedResults:
         return result
 
 
-def _get(ref: Any) -> StoredColumns:
-    limit_s = Timeouts().input_s
+def _get(ref: Any, limit_s: float) -> StoredColumns:
     try:
         result: StoredColumns = ray.get(ref, timeout=limit_s)
     except GetTimeoutError:
@@ -170,12 +168,12 @@ def _get(ref: Any) -> StoredColumns:
 _mapped = _MappedResults()
 
 
-def mapped_result(ref: Any) -> StoredColumns:
-    """Map the result under `ref`, which this process may have mapped before. Blocks for at most `Timeouts.input_s`.
+def mapped_result(ref: Any, limit_s: float) -> StoredColumns:
+    """Map the result under `ref`, which this process may have mapped before. Blocks for at most `limit_s`.
 
     Raises:
         DeadlineExceededError: The result did not come in time.
         LostResultError: The result is lost with its node.
         UnavailableError: The result is lost with the pipeline that had it made.
     """
-    return _mapped.get(ref)
+    return _mapped.get(ref, limit_s)

@@ -37,6 +37,9 @@ __all__ = [
 
 
 _TRIALS = 5
+# With Ray 2.60, a get of an object that its owner still refers to was seen to wait for ever, in a process that had let go
+# of the object before: about once in 30 GB through a shuffle of 1 GB.
+_STALL_S = 10.0
 _MOST_INPUT_BYTES = 256 << 10
 
 
@@ -136,10 +139,14 @@ class StoredResult:
         origin: How to make the result; None in processes that only read it.
         owner: Name of the actor that has the origin; "" if it cannot be asked.
         node: Ray node of the worker that made the result; "" if unknown.
+        has_recipe: True if the owner can make the result again.
     """
 
-    def __init__(self, ref: Any, origin: _Origin | None = None, owner: str = "", node: str = "") -> None:
+    def __init__(
+        self, ref: Any, origin: _Origin | None = None, owner: str = "", node: str = "", *, has_recipe: bool = False
+    ) -> None:
         self.ref = ref
+        self.has_recipe = has_recipe or origin is not None
         self.node = node
         self.origin = origin
         self.owner = owner
@@ -148,7 +155,7 @@ class StoredResult:
             _known[_name_of(ref)] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self.ref, self.owner)
+        return _arrived, (self.ref, self.owner, self.has_recipe)
 
     def columns(self) -> StoredColumns:
         """Map the columns. Blocks for at most `Timeouts.input_s`, and while a lost result is made again.
@@ -159,9 +166,13 @@ class StoredResult:
         """
         while self._columns is None:
             try:
-                self._columns = mapped_result(self.ref)
+                self._columns = mapped_result(self.ref, _STALL_S if self.has_recipe else Timeouts().input_s)
             except LostResultError as error:
                 self._make_again(error)
+            except DeadlineExceededError as error:
+                if not self.has_recipe:
+                    raise
+                self._make_again(LostResultError(str(error), _name_of(self.ref)))
         return self._columns
 
     def _make_again(self, error: LostResultError) -> None:
@@ -248,10 +259,10 @@ def _ask(owner: str, error: LostResultError) -> Any:
     return found[0]
 
 
-def _arrived(ref: Any, owner: str) -> StoredResult:
+def _arrived(ref: Any, owner: str, has_recipe: bool) -> StoredResult:
     with _lock:
         known = _known.get(_name_of(ref))
-    return known or StoredResult(ref, owner=owner)
+    return known or StoredResult(ref, owner=owner, has_recipe=has_recipe)
 
 
 def _name_of(ref: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any, cast, final
 import numpy as np
 import pytest
 import ray
-from ray.exceptions import ObjectLostError
+from ray.exceptions import GetTimeoutError, ObjectLostError
 
 from raydist.actors.workers import mapped_columns, result_recipes
 from raydist.actors.workers.mapped_columns import LostResultError
@@ -110,8 +110,8 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
 class NothingKept:
     """The cache of a process that has mapped nothing yet."""
 
-    def get(self, ref: Any) -> Any:
-        return mapped_columns._get(ref)
+    def get(self, ref: Any, limit_s: float) -> Any:
+        return mapped_columns._get(ref, limit_s)
 
 
 def rows(value: float, count: int = 8) -> Block:
@@ -128,6 +128,21 @@ def test_a_lost_result_is_made_again(pool: Pool) -> None:
     pool.lose_all()
     assert firsts(block) == [2.0] * 8
     assert pool.made == ["a-0", "a-1"]
+
+
+def test_so_is_one_that_does_not_come(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = pool.run("a", rows(1.0))
+    limits: list[float] = []
+
+    def late_at_first(ref: str, timeout: float) -> Any:
+        limits.append(timeout)
+        if ref == "a-0":
+            raise GetTimeoutError("late")
+        return pool.get(ref, timeout)
+
+    monkeypatch.setattr(ray, "get", late_at_first)
+    assert firsts(block) == [2.0] * 8
+    assert limits == [result_recipes._STALL_S] * 2
 
 
 def test_so_is_what_it_was_made_from_and_was_freed(pool: Pool) -> None:
