@@ -37,8 +37,8 @@ __all__ = [
 
 
 _TRIALS = 5
-# With Ray 2.60, a get of an object that its owner still refers to was seen to wait for ever, in a process that had let go
-# of the object before: about once in 30 GB through a shuffle of 1 GB.
+# With Ray 2.60, a get of an object that its owner still refers to was seen to wait for ever, in a process that had let
+# go of the object before: about once in 30 GB through a shuffle of 1 GB.
 _STALL_S = 10.0
 _MOST_INPUT_BYTES = 256 << 10
 
