@@ -13,7 +13,7 @@ import numpy as np
 
 from raydist.actors.workers.result_recipes import node_of
 from raydist.nest import flatten
-from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.columns import Column, RemoteColumn, concat_columns
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.compaction import CopyRows
@@ -78,7 +78,7 @@ class Assembly:
         order = np.argsort(np.concatenate(list(by_node.values())))
 
         def finish() -> list[Column]:
-            made = [_only_block(work) for work in underway]
+            made = [_copied(work) for work in underway]
             found = list(columns)
             for index, place in enumerate(places):
                 found[place] = concat_columns([block.columns[index] for block in made], np.concatenate)[order]
@@ -96,8 +96,11 @@ def _block(columns: Sequence[RemoteColumn]) -> Block:
     return Block(flatten(specs)[1], specs, tuple(cast(Sequence[Column], columns)), len(columns[0]))
 
 
-def _only_block(work: Pending) -> Block:
-    (item,) = work.result().items
-    if not isinstance(item, Block):
-        raise item.error
-    return item
+def _copied(work: Pending) -> Block:
+    """Return the copied rows: several blocks where a worker died meanwhile."""
+    blocks = []
+    for item in work.result().items:
+        if not isinstance(item, Block):
+            raise item.error
+        blocks.append(item)
+    return concat_blocks(blocks)

@@ -10,7 +10,6 @@ import numpy as np
 
 from raydist.actors.passes.piece import (
     FIRST_ROWS,
-    INLINE_BYTES,
     NO_ROWS,
     GroupPiece,
     Ref,
@@ -173,8 +172,9 @@ class OpenGroup:
     def store(
         self, put: Callable[[GroupPiece], Any], *, zero_copy: bool, assembly: Assembly | None = None
     ) -> BatchGroup:
-        """Store each replica's pieces with `put` (small ones stay inline) and return the group of references.
+        """Store each replica's pieces with `put` and return the group of references.
 
+        Small pieces stay inline, and pieces with row ids: so the group refers to their blocks until it is acknowledged.
         With an assembly, workers copy the rows of stored blocks first. Blocks until they have.
         """
         first = self._steps[0]
@@ -182,7 +182,7 @@ class OpenGroup:
         if assembly is not None:
             for finish in [piece.begin_assembly(assembly.begin) for piece in pieces]:
                 finish()
-        refs = tuple(put(piece) if piece.bytes_here > INLINE_BYTES else piece for piece in pieces)
+        refs = tuple(put(piece) if piece.is_worth_a_put else piece for piece in pieces)
         rows = tuple(tuple(cut.num_rows for cut in step.cuts) for step in self._steps)
         return BatchGroup(first.step, refs, rows, first.structure)
 

@@ -108,6 +108,12 @@ class GroupPiece:
             column.ids.nbytes if isinstance(column, RemoteColumn) else _bytes_of(column) for column in self._columns
         )
 
+    @property
+    def is_worth_a_put(self) -> bool:
+        """Return True for a large piece of values. A stored piece of row ids would leave its blocks to Ray alone."""
+        has_ids = any(isinstance(column, RemoteColumn) for column in self._columns)
+        return self.bytes_here > INLINE_BYTES and not has_ids
+
     def begin_assembly(self, begin: Callable[[Sequence[_Array]], Callable[[], list[_Array]]]) -> Callable[[], None]:
         """Start to replace the columns of row ids by what `begin` makes of them; see `Assembly.begin`.
 

@@ -37,8 +37,8 @@ __all__ = [
 
 
 _TRIALS = 5
-# With Ray 2.60, a get of an object that its owner still refers to was seen to wait for ever, in a process that had let
-# go of the object before: about once in 30 GB through a shuffle of 1 GB.
+# A get of a block was seen to wait for ever in a replica while groups of row ids were stored (Ray 2.60): such groups
+# kept the blocks alive only through the nested references of another object.
 _STALL_S = 10.0
 _MOST_INPUT_BYTES = 256 << 10
 

@@ -97,8 +97,8 @@ class StoredColumn(ABC):
         return False
 
     def only(self, rows: _Ids) -> StoredColumn:
-        """Return a column of some rows, if `can_shrink`."""
-        raise NotImplementedError(f"raydist bug: {type(self).__name__} cannot shrink to {len(rows)} rows.")
+        """Return a column of some rows; the whole column unless `can_shrink`."""
+        return self
 
 
 @final

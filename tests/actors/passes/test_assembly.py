@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 
 from raydist.actors.passes import assembly
 from raydist.actors.passes.assembly import Assembly, is_worth_a_copy, rows_by_node
+from raydist.actors.passes.piece import pack_piece
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.columns import Column, RemoteColumn, StoredColumn, concat_columns, in_memory
+from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.executor import Pending
 from raydist.pipelines.engine.kernel import StageSpec
 from tests.pipelines.storing_executor import InStore, StoringExecutor
@@ -65,6 +68,37 @@ def test_one_copy_a_node() -> None:
     columns = columns_of(6, np.array([0, 11, 22, 33, 44, 55]))
     Assembly(pool, "a pass").begin(columns)()
     assert pool.nodes == ["node-0", "node-1", "node-2"]
+
+
+class Split(Pending):
+    """The result of a block whose worker died: row by row."""
+
+    def __init__(self, whole: Pending) -> None:
+        self._whole = whole
+
+    def result(self) -> StageResult:
+        found = self._whole.result()
+        (block,) = cast(tuple[Block], found.items)
+        return replace(found, items=tuple(block.slice(row, row + 1) for row in range(block.num_rows)))
+
+
+class DyingPool(Pool):
+    def submit_on(self, node: str, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        return Split(super().submit_on(node, spec, block, starts))
+
+
+def test_a_worker_may_die_meanwhile() -> None:
+    columns = columns_of(6, np.array([0, 55, 11, 1, 22, 33]))
+    found = Assembly(DyingPool(), "a pass").begin(columns)()
+    for mine, theirs in zip(found, columns, strict=True):
+        assert np.array_equal(in_memory(mine), in_memory(theirs))
+
+
+def test_a_group_holds_the_blocks_of_its_row_ids() -> None:
+    ids, values = columns_of(1000, np.arange(10_000))[0], np.zeros((10_000, 3))
+    assert not pack_piece([(ids,)], ["x"]).is_worth_a_put
+    assert not pack_piece([(ids, values)], ["x", "y"]).is_worth_a_put
+    assert pack_piece([(values,)], ["y"]).is_worth_a_put
 
 
 def test_rows_that_are_most_of_their_blocks_are_not_copied() -> None:
