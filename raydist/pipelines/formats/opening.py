@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.formats.files import OpenFile, file_errors, local_path, not_plain, path_text
-from raydist.pipelines.formats.remote_file import RemoteFile, open_system, with_retries
+from raydist.pipelines.formats.remote_file import RemoteFile, open_remote, open_system, with_retries
 
 __all__ = ["create_file", "local_size", "open_file", "open_within", "read_file", "require_same_size"]
 
@@ -95,7 +95,7 @@ def _open_uri(path: str) -> OpenFile:
         return _open_with_arrow(path, error)
     if with_retries(lambda: system.isdir(inner)):
         raise not_plain(path, "a directory")
-    file = RemoteFile(lambda: system.open(inner, "rb"))
+    file = RemoteFile(lambda: open_remote(system, inner))
     return OpenFile(file, file.size_bytes)
 
 

@@ -13,7 +13,16 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["ATTEMPTS", "RemoteFile", "http_status", "is_network_error", "is_transient", "open_system", "with_retries"]
+__all__ = [
+    "ATTEMPTS",
+    "RemoteFile",
+    "http_status",
+    "is_network_error",
+    "is_transient",
+    "open_remote",
+    "open_system",
+    "with_retries",
+]
 
 ATTEMPTS = 6
 """Number of attempts. The waits between them sum up to between 3 s and 6 s."""
@@ -47,6 +56,18 @@ def open_system(path: str) -> tuple[Any, str]:
     limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
     system, inner = fsspec.core.url_to_fs(path, client_kwargs={"timeout": limits})
     return system, str(inner)
+
+
+def open_remote(system: Any, path: str) -> Any:
+    """Open a file of an fsspec system for reading, with a position of its own.
+
+    fsspec's system in memory returns the same object to all callers, so that two readers would move each other's
+    position.
+    """
+    from fsspec.implementations.memory import MemoryFile  # needed only for URIs
+
+    file = system.open(path, "rb")
+    return MemoryFile(None, path, file.getvalue()) if isinstance(file, MemoryFile) else file
 
 
 def is_network_error(error: BaseException) -> bool:

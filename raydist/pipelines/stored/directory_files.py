@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Literal, TypeVar
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, RaydistError
 from raydist.failpoints import failpoint
 from raydist.pipelines.formats.files import OpenFile, file_errors, local_path, secrets_in, shown_uri
-from raydist.pipelines.formats.remote_file import RemoteFile, open_system, with_retries
+from raydist.pipelines.formats.remote_file import RemoteFile, open_remote, open_system, with_retries
 from raydist.pipelines.stored.file_directory import DirectoryFiles, LocalFiles, is_file_name, require_file_name
 
 __all__ = ["DirectoryFiles", "LocalFiles", "RemoteFiles", "directory_files"]
@@ -89,7 +89,7 @@ class RemoteFiles(DirectoryFiles):
     def open(self, name: str) -> OpenFile:
         system, path = self._at(name)
         with self._errors(name):
-            file = RemoteFile(lambda: system.open(path, "rb"))
+            file = RemoteFile(lambda: open_remote(system, path))
         return OpenFile(file, file.size_bytes)
 
     def _entries(self, kind: Literal["file", "directory"]) -> list[str]:

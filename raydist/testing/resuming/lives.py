@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -73,8 +74,9 @@ class Life(ABC):
         """The code with which it ended (-9: it was killed), or None if it still lives after so long."""
 
     def kill(self) -> None:
-        """SIGKILL. The process has not been waited for yet, so that its id is nobody else's."""
-        os.kill(self.pid, signal.SIGKILL)
+        """SIGKILL, unless it has just ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
 
 class Lives(ABC):

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import final
 
 import aiohttp
+import fsspec
 import pytest
 
 from raydist.pipelines.formats import remote_file
-from raydist.pipelines.formats.remote_file import ATTEMPTS, RemoteFile, is_transient, with_retries
+from raydist.pipelines.formats.remote_file import ATTEMPTS, RemoteFile, is_transient, open_remote, with_retries
 
 CONTENT = bytes(range(100))
 
@@ -122,3 +123,15 @@ def test_a_file_that_changed_between_two_attempts() -> None:
     with pytest.raises(OSError, match="changed while it was read: from 100 to 104 bytes"):
         file.read(5)
     file.close()
+
+
+def test_readers_of_a_file_in_memory_have_their_own_positions() -> None:
+    system = fsspec.filesystem("memory")
+    system.pipe("/positions", CONTENT)
+    try:
+        first, second = (RemoteFile(lambda: open_remote(system, "/positions")) for _ in range(2))
+        assert first.size_bytes == len(CONTENT)
+        assert first.read(10) == second.read(10) == CONTENT[:10]
+        assert first.read(10) == second.read(10) == CONTENT[10:20]
+    finally:
+        system.rm("/positions")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,11 @@ def test_a_life_prints_and_ends_or_is_killed(make: Callable[[], Lives], tmp_path
         assert life.exit_code(0.05) is None
         life.kill()
         assert life.exit_code(60.0) == -9
+        life.kill()  # which has ended: no error
+        life = lives.begin(TrialProgram(script, ("7",)), {"SAID": "last"}, log)
+        time.sleep(0.5)  # it ends by itself, and nobody has asked for its code yet
+        life.kill()
+        assert life.exit_code(60.0) in (7, -9)
     said = log.read_text()
     assert said.startswith("end this __main__\n42 this __main__\nraise this __main__\nTraceback")
     assert "KeyError: 'mine'" in said
