@@ -53,8 +53,10 @@ class AutotuneOptions(SettingsGroup):
             and for automatic read-ahead. None: the requested threads, and for all else the number of this process's
             cores.
         ram_budget: Maximum number of bytes in the buffers of a pipeline: elements in prefetch buffers, and blocks on
-            their way to threads that the autotuner chose. One element may always be ready. None: half of the free
-            memory.
+            their way to threads that the autotuner chose. One element may always be ready. With input workers, it also
+            limits the elements that each `shuffle` holds in the object store (the object store itself may take up to
+            1.6 times as much, and 128 MB more): a `shuffle` that needs more raises an UnavailableError. None: half of
+            the free memory for the buffers, and no limit for a shuffle.
 
     Source: tf.data.experimental.AutotuneOptions.
 

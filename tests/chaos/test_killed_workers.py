@@ -21,10 +21,11 @@ from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.dataset import Dataset
 from raydist.options import Options, Timeouts
 from raydist.pipelines.engine.executor import Executor
+from tests.actors.workers.lost_nodes import random_pipeline
 from tests.chaos.extent import how_many
 from tests.contracts.op import iterate
 
-KILLS = how_many(some=10, many=200)
+KILLS = how_many(some=20, many=200)
 KILLS_A_RUN = 10
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(60 + 12 * KILLS)]
@@ -41,7 +42,17 @@ def on_pool(pool: ActorExecutor, options: Options) -> Executor:
 
 
 def rows_of(iterator: Any) -> list[Any]:
-    return [(int(row["x"]), int(row["noise"]), row["wide"].tolist()) for row in iterator]
+    return [
+        (int(row["x"]), int(row["noise"]), row["wide"].tolist()) if isinstance(row, dict) else row.tobytes()
+        for row in iterator
+    ]
+
+
+def pipeline(run: int) -> Dataset:
+    """Small rows, which travel with the answers of workers, or large ones, which stay in the object store."""
+    if run % 2:
+        return random_pipeline(random.Random(run))
+    return Dataset.range(600).shuffle(100, seed=1).map(busy).with_options(Options(seed=5))
 
 
 class Killer(threading.Thread):
@@ -89,11 +100,11 @@ def title_of(pid: int) -> str:
 
 
 def test_whoever_is_killed_the_same_elements_come_in_the_same_order() -> None:
-    dataset = Dataset.range(600).shuffle(100, seed=1).map(busy).with_options(Options(seed=5))
-    expected = rows_of(dataset.as_numpy_iterator())
     killed = {"running": 0, "starting": 0}
     run = 0
     while sum(killed.values()) < KILLS:
+        dataset = pipeline(run)
+        expected = rows_of(dataset.as_numpy_iterator())
         pool = ActorExecutor(2, name=f"chaos-{run}", timeouts=Timeouts(start_s=60.0, element_s=60.0))
         killer = Killer(pool, random.Random(run))
         try:

@@ -334,3 +334,19 @@ def test_modules_of_their_own_classes_are_imported_by_name() -> None:
     found = loads(dumps((uses, torch.ops, torch.backends.mkldnn), lambda obj: None), lambda pid: None)
     assert found[0]() == uses()
     assert found[1:] == (torch.ops, torch.backends.mkldnn)
+
+
+def test_submodules_that_were_imported_later_travel_with_the_function() -> None:
+    """As with cloudpickle: a module whose import the function does not name itself is imported where it arrives."""
+    here: dict[str, Any] = {"xml": importlib.import_module("xml"), "__name__": "__main__"}
+    exec("def parse(): return xml.sax.handler", here)
+
+    def submodules() -> list[str]:
+        data = dumps(here["parse"], lambda obj: None)
+        return sorted(name for name in ("xml.sax", "xml.sax.handler") if name.encode() in data)
+
+    for name in [name for name in sys.modules if name.startswith("xml.sax")]:
+        del sys.modules[name]
+    assert submodules() == submodules() == []
+    importlib.import_module("xml.sax.handler")
+    assert submodules() == submodules() == ["xml.sax", "xml.sax.handler"]

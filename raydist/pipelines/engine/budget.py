@@ -54,16 +54,17 @@ class Budgets:
     Attributes:
         threads: Threads for functions of all stages; no limit unless `cpu_budget` is set.
         tuned_threads: Threads that the autotuner may use: `cpu_budget`, or the number of cores of this process.
+        ram_limit: Bytes that the buffer of a shuffle may take in the object store: `ram_budget`, or infinity.
     """
 
     def __init__(self, options: AutotuneOptions | None = None) -> None:
         options = options or AutotuneOptions()
         self.threads = Budget(options.cpu_budget or float("inf"))
         self.tuned_threads = options.cpu_budget or num_cores()
-        self._ram_budget = options.ram_budget
+        self.ram_limit = options.ram_budget or float("inf")
 
     @functools.cached_property
     def ram(self) -> Budget:
         """Bytes for the buffers of all prefetches: `ram_budget`, or half of the memory that is free at first access."""
         free = free_memory()
-        return Budget(self._ram_budget or (float("inf") if free is None else free / 2))
+        return Budget(free / 2 if free is not None and self.ram_limit == float("inf") else self.ram_limit)

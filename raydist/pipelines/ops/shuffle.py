@@ -13,7 +13,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.row_buffer import RowBuffer
@@ -138,7 +138,7 @@ class ShuffleOp(UnaryOp):
         if ctx.executor.stores_results:
             name = f"{ctx.operation_names[id(self)]}@{'.'.join(map(str, ctx.epoch))}"
             compaction = Compaction(ctx.executor, name)
-        return _ShuffleIterator(ctx.build(self.input), self.buffer_size, self.key(ctx), compaction)
+        return _ShuffleIterator(ctx.build(self.input), self, self.key(ctx), ctx.budgets.ram_limit, compaction)
 
     def key(self, ctx: IterContext) -> RandomKey:
         """Return the random stream of a pass."""
@@ -186,11 +186,14 @@ class _ShuffleIterator(OpIterator):
     """An iterator whose state is a position and the number of errors; restoring reads the input again."""
 
     def __init__(
-        self, source: OpIterator, buffer_size: int, key: RandomKey, compaction: Compaction | None = None
+        self, source: OpIterator, op: ShuffleOp, key: RandomKey, most_stored_bytes: float, compaction: Compaction | None
     ) -> None:
         self._source = source
         self._compaction = compaction
-        self._size = buffer_size
+        self._label = op.label
+        self._size = op.buffer_size
+        self._most_stored_bytes = most_stored_bytes
+        self._stored_bytes = 0  # of the elements in the buffer whose values are in the object store
         self._key = key
         self._slots = RowBuffer()
         self._position = 0
@@ -211,9 +214,20 @@ class _ShuffleIterator(OpIterator):
             wanted = _ROWS if self._size < 0 else min(_ROWS, self._size - self._slots.count)
             if (block := self._read(wanted)) is not None:
                 self._slots.append(block)
+                self._count_stored(block)
         if self._rest is None and (fresh := self._read(limit)) is not None:
             return self._exchange(fresh)
         return self._drain(limit)
+
+    def _count_stored(self, block: Block) -> None:
+        self._stored_bytes += block.num_bytes - block.bytes_here
+        if self._stored_bytes > self._most_stored_bytes:
+            raise UnavailableError(
+                f"{self._label} must hold its elements within Options.autotune.ram_budget, "
+                f"{self._most_stored_bytes / 1e6:,.1f} MB, but its first {self._slots.count:,} elements take "
+                f"{self._stored_bytes / 1e6:,.1f} MB of the object store. Use a smaller buffer_size or "
+                "raise ram_budget."
+            )
 
     def _read(self, limit: int) -> Block | None:
         """Return the next inputs. None at the end, which also fixes the order of the last elements."""

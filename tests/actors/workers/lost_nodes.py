@@ -26,7 +26,7 @@ def lose_nodes(seed: int, losses: int) -> int:
         The number of nodes that were lost while the pipeline ran.
     """
     chance = random.Random(seed)
-    dataset = _random_pipeline(chance)
+    dataset = random_pipeline(chance)
     expected = [batch.tobytes() for batch in dataset.as_numpy_iterator()]
     nodes = [_add_node() for _ in range(2)]
     pool = ActorExecutor(2, name="lost", timeouts=Timeouts(element_s=60.0, start_s=60.0), resources={"input": 1.0})
@@ -57,7 +57,9 @@ def lose_nodes(seed: int, losses: int) -> int:
     return lost
 
 
-def _random_pipeline(chance: random.Random) -> Dataset:
+def random_pipeline(chance: random.Random) -> Dataset:
+    """Rows of 16 KB, which workers store, through operations that move rows and functions that make new ones."""
+
     def widen(x: Any) -> Any:
         return np.full(4_000, x, np.float32)
 

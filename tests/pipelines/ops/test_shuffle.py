@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
-from raydist.options import Options
+from raydist.errors import InvalidArgumentError, UnavailableError
+from raydist.options import AutotuneOptions, Options
 from raydist.pipelines.ops.shuffle import sources_of_outputs
 from raydist.values import UNKNOWN_CARDINALITY
+from tests.contracts.op import iterate
+from tests.pipelines.storing_executor import StoringExecutor
 
 
 def order(dataset: Dataset) -> list[int]:
@@ -170,3 +172,14 @@ def test_a_state_without_the_seed_of_a_kept_order_is_one_of_this_dataset() -> No
     resumed = dataset.as_numpy_iterator()
     resumed.load_state_dict(state)
     assert list(resumed) == list(first)
+
+
+def test_rows_in_the_object_store_stay_within_the_budget() -> None:
+    def read(ram_budget: int | None) -> int:
+        options = Options(autotune=AutotuneOptions(ram_budget=ram_budget))
+        dataset = Dataset.range(50).map(lambda x: np.full(100, x)).shuffle(20).with_options(options)
+        return len(list(iterate(dataset, StoringExecutor)))
+
+    assert read(None) == read(20 * 800) == 50
+    with pytest.raises(UnavailableError, match=r"shuffle\(20\) must hold its elements within .*ram_budget, 0.0 MB"):
+        read(19 * 800)
