@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -75,7 +76,7 @@ class StoredColumns:
     def __reduce__(self) -> tuple[Any, ...]:
         return StoredColumns, (self._columns,)
 
-    @property
+    @functools.cached_property
     def num_bytes(self) -> int:
         """The number of bytes of the columns."""
         return sum(
@@ -124,6 +125,7 @@ class _MappedResults:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Any, StoredColumns] = OrderedDict()
+        self._kept_bytes = 0
 
     def get(self, ref: Any, limit_s: float) -> StoredColumns:
         """Map a result. Blocks for at most `limit_s`.
@@ -139,10 +141,11 @@ class _MappedResults:
                 return found
         result = _get(ref, limit_s)
         with self._lock:
+            known = self._kept.pop(ref, None)  # another thread may have mapped the result meanwhile
             self._kept[ref] = result
-            total = sum(each.num_bytes for each in self._kept.values())
-            while len(self._kept) > 1 and (total > _KEPT_BYTES or len(self._kept) > _KEPT_RESULTS):
-                total -= self._kept.popitem(last=False)[1].num_bytes
+            self._kept_bytes += result.num_bytes - (known.num_bytes if known is not None else 0)
+            while len(self._kept) > 1 and (self._kept_bytes > _KEPT_BYTES or len(self._kept) > _KEPT_RESULTS):
+                self._kept_bytes -= self._kept.popitem(last=False)[1].num_bytes
         return result
 
 
