@@ -78,8 +78,6 @@ ROOMS = {
             "portable_errors",
             "supervision",
             "software",
-            "actor_titles",
-            "replica_console",
             "background_host",
             "metric_counters",
             "packed_columns",

@@ -3,25 +3,72 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
+import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from raydist.actors.actor_titles import title_of_this_actor
 from raydist.actors.portable_errors import pack_error
-from raydist.actors.replica_console import open_console
 from raydist.actors.reservations import bundle_options, guard_reservation
 from raydist.actors.software import Software, installed_software
-from raydist.actors.supervision import RemoteFailure, done_before_failure, end_on_sigterm, kill_actors, wait_for_all
+from raydist.actors.supervision import (
+    RemoteFailure,
+    done_before_failure,
+    end_on_sigterm,
+    kill_actors,
+    title_of_this_actor,
+    wait_for_all,
+)
 from raydist.actors.workers.memory_limit import keep_freed_memory
 from raydist.cluster import release
+from raydist.errors import FailedPreconditionError
 from raydist.ray_session import RaySession
 
-__all__ = ["ReplicaActors", "ReplicaHost", "Seat"]
+__all__ = ["ReplicaActors", "ReplicaHost", "Seat", "console_settings", "open_console"]
+
+
+_LOG_LEVEL = "RAYDIST_LOG_LEVEL"
+_DEBUGGER = "RAY_DEBUG"  # "legacy" is `ray debug`, which needs no further package
+
+
+def console_settings() -> dict[str, str]:
+    """Return the environment variables that give replicas the driver's log level and debugger setting."""
+    settings = {_LOG_LEVEL: str(logging.getLogger().level)}
+    if _DEBUGGER in os.environ:
+        settings[_DEBUGGER] = os.environ[_DEBUGGER]
+    return settings
+
+
+def open_console(title: str) -> None:
+    """Log to stderr from the driver's level on, and make `breakpoint()` either work or raise an error that helps.
+
+    Args:
+        title: Title of this actor, for example "replica 1 of mirrored-1a2b3c4d".
+    """
+    short = title.partition(" of ")[0]
+    root = logging.getLogger()
+    root.setLevel(int(os.environ.get(_LOG_LEVEL, logging.WARNING)))
+    if not root.handlers:
+        handler = logging.StreamHandler(sys.stderr)  # Ray forwards stderr to the driver
+        handler.setFormatter(logging.Formatter(f"[{short}] %(levelname)s:%(name)s:%(message)s"))
+        root.addHandler(handler)
+    if os.environ.get(_DEBUGGER) != "legacy" and importlib.util.find_spec("debugpy") is None:
+        sys.breakpointhook = functools.partial(_refuse_breakpoint, short)  # Ray's hook only logs a line
+
+
+def _refuse_breakpoint(title: str, *_: Any, **__: Any) -> NoReturn:
+    raise FailedPreconditionError(
+        f"breakpoint() needs a terminal, and {title} has none. Run the program with rd.OneDeviceStrategy, where "
+        "breakpoint() is pdb as usual; or set RAY_DEBUG=legacy before the program starts and call `ray debug` in "
+        "another terminal; or install debugpy, for Ray's distributed debugger."
+    )
 
 
 _DISCARD_S = 1.0  # refused steps answer at once; an actor that does not answer is killed soon

@@ -15,10 +15,9 @@ import ray
 import torch
 from ray.util.metrics import Counter, Gauge
 
-from raydist.actors.actor_titles import title_of_this_actor
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.software import Software, installed_software
-from raydist.actors.supervision import RemoteFailure
+from raydist.actors.supervision import RemoteFailure, title_of_this_actor
 from raydist.collectives.flat_bytes import flat_bytes
 from raydist.parameter_servers.desk import Outcome, RequestHandler, ServerDesk
 from raydist.parameter_servers.lanes.hall import Hall

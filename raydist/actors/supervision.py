@@ -6,6 +6,7 @@ A wait for one result can be cancelled.
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import threading
 import time
@@ -30,10 +31,13 @@ __all__ = [
     "late_error",
     "outcomes_of",
     "root_cause",
+    "spoken_title",
+    "title_of_this_actor",
     "translate_ray_error",
     "wait_for",
     "wait_for_all",
 ]
+
 
 GRACE_S = 5.0  # seconds for which the peers may still report after a first error
 _SLICE_S = 0.2  # longest time that a wait for one result continues after it was cancelled
@@ -236,3 +240,34 @@ def first_line(error: Exception) -> str:
     """Return the first line of a Ray error, which says what happened; the rest is about Ray."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+_TITLES = (
+    (re.compile(r"(.+)-input-[0-9a-f]{8}"), r"input pipeline of \1"),
+    (re.compile(r"(.+)-input-[0-9a-f]{8}-worker-(\d+)"), r"input worker \2 of \1"),
+    (re.compile(r"raydist-input-worker-(\d+)"), r"input worker \1"),
+    (re.compile(r"(.+)-server-(\d+)"), r"parameter server \2 of \1"),
+    (re.compile(r"(.+)-(replica|worker)-(\d+)"), r"\2 \3 of \1"),
+)
+
+
+def spoken_title(name: str) -> str:
+    """Return a readable title for the actor `name`: its role and its strategy.
+
+    >>> spoken_title("mirrored-1a2b3c4d-replica-0")
+    'replica 0 of mirrored-1a2b3c4d'
+    >>> spoken_title("mirrored-1a2b3c4d-input-55e6f708")
+    'input pipeline of mirrored-1a2b3c4d'
+    >>> spoken_title("mirrored-1a2b3c4d-input-55e6f708-worker-3")
+    'input worker 3 of mirrored-1a2b3c4d'
+    """
+    found = ((pattern.fullmatch(name), title) for pattern, title in _TITLES)
+    return next((match.expand(title) for match, title in found if match), name)
+
+
+def title_of_this_actor() -> str:
+    """Return the title of the actor that runs in this process, or "" outside an actor."""
+    if not ray.is_initialized():
+        return ""
+    context = ray.get_runtime_context()
+    return spoken_title(context.get_actor_name() or "") if context.get_actor_id() else ""

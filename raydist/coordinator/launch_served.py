@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, final
 
 from raydist.actors.parameter_servers import ServerActors, ServerSeat
-from raydist.actors.replica import ReplicaActors, Seat
-from raydist.actors.replica_console import console_settings
+from raydist.actors.replica import ReplicaActors, Seat, console_settings
 from raydist.actors.worker_actors import WorkerActors
 from raydist.checkpoints.sharing.part_reader import PartReader
 from raydist.checkpoints.sharing.slice_writer import SliceWriter

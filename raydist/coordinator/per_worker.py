@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
-from raydist.actors.passes.dealt_link import DealtLink
 from raydist.actors.passes.job import InputJob
+from raydist.actors.passes.link import DealtLink
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.values import InputContext

@@ -8,7 +8,7 @@ from ray._private.state import state
 from ray.core.generated import gcs_pb2
 
 import raydist as rd
-from raydist.actors.actor_titles import spoken_title, title_of_this_actor
+from raydist.actors.supervision import spoken_title, title_of_this_actor
 
 
 @pytest.mark.parametrize(

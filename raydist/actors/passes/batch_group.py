@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.run.split import Cut
 
-__all__ = ["MadeStep", "OpenGroup", "StepBatch", "BatchGroup"]
+__all__ = ["BatchGroup", "MadeStep", "OpenGroup", "StepBatch"]
 
 
 @final

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.metering.stats import PipelineStats
 
-__all__ = ["BatchQueues", "QueueEntry", "Position"]
+__all__ = ["BatchQueues", "Position", "QueueEntry"]
 
 
 @final

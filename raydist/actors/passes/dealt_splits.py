@@ -11,7 +11,7 @@ from raydist.actors.passes.served_pass import Poll
 
 if TYPE_CHECKING:
     from raydist.actors.passes.batch_queues import QueueEntry
-    from raydist.actors.passes.served_pass import ServedPass
+    from raydist.actors.passes.served_pass import Poll, ServedPass
 
 __all__ = ["DealtSplit", "DealtSplits", "Reader", "SplitDesk"]
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIRST_ROWS",
-    "GroupPiece",
     "INLINE_BYTES",
     "NO_ROWS",
+    "GroupPiece",
     "Ref",
     "few_rows",
     "hand_out",

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from raydist.actors.readers.batch_iterator import BatchIterator
-from raydist.actors.readers.batch_leaf import BatchLeaf
 from raydist.actors.readers.driver_pass import DriverPass
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.errors import CancelledError, FailedPreconditionError
@@ -16,15 +15,45 @@ from raydist.nest import unflatten
 from raydist.owning_process import OwningProcess
 from raydist.pipelines.elements.saved_state import require_state
 from raydist.pipelines.metering.stats import PipelineStats
+from raydist.values import Part, PerReplica
 
 if TYPE_CHECKING:
     from raydist.actors.passes.batch_group import StepBatch
     from raydist.actors.passes.job import InputJob, MergedJob
+    from raydist.actors.passes.link import PipelineLink
     from raydist.actors.readers.driver_pass import PassOpener
     from raydist.actors.readers.step_reader import ReadPlace
     from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["DistributedIterator"]
+__all__ = ["BatchLeaf", "DistributedIterator"]
+
+
+@final
+class BatchLeaf(PerReplica):
+    """One leaf of a distributed batch. The parts are in the object store, and replicas map them from there."""
+
+    def __init__(self, batch: StepBatch, index: int, link: PipelineLink) -> None:
+        super().__init__(())
+        self._values = None
+        self.batch = batch
+        self.index = index
+        self.rows = batch.rows
+        self._link = link
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.batch.group.refs)
+
+    def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+        batch = self.batch
+        place = batch.place_on(rank, stand_in=stand_in)
+        return Part(ref=batch.group.refs[rank], leaf_index=self.index, place=place, on_host=self._link.on_host)
+
+    def _fetch(self) -> tuple[Any, ...]:
+        batch = self.batch
+        places = [batch.place_on(rank, stand_in=False) for rank in range(self.num_parts)]
+        pieces = map(self._link.fetch, batch.group.refs)
+        return tuple(piece.leaf(self.index, place) for piece, place in zip(pieces, places, strict=True))
 
 
 class _Place(NamedTuple):

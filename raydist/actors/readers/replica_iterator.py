@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from raydist.actors.passes.dealt_link import DealtLink
+from raydist.actors.passes.link import DealtLink
 from raydist.actors.passes.piece import GroupPiece
 from raydist.actors.readers.batch_iterator import BatchIterator
 from raydist.actors.readers.step_reader import StepReader

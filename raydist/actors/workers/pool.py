@@ -19,8 +19,7 @@ from ray.exceptions import RayActorError
 
 from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.supervision import first_line
-from raydist.actors.workers.failed_starts import FailedStarts
-from raydist.actors.workers.handle import KEPT_STAGES, WorkerHandle, WorkerKind
+from raydist.actors.workers.handle import KEPT_STAGES, FailedStarts, WorkerHandle, WorkerKind
 from raydist.actors.workers.pool_task import PoolTask, Sending
 from raydist.actors.workers.rows_apart import RowsApart
 from raydist.errors import CancelledError, InvalidArgumentError

@@ -1,6 +1,6 @@
 """Crash bisection: a block on which a worker died runs again row by row, on workers that get no other blocks.
 
-An element becomes an error when two workers died on it and reported an exit reason (see `last_words.py`). A worker that
+An element becomes an error when two workers died on it and reported an exit reason. A worker that
 dies without a reason may have been killed from outside, so the error then takes more deaths.
 """
 
@@ -25,8 +25,7 @@ from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.stages.row_results import join_results
 
 if TYPE_CHECKING:
-    from raydist.actors.workers.failed_starts import FailedStarts
-    from raydist.actors.workers.handle import WorkerHandle
+    from raydist.actors.workers.handle import FailedStarts, WorkerHandle
     from raydist.actors.workers.pool_task import PoolTask
 
 __all__ = ["RowsApart", "RowsDone", "RunRows", "Streak", "isolate"]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import faulthandler
+import functools
 import gc
 import os
 import pickle
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NoReturn, final
 
 import ray
 
-from raydist.actors.actor_titles import spoken_title
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.software import Software, installed_packages, require_same_software
-from raydist.actors.workers.last_words import leave_words
+from raydist.actors.supervision import spoken_title
 from raydist.actors.workers.mapped_columns import StoredColumns
 from raydist.actors.workers.memory_limit import keep_freed_memory, limit_memory
 from raydist.actors.workers.result_recipes import leave_losses_to_caller
@@ -30,7 +33,57 @@ if TYPE_CHECKING:
 
     from raydist.pipelines.elements.blocks import Block
 
-__all__ = ["InputWorker", "PackedError", "WorkerResult", "unpack_result"]
+__all__ = ["InputWorker", "LastWords", "PackedError", "WorkerResult", "leave_words", "unpack_result"]
+
+
+_NAME = "raydist-last-words"
+_MOST_BYTES = 4096
+
+
+@final
+class LastWords:
+    """The pool's end of one worker's exit reason file. Closed with this object."""
+
+    def __init__(self) -> None:
+        self._fd: int | None = None
+        try:
+            self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        except (AttributeError, OSError):  # another system, or too many files
+            return
+        weakref.finalize(self, os.close, self._fd).atexit = False
+
+    @property
+    def path(self) -> str | None:
+        """The path by which another process of this machine opens the file; None if there is no file."""
+        return None if self._fd is None else f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def read(self) -> str:
+        """Return the exit reason; "" if there is none."""
+        if self._fd is None:
+            return ""
+        written = os.pread(self._fd, _MOST_BYTES, 0).decode(errors="replace")
+        return written.partition("\n")[0].strip()
+
+
+def leave_words(path: str | None) -> bool:
+    """Make this process write its exit reason to the file at `path`; return False if the file cannot be opened."""
+    try:
+        # A process id of another machine or container may name any process here.
+        if path is None or _NAME not in os.readlink(path):
+            return False
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:
+        return False
+    faulthandler.disable()  # Ray has enabled it for its log, after its own handlers
+    faulthandler.enable(fd, all_threads=False)
+    os._exit = functools.partial(_exit_with_words, fd, os.getpid(), os._exit)
+    return True
+
+
+def _exit_with_words(fd: int, pid: int, leave: Callable[[int], NoReturn], status: int) -> NoReturn:
+    if os.getpid() == pid:  # the exit of a forked child is no failure
+        os.write(fd, f"os._exit({status})\n".encode())
+    leave(status)
 
 
 @final

@@ -249,8 +249,10 @@ def _stage_iterator(stage: Stage, source: OpIterator, base: DatasetOp, ctx: Iter
     label = " + ".join(op.full_label for op, _ in stage)
     owner = tuple(type(op).__name__ for op, _ in stage)
     meter = ctx.meters.meter(names, label=label, inputs=[id(base)], owner=owner)
-    executor = _executor(parallelism, meter, ctx)
-    if not executor.stores_results:
+    # A worker would copy the values where row ids need only be rearranged.
+    moves_ids = ctx.executor.stores_results and all(kernel.takes_row_ids for kernel in spec.kernels)
+    executor = InlineExecutor() if moves_ids else _executor(parallelism, meter, ctx)
+    if not executor.stores_results and not moves_ids:
         source = _with_values(source, ctx)
     meter.place, meter.parallelism = executor.place, executor.num_workers
     owned = parallelism is not None and executor is not ctx.executor

@@ -39,6 +39,9 @@ class Kernel(ABC):
     multiplies: ClassVar[bool] = False
     """True if one element in may give many out: the following operations then form another stage, on smaller blocks."""
 
+    takes_row_ids: ClassVar[bool] = False
+    """True if the kernel moves rows without looking at them, so that blocks of row ids need not become values."""
+
     @property
     def uses_index(self) -> bool:
         """True if results depend on `start` (random numbers): then `start` must be known before the work begins."""

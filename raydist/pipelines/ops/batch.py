@@ -325,17 +325,38 @@ class UnbatchOp(UncountedOp, ElementwiseOp):
         return _UnbatchKernel(ctx.operation_names[id(self)], self.takes_lists)
 
 
+def _ids_of_rows(block: Block) -> Block | None:
+    """Return the rows of the batches in a block of row ids; None if they cannot be named."""
+    columns = [
+        column.unbatched() if isinstance(column, RemoteColumn) else _rows_of_arrays(column) for column in block.columns
+    ]
+    if any(column is None for column in columns) or len({len(column) for column in columns if column is not None}) > 1:
+        return None
+    specs = tuple(map(row_spec, block.specs))
+    return Block(block.structure, specs, cast(tuple[Column, ...], tuple(columns)), len(cast(Column, columns[0])))
+
+
+def _rows_of_arrays(column: Column) -> Column | None:
+    # Explicit sizes: numpy cannot infer a dimension beside one of 0.
+    return column.reshape(len(column) * column.shape[1], *column.shape[2:]) if column.ndim > 1 else None
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class _UnbatchKernel(Kernel):
     preserves_count: ClassVar[bool] = False
+    takes_row_ids: ClassVar[bool] = True
     label: str
     takes_lists: bool
 
     def run(self, block: Block, start: int) -> Sequence[Item]:
+        if block.is_remote:
+            rows = _ids_of_rows(block)
+            if rows is not None:
+                return [rows]
+            block = block.in_memory()
         if all(column.ndim > 1 for column in block.columns) and len({c.shape[1] for c in block.columns}) == 1:
-            # Explicit sizes: numpy cannot infer a dimension beside one of 0.
-            columns = tuple(each.reshape(len(each) * each.shape[1], *each.shape[2:]) for each in block.columns)
+            columns = tuple(cast(Column, _rows_of_arrays(each)) for each in block.columns)
             return [Block(block.structure, tuple(map(row_spec, block.specs)), columns, len(columns[0]))]
         items: list[Item] = []
         for row in range(block.num_rows):

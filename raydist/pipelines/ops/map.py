@@ -206,6 +206,7 @@ class EnumerateOp(UnaryOp, ElementwiseOp):
 @final
 @dataclass(frozen=True, eq=False)
 class _EnumerateKernel(Kernel):
+    takes_row_ids: ClassVar[bool] = True
     first: int
     label: str
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.actors.passes.credits import Credits
+from raydist.actors.passes.production import Credits
 
 MIB = 1 << 20
 

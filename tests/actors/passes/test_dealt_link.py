@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 from raydist.actors.passes.batch_queues import QueueEntry
-from raydist.actors.passes.dealt_link import DealtLink
 from raydist.actors.passes.dealt_splits import DealtSplit
+from raydist.actors.passes.link import DealtLink
 from raydist.actors.passes.served_pass import Poll
 from raydist.options import Timeouts
 

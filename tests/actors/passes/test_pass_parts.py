@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from raydist.actors.passes.input_pipeline import credits_of, executor_on, step_source_of
 from raydist.actors.passes.job import InputJob
-from raydist.actors.passes.pass_parts import credits_of, executor_on, step_source_of
 from raydist.actors.workers.growing_executor import GrowingExecutor
 from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.dataset import Dataset

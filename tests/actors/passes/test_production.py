@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from raydist.actors.passes.batch_group import StepBatch
 from raydist.actors.passes.batch_queues import QueueEntry
-from raydist.actors.passes.credits import Credits
-from raydist.actors.passes.production import Production
+from raydist.actors.passes.production import Credits, Production
 from raydist.actors.passes.served_pass import Poll
 from raydist.dataset import Dataset
 from raydist.errors import CancelledError, UnavailableError

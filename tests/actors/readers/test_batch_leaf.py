@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raydist.actors.readers.batch_leaf import BatchLeaf
+from raydist.actors.readers.driver_iterator import BatchLeaf
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import distribute, distribute_from_function
 from raydist.options import InputOptions

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from raydist.actors.readers.batch_leaf import BatchLeaf
-from raydist.actors.readers.driver_iterator import DistributedIterator
+from raydist.actors.readers.driver_iterator import BatchLeaf, DistributedIterator
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import InputSide, distribute
 from raydist.errors import CancelledError, FailedPreconditionError, InvalidArgumentError

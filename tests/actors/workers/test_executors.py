@@ -1,4 +1,4 @@
-"""Which executor a dataset's iterators get. Pools of workers: see test_pools_of_iterators.py."""
+"""Which executor a dataset's iterators get."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from raydist.actors.workers.failed_starts import FailedStarts
+from raydist.actors.workers.handle import FailedStarts
 from raydist.errors import UnavailableError
 
 

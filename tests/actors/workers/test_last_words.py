@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from raydist.actors.workers.last_words import LastWords, leave_words
+from raydist.actors.workers.worker import LastWords, leave_words
 
 PROGRAM = """
 import ctypes, os, sys, time
-from raydist.actors.workers.last_words import leave_words
+from raydist.actors.workers.worker import leave_words
 assert leave_words(sys.argv[1])
 print("ready", flush=True)
 {end}

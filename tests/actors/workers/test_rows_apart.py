@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from raydist.actors.workers.failed_starts import FailedStarts
+from raydist.actors.workers.handle import FailedStarts
 from raydist.actors.workers.rows_apart import RowsApart
 from raydist.errors import CancelledError, UnavailableError
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from raydist.pipelines.autotune.pool_growth import PoolGrowth, PoolPeriod
+from raydist.actors.workers.growing_executor import PoolGrowth, PoolPeriod
 
 STARVING = PoolPeriod(rate=100.0, waits=0.9, awaited=0.5, idle_cores=4.0)
 

@@ -6,7 +6,8 @@ from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from tests.contracts.op import collect, iterate
+from tests.contracts.op import collect, iterate, same
+from tests.pipelines.storing_executor import StoringExecutor
 
 
 def test_numbers_count_from_start() -> None:
@@ -31,3 +32,11 @@ def test_an_error_takes_a_number() -> None:
 def test_start_must_be_a_whole_number() -> None:
     with pytest.raises(InvalidArgumentError, match="start must be a whole number, got 1.5"):
         Dataset.range(3).enumerate(1.5)  # type: ignore[arg-type]  # the point of this test
+
+
+def test_alone_with_input_workers_numbers_and_unbatches_row_ids() -> None:
+    dataset = Dataset.range(40).map(lambda x: x).shuffle(5, seed=1).batch(4).unbatch().enumerate().take(40)
+    iterator = iterate(dataset, StoringExecutor)
+    assert same(collect(iterator), collect(iterate(dataset)))
+    here = {each.name: each.bytes_here for each in iterator.stats().stages}
+    assert (here["unbatch-4"], here["enumerate-5"]) == (0, 40 * 8), "numbers alone are in this process"
