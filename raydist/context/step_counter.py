@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import final
 
 import torch
 from torch import nn
 
-__all__ = ["StepCounter"]
+__all__ = ["StepCounter", "process_counter"]
 
 
 @final
@@ -25,3 +26,9 @@ class StepCounter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("value", torch.zeros((), dtype=torch.int64))
+
+
+@functools.cache
+def process_counter() -> StepCounter:
+    """Return the counter of this process outside of every scope."""
+    return StepCounter()

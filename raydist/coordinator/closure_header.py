@@ -10,7 +10,7 @@ from raydist.context.seed_calls import num_seed_calls
 from raydist.mirroring.shipment import Shipment
 from raydist.options import RunOptions
 from raydist.replicas.step import StepHeader, batch_rows
-from raydist.summaries.order import SummaryOrder
+from raydist.summary.recording import SummaryOrder
 from raydist.torch_modes import TorchModes
 from raydist.values import ReduceOp
 

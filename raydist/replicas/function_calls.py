@@ -31,7 +31,7 @@ from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import StepHeader
-from raydist.summaries.step_recorder import StepRecorder
+from raydist.summary.recording import StepRecorder
 
 __all__ = ["FunctionCalls", "LoopSide", "watch_gradient_readers"]
 

@@ -20,7 +20,7 @@ from raydist.foreign_errors import folded
 from raydist.nest import LEAF, NOTHING, Structure, flatten, unflatten
 from raydist.pickling.by_fields import by_fields
 from raydist.pickling.travelling_tensors import ArrivingTensor, Travelling, begin_packing
-from raydist.summaries.record import Record
+from raydist.summary.record import Record
 from raydist.values import Part, PerReplica
 
 __all__ = ["ResultLeaf", "ReturnedStructures", "StepOutcome", "StepResult", "StepValues", "pack_result", "require_nest"]
@@ -42,7 +42,7 @@ class StepResult:
     @property
     def num_bytes(self) -> int:
         """Approximate bytes of the tensors and arrays."""
-        return sum(_num_bytes(leaf) for leaf in self.leaves) + sum(each.shown.num_bytes for each in self.summaries)
+        return sum(_num_bytes(leaf) for leaf in self.leaves) + sum(each.data.num_bytes for each in self.summaries)
 
     @property
     def is_none(self) -> bool:

@@ -17,7 +17,7 @@ from raydist.mirroring.shipment import Shipment
 from raydist.options import RunOptions
 from raydist.pickling.by_fields import by_fields
 from raydist.replicas.rules import ReplicaRules
-from raydist.summaries.order import SummaryOrder
+from raydist.summary.recording import SummaryOrder
 from raydist.torch_modes import TorchModes
 from raydist.values import Leaves, PerReplica, ReduceOp
 

@@ -9,9 +9,8 @@ from typing import Any, final
 from raydist.actors.metric_counters import TrainingMetrics
 from raydist.errors import FailedPreconditionError
 from raydist.replicas.results import StepResult
-from raydist.summaries.destination import condition, destination, noting
-from raydist.summaries.merging import merge
-from raydist.summaries.order import SummaryOrder
+from raydist.summary.record import merge
+from raydist.summary.recording import SummaryOrder, condition, destination, noting
 
 __all__ = ["StepSummaries", "counting"]
 

@@ -21,7 +21,7 @@ from raydist.nest import leaves_in
 from raydist.options import RunOptions
 from raydist.preemption.boundaries import boundary_number
 from raydist.replicas.step_summaries import StepSummaries
-from raydist.summaries.order import SummaryOrder
+from raydist.summary.recording import SummaryOrder
 from raydist.values import ReduceOp
 
 __all__ = ["ClosureScheduler"]

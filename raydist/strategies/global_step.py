@@ -14,7 +14,7 @@ from raydist.context.strategy import Strategy
 from raydist.errors import FailedPreconditionError
 from raydist.strategies.default import get_strategy
 
-__all__ = ["counter_of", "get_global_step", "global_step_here", "step_counting"]
+__all__ = ["counter_of", "get_global_step", "step_counting"]
 
 
 def get_global_step() -> torch.Tensor:
@@ -59,15 +59,6 @@ def get_global_step() -> torch.Tensor:
 
 def _on_driver() -> bool:
     return not has_strategy() or in_cross_replica_context()
-
-
-def global_step_here() -> int:
-    """Return the global step as a number; 0 in a step if the driver has never asked for the variable.
-
-    >>> global_step_here() == int(get_global_step())
-    True
-    """
-    return 0 if not _on_driver() and get_strategy()._find_counter() is None else int(get_global_step())
 
 
 def counter_of(strategy: Strategy) -> StepCounter:

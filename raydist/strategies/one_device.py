@@ -21,7 +21,7 @@ from raydist.context.devices import Device, parse_device
 from raydist.context.peers import Alone
 from raydist.context.replica_context import ReplicaContext
 from raydist.context.run_call import plain_call, require_call
-from raydist.context.step_counter import StepCounter
+from raydist.context.step_counter import process_counter
 from raydist.context.strategy import Strategy
 from raydist.context.strategy_input import require_dataset
 from raydist.context.strategy_stats import StrategyStats
@@ -200,14 +200,8 @@ def default_strategy() -> OneDeviceStrategy:
     strategy = OneDeviceStrategy("cpu")
     strategy._steps = None
     strategy._is_default = True
-    strategy._counter = _counter_without_scope()
+    strategy._counter = process_counter()  # every call makes another strategy
     return strategy
-
-
-@functools.cache
-def _counter_without_scope() -> StepCounter:
-    """Return the counter of the process: every call of `default_strategy` makes another strategy."""
-    return StepCounter()
 
 
 def _parameters_among(objects: Iterable[Any]) -> list[torch.nn.Parameter]:

@@ -1,4 +1,4 @@
-"""`rd.summary`: numbers, histograms, pictures, sounds and texts for TensorBoard, from the driver and from steps.
+"""`rd.summary`: scalars, histograms, images, audio and texts for TensorBoard, from the driver and from steps.
 
 Names and arguments are those of tf.summary, where tf.summary has them::
 
@@ -14,18 +14,18 @@ one value: no collective, no wait, one event file. Records of a loop in the repl
 
 from __future__ import annotations
 
-from raydist.summaries.writer import SummaryWriter as SummaryWriter
-from raydist.summaries.writer import create_file_writer as create_file_writer
-from raydist.summary.embeddings import embedding as embedding
+from raydist.summary.histograms import histogram as histogram
 from raydist.summary.media import audio as audio
 from raydist.summary.media import image as image
 from raydist.summary.media import text as text
+from raydist.summary.projector import embedding as embedding
+from raydist.summary.recording import flush as flush
+from raydist.summary.recording import record_if as record_if
 from raydist.summary.runs import graph as graph
 from raydist.summary.runs import hparams as hparams
-from raydist.summary.scalars import histogram as histogram
 from raydist.summary.scalars import scalar as scalar
-from raydist.summary.scope import flush as flush
-from raydist.summary.scope import record_if as record_if
+from raydist.summary.writer import SummaryWriter as SummaryWriter
+from raydist.summary.writer import create_file_writer as create_file_writer
 
 __all__ = [
     "SummaryWriter",

@@ -1,18 +1,33 @@
-"""`rd.summary.image`, `rd.summary.audio`, `rd.summary.text`."""
+"""`rd.summary.image`, `rd.summary.audio`, `rd.summary.text`, and their encodings as PNG and WAV."""
 
 from __future__ import annotations
 
+import io
+import struct
+import wave
+import zlib
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+import numpy as np
 
 from raydist.errors import InvalidArgumentError
-from raydist.summaries.pictures import pictures_of
-from raydist.summaries.said_once import Text
-from raydist.summaries.sounds import sounds_of
-from raydist.summary.numpy_data import as_array
+from raydist.summary.record import SummaryData, as_array
 from raydist.summary.recording import record
 
-__all__ = ["audio", "image", "text"]
+__all__ = [
+    "AudioClips",
+    "Images",
+    "Text",
+    "audio",
+    "clips_of",
+    "encode_png",
+    "encode_wav",
+    "image",
+    "images_of",
+    "text",
+]
 
 
 def image(name: str, data: Any, step: Any = None, max_outputs: int = 3, dataformats: str = "NCHW") -> bool:
@@ -43,8 +58,8 @@ def image(name: str, data: Any, step: Any = None, max_outputs: int = 3, dataform
     >>> rd.summary.image("digits", torch.rand(8, 1, 28, 28), step=0)  # there is no writer
     False
     """
-    most = _at_least_one(max_outputs)
-    return record(name, step, lambda share: pictures_of(name, as_array(data), most, dataformats))
+    _require_at_least_one(max_outputs)
+    return record(name, step, lambda weight: images_of(name, as_array(data), max_outputs, dataformats))
 
 
 def audio(name: str, data: Any, sample_rate: int, step: Any = None, max_outputs: int = 3) -> bool:
@@ -74,14 +89,13 @@ def audio(name: str, data: Any, sample_rate: int, step: Any = None, max_outputs:
     >>> rd.summary.audio("voice", torch.zeros(1, 800, 1), sample_rate=8000, step=0)  # there is no writer
     False
     """
-    most = _at_least_one(max_outputs)
-    return record(name, step, lambda share: sounds_of(name, as_array(data), sample_rate, most))
+    _require_at_least_one(max_outputs)
+    return record(name, step, lambda weight: clips_of(name, as_array(data), sample_rate, max_outputs))
 
 
-def _at_least_one(max_outputs: int) -> int:
+def _require_at_least_one(max_outputs: int) -> None:
     if not isinstance(max_outputs, int) or max_outputs < 1:
         raise InvalidArgumentError(f"max_outputs must be a number >= 1, got {max_outputs!r}.")
-    return max_outputs
 
 
 def text(name: str, data: str | Sequence[Any], step: Any = None) -> bool:
@@ -105,7 +119,7 @@ def text(name: str, data: str | Sequence[Any], step: Any = None) -> bool:
     >>> rd.summary.text("sample", "To be, or not to be", step=0)  # there is no writer
     False
     """
-    return record(name, step, lambda share: _text(name, data))
+    return record(name, step, lambda weight: _text(name, data))
 
 
 def _text(name: str, data: Any) -> Text:
@@ -122,3 +136,176 @@ def _text(name: str, data: Any) -> Text:
         f"text {name!r} must be a str, a list of str, or a list of such lists of one length, got {data!r:.80}. "
         "Convert it with str()."
     )
+
+
+_COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # by channels, as PNG numbers them
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+_Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Images(SummaryData):
+    """The first images of a batch.
+
+    Attributes:
+        images: Arrays of shape (height, width, channels), uint8.
+        max_outputs: Maximum number of pictures to show.
+    """
+
+    images: tuple[_Array, ...]
+    max_outputs: int
+
+    @property
+    def num_bytes(self) -> int:
+        return 64 + sum(picture.nbytes for picture in self.images)
+
+    def merged(self, others: Sequence[Self]) -> SummaryData:
+        every = [picture for each in (self.images, *(other.images for other in others)) for picture in each]
+        return Images(tuple(every[: self.max_outputs]), self.max_outputs)
+
+
+def images_of(name: str, data: _Array, max_outputs: int, dataformats: str) -> Images:
+    """Return the first pictures of `data` after checking them.
+
+    Raises:
+        InvalidArgumentError: The shape does not match `dataformats`, or values are out of range.
+    """
+    if sorted(dataformats) not in (sorted("NCHW"), sorted("CHW"), sorted("NHW"), sorted("HW")):
+        raise InvalidArgumentError(
+            f"dataformats must say where N, C, H and W are, got {dataformats!r}. Pass 'NCHW', 'NHWC', 'CHW' or 'HW'."
+        )
+    if data.ndim != len(dataformats):
+        raise _wrong_shape(name, data, dataformats)
+    first = data if "N" not in dataformats else np.moveaxis(data, dataformats.index("N"), 0)[:max_outputs]
+    batch = first if "N" in dataformats else first[None]
+    rest = dataformats.replace("N", "")
+    ordered = np.moveaxis(batch, [1 + rest.index("H"), 1 + rest.index("W")], [1, 2])
+    ordered = ordered if "C" in rest else ordered[..., None]
+    if ordered.shape[-1] not in _COLOUR_TYPES or 0 in ordered.shape[1:]:
+        raise _wrong_shape(name, data, dataformats)
+    return Images(tuple(np.ascontiguousarray(_bytes(name, picture)) for picture in ordered), max_outputs)
+
+
+def _wrong_shape(name: str, data: _Array, dataformats: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"image {name!r} must have the dimensions {dataformats}, with 1 to 4 channels, got shape {data.shape}. Pass "
+        "dataformats= for another order, or reshape it."
+    )
+
+
+def _bytes(name: str, picture: _Array) -> _Array:
+    if picture.dtype == np.uint8:
+        return picture.copy()
+    if picture.dtype.kind != "f":
+        raise InvalidArgumentError(
+            f"image {name!r} must be uint8, or float in [0, 1], got {picture.dtype}. Convert it."
+        )
+    if not (picture.min() >= 0.0 and picture.max() <= 1.0):  # also rejects NaN
+        raise InvalidArgumentError(
+            f"image {name!r} must be uint8, or float in [0, 1], got float from {picture.min():g} to "
+            f"{picture.max():g}. Scale it, e.g. (x - x.min()) / (x.max() - x.min()), or pass uint8."
+        )
+    return (picture.astype(np.float64) * 255.0 + 0.5).astype(np.uint8)
+
+
+def encode_png(picture: _Array) -> bytes:
+    """Encode a picture of shape (height, width, channels), uint8, as a PNG file.
+
+    >>> import numpy as np
+    >>> encode_png(np.zeros((2, 3, 1), np.uint8))[:8]
+    b'\\x89PNG\\r\\n\\x1a\\n'
+    """
+    height, width, channels = picture.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
+    rows = np.zeros((height, 1 + width * channels), np.uint8)  # each row begins with the number of its filter: none
+    rows[:, 1:] = picture.reshape(height, -1)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 6)), (b"IEND", b""))
+    return _SIGNATURE + b"".join(_chunk(kind, content) for kind, content in chunks)
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+_LARGEST = 32767  # of 16 bits
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AudioClips(SummaryData):
+    """The first audio clips of a batch.
+
+    Attributes:
+        clips: Arrays of shape (frames, channels), int16.
+        sample_rate: Frames per second.
+        max_outputs: Maximum number of sounds to show.
+    """
+
+    clips: tuple[_Array, ...]
+    sample_rate: int
+    max_outputs: int
+
+    @property
+    def num_bytes(self) -> int:
+        return 64 + sum(sound.nbytes for sound in self.clips)
+
+    def merged(self, others: Sequence[Self]) -> SummaryData:
+        every = [sound for each in (self.clips, *(other.clips for other in others)) for sound in each]
+        return AudioClips(tuple(every[: self.max_outputs]), self.sample_rate, self.max_outputs)
+
+
+def clips_of(name: str, data: _Array, sample_rate: int, max_outputs: int) -> AudioClips:
+    """Return the first sounds of `data`, (k, frames, channels), after checking them.
+
+    Raises:
+        InvalidArgumentError: The shape is different, or values are out of range.
+    """
+    if data.ndim != 3 or not data.shape[2] or data.dtype.kind not in "fiu":
+        raise InvalidArgumentError(
+            f"audio {name!r} must have the shape (sounds, frames, channels), got {data.dtype} of shape {data.shape}. "
+            "Reshape it, e.g. by waves[None, :, None]."
+        )
+    if not isinstance(sample_rate, int) or isinstance(sample_rate, bool) or sample_rate < 1:
+        raise InvalidArgumentError(f"sample_rate must be frames a second, >= 1, got {sample_rate!r}. Pass e.g. 16000.")
+    first = data[:max_outputs].astype(np.float64)
+    if first.size and not (first.min() >= -1.0 and first.max() <= 1.0):  # also rejects NaN
+        raise InvalidArgumentError(
+            f"audio {name!r} must be in [-1, 1], got {first.min():g} to {first.max():g}. Divide it by its maximum."
+        )
+    return AudioClips(tuple(np.rint(sound * _LARGEST).astype(np.int16) for sound in first), sample_rate, max_outputs)
+
+
+def encode_wav(sound: _Array, sample_rate: int) -> bytes:
+    """Encode a sound of shape (frames, channels), int16, as a WAV file.
+
+    >>> import numpy as np
+    >>> encode_wav(np.zeros((8, 2), np.int16), 8000)[:4]
+    b'RIFF'
+    """
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(sound.shape[1])
+        writer.setsampwidth(2)
+        writer.setframerate(sample_rate)
+        writer.writeframes(sound.astype("<i2").tobytes())
+    return file.getvalue()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Text(SummaryData):
+    """Lines of Markdown.
+
+    Attributes:
+        texts: One text, or the flattened texts of a nest of lists.
+        shape: Shape of the nest.
+    """
+
+    texts: tuple[str, ...]
+    shape: tuple[int, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return 64 + sum(map(len, self.texts))

@@ -1,23 +1,180 @@
-"""The common part of all functions of `rd.summary`: condition, writer and step of a record."""
+"""The default writer, its settings in steps, and the recording of calls of `rd.summary`."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol, final
 
 from raydist.context.current import current
 from raydist.context.replica_context import ReplicaContext
+from raydist.context.step_counter import process_counter
+from raydist.context.strategy import Strategy
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.strategies.global_step import global_step_here
-from raydist.summaries.destination import Destination, condition, destination
-from raydist.summaries.record import Record, Shown
-from raydist.summaries.step_number import step_number
+from raydist.set_inside import set_inside
+from raydist.summary.record import Record, SummaryData, step_number
 
-__all__ = ["record", "require_driver", "step_at"]
+__all__ = [
+    "Destination",
+    "RecordTaker",
+    "StepRecorder",
+    "SummaryOrder",
+    "as_destination",
+    "condition",
+    "destination",
+    "flush",
+    "note",
+    "noting",
+    "only_if",
+    "record",
+    "record_if",
+    "require_driver",
+    "step_at",
+    "taker",
+]
+
+RecordCondition = bool | Callable[[], Any]
 
 
-def record(name: Any, step: Any, make: Callable[[float], Shown]) -> bool:
+class RecordTaker(Protocol):
+    """A receiver of records: a writer on the driver, the recorder of the step on a replica."""
+
+    @property
+    def weight(self) -> float | None:
+        """The weight of this replica's values; None if they do not count."""
+
+    def take(self, record: Record) -> None:
+        """Add a record."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The default writer.
+
+    Attributes:
+        writer: Key of the writer.
+        taker: Object that takes the records.
+        step: Step of calls without a step; None for the global step.
+        here: The writer itself; None on a replica.
+    """
+
+    writer: str
+    taker: RecordTaker
+    step: int | None = None
+    here: Any = None
+
+
+# Per thread and per task, like the context of a strategy.
+_destination: ContextVar[Destination | None] = ContextVar("raydist_summary_destination", default=None)
+_condition: ContextVar[RecordCondition] = ContextVar("raydist_summary_condition", default=True)
+_taker: ContextVar[RecordTaker | None] = ContextVar("raydist_summary_taker", default=None)
+_noting: ContextVar[Callable[[Any], None] | None] = ContextVar("raydist_summary_noting", default=None)
+
+
+def destination() -> Destination | None:
+    """Return the default writer, or None."""
+    return _destination.get()
+
+
+def condition() -> bool:
+    """Return True if summaries are to be recorded."""
+    wanted = _condition.get()
+    return bool(wanted() if callable(wanted) else wanted)
+
+
+def taker() -> RecordTaker | None:
+    """Return the object that takes records of the current step; None outside of a replica's step."""
+    return _taker.get()
+
+
+def as_destination(place: Destination | None) -> AbstractContextManager[None]:
+    """Make `place` the default for the `with` block."""
+    return set_inside(_destination, place)
+
+
+def only_if(wanted: RecordCondition) -> AbstractContextManager[None]:
+    """Record only while `wanted` is or returns True, for the `with` block. Also a decorator."""
+    return set_inside(_condition, wanted)
+
+
+def noting(take: Callable[[Any], None]) -> AbstractContextManager[None]:
+    """Call `take` with each writer that is pickled with a step inside the `with` block."""
+    return set_inside(_noting, take)
+
+
+def note(writer: Any) -> bool:
+    """Report a writer that is being pickled; return True if the pickle is for a step."""
+    take = _noting.get()
+    if take is not None:
+        take(writer)
+    return take is not None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SummaryOrder:
+    """The state of `rd.summary` at a call of `strategy.run`.
+
+    Attributes:
+        writer: Key of the default writer; empty without one.
+        step: Step of calls without a step; None for the global step.
+        wanted: True if summaries are to be recorded.
+    """
+
+    writer: str = ""
+    step: int | None = None
+    wanted: bool = True
+
+
+@final
+class StepRecorder:
+    """The records of step functions on a replica, one run after another.
+
+    Args:
+        weight: Returns the current weight of the replica's values: rows of the current batch, 1.0 without a batch, None
+            on padding rows.
+    """
+
+    def __init__(self, weight: Callable[[], float | None]) -> None:
+        self._weight = weight
+        self._records: list[Record] = []
+
+    @property
+    def weight(self) -> float | None:
+        return self._weight()
+
+    def take(self, record: Record) -> None:
+        self._records.append(record)
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Install the recorder for one run."""
+        return set_inside(_taker, self)
+
+    @contextlib.contextmanager
+    def following(self, order: SummaryOrder) -> Iterator[None]:
+        """Apply the driver's settings inside `recording`, for one run."""
+        place = Destination(order.writer, self, order.step) if order.writer else None
+        with as_destination(place), only_if(order.wanted):
+            yield
+
+    def take_records(self) -> tuple[Record, ...]:
+        """Return the settled records since the last call."""
+        if not self._records:
+            return ()
+        records, self._records = self._records, []
+        return tuple(record.settled() for record in records)
+
+    def drop_records(self) -> None:
+        """Drop the records of a failed run."""
+        self._records = []
+
+
+def record(name: Any, step: Any, make: Callable[[float], SummaryData]) -> bool:
     """Record the result of `make`, called with the weight of this replica's values, and only if it is wanted.
 
     Returns:
@@ -28,18 +185,28 @@ def record(name: Any, step: Any, make: Callable[[float], Shown]) -> bool:
         return False
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(f"The name of a summary must be a str, got {name!r:.80}. Pass e.g. 'loss'.")
-    share = place.taker.share
-    if share is None:  # this replica works on padding rows
+    weight = place.taker.weight
+    if weight is None:  # this replica works on padding rows
         return True
-    shown = make(share)
-    place.taker.take(Record(place.writer, name, step_at(step, place), shown, time.time()))
+    data = make(weight)
+    place.taker.take(Record(place.writer, name, step_at(step, place), data, time.time()))
     return True
 
 
 def step_at(step: Any, place: Destination) -> int:
     """Return the step of a call with the argument `step`, which may be None."""
     found = place.step if step is None else step_number(step)
-    return global_step_here() if found is None else found
+    return _global_step() if found is None else found
+
+
+def _global_step() -> int:
+    """Return the global step as a number; 0 in a step if the driver has never asked for the variable."""
+    holder = current()
+    if isinstance(holder, ReplicaContext):
+        counter = holder.strategy._find_counter()
+    else:
+        counter = holder._make_counter() if isinstance(holder, Strategy) else process_counter()
+    return 0 if counter is None else int(counter.value)
 
 
 def require_driver(what: str) -> None:
@@ -48,3 +215,43 @@ def require_driver(what: str) -> None:
         raise FailedPreconditionError(
             f"{what} is for the driver: this code runs inside of strategy.run. Call it around the step."
         )
+
+
+def record_if(condition: bool | Callable[[], Any]) -> AbstractContextManager[None]:
+    """Make functions of `rd.summary` record only if a condition holds, for the `with` block.
+
+    Around `strategy.run` the condition is evaluated once for the step; in a step each replica evaluates its own. The
+    innermost condition applies.
+
+    Args:
+        condition: A bool, or a function without arguments that is called at each call of `rd.summary`.
+
+    Returns:
+        A context manager.
+
+    Source: tf.summary.record_if.
+
+    >>> with rd.summary.record_if(False):
+    ...     rd.summary.scalar("loss", 0.5, step=0)
+    False
+    """
+    return only_if(condition)
+
+
+def flush() -> None:
+    """Flush the default writer: block until everything recorded so far is in its file. Do nothing without a writer.
+
+    Blocks as `SummaryWriter.flush` does.
+
+    Raises:
+        Exception: An unreported error of a dispatched step.
+        FailedPreconditionError: The file cannot be written, or the call is inside a step.
+
+    Source: tf.summary.flush.
+
+    >>> rd.summary.flush()  # there is no writer
+    """
+    place = destination()
+    if place is not None:
+        require_driver("rd.summary.flush")
+        place.here.flush()

@@ -8,8 +8,9 @@ import io
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -17,11 +18,10 @@ from torch import nn
 from raydist.context.current import current
 from raydist.context.replica_context import ReplicaContext
 from raydist.errors import InvalidArgumentError
-from raydist.summaries.module_tree import module_tree
-from raydist.summaries.said_once import GraphShown, Hyperparameters
+from raydist.summary.record import SummaryData
 from raydist.summary.recording import record
 
-__all__ = ["graph", "hparams"]
+__all__ = ["GraphData", "Hyperparameters", "graph", "hparams"]
 
 
 def hparams(hparams: Mapping[str, Any], metrics: Sequence[str] = ()) -> bool:
@@ -47,7 +47,7 @@ def hparams(hparams: Mapping[str, Any], metrics: Sequence[str] = ()) -> bool:
     if not isinstance(hparams, Mapping) or isinstance(metrics, str):
         raise InvalidArgumentError(f"hparams must be a dict, and metrics a list of names, got {hparams!r:.80}.")
     values = {str(name): _plain(name, value) for name, value in hparams.items()}
-    return record("_hparams_", 0, lambda share: Hyperparameters(values, tuple(metrics)))
+    return record("_hparams_", 0, lambda weight: Hyperparameters(values, tuple(metrics)))
 
 
 def _plain(name: str, value: Any) -> bool | float | str:
@@ -87,7 +87,7 @@ def graph(module: nn.Module, inputs: Any = None) -> bool:
     holder = current()
     if isinstance(holder, ReplicaContext) and holder.replica_id_in_sync_group > 0:
         return True
-    return record("graph", 0, lambda share: GraphShown(_graph_of(module, inputs)))
+    return record("graph", 0, lambda weight: GraphData(_graph_of(module, inputs)))
 
 
 def _graph_of(module: nn.Module, inputs: Any) -> bytes:
@@ -118,3 +118,58 @@ def _traced(module: nn.Module, inputs: Any) -> bytes:
             events = [event for path in Path(folder).iterdir() for event in EventFileLoader(str(path)).Load()]
     found: bytes = next(event.graph_def for event in events if event.HasField("graph_def"))
     return found
+
+
+def module_tree(module: Any) -> bytes:
+    """Return a serialised GraphDef with a node for each submodule without children; TensorBoard folds it by names.
+
+    Args:
+        module: A `torch.nn.Module`.
+    """
+    from tensorboardX.proto.graph_pb2 import (
+        GraphDef,
+    )  # takes 0.1 s, which replicas need not spend
+
+    root = type(module).__name__
+    found = GraphDef()
+    for name, part in module.named_modules():
+        if not any(True for _ in part.children()):
+            path = "/".join((root, *name.split("."))) if name else root
+            node = found.node.add(name=path, op=type(part).__name__)
+            node.attr["parameters"].s = _described(part).encode()
+    return bytes(found.SerializeToString())
+
+
+def _described(part: Any) -> str:
+    shapes = [f"{name} {tuple(value.shape)}" for name, value in part.named_parameters(recurse=False)]
+    return ", ".join([*filter(None, (part.extra_repr(),)), *shapes])
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Hyperparameters(SummaryData):
+    """The hyperparameters of a run.
+
+    Attributes:
+        values: Values by name.
+        metrics: Names of scalars to show next to them.
+    """
+
+    values: Mapping[str, bool | float | str]
+    metrics: tuple[str, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GraphData(SummaryData):
+    """A graph of operations or modules.
+
+    Attributes:
+        graph: A serialised GraphDef.
+    """
+
+    graph: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return 64 + len(self.graph)

@@ -1,20 +1,20 @@
-"""`rd.summary.scalar`, `rd.summary.histogram`."""
+"""`rd.summary.scalar`."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, final
 
-import numpy as np
 import torch
 
 from raydist.errors import InvalidArgumentError
-from raydist.summaries.counting import counted
-from raydist.summaries.scalar_values import ScalarValue
-from raydist.summary.numpy_data import as_array
+from raydist.summary.record import SummaryData
 from raydist.summary.recording import record
 from raydist.values import ReduceOp
 
-__all__ = ["histogram", "scalar"]
+__all__ = ["ScalarValue", "scalar"]
 
 
 def scalar(name: str, data: Any, step: Any = None, reduce_op: ReduceOp | str = ReduceOp.MEAN) -> bool:
@@ -43,7 +43,7 @@ def scalar(name: str, data: Any, step: Any = None, reduce_op: ReduceOp | str = R
     op = ReduceOp.parse(reduce_op)
     if op not in (ReduceOp.MEAN, ReduceOp.SUM):
         raise InvalidArgumentError(f"reduce_op of a scalar must be MEAN or SUM, got {op.name}. Leave it out for MEAN.")
-    return record(name, step, lambda share: ScalarValue(_number(name, data), share, op is ReduceOp.SUM))
+    return record(name, step, lambda weight: ScalarValue(_number(name, data), weight, op is ReduceOp.SUM))
 
 
 def _number(name: str, data: Any) -> Any:
@@ -59,38 +59,35 @@ def _number(name: str, data: Any) -> Any:
         ) from error
 
 
-def histogram(name: str, data: Any, step: Any = None) -> bool:
-    """Show the distribution of numbers at a step.
+@final
+@dataclass(frozen=True, slots=True)
+class ScalarValue(SummaryData):
+    """A number.
 
-    Numbers are counted in their process, into buckets with fixed edges; in a step on several replicas the counts of
-    all are added. NaN and infinite numbers are skipped, with one warning.
-
-    Shapes: any.
-
-    Args:
-        name: Name of the histogram.
-        data: The numbers.
-        step: The step; None: the step of the writer's `as_default`, else the global step.
-
-    Returns:
-        True if there is a writer that takes the record; without one the call does nothing.
-
-    Raises:
-        InvalidArgumentError: `data` is not numeric, or `step` is not a whole number.
-
-    Source: tf.summary.histogram; its edges are those of TensorFlow 1 and TensorBoard, so that counts can be added.
-
-    >>> import torch
-    >>> rd.summary.histogram("weights", torch.randn(3, 4), step=0)  # there is no writer
-    False
+    Attributes:
+        value: The number; before `settled` possibly a tensor of one element.
+        weight: Weight of the number among those of other replicas.
+        is_sum: Add the numbers, regardless of weights.
     """
-    return record(name, step, lambda share: counted(_numbers(name, data)))
+
+    value: Any
+    weight: float = 1.0
+    is_sum: bool = False
+
+    def settled(self) -> SummaryData:
+        return self if type(self.value) is float else replace(self, value=float(self.value))
+
+    def merged(self, others: Sequence[Self]) -> SummaryData:
+        every: Sequence[Self] = (self, *others)
+        if self.is_sum:
+            return replace(self, value=_sum([each.value for each in every]))
+        weight = _sum([each.weight for each in every])
+        if not weight:  # no replica had rows
+            return replace(self, value=_sum([each.value for each in every]) / len(every))
+        # Values without weight are skipped: a mean of no rows is NaN.
+        total = _sum([each.value * each.weight for each in every if each.weight])
+        return replace(self, value=total / weight, weight=weight)
 
 
-def _numbers(name: str, data: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    array = as_array(data)
-    if array.dtype.kind not in "biuf":
-        raise InvalidArgumentError(
-            f"histogram {name!r} must be of real numbers, got {array.dtype}. Take e.g. the abs() of complex ones."
-        )
-    return array
+def _sum(values: Sequence[float]) -> float:
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)

@@ -13,7 +13,7 @@ import pytest
 from raydist.testing.resuming import AtFailpoint, ForkedLives, FreshLives, Trials
 from tests.chaos.extent import how_many
 from tests.chaos.killing import is_caught, killed_at_random, trials
-from tests.summaries.reading import curves
+from tests.summary.reading import curves
 
 PROGRAM = "fit.py"
 KILLS = how_many(some=10, many=50)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import raydist as rd
 from raydist.checkpoints.sharing import started_save
-from tests.summaries.reading import curves
+from tests.summary.reading import curves
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 

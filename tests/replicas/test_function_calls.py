@@ -22,8 +22,7 @@ from raydist.replicas.function_calls import FunctionCalls
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import StepHeader
-from raydist.summaries.destination import condition, taker
-from raydist.summaries.order import SummaryOrder
+from raydist.summary.recording import SummaryOrder, condition, taker
 from raydist.torch_modes import TorchModes
 from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.replicas.noting_reducer import NotingReducer

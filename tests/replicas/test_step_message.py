@@ -10,7 +10,7 @@ from raydist.replicas.results import pack_result
 from raydist.replicas.step import PartSource, StepHeader
 from raydist.replicas.step_message import GroupResult, PlannedStep, SentObjects, address_steps
 from raydist.values import Part, PerReplica
-from tests.summaries.records import record_of
+from tests.summary.records import record_of
 
 
 class Stored(PerReplica):

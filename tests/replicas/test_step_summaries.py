@@ -11,10 +11,10 @@ import raydist as rd
 from raydist.nest import flatten
 from raydist.replicas.results import StepResult
 from raydist.replicas.step_summaries import StepSummaries
-from raydist.summaries.order import SummaryOrder
-from raydist.summaries.record import Record
-from raydist.summaries.scalar_values import ScalarValue
-from tests.summaries.reading import curves
+from raydist.summary.record import Record
+from raydist.summary.recording import SummaryOrder
+from raydist.summary.scalars import ScalarValue
+from tests.summary.reading import curves
 
 
 def result(*records: Record) -> StepResult:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import raydist as rd
-from tests.summaries.reading import curves
+from tests.summary.reading import curves
 
 
 def show_everything(batch: Any) -> None:

@@ -1,12 +1,29 @@
+"""The default writer, steps, conditions, and recording on replicas."""
+
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
+import torch
 
 import raydist as rd
-from raydist.summary.recording import require_driver
-from tests.summaries.reading import curves
+from raydist.summary.recording import (
+    Destination,
+    StepRecorder,
+    SummaryOrder,
+    as_destination,
+    condition,
+    destination,
+    note,
+    noting,
+    only_if,
+    require_driver,
+    taker,
+)
+from raydist.summary.scalars import ScalarValue
+from tests.summary.reading import curves
 
 
 def test_a_step_is_named_by_the_call_or_the_writer_or_is_the_global_one(tmp_path: Path) -> None:
@@ -54,3 +71,85 @@ def test_some_things_are_for_the_driver() -> None:
     require_driver("it")
     with pytest.raises(rd.FailedPreconditionError, match="it is for the driver: this code runs inside of strategy.run"):
         rd.OneDeviceStrategy("cpu").run(require_driver, args=("it",))
+
+
+def test_a_condition_is_asked_at_each_call(tmp_path: Path) -> None:
+    with rd.summary.create_file_writer(tmp_path) as writer, writer.as_default():
+        for step in range(5):
+            with rd.summary.record_if(lambda: step % 2 == 0):  # noqa: B023  # it is asked inside
+                assert rd.summary.scalar("even", 1.0, step=step) == (step % 2 == 0)
+        rd.summary.flush()
+        assert [step for step, _ in curves(tmp_path).scalars("even")] == [0, 2, 4]
+
+
+def test_a_step_flushes_nothing(tmp_path: Path) -> None:
+    wrong = pytest.raises(rd.FailedPreconditionError, match="rd.summary.flush is for the driver")
+    with rd.summary.create_file_writer(tmp_path) as writer, writer.as_default(), wrong:
+        rd.OneDeviceStrategy("cpu").run(rd.summary.flush)
+
+
+def test_the_innermost_counts_and_ends_with_its_block() -> None:
+    recorder = StepRecorder(lambda: 1.0)
+    place = Destination("writer", recorder)
+    with as_destination(place), recorder.recording(), only_if(False):
+        assert (destination(), taker(), condition()) == (place, recorder, False)
+        with as_destination(None), only_if(lambda: True):
+            assert (destination(), condition()) == (None, True)
+    assert (destination(), taker(), condition()) == (None, None, True)
+
+
+def test_writers_are_noted_while_a_step_is_pickled() -> None:
+    noted: list[object] = []
+    with noting(noted.append):
+        assert note("writer")
+    assert noted == ["writer"]
+    assert not note("writer")
+
+
+def test_an_order_travels() -> None:
+    order = SummaryOrder("writer", 3, wanted=False)
+    assert pickle.loads(pickle.dumps(order)) == order
+
+
+def test_a_step_records_for_the_writer_of_its_order_with_its_share() -> None:
+    recorder = StepRecorder(lambda: 3.0)
+    with recorder.recording(), recorder.following(SummaryOrder("writer", 7)):
+        rd.summary.scalar("loss", torch.tensor(0.5))
+    (record,) = recorder.take_records()
+    assert (record.writer, record.name, record.step) == ("writer", "loss", 7)
+    assert record.data == ScalarValue(0.5, 3.0)
+
+
+def test_without_an_order_only_writers_of_the_step_itself_record() -> None:
+    recorder = StepRecorder(lambda: 1.0)
+    with recorder.recording():
+        assert taker() is recorder
+        assert destination() is None
+        assert not rd.summary.scalar("loss", 0.5, step=0)
+    assert recorder.take_records() == ()
+
+
+def test_what_the_driver_does_not_want_is_not_recorded() -> None:
+    recorder = StepRecorder(lambda: 1.0)
+    with recorder.recording(), recorder.following(SummaryOrder("writer", 7, wanted=False)):
+        assert not rd.summary.scalar("loss", 0.5)
+    assert recorder.take_records() == ()
+
+
+def test_a_replica_that_works_on_rows_of_others_records_nothing() -> None:
+    recorder = StepRecorder(lambda: None)
+    with recorder.recording(), recorder.following(SummaryOrder("writer", 7)):
+        assert rd.summary.scalar("loss", float("nan"))
+        assert rd.summary.histogram("values", [1.0])
+    assert recorder.take_records() == ()
+
+
+def test_records_are_those_of_one_run() -> None:
+    recorder = StepRecorder(lambda: 1.0)
+    for value in (1.0, 2.0, 3.0):
+        with recorder.recording(), recorder.following(SummaryOrder("writer", 7)):
+            rd.summary.scalar("loss", value)
+        if value == 1.0:
+            recorder.drop_records()  # it has failed
+        else:
+            assert [record.data for record in recorder.take_records()] == [ScalarValue(value, 1.0)]

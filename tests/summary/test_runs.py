@@ -1,3 +1,5 @@
+"""Graphs and hyperparameters."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensorboardX.proto.graph_pb2 import GraphDef
 
 import raydist as rd
-from tests.summaries.reading import curves
+from raydist.summary.media import Text
+from raydist.summary.runs import GraphData, Hyperparameters, module_tree
+from tests.summary.reading import curves
 
 
 class Branches(torch.nn.Module):
@@ -64,3 +69,25 @@ def test_hyperparameters_that_are_none(given: dict[str, Any]) -> None:
 def test_hyperparameters_have_names() -> None:
     with pytest.raises(rd.InvalidArgumentError, match="hparams must be a dict, and metrics a list"):
         rd.summary.hparams([1, 2])  # type: ignore[arg-type]  # that is what is tried
+
+
+def test_each_innermost_module_is_a_node() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Sequential(torch.nn.ReLU()))
+    found = GraphDef.FromString(module_tree(net))
+    assert [(node.name, node.op) for node in found.node] == [("Sequential/0", "Linear"), ("Sequential/1/0", "ReLU")]
+    assert b"weight (3, 2)" in found.node[0].attr["parameters"].s
+
+
+def test_a_module_without_parts_is_one() -> None:
+    assert [node.name for node in GraphDef.FromString(module_tree(torch.nn.ReLU())).node] == ["ReLU"]
+
+
+def test_the_first_replica_speaks_for_all() -> None:
+    assert Text(("a",)).merged([Text(("b",))]) == Text(("a",))
+    assert Hyperparameters({"lr": 0.1}).merged([Hyperparameters({})]) == Hyperparameters({"lr": 0.1})
+    assert GraphData(b"one").merged([GraphData(b"two")]) == GraphData(b"one")
+
+
+def test_sizes_are_known() -> None:
+    assert Text(("a" * 1000,)).num_bytes > 1000
+    assert GraphData(b"g" * 1000).num_bytes > 1000

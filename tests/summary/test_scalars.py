@@ -1,5 +1,8 @@
+"""Scalars."""
+
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,8 @@ import pytest
 import torch
 
 import raydist as rd
-from tests.summaries.reading import curves
+from raydist.summary.scalars import ScalarValue
+from tests.summary.reading import curves
 
 
 @pytest.fixture
@@ -60,3 +64,28 @@ def test_a_name_must_be_text(name: Any, writer: rd.summary.SummaryWriter) -> Non
 def test_without_a_writer_nothing_is_looked_at() -> None:
     assert not rd.summary.scalar("x", torch.ones(2))
     assert not rd.summary.histogram("x", "no numbers")
+
+
+def test_a_mean_weighs_rows() -> None:
+    assert ScalarValue(1.0, 3.0).merged([ScalarValue(5.0, 1.0)]) == ScalarValue(2.0, 4.0)
+
+
+def test_a_replica_without_rows_has_no_say_whatever_it_says() -> None:
+    assert ScalarValue(math.nan, 0.0).merged([ScalarValue(5.0, 2.0)]) == ScalarValue(5.0, 2.0)
+
+
+def test_where_nobody_has_rows_all_weigh_the_same() -> None:
+    assert ScalarValue(1.0, 0.0).merged([ScalarValue(3.0, 0.0)]) == ScalarValue(2.0, 0.0)
+
+
+def test_a_sum_adds_whatever_they_weigh() -> None:
+    total = ScalarValue(1.0, 3.0, is_sum=True).merged([ScalarValue(5.0, 0.0, is_sum=True)])
+    assert total == ScalarValue(6.0, 3.0, is_sum=True)
+
+
+def test_infinities_stay() -> None:
+    assert ScalarValue(math.inf).merged([ScalarValue(1.0)]) == ScalarValue(math.inf, 2.0)
+
+
+def test_a_tensor_is_read_when_it_is_settled() -> None:
+    assert ScalarValue(torch.tensor(0.5)).settled() == ScalarValue(0.5)

@@ -24,7 +24,7 @@ from raydist.checkpoints.tensor_file import TensorFile, write_index
 from raydist.context.step_counter import StepCounter
 from raydist.parameter_servers.rows.saved_rows import SavedRows
 from raydist.pipelines.stored.file_directory import DirectoryFiles
-from raydist.summaries.writer import pending_summaries
+from raydist.summary.writer import pending_summaries
 
 __all__ = ["DispatchedShares", "ShareSaver", "StartedSave", "nodes_of", "start_save"]
 

@@ -15,11 +15,12 @@ from torch import nn
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.formats.files import local_file
 from raydist.strategies.global_step import counter_of
-from raydist.summaries.writer import SummaryWriter, create_file_writer
-from raydist.summary.embeddings import embedding
+from raydist.summary.histograms import histogram
 from raydist.summary.media import image, text
+from raydist.summary.projector import embedding
 from raydist.summary.runs import graph
-from raydist.summary.scalars import histogram, scalar
+from raydist.summary.scalars import scalar
+from raydist.summary.writer import SummaryWriter, create_file_writer
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.learning_rates import rates_of
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 import raydist as rd
 from raydist.training.callbacks.tensor_board import ShownParameters
-from tests.summaries.reading import curves
+from tests.summary.reading import curves
 
 
 def shown(folder: Path, parameters: ShownParameters, module: torch.nn.Module, *, epochs: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import raydist as rd
-from tests.summaries.reading import curves
+from tests.summary.reading import curves
 from tests.training.toys import compiled, regression, small_net
 
 

@@ -1,10 +1,10 @@
-"""Points for TensorBoard's projector: files next to the event files, and their list."""
+"""`rd.summary.embedding`: points for TensorBoard's projector, in files next to the event files."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -13,9 +13,12 @@ from urllib.parse import quote
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
-from raydist.summaries.pictures import encode_png, pictures_of
+from raydist.summary.media import encode_png, images_of
+from raydist.summary.record import as_array
+from raydist.summary.recording import condition, destination, require_driver, step_at
 
-__all__ = ["Embedding", "embedding_of", "write_embedding"]
+__all__ = ["Embedding", "embedding", "embedding_of", "write_embedding"]
+
 
 _LIST = "projector_config.pbtxt"
 _MOST_PIXELS = 8192  # side of the largest picture that TensorBoard shows
@@ -95,7 +98,7 @@ def _sprite(name: str, pictures: _Array, count: int) -> tuple[_Array, tuple[int,
         raise InvalidArgumentError(
             f"images of embedding {name!r} must be one for each of the {count} points, got {len(pictures)}."
         )
-    tiles = np.stack(pictures_of(name, pictures, count, "NCHW").pictures)
+    tiles = np.stack(images_of(name, pictures, count, "NCHW").images)
     _, height, width, channels = tiles.shape
     side = math.ceil(math.sqrt(count))
     if side * max(height, width) > _MOST_PIXELS:
@@ -156,3 +159,46 @@ def _quoted(text: str) -> str:
     """Quote for protobuf's text format: special bytes as octal numbers."""
     plain = text.encode()
     return '"' + "".join(chr(b) if 32 <= b < 127 and b not in b'"\\' else f"\\{b:03o}" for b in plain) + '"'
+
+
+def embedding(
+    name: str,
+    data: Any,
+    metadata: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+    images: Any = None,
+    step: Any = None,
+) -> bool:
+    """Show points in TensorBoard's projector. For the driver only.
+
+    The files are written at once, into the directory of the writer.
+
+    Shapes: (points, dimensions); images (points, channels, height, width).
+
+    Args:
+        name: Name of the points.
+        data: Coordinates of the points.
+        metadata: A label for each point; or several columns of labels, by name.
+        images: A picture for each point: uint8, or float in [0, 1]; together at most 8192 x 8192 pixels.
+        step: The step; None: the step of the writer's `as_default`, else the global step. Steps are listed separately.
+
+    Returns:
+        True if there is a writer; without one the call does nothing.
+
+    Raises:
+        FailedPreconditionError: Called inside a step.
+        InvalidArgumentError: Shapes or lengths do not match, or the directory cannot be written to.
+
+    Source: torch.utils.tensorboard.SummaryWriter.add_embedding.
+
+    >>> import torch
+    >>> rd.summary.embedding("words", torch.randn(3, 8), metadata=["a", "b", "c"], step=0)  # there is no writer
+    False
+    """
+    require_driver("rd.summary.embedding")
+    place = destination()
+    if place is None or not condition():
+        return False
+    pictures = None if images is None else as_array(images)
+    points = embedding_of(name, as_array(data), metadata, pictures, step_at(step, place))
+    write_embedding(place.here.logdir, points)
+    return True

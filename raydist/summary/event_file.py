@@ -1,26 +1,37 @@
-"""A TensorBoard event file, and the thread that writes it.
-
-A program never waits for its summaries: records that come faster than the disk queue up in memory, up to a limit. The
-thread wakes a few times in `flush_s`, not for each record, because it takes the GIL from the dispatch of steps.
-"""
+"""A TensorBoard event file, the encoding of records, and the thread that writes them."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import math
 import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import Any, BinaryIO, final
+
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.plugin_text_pb2 import TextPluginData
+from tensorboardX.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
+from tensorboardX.proto.tensor_pb2 import TensorProto
+from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboardX.summary import hparams
 
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from raydist.owning_process import OwningProcess
 from raydist.pipelines.formats.tfrecord import frame
-from raydist.summaries.record import Record
+from raydist.summary.histograms import HistogramCounts
+from raydist.summary.media import AudioClips, Images, Text, encode_png, encode_wav
+from raydist.summary.record import Record
+from raydist.summary.runs import GraphData, Hyperparameters
+from raydist.summary.scalars import ScalarValue
 
-__all__ = ["EventFile", "open_event_file"]
+__all__ = ["EventFile", "event_of", "first_events", "open_event_file"]
+
 
 _MOST_BYTES = 256 << 20  # of queued records
 _CLOSE_S = 60.0
@@ -96,13 +107,13 @@ class EventFile:
                 )
             if self._error is None and self._has_room(record):
                 self._waiting.append(record)
-                self._num_bytes += record.shown.num_bytes
+                self._num_bytes += record.data.num_bytes
                 self._num_taken += 1
                 if len(self._waiting) == 1:
                     self._wake()
 
     def _has_room(self, record: Record) -> bool:
-        if not self._waiting or self._num_bytes + record.shown.num_bytes <= _MOST_BYTES:
+        if not self._waiting or self._num_bytes + record.data.num_bytes <= _MOST_BYTES:
             return True
         if not self._dropped:
             self._dropped = True
@@ -182,16 +193,11 @@ class EventFile:
                 self._changed.notify_all()
 
     def _begin(self) -> None:
-        # Imported here, because replicas record summaries but encode none.
-        from raydist.summaries.encoding import first_events
-
         for event in first_events(time.time(), self._purge_step):
             self._file.write(frame(event))
         self._file.flush()
 
     def _write_some(self) -> bool:
-        from raydist.summaries.encoding import event_of
-
         records, ends = self._await_records()
         for record in records:
             try:
@@ -222,3 +228,99 @@ class EventFile:
             records, self._waiting = self._waiting, []
             self._num_bytes, self._at_once = 0, False
             return records, self._closed
+
+
+def first_events(wall_time: float, purge_step: int | None = None) -> Iterator[bytes]:
+    """Yield the first events of a file: the version, and the step from which the file replaces earlier files."""
+    yield Event(wall_time=wall_time, file_version="brain.Event:2").SerializeToString()
+    if purge_step is not None:
+        start = SessionLog(status=SessionLog.SessionStatus.Value("START"))
+        yield Event(wall_time=wall_time, step=purge_step, session_log=start).SerializeToString()
+
+
+def event_of(record: Record) -> bytes:
+    """Return the event of a record."""
+    event = Event(wall_time=record.wall_time, step=record.step)
+    if isinstance(record.data, GraphData):
+        event.graph_def = record.data.graph
+    else:
+        event.summary.value.extend(_values(record.data, record.name))
+    return bytes(event.SerializeToString())
+
+
+@functools.singledispatch
+def _values(data: Any, name: str) -> list[Any]:
+    raise TypeError(f"raydist bug: summaries of {type(data).__name__} must be known to event_file.py.")
+
+
+@_values.register
+def _(data: ScalarValue, name: str) -> list[Any]:
+    return [Summary.Value(tag=name, simple_value=data.value)]
+
+
+@_values.register
+def _(data: HistogramCounts, name: str) -> list[Any]:
+    buckets = data.buckets()
+    histogram = HistogramProto(
+        min=_finite(data.least),
+        max=_finite(data.most),
+        num=data.num_values,
+        sum=data.total,
+        sum_squares=data.squares,
+        bucket_limit=[edge for edge, _ in buckets],
+        bucket=[count for _, count in buckets],
+    )
+    return [Summary.Value(tag=name, histo=histogram)]
+
+
+@_values.register
+def _(data: Images, name: str) -> list[Any]:
+    names = _numbered(name, len(data.images), data.max_outputs)
+    return [Summary.Value(tag=tag, image=_image(picture)) for tag, picture in zip(names, data.images, strict=True)]
+
+
+def _image(picture: Any) -> Any:
+    height, width, channels = picture.shape
+    return Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=encode_png(picture))
+
+
+@_values.register
+def _(data: AudioClips, name: str) -> list[Any]:
+    names = _numbered(name, len(data.clips), data.max_outputs)
+    return [
+        Summary.Value(tag=tag, audio=_audio(sound, data.sample_rate))
+        for tag, sound in zip(names, data.clips, strict=True)
+    ]
+
+
+def _audio(sound: Any, sample_rate: int) -> Any:
+    return Summary.Audio(
+        sample_rate=sample_rate,
+        num_channels=sound.shape[1],
+        length_frames=len(sound),
+        encoded_audio_string=encode_wav(sound, sample_rate),
+        content_type="audio/wav",
+    )
+
+
+def _numbered(name: str, count: int, most: int) -> list[str]:
+    return [name] if most == 1 and count else [f"{name}/{number}" for number in range(count)]
+
+
+@_values.register
+def _(data: Text, name: str) -> list[Any]:
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in data.shape])
+    strings = [each.encode() for each in data.texts]
+    tensor = TensorProto(dtype="DT_STRING", string_val=strings, tensor_shape=shape)
+    plugin = SummaryMetadata.PluginData(plugin_name="text", content=TextPluginData(version=0).SerializeToString())
+    return [Summary.Value(tag=name, metadata=SummaryMetadata(plugin_data=plugin), tensor=tensor)]
+
+
+@_values.register
+def _(data: Hyperparameters, name: str) -> list[Any]:
+    parts = hparams(dict(data.values), dict.fromkeys(data.metrics))
+    return [value for part in parts for value in part.value]
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0  # the minimum of no values is infinite

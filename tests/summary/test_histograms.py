@@ -1,12 +1,14 @@
+"""Histograms: buckets, counts, merging."""
+
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
 import pytest
+from tensorboardX.writer import SummaryWriter as Peer
 
-from raydist.summaries.bucket_edges import bucket_edges
-from raydist.summaries.counting import counted
+from raydist.summary.histograms import HistogramCounts, bucket_edges, counted
 
 
 def expected(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -53,3 +55,40 @@ def test_what_is_not_finite_is_left_out_and_told() -> None:
 
 def test_sums_that_overflow_are_of_finite_numbers_all_the_same() -> None:
     assert counted(np.array([1.7e308, 1.7e308])).num_values == 2
+
+
+def test_edges_are_those_of_tensorboard() -> None:
+    theirs = Peer(write_to_disk=False).default_bins
+    assert bucket_edges()[1:-1].tolist() == theirs
+    assert bucket_edges()[0] == -np.finfo(np.float64).max
+    assert bucket_edges()[-1] == np.finfo(np.float64).max
+
+
+def test_histograms_together_are_that_of_all_values() -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(size=50), np.zeros(0), rng.normal(size=3) * 100]
+    first, *others = map(counted, parts)
+    joined, whole = first.merged(others), counted(np.concatenate(parts))
+    assert isinstance(joined, HistogramCounts)
+    assert joined.buckets() == whole.buckets()
+    assert (joined.least, joined.most, joined.num_values) == (whole.least, whole.most, 53)
+    assert joined.total == pytest.approx(whole.total)
+    assert joined.squares == pytest.approx(whole.squares)
+
+
+def test_buckets_begin_before_the_first_that_is_filled_and_empty_ones_are_one() -> None:
+    buckets = counted(np.array([1.0, 1.0, 5.0])).buckets()
+    assert [count for _, count in buckets] == [0.0, 2.0, 0.0, 1.0]
+    ends = [end for end, _ in buckets]
+    assert ends[0] < 1.0 < ends[1] < ends[2] < 5.0 < ends[3]
+
+
+def test_of_no_values_there_is_one_empty_bucket() -> None:
+    nothing = counted(np.zeros(0))
+    joined = nothing.merged([nothing])
+    assert isinstance(joined, HistogramCounts)
+    assert joined.buckets() == [(1e-12, 0.0)]
+
+
+def test_its_size_is_known() -> None:
+    assert counted(np.array([1.0])).num_bytes < counted(np.arange(100.0)).num_bytes

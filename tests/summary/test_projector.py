@@ -1,3 +1,5 @@
+"""Embeddings for the projector."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -5,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from google.protobuf import text_format
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 
 import raydist as rd
-from raydist.summaries.projector import embedding_of, write_embedding
+from raydist.summary.projector import embedding_of, write_embedding
 
 POINTS = np.arange(6.0).reshape(3, 2)
 
@@ -72,3 +75,17 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(rd.InvalidArgumentError, match="must be one that this program can write"):
         write_embedding(str(tmp_path / "file"), embedding_of("words", POINTS, None, None, 0))
+
+
+def test_points_are_in_the_directory_of_the_writer(tmp_path: Path) -> None:
+    with rd.summary.create_file_writer(tmp_path) as writer, writer.as_default(step=2):
+        assert rd.summary.embedding("words", torch.eye(2), metadata=["a", "b"], images=torch.zeros(2, 1, 2, 2))
+        with rd.summary.record_if(False):
+            assert not rd.summary.embedding("others", torch.eye(2))
+    folder = tmp_path / "projector" / "words-00002"
+    assert sorted(path.name for path in folder.iterdir()) == ["metadata.tsv", "sprite.png", "tensors.tsv"]
+
+
+def test_it_is_for_the_driver() -> None:
+    with pytest.raises(rd.FailedPreconditionError, match="rd.summary.embedding is for the driver"):
+        rd.OneDeviceStrategy("cpu").run(rd.summary.embedding, args=("words", torch.eye(2)))

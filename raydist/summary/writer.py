@@ -8,15 +8,16 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Protocol, final
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, final
 
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.formats.files import local_file
-from raydist.summaries.destination import Destination, as_destination, note, taker
-from raydist.summaries.event_file import EventFile, open_event_file
-from raydist.summaries.histogram_counts import HistogramCounts
-from raydist.summaries.record import Record
-from raydist.summaries.step_number import step_number
+from raydist.summary.histograms import HistogramCounts
+from raydist.summary.record import Record, step_number
+from raydist.summary.recording import Destination, as_destination, note, taker
+
+if TYPE_CHECKING:
+    from raydist.summary.event_file import EventFile
 
 __all__ = ["StepsUnderWay", "SummaryWriter", "create_file_writer", "pending_summaries"]
 
@@ -71,12 +72,12 @@ class SummaryWriter:
         weakref.finalize(self, file.close)
 
     @property
-    def share(self) -> float | None:
+    def weight(self) -> float | None:
         """The weight of values from the driver.
 
         >>> import tempfile
         >>> with rd.summary.create_file_writer(tempfile.mkdtemp()) as writer:
-        ...     writer.share
+        ...     writer.weight
         1.0
         """
         return 1.0
@@ -170,10 +171,10 @@ class SummaryWriter:
         """
         self._file.add(record)
         self._look_at_step(record)
-        if isinstance(record.shown, HistogramCounts) and record.shown.left_out:
+        if isinstance(record.data, HistogramCounts) and record.data.left_out:
             self._remark(
                 f"nan {record.name}",
-                f"Histogram {record.name!r} must be of finite numbers to show all of them, but {record.shown.left_out} "
+                f"Histogram {record.name!r} must be of finite numbers to show all of them, but {record.data.left_out} "
                 f"at step {record.step} are NaN or infinite: these are left out.",
             )
 
@@ -328,6 +329,8 @@ def create_file_writer(
     """
     if not isinstance(flush_millis, int) or flush_millis < 0:
         raise InvalidArgumentError(f"flush_millis must be a number of milliseconds >= 0, got {flush_millis!r}.")
+    from raydist.summary.event_file import EventFile, open_event_file  # loads protobuf in 0.1 s: replicas need none
+
     folder = local_file(logdir, "The directory of summaries")
     path, file = open_event_file(folder, filename_suffix)
     return SummaryWriter(folder, EventFile(path, file, flush_s=flush_millis / 1000, purge_step=step_number(purge_step)))

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 import raydist as rd
-from raydist.summaries.destination import noting
-from raydist.summaries.order import SummaryOrder
-from raydist.summaries.step_recorder import StepRecorder
-from raydist.summaries.writer import pending_summaries
-from tests.summaries.reading import curves
+from raydist.summary.recording import StepRecorder, SummaryOrder, noting
+from raydist.summary.writer import pending_summaries
+from tests.summary.reading import curves
 
 
 def test_a_writer_that_is_dropped_is_closed(tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""TensorBoard summaries of steps and programs: recording, merging over replicas, writing event files."""
