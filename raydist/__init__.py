@@ -107,18 +107,18 @@ if TYPE_CHECKING:
     from raydist.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
     from raydist.strategies.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
     from raydist.strategies.tpu import TPUStrategy as TPUStrategy
-    from raydist.training.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
     from raydist.training.callbacks.callback import Callback as Callback
     from raydist.training.callbacks.callback import History as History
-    from raydist.training.callbacks.csv_logger import CSVLogger as CSVLogger
+    from raydist.training.callbacks.checkpoint_callbacks import BackupAndRestore as BackupAndRestore
+    from raydist.training.callbacks.checkpoint_callbacks import ModelCheckpoint as ModelCheckpoint
     from raydist.training.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from raydist.training.callbacks.early_stopping import TerminateOnNaN as TerminateOnNaN
     from raydist.training.callbacks.lambda_callback import LambdaCallback as LambdaCallback
-    from raydist.training.callbacks.learning_rate_scheduler import LearningRateScheduler as LearningRateScheduler
-    from raydist.training.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
-    from raydist.training.callbacks.progress_bar import ProgressBar as ProgressBar
-    from raydist.training.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau as ReduceLROnPlateau
+    from raydist.training.callbacks.learning_rates import LearningRateScheduler as LearningRateScheduler
+    from raydist.training.callbacks.learning_rates import ReduceLROnPlateau as ReduceLROnPlateau
+    from raydist.training.callbacks.log_callbacks import CSVLogger as CSVLogger
+    from raydist.training.callbacks.log_callbacks import ProgressBar as ProgressBar
     from raydist.training.callbacks.tensor_board import TensorBoard as TensorBoard
-    from raydist.training.callbacks.terminate_on_nan import TerminateOnNaN as TerminateOnNaN
     from raydist.training.model import Model as Model
     from raydist.training.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
     from raydist.values import AUTOTUNE as AUTOTUNE
@@ -141,10 +141,10 @@ _MODULE_OF = {
     "AUTOTUNE": "raydist.values",
     "AutoShardPolicy": "raydist.options",
     "AutotuneOptions": "raydist.options",
-    "BackupAndRestore": "raydist.training.callbacks.backup_and_restore",
+    "BackupAndRestore": "raydist.training.callbacks.checkpoint_callbacks",
     "BoundedStaleness": "raydist.parameter_servers.consistency",
     "Callback": "raydist.training.callbacks.callback",
-    "CSVLogger": "raydist.training.callbacks.csv_logger",
+    "CSVLogger": "raydist.training.callbacks.log_callbacks",
     "CancelledError": "raydist.errors",
     "Checkpoint": "raydist.checkpoints.checkpoint",
     "ClusterCoordinator": "raydist.strategies.cluster_coordinator",
@@ -176,13 +176,13 @@ _MODULE_OF = {
     "InputReplicationMode": "raydist.options",
     "InvalidArgumentError": "raydist.errors",
     "LambdaCallback": "raydist.training.callbacks.lambda_callback",
-    "LearningRateScheduler": "raydist.training.callbacks.learning_rate_scheduler",
+    "LearningRateScheduler": "raydist.training.callbacks.learning_rates",
     "MaxSizePartitioner": "raydist.parameter_servers.partitioners",
     "Mean": "raydist.metrics",
     "MinSizePartitioner": "raydist.parameter_servers.partitioners",
     "MirroredStrategy": "raydist.strategies.mirrored",
     "Model": "raydist.training.model",
-    "ModelCheckpoint": "raydist.training.callbacks.model_checkpoint",
+    "ModelCheckpoint": "raydist.training.callbacks.checkpoint_callbacks",
     "MultiWorkerMirroredStrategy": "raydist.strategies.multi_worker",
     "NcclAllReduce": "raydist.strategies.cross_device_ops",
     "NotFoundError": "raydist.errors",
@@ -196,12 +196,12 @@ _MODULE_OF = {
     "PerReplica": "raydist.values",
     "PipelineStats": "raydist.pipelines.metering.stats",
     "Profile": "raydist.pipelines.run.profile",
-    "ProgressBar": "raydist.training.callbacks.progress_bar",
+    "ProgressBar": "raydist.training.callbacks.log_callbacks",
     "RaggedFeature": "raydist.pipelines.tf_example.ragged_features",
     "RaggedTensorValue": "raydist.pipelines.tf_example.ragged_features",
     "RaydistError": "raydist.errors",
     "ReductionToOneDevice": "raydist.strategies.cross_device_ops",
-    "ReduceLROnPlateau": "raydist.training.callbacks.reduce_lr_on_plateau",
+    "ReduceLROnPlateau": "raydist.training.callbacks.learning_rates",
     "ReduceOp": "raydist.values",
     "Replicated": "raydist.values",
     "RemoteValue": "raydist.coordinator.remote_value",
@@ -229,7 +229,7 @@ _MODULE_OF = {
     "TPUStrategy": "raydist.strategies.tpu",
     "TensorBoard": "raydist.training.callbacks.tensor_board",
     "TensorSpec": "raydist.pipelines.elements.spec",
-    "TerminateOnNaN": "raydist.training.callbacks.terminate_on_nan",
+    "TerminateOnNaN": "raydist.training.callbacks.early_stopping",
     "TextLineDataset": "raydist.dataset.readers",
     "ThreadingOptions": "raydist.options",
     "Timeouts": "raydist.options",

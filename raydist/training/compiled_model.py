@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,25 +12,23 @@ from torch.optim.lr_scheduler import LRScheduler
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options.requirement import require
 from raydist.strategies.default import get_strategy
+from raydist.training.elements import Precision
 from raydist.training.losses import kind_of, loss_by_name
-from raydist.training.optimizers import optimizer_by_name, require_optimizer
 from raydist.training.passes import require_at_least
-from raydist.training.precision import Precision
 from raydist.training.steps import Compiled, Trainee
 from raydist.training.trackers import LossTotal, RowCount, Trackers, named_metrics
-from raydist.training.updates import Accumulation, Update, scheduler_of
+from raydist.training.updates import Accumulation, Update, optimizer_by_name, require_optimizer, scheduler_of
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
     from raydist.context.strategy import Strategy
-    from raydist.training.callbacks.callback import TrainedModel
 
 __all__ = ["CompiledModel"]
 
 
-class CompiledModel(ABC):
-    """A module, its strategy, and the settings of `compile`: the part that all mix-ins of `Model` share.
+class CompiledModel:
+    """A module, its strategy, and the settings of `compile`: the part of `Model` before training.
 
     Args:
         module: The module; its parameters are trained in place.
@@ -262,10 +259,6 @@ class CompiledModel(ABC):
         update = Update(optimizer, None if apart else steps_with, clip_norm, accumulation, scaler)
         here = steps_with if apart else None
         self._compiled = Compiled(update, found_loss, row_loss, kind, trackers, steps_per_execution, precision, here)
-
-    @abstractmethod
-    def _whole(self) -> TrainedModel:
-        """Return the model with all its parts, as callbacks see it."""
 
     def _trainee(self) -> Trainee:
         if self._compiled is None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, final
 from raydist.errors import InvalidArgumentError
 from raydist.options import RunOptions
 from raydist.strategies.global_step import step_counting
-from raydist.training.class_weights import ClassWeights
-from raydist.training.elements import unpack
-from raydist.training.executions import Executions, executions
+from raydist.training.elements import ClassWeights, unpack
+from raydist.training.fit_checkpoints import FitCheckpoints, FitState
 from raydist.training.passes import (
+    Executions,
+    executions,
     num_batches,
     opened,
     require_at_least,
@@ -22,16 +23,13 @@ from raydist.training.passes import (
     run_pass,
     warn_out_of_data,
 )
-from raydist.training.resuming.fit_state import FitState
-from raydist.training.resuming.keeping import Keepers
 from raydist.training.steps import Trainee, training_step
 from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
     from raydist.distributed_dataset import DistributedDataset
-    from raydist.training.callbacks.callback import TrainedModel
-    from raydist.training.callbacks.callback_list import CallbackList
-    from raydist.training.display.reporter import Reporter
+    from raydist.training.callbacks.callback import CallbackList, TrainedModel
+    from raydist.training.progress import Reporter
 
 __all__ = ["Fit", "FitPlan"]
 
@@ -105,7 +103,7 @@ class Fit:
         reporter: Reporter,
         validate: Callable[[str], dict[str, Any]] | None,
         state: FitState,
-        keepers: Keepers,
+        checkpoints: FitCheckpoints,
     ) -> None:
         self._trainee = trainee
         self._trackers = trainee.compiled.trackers
@@ -115,7 +113,7 @@ class Fit:
         self._reporter = reporter
         self._validate = validate
         self._state = state
-        self._keepers = keepers
+        self._checkpoints = checkpoints
         state.total, state.epoch = plan.total(), plan.initial_epoch
         self._step = training_step(
             trainee.module, trainee.compiled, plan.class_weights, step_counting(trainee.strategy)
@@ -126,17 +124,17 @@ class Fit:
         """Run all epochs, or the remaining ones after a checkpoint. Blocks until their steps are done."""
         self._model.stop_training = False
         with self._state.without_callbacks():
-            resumed = self._keepers.restore()
+            resumed = self._checkpoints.restore()
         self._callbacks.call("on_train_begin", {})
         if resumed:
-            self._keepers.restore_again()
+            self._checkpoints.restore_again()
         if self._state.is_within_epoch or not self._has_ended():
             self._train(resumed)
         elif resumed:
             self._model.stop_training = self._state.stop
-            self._keepers.say_nothing_is_left(self._plan.epochs)
+            self._checkpoints.warn_nothing_is_left(self._plan.epochs)
         self._callbacks.call("on_train_end", self._state.last_logs)
-        self._keepers.finish()
+        self._checkpoints.finish()
 
     def _has_ended(self) -> bool:
         return self._state.stop or self._state.epoch >= self._plan.epochs
@@ -159,7 +157,7 @@ class Fit:
         self._reporter.start(self._label(), self._state.total)
         self._callbacks.call("on_epoch_begin", self._state.epoch, {})
         if goes_on:  # the hook was called before the checkpoint, too
-            self._keepers.restore_again()
+            self._checkpoints.restore_again()
             self._model.stop_training = self._state.stop
 
     def _label(self) -> str:
@@ -188,7 +186,7 @@ class Fit:
             self._reporter.result(logs)
         self._state.end_epoch(own)
         self._state.stop = self._model.stop_training
-        self._keepers.after_epoch(logs)
+        self._checkpoints.after_epoch(logs)
 
     def _logs(self, shared: Executions | None) -> dict[str, Any]:
         """Train and validate one epoch; return its logs, or {} without data."""
@@ -230,7 +228,7 @@ class Fit:
 
     def _before_execution(self, step: int) -> None:
         draws_ahead = self._trainee.compiled.steps_per_execution == 1
-        with self._keepers.before_draw(self._plan.data) if draws_ahead else contextlib.nullcontext():
+        with self._checkpoints.before_draw(self._plan.data) if draws_ahead else contextlib.nullcontext():
             self._callbacks.call("on_train_batch_begin", step, {})
 
     def _after_last_batch(self, steps: int, wanted: int | None) -> None:
@@ -254,4 +252,4 @@ class Fit:
         self._callbacks.batch_end("on_train_batch_end", done - 1, self._trackers.read)
         self._reporter.step(done, self._trackers.rows_and_logs)
         self._state.stop = self._model.stop_training
-        self._keepers.after_execution(count)
+        self._checkpoints.after_execution()

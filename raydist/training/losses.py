@@ -21,7 +21,7 @@ from torch import nn
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import leaves_in, map_structure
 from raydist.training.global_means import GlobalMeans, labels_that_count
-from raydist.training.optimizers import class_by_name
+from raydist.training.updates import class_by_name
 from raydist.values import ReduceOp
 
 if TYPE_CHECKING:

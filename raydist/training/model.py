@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
-from typing import final
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import nn
 
-from raydist.training.fitting import FittedModel
-from raydist.training.measuring import MeasuredModel
-from raydist.training.model_state import make_module, pack, rebuild, restore_module, restore_optimizer
-from raydist.training.saving import read_model_file, write_model_file
+from raydist.foreign_errors import folded
+from raydist.training.callbacks.callback import Callback, CallbackList, History
+from raydist.training.callbacks.log_callbacks import progress_stream
+from raydist.training.compiled_model import CompiledModel
+from raydist.training.elements import ClassWeights
+from raydist.training.evaluation import Evaluation, Prediction
+from raydist.training.fit import Fit, FitPlan
+from raydist.training.fit_checkpoints import FitState, open_checkpoints
+from raydist.training.given_data import distributed, held_out_data
+from raydist.training.model_file import (
+    make_module,
+    pack,
+    read_model_file,
+    rebuild,
+    restore_module,
+    restore_optimizer,
+    write_model_file,
+)
+from raydist.training.passes import num_steps, require_at_least
+from raydist.training.progress import Reporter, open_view
+
+if TYPE_CHECKING:
+    from raydist.checkpoints.manager import CheckpointManager
+    from raydist.dataset import Dataset
+    from raydist.distributed_dataset import DistributedDataset
+
+    Data = Dataset | DistributedDataset
 
 __all__ = ["Model"]
 
 
 @final
-class Model(FittedModel, MeasuredModel):
+class Model(CompiledModel):
     """A module with `compile`, `fit`, `evaluate` and `predict`, on the strategy in whose scope it was created.
 
     Every number equals that of a single replica: the optimised loss is the loss of the *global* batch, and losses and
@@ -53,6 +77,214 @@ class Model(FittedModel, MeasuredModel):
     Raises:
         InvalidArgumentError: `module` is not a torch.nn.Module instance.
     """
+
+    @folded
+    def fit(
+        self,
+        x: Data | Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        steps_per_epoch: int | None = None,
+        validation_data: Data | Any | None = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        verbose: bool = True,
+        shuffle: bool = True,
+        initial_epoch: int = 0,
+        validation_freq: int | Container[int] = 1,
+        validation_steps: int | None = None,
+        class_weight: Mapping[int, float] | None = None,
+        checkpoint: str | os.PathLike[str] | CheckpointManager | None = None,
+        resume: bool = True,
+        dataset: Data | None = None,
+    ) -> History:
+        """Train for several epochs.
+
+        With `compile(loss="model")` an element holds the arguments of the module: a dict of keyword arguments,
+        including labels, a tuple of arguments, or a single argument.
+
+        Args:
+            x: A dataset, batched by the global batch size; each epoch iterates it anew. Or arrays or tensors, one or a
+                nest of them. Or a torch DataLoader with global batches: see `Dataset.from_torch`.
+            y: Targets for arrays x; datasets contain their targets.
+            batch_size: Rows of a global batch of arrays; None: 32.
+            epochs: Number of the last epoch, >= 1, counted from 1.
+            steps_per_epoch: Batches per epoch, >= 1; None: all batches. With a number the iterator continues from epoch
+                to epoch; if it ends early, `fit` warns once and stops training.
+            validation_data: Data to evaluate after epochs; the names of the results get the prefix "val_". A dataset or
+                a DataLoader, or arrays (x, y), in batches of `batch_size`.
+            callbacks: Callbacks, called in this order.
+            verbose: Show progress: a bar in a terminal, one changing line in a notebook, plain lines in a log.
+            shuffle: Shuffle arrays anew every epoch, with a seed that follows `torch.manual_seed`. Datasets and
+                DataLoaders keep their own order.
+            initial_epoch: Number of the first epoch, counted from 0, to continue after an earlier `fit`.
+            validation_freq: Epochs between validations, or a container of the epochs to validate, counted from 1.
+            validation_steps: Batches of a validation; None: all batches.
+            class_weight: Weights of training rows by class number; other classes have weight 1. As with sample weights,
+                the loss is sum(w * loss) / sum(w) of losses per row.
+            checkpoint: A directory (or a URI that fsspec supports) for checkpoints: one after each epoch, and one on
+                preemption; the last 3 are kept. Or a manager, which decides when to save and how many to keep, and
+                whose checkpoint contains your objects; `fit` adds its own state as "fit".
+            resume: Resume from the newest checkpoint if there is one: from the batch after the last one in the
+                checkpoint, with the same result as an uninterrupted training, including history, metrics, callbacks and
+                random numbers. With a checkpoint of the end of training, `fit` trains nothing, and warns.
+            dataset: Former name of x.
+
+        Returns:
+            The history of the logs: `.history["loss"]` has one value per epoch.
+
+        Raises:
+            FailedPreconditionError: `compile` was not called.
+            InvalidArgumentError: A dataset has no batch or never ends, a number is < 1, arguments are incompatible, or
+                a DataLoader has a DistributedSampler; the message says what to write.
+            SpecError: Elements are not (x, y) or (x, y, sample_weight).
+            UnavailableError: A replica or the input pipeline is gone; the message names it.
+
+        Blocking: returns when all steps are done. An error of user code is raised here, with its type.
+
+        >>> import numpy as np, torch
+        >>> x = np.arange(8, dtype=np.float32)[:, None]
+        >>> data = rd.Dataset.from_tensor_slices((x, 2 * x)).batch(4)
+        >>> with rd.OneDeviceStrategy("cpu").scope():
+        ...     model = rd.Model(torch.nn.Linear(1, 1))
+        ...     model.compile(torch.optim.SGD(model.parameters(), lr=0.01), torch.nn.MSELoss())
+        >>> history = model.fit(data, epochs=2, validation_data=data, verbose=False)
+        >>> sorted(history.history)
+        ['loss', 'val_loss']
+
+        Source: keras.Model.fit.
+        """
+        trainee = self._trainee()
+        own_loss = trainee.compiled.loss is None
+        data = distributed(self._strategy, x, y, batch_size, dataset, own_loss=own_loss, shuffle=shuffle)
+        weights = ClassWeights.parse(class_weight)
+        plan = FitPlan(data, epochs, steps_per_epoch, initial_epoch, validation_freq, weights)
+        require_at_least("validation_steps", validation_steps)
+        held_out = held_out_data(self._strategy, validation_data, batch_size, own_loss=own_loss)
+        history = History()
+        hooks = CallbackList((*callbacks, history), self, {"epochs": epochs, "steps": plan.total()})
+        hooks.call("_set_data", data)
+        state, objects = FitState((*callbacks, history), held_out), self.checkpoint_objects()
+        if not self._module.training:
+            self._module.train()
+        with contextlib.ExitStack() as stack:
+            view = stack.enter_context(open_view(*progress_stream(callbacks, verbose=verbose)))
+            evaluation = Evaluation(trainee, hooks, Reporter(view))
+            Fit(
+                trainee,
+                plan,
+                model=self,
+                callbacks=hooks,
+                reporter=Reporter(view),
+                validate=None if held_out is None else lambda label: evaluation.run(held_out, label, validation_steps),
+                state=state,
+                checkpoints=open_checkpoints(
+                    checkpoint, callbacks, trainee, objects, data, state, resume=resume, stack=stack
+                ),
+            ).run()
+        return history
+
+    @folded
+    def evaluate(
+        self,
+        x: Data | Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        verbose: bool = True,
+        steps: int | None = None,
+        dataset: Data | None = None,
+    ) -> dict[str, Any]:
+        """Return loss and metrics over a dataset, with the module in evaluation mode. Blocks until the result is there.
+
+        Args:
+            x: A dataset batched by the global batch size, with elements as for :meth:`fit`; or arrays, or a DataLoader.
+            y: Targets for arrays x.
+            batch_size: Rows of a global batch of arrays; None: 32.
+            callbacks: Callbacks whose `on_test_...` hooks are called.
+            verbose: Show progress, as in :meth:`fit`.
+            steps: Number of batches; None: all batches. Warns once if there are fewer.
+            dataset: Former name of x.
+
+        Returns:
+            Name -> value: "loss", and each metric. A float for a single number, otherwise a CPU tensor.
+
+        Raises:
+            FailedPreconditionError: `compile` was not called.
+            InvalidArgumentError: The dataset has no batch or, without `steps`, never ends; or as for :meth:`fit`.
+            SpecError: Elements are not (x, y) or (x, y, sample_weight).
+
+        >>> import numpy as np, torch
+        >>> x = np.arange(8, dtype=np.float32)[:, None]
+        >>> with rd.OneDeviceStrategy("cpu").scope():
+        ...     model = rd.Model(torch.nn.Linear(1, 1))
+        ...     model.compile(torch.optim.SGD(model.parameters(), lr=0.01), torch.nn.MSELoss())
+        >>> list(model.evaluate(rd.Dataset.from_tensor_slices((x, x)).batch(3), verbose=False))
+        ['loss']
+
+        Source: keras.Model.evaluate.
+        """
+        trainee = self._trainee()
+        require_at_least("steps", steps)
+        own_loss = trainee.compiled.loss is None
+        data = distributed(self._strategy, x, y, batch_size, dataset, what="evaluate", own_loss=own_loss)
+        hooks = CallbackList(callbacks, self, {"epochs": None, "steps": num_steps(data, steps)})
+        with open_view(*progress_stream(callbacks, verbose=verbose)) as view:
+            reporter = Reporter(view)
+            logs = Evaluation(trainee, hooks, reporter).run(data, "Evaluate", steps)
+            reporter.result(logs)
+        return logs
+
+    @folded
+    def predict(
+        self,
+        x: Data | Any = None,
+        batch_size: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        verbose: bool = True,
+        steps: int | None = None,
+        dataset: Data | None = None,
+    ) -> Any:
+        """Return the module's outputs for every row, in the order of the dataset. Blocks; does not need `compile`.
+
+        Elements may be x alone, or tuples whose first part is x; with `loss="model"` elements are as for :meth:`fit`.
+        The module runs in evaluation mode, one batch per call to the replicas.
+
+        Args:
+            x: A dataset batched by the global batch size; or arrays, or a DataLoader, as for :meth:`fit`.
+            batch_size: Rows of a global batch of arrays; None: 32.
+            callbacks: Callbacks whose `on_predict_...` hooks are called.
+            verbose: Show progress, as in :meth:`fit`.
+            steps: Number of batches; None: all batches. Warns once if there are fewer.
+            dataset: Former name of x.
+
+        Returns:
+            A CPU tensor of all rows, or a nest of tensors as the module returns it (lists as tuples), with None for
+            values that are not tensors (a text, a number, a key-value cache). For a module that computes its loss
+            (`loss="model"`), a dict, tuple or tensor of the outputs with one entry per row, without loss and caches.
+
+        Raises:
+            InvalidArgumentError: The dataset has no batch or, without `steps`, never ends; or as for :meth:`fit`.
+            SpecError: An output does not have one entry per row, or rows of different batches differ in shape.
+
+        >>> import torch
+        >>> rd.Model(torch.nn.Flatten()).predict(rd.Dataset.range(4).batch(2).batch(2), verbose=False)
+        tensor([[0, 1],
+                [2, 3]])
+
+        Source: keras.Model.predict.
+        """
+        require_at_least("steps", steps)
+        compiled = self._compiled
+        precision, own_loss = (None, False) if compiled is None else (compiled.precision, compiled.loss is None)
+        data = distributed(self._strategy, x, None, batch_size, dataset, what="predict", own_loss=own_loss)
+        hooks = CallbackList(callbacks, self, {"epochs": None, "steps": num_steps(data, steps)})
+        with open_view(*progress_stream(callbacks, verbose=verbose)) as view:
+            prediction = Prediction(self._strategy, self._module, hooks, Reporter(view), precision, own_loss=own_loss)
+            return prediction.run(data, steps)
 
     def save(self, path: str | os.PathLike[str], optimizer: bool = True) -> None:
         """Save module and optimizer state as one safetensors file. Replaces `path` atomically.
@@ -121,6 +353,3 @@ class Model(FittedModel, MeasuredModel):
         if optimizer is not None:
             restore_optimizer(optimizer, tensors, manifest)
         return cls(target, config=manifest.config)
-
-    def _whole(self) -> Model:
-        return self

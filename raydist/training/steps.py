@@ -26,8 +26,7 @@ from raydist.context.replica_context import ReplicaContext
 from raydist.errors import SpecError
 from raydist.nest import leaves_in, map_structure
 from raydist.strategies.default import get_replica_context
-from raydist.training.class_weights import ClassWeights
-from raydist.training.elements import inputs_of, unpack
+from raydist.training.elements import ClassWeights, Precision, autocast, forward, inputs_of, unpack, widened
 from raydist.training.global_means import GlobalMeans
 from raydist.training.losses import (
     BatchLoss,
@@ -39,7 +38,6 @@ from raydist.training.losses import (
     weighted_loss,
 )
 from raydist.training.model_losses import LossAndOutputs, call_module, model_loss, without_loss
-from raydist.training.precision import Precision, autocast, forward, widened
 from raydist.training.trackers import Trackers
 from raydist.training.updates import Update
 from raydist.values import ReduceOp

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import raydist as rd
-from raydist.training.given_data import GivenData, held_out_data
+from raydist.training.given_data import distributed, held_out_data
 from tests.training.toys import regression
 
 X, Y = np.arange(70.0)[:, None], np.arange(70)
@@ -18,82 +18,87 @@ def one_device() -> rd.OneDeviceStrategy:
     return rd.OneDeviceStrategy("cpu")
 
 
-def rows_of(given: GivenData, *, shuffle: bool = False) -> list[list[int]]:
+def given(*args: Any, **more: Any) -> rd.DistributedDataset:
+    return distributed(one_device(), *args, **more)
+
+
+def rows_of(data: Any) -> list[list[int]]:
     """The targets of each batch; every x must still be beside its y."""
-    batches = list(given.distributed(one_device(), shuffle=shuffle))
+    batches = list(data)
     assert all(torch.equal(x[:, 0].long(), y) for x, y in batches)
     return [y.tolist() for _, y in batches]
 
 
 def test_arrays_come_in_batches_of_32_in_their_order() -> None:
-    assert rows_of(GivenData(X, Y)) == [[*range(32)], [*range(32, 64)], [*range(64, 70)]]
-    assert [len(batch) for batch in rows_of(GivenData(X, Y, batch_size=40))] == [40, 30]
+    assert rows_of(given(X, Y)) == [[*range(32)], [*range(32, 64)], [*range(64, 70)]]
+    assert [len(batch) for batch in rows_of(given(X, Y, batch_size=40))] == [40, 30]
 
 
 def test_tensors_are_arrays_whatever_they_require() -> None:
-    assert rows_of(GivenData(torch.from_numpy(X).requires_grad_(), torch.from_numpy(Y))) == rows_of(GivenData(X, Y))
+    assert rows_of(given(torch.from_numpy(X).requires_grad_(), torch.from_numpy(Y))) == rows_of(given(X, Y))
 
 
 def test_a_shuffle_is_new_in_every_epoch_and_follows_torchs_seed() -> None:
     def epochs() -> list[list[list[int]]]:
         torch.manual_seed(7)
-        data = GivenData(X, Y).distributed(one_device(), shuffle=True)
+        data = given(X, Y, shuffle=True)
         return [[y.tolist() for _, y in data] for _ in range(2)]
 
     first, second = epochs()
     assert sorted(sum(first, [])) == sorted(sum(second, [])) == [*range(70)]
     assert first != second
-    assert first != rows_of(GivenData(X, Y))
+    assert first != rows_of(given(X, Y))
     assert epochs() == [first, second]
-    assert rows_of(GivenData(X, Y), shuffle=True) not in (first, second)
+    assert rows_of(given(X, Y, shuffle=True)) not in (first, second)
 
 
 def test_several_inputs_are_a_nest() -> None:
-    data = GivenData({"a": X, "b": X[:, 0]}, (Y, Y)).distributed(one_device())
+    data = given({"a": X, "b": X[:, 0]}, (Y, Y))
     x, y = next(iter(data))
     assert (x["a"].shape, x["b"].shape, len(y)) == ((32, 1), (32,), 2)
 
 
 def test_predict_needs_no_targets() -> None:
-    ((x,), *_) = GivenData(X, what="predict").distributed(one_device())
+    ((x,), *_) = given(X, what="predict")
     assert x.tolist() == X[:32].tolist()
 
 
 def test_a_dataset_is_taken_as_it_is_by_either_name() -> None:
     data = one_device().distribute_dataset(regression(5, 2))
-    assert GivenData(data).distributed(one_device()) is data
-    assert GivenData(None, dataset=data).distributed(one_device(), shuffle=True) is data
-    assert GivenData(regression(5, 2)).distributed(one_device()).cardinality() == 3
+    assert given(data) is data
+    assert given(None, dataset=data, shuffle=True) is data
+    assert given(regression(5, 2)).cardinality() == 3
 
 
 def test_a_loader_is_taken_over() -> None:
     loader = DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), batch_size=50)
-    assert rows_of(GivenData(loader)) == [[*range(50)], [*range(50, 70)]]
+    assert rows_of(given(loader)) == [[*range(50)], [*range(50, 70)]]
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("args", "more", "message"),
     [
-        (GivenData(regression(4, 2), 5), r"y must be the targets .* got 5\. .*epochs=5"),
+        ((regression(4, 2), 5), {}, r"y must be the targets .* got 5\. .*epochs=5"),
         (
-            GivenData(regression(4, 2), Y),
+            (regression(4, 2), Y),
+            {},
             r"y belongs to arrays, and a Dataset comes without it.* elements are \(x, y\)",
         ),
-        (GivenData(regression(4, 2), batch_size=8), "batch_size belongs to arrays, .*batched already"),
-        (GivenData(DataLoader([1]), Y), "y belongs to arrays, and a DataLoader comes without it"),  # type: ignore[arg-type]  # a list is a dataset to torch
-        (GivenData(X), r"fit needs targets beside an array x, got none: fit\(x, y\)"),
-        (GivenData(X, what="evaluate"), r"evaluate needs targets .*evaluate\(x, y\)"),
-        (GivenData(None), "fit takes its data once, as x, got None and None"),
-        (GivenData(X, Y, dataset=regression(4, 2)), "fit takes its data once"),
-        (GivenData(X, Y, batch_size=0), "batch_size must be a number of rows >= 1, got 0"),
-        (GivenData(regression(4, 2), [rd.History()]), r"by their name: callbacks=\[...\]"),
-        (GivenData(X, batch_size=[rd.History()], what="predict"), "predict takes callbacks by their name"),
-        (GivenData(X, Y[:5]), "70.*5|5.*70"),
+        ((regression(4, 2),), {"batch_size": 8}, "batch_size belongs to arrays, .*batched already"),
+        ((DataLoader([1]), Y), {}, "y belongs to arrays, and a DataLoader comes without it"),  # type: ignore[arg-type]  # a list is a dataset to torch
+        ((X,), {}, r"fit needs targets beside an array x, got none: fit\(x, y\)"),
+        ((X,), {"what": "evaluate"}, r"evaluate needs targets .*evaluate\(x, y\)"),
+        ((None,), {}, "fit takes its data once, as x, got None and None"),
+        ((X, Y), {"dataset": regression(4, 2)}, "fit takes its data once"),
+        ((X, Y), {"batch_size": 0}, "batch_size must be a number of rows >= 1, got 0"),
+        ((regression(4, 2), [rd.History()]), {}, r"by their name: callbacks=\[...\]"),
+        ((X,), {"batch_size": [rd.History()], "what": "predict"}, "predict takes callbacks by their name"),
+        ((X, Y[:5]), {}, "70.*5|5.*70"),
     ],
 )
-def test_arguments_that_do_not_go_together_say_what_to_write(given: GivenData, message: str) -> None:
+def test_arguments_that_do_not_go_together_say_what_to_write(args: Any, more: Any, message: str) -> None:
     with pytest.raises(rd.InvalidArgumentError, match=message):
-        given.distributed(one_device())
+        given(*args, **more)
 
 
 @pytest.mark.parametrize("x", ["files", [1.0, 2.0], np.float64(1.0), {"a": X, "b": 3}])
@@ -101,11 +106,14 @@ def test_what_is_no_data_is_named(x: Any) -> None:
     with pytest.raises(
         rd.SpecError, match=r"x must be a raydist.Dataset of global batches, .* got (str|list|float64|int)"
     ):
-        GivenData(x, Y).distributed(one_device())
+        given(x, Y)
 
 
 def test_held_out_arrays_are_a_pair() -> None:
-    assert rows_of(held_out_data((X, Y), 60)) == [[*range(60)], [*range(60, 70)]]
-    assert held_out_data(regression(5, 2), 60).distributed(one_device()).cardinality() == 3
+    assert rows_of(held_out_data(one_device(), (X, Y), 60)) == [[*range(60)], [*range(60, 70)]]
+    held_out = held_out_data(one_device(), regression(5, 2), 60)
+    assert held_out is not None
+    assert held_out.cardinality() == 3
+    assert held_out_data(one_device(), None, 60) is None
     with pytest.raises(rd.InvalidArgumentError, match="got a tuple of 3.*from_tensor_slices"):
-        held_out_data((X, Y, Y), None)
+        held_out_data(one_device(), (X, Y, Y), None)

@@ -1,14 +1,15 @@
+"""Iterations over a dataset: calls to the replicas, hooks, modes."""
+
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 import raydist as rd
-from raydist.training.executions import executions
-from raydist.training.passes import distributed, in_evaluation_mode, num_batches, run_pass
+from raydist.training.passes import executions, in_evaluation_mode, num_batches, run_pass
 from tests.training.toys import regression
 
 
@@ -38,17 +39,10 @@ def test_limit_and_stop() -> None:
     assert steps_and_hooks(0) == (0, [])
 
 
-def test_a_distributed_dataset_is_taken_as_it_is() -> None:
+def test_the_number_of_batches_if_it_is_known() -> None:
     strategy = rd.OneDeviceStrategy("cpu")
-    data = strategy.distribute_dataset(regression(10, 4))
-    assert distributed(strategy, data) is data
-    assert num_batches(data) == 3
-    assert num_batches(distributed(strategy, regression(10, 4).repeat())) is None
-
-
-def test_other_data_is_refused() -> None:
-    with pytest.raises(rd.SpecError, match=r"must be a raydist.Dataset .* got Tensor.*from_tensor_slices"):
-        distributed(rd.OneDeviceStrategy("cpu"), torch.ones(3))
+    assert num_batches(strategy.distribute_dataset(regression(10, 4))) == 3
+    assert num_batches(strategy.distribute_dataset(regression(10, 4).repeat())) is None
 
 
 def test_training_flags_come_back_after_an_error() -> None:
@@ -58,3 +52,45 @@ def test_training_flags_come_back_after_an_error() -> None:
         assert not any(part.training for part in net.modules())
         raise ZeroDivisionError
     assert [part.training for part in net.modules()] == [True, True, False]
+
+
+def counts(batches: int, limits: list[int | None], *, size: int, known: bool) -> tuple[list[int], list[Any], bool]:
+    """Steps of each execution while ready, the batches seen, and whether it is ready for more."""
+    seen: list[Any] = []
+    calls = executions(
+        rd.OneDeviceStrategy("cpu"),
+        seen.append,
+        iter(range(batches)),
+        steps_per_execution=size,
+        num_batches=batches if known else None,
+    )
+    done = [calls.execute(limit) for limit in limits if calls.ready()]
+    return done, seen, calls.ready()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_single_steps_know_the_end_beforehand(known: bool) -> None:
+    assert counts(3, [None] * 5, size=1, known=known) == ([1, 1, 1], [0, 1, 2], False)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_short_execution_is_the_last_one(known: bool) -> None:
+    assert counts(5, [None] * 4, size=3, known=known) == ([3, 2], [0, 1, 2, 3, 4], False)
+
+
+def test_with_a_known_number_no_execution_is_empty() -> None:
+    assert counts(6, [None] * 4, size=3, known=True) == ([3, 3], [0, 1, 2, 3, 4, 5], False)
+    assert counts(6, [None] * 4, size=3, known=False) == ([3, 3, 0], [0, 1, 2, 3, 4, 5], False)
+
+
+def test_a_limit_shortens_an_execution_but_ends_nothing() -> None:
+    assert counts(6, [2, 5, 1], size=3, known=False) == ([2, 3, 1], [0, 1, 2, 3, 4, 5], True)
+
+
+def test_asking_twice_loses_no_batch() -> None:
+    seen: list[Any] = []
+    calls = executions(rd.OneDeviceStrategy("cpu"), seen.append, iter([1, 2]))
+    assert calls.ready()
+    assert calls.ready()
+    calls.execute(None)
+    assert seen == [1]

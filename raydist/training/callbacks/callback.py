@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, final
 
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.training.callbacks.hooks import PredictHooks, TestHooks, TrainHooks
 
 if TYPE_CHECKING:
@@ -12,13 +13,13 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
-    from torch.optim.lr_scheduler import LRScheduler
     from torchmetrics import Metric
 
     from raydist.context.strategy import Strategy
     from raydist.distributed_dataset import DistributedDataset
 
-__all__ = ["Callback", "History", "TrainedModel"]
+
+__all__ = ["BatchLogs", "Callback", "CallbackList", "History", "TrainedModel"]
 
 
 class TrainedModel(Protocol):
@@ -51,61 +52,21 @@ class TrainedModel(Protocol):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module in this process, on the driver."""
 
-    def compile(
-        self,
-        optimizer: torch.optim.Optimizer | str,
-        loss: Callable[[Any, Any], Any] | str,
-        metrics: Any = (),
-        steps_per_execution: int = 1,
-        scheduler: LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
-        clip_norm: float | None = None,
-        accumulate_steps: int = 1,
-        precision: Literal["bf16", "fp16"] | None = None,
-        loss_reduction: Literal["mean", "sum"] | None = None,
-    ) -> None:
-        """Configure the training."""
+    @property
+    def compile(self) -> Callable[..., None]:
+        """`Model.compile`."""
 
-    def fit(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        epochs: int = 1,
-        steps_per_epoch: int | None = None,
-        validation_data: Any = None,
-        callbacks: Sequence[Callback] = (),
-        *,
-        verbose: bool = True,
-        shuffle: bool = True,
-        initial_epoch: int = 0,
-        validation_freq: int | Container[int] = 1,
-        validation_steps: int | None = None,
-        class_weight: Mapping[int, float] | None = None,
-    ) -> History:
-        """Train for some epochs."""
+    @property
+    def fit(self) -> Callable[..., History]:
+        """`Model.fit`."""
 
-    def evaluate(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        callbacks: Sequence[Callback] = (),
-        *,
-        verbose: bool = True,
-        steps: int | None = None,
-    ) -> dict[str, Any]:
-        """Return loss and metrics over a dataset."""
+    @property
+    def evaluate(self) -> Callable[..., dict[str, Any]]:
+        """`Model.evaluate`."""
 
-    def predict(
-        self,
-        x: Any = None,
-        batch_size: int | None = None,
-        callbacks: Sequence[Callback] = (),
-        *,
-        verbose: bool = True,
-        steps: int | None = None,
-    ) -> Any:
-        """Return the module's outputs for a dataset."""
+    @property
+    def predict(self) -> Callable[..., Any]:
+        """`Model.predict`."""
 
     def save(self, path: str | os.PathLike[str], optimizer: bool = True) -> None:
         """Write the state of module and optimizer to a file."""
@@ -246,51 +207,84 @@ class History(Callback):
         self.epoch: list[int] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Append the logs of an epoch.
-
-        Args:
-            epoch: Number of the epoch, counted from 0.
-            logs: Log name -> value. An epoch without data has no logs and is skipped.
-
-        Source: keras.callbacks.History.
-
-        >>> history = rd.History()
-        >>> history.on_epoch_end(0, {"loss": 0.5, "val_loss": 0.75})
-        >>> history.history["val_loss"]
-        [0.75]
-        """
+        """Append the logs of an epoch."""
         if logs:
             self.epoch.append(epoch)
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the logs of all epochs so far.
-
-        Returns:
-            "history" and "epoch".
-
-        Source: raydist's own.
-
-        >>> history = rd.History()
-        >>> history.on_epoch_end(0, {"loss": 0.5})
-        >>> history.state_dict()
-        {'history': {'loss': [0.5]}, 'epoch': [0]}
-        """
+        """Return the logs of all epochs so far."""
         return {"history": {name: list(values) for name, values in self.history.items()}, "epoch": list(self.epoch)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the logs of earlier epochs.
-
-        Args:
-            state: Result of `state_dict`.
-
-        Source: raydist's own.
-
-        >>> history = rd.History()
-        >>> history.load_state_dict({"history": {"loss": [0.5]}, "epoch": [0]})
-        >>> history.history
-        {'loss': [0.5]}
-        """
+        """Restore the logs of earlier epochs."""
         self.history = {name: list(values) for name, values in state["history"].items()}
         self.epoch = list(state["epoch"])
+
+
+@final
+class CallbackList:
+    """The callbacks of one fit, evaluate or predict, called in order."""
+
+    def __init__(self, callbacks: Sequence[Callback], model: TrainedModel, params: dict[str, Any]) -> None:
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                raise InvalidArgumentError(
+                    f"callbacks must be instances of raydist.Callback, got {callback!r}. Was a class passed?"
+                )
+        self._callbacks = tuple(callbacks)
+        self.call("set_model", model)
+        self.call("set_params", params)
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Call `hook` of every callback."""
+        for callback in self._callbacks:
+            getattr(callback, hook)(*args)
+
+    def batch_end(self, hook: str, batch: int, read: Callable[[], Mapping[str, Any]]) -> None:
+        """Call an end-of-batch hook with logs that call `read` when a hook reads them."""
+        logs = BatchLogs(read, batch)
+        self.call(hook, batch, logs)
+        logs.seal()
+
+
+@final
+class BatchLogs(Mapping[str, Any]):
+    """Logs of a batch, fetched at the first read. Reading blocks for the steps, so hooks that do not read cost nothing.
+
+    >>> logs = BatchLogs(lambda: {"loss": 0.5})
+    >>> logs["loss"], dict(logs)
+    (0.5, {'loss': 0.5})
+    """
+
+    def __init__(self, read: Callable[[], Mapping[str, Any]], batch: int = 0) -> None:
+        self._batch = batch
+        self._read: Callable[[], Mapping[str, Any]] | None = read
+        self._values: Mapping[str, Any] | None = None
+
+    def seal(self) -> None:
+        """Forbid further fetches after the hook: unread values would be those of later batches."""
+        self._read = None
+
+    def _fetched(self) -> Mapping[str, Any]:
+        if self._values is None:
+            if self._read is None:
+                raise FailedPreconditionError(
+                    f"The logs of batch {self._batch} must be read in its hook, because later they belong to later "
+                    "batches. Copy them there: dict(logs)."
+                )
+            self._values = self._read()
+        return self._values
+
+    def __getitem__(self, name: str) -> Any:
+        return self._fetched()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fetched())
+
+    def __len__(self) -> int:
+        return len(self._fetched())
+
+    def __bool__(self) -> bool:
+        return True  # `logs or {}` must not block

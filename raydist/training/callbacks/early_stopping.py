@@ -1,17 +1,18 @@
-"""Stop training when a logged value no longer improves."""
+"""Callbacks that stop the training."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, final
 
-from raydist.errors import InvalidArgumentError
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.parameter_servers.rows.saved_rows import SavedRows
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.monitor import Mode, Monitor
-from raydist.training.saving import snapshot
+from raydist.training.model_file import snapshot
 
-__all__ = ["EarlyStopping"]
+__all__ = ["EarlyStopping", "TerminateOnNaN"]
 
 
 @final
@@ -93,18 +94,8 @@ class EarlyStopping(Callback):
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Reset the state of an earlier `fit`.
 
-        Args:
-            logs: Not used.
-
         Raises:
             InvalidArgumentError: `restore_best_weights` is set, and the module has rows that `state_dict()` lacks.
-
-        Source: keras.callbacks.EarlyStopping.on_train_begin.
-
-        >>> stop = rd.EarlyStopping("loss")
-        >>> stop.on_train_begin({})
-        >>> stop.wait, stop.best_epoch
-        (0, -1)
         """
         if self._restore and (tables := SavedRows(self.model.module).tables()):
             raise InvalidArgumentError(
@@ -117,18 +108,6 @@ class EarlyStopping(Callback):
         """Check the monitored value, and stop the training if it has not improved for too long.
 
         Warns if the value is not logged.
-
-        Args:
-            epoch: Number of the epoch, counted from 0.
-            logs: Log name -> value. An epoch without data has no logs and does not count.
-
-        Source: keras.callbacks.EarlyStopping.on_epoch_end.
-
-        >>> stop = rd.EarlyStopping("loss", mode="min", patience=5)
-        >>> stop.on_epoch_end(0, {"loss": 0.5})
-        >>> stop.on_epoch_end(1, {"loss": 0.75})
-        >>> stop.best_epoch, stop.wait
-        (0, 1)
         """
         value = self._monitor.watched(logs) if logs else None
         if value is not None and epoch >= self._first:
@@ -151,15 +130,7 @@ class EarlyStopping(Callback):
         return self.model.metrics
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Restore the module's best state if `restore_best_weights` is set.
-
-        Args:
-            logs: Not used.
-
-        Source: keras.callbacks.EarlyStopping.on_train_end.
-
-        >>> rd.EarlyStopping("loss").on_train_end({})  # nothing to restore
-        """
+        """Restore the module's best state if `restore_best_weights` is set."""
         if self.stopped_epoch and self._verbose:
             print(f"Epoch {self.stopped_epoch + 1}: early stopping")
         if self._best_state is not None:
@@ -169,32 +140,54 @@ class EarlyStopping(Callback):
             self._best_state = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, the wait since then, and the module's best state.
-
-        Returns:
-            JSON values, and tensors with `restore_best_weights`.
-
-        Source: raydist's own.
-
-        >>> rd.EarlyStopping("loss").state_dict()["wait"]
-        0
-        """
+        """Return the best value, the wait since then, and the module's best state."""
         best = {"wait": self.wait, "best": self.best, "best_epoch": self.best_epoch}
         return {**best, "stopped_epoch": self.stopped_epoch, "best_state": self._best_state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of another EarlyStopping.
-
-        Args:
-            state: Result of `state_dict`.
-
-        Source: raydist's own.
-
-        >>> stop = rd.EarlyStopping("loss")
-        >>> stop.load_state_dict({**stop.state_dict(), "wait": 3})
-        >>> stop.wait
-        3
-        """
+        """Restore the state of another EarlyStopping."""
         self.wait, self.best_epoch = state["wait"], state["best_epoch"]
         self.stopped_epoch, self._monitor.best = state["stopped_epoch"], state["best"]
         self._best_state = state["best_state"]
+
+
+@final
+class TerminateOnNaN(Callback):
+    """A callback that ends `fit` when the loss is NaN or infinite.
+
+    The callback reads the loss after every execution, which blocks for the steps: for steps of a few milliseconds set
+    `steps_per_execution` in `compile`.
+
+    Args:
+        raise_error: Raise an error instead of ending `fit` normally.
+
+    Raises:
+        FailedPreconditionError: (in `fit`) the loss is NaN or infinite, with `raise_error`.
+
+    >>> import torch
+    >>> x = torch.full((4, 1), float("inf"))
+    >>> with rd.OneDeviceStrategy("cpu").scope():
+    ...     model = rd.Model(torch.nn.Linear(1, 1))
+    ...     model.compile("sgd", "mse")
+    >>> len(model.fit(x, x, epochs=3, callbacks=[rd.TerminateOnNaN()], verbose=False).epoch)
+    Batch 0: Invalid loss, terminating training
+    1
+
+    Source: keras.callbacks.TerminateOnNaN.
+    """
+
+    def __init__(self, raise_error: bool = False) -> None:
+        self._raise_error = raise_error
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:
+        """Check the loss. Blocks for the dispatched steps."""
+        loss = float(logs["loss"])
+        if math.isfinite(loss):
+            return
+        if self._raise_error:
+            raise FailedPreconditionError(
+                f"The loss must be a finite number, got {loss} after batch {batch}. Use a smaller learning rate or "
+                "clip_norm, and look for such values in the data; RunOptions(on_nonfinite=) names gradients."
+            )
+        print(f"Batch {batch}: Invalid loss, terminating training")
+        self.model.stop_training = True

@@ -236,13 +236,7 @@ class TensorBoard(Callback):
         return self._writers[name]
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Open the directory, and write the graph.
-
-        Args:
-            logs: Not used.
-
-        Source: keras.callbacks.TensorBoard.on_train_begin.
-        """
+        """Open the directory, and write the graph."""
         self._train_step = self._global_step()
         self._purge_step = self._train_step + 1 if self._train_step else None
         with self._writer("train").as_default():
@@ -250,37 +244,16 @@ class TensorBoard(Callback):
                 graph(self.model.module)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Start the clock of the epoch.
-
-        Args:
-            epoch: Not used.
-            logs: Not used.
-
-        Source: keras.callbacks.TensorBoard.on_epoch_begin.
-        """
+        """Start the clock of the epoch."""
         self._epoch_began_at = self._train_step = self._global_step()
         self._clock.begin()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """Record that a batch was drawn.
-
-        Args:
-            batch: Not used.
-            logs: Not used.
-
-        Source: keras.callbacks.TensorBoard.on_train_batch_begin.
-        """
+        """Record that a batch was drawn."""
         self._clock.drawn()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:
-        """Write the logs so far if `update_freq` asks for it.
-
-        Args:
-            batch: Number of the last completed step, counted from 0.
-            logs: Log name -> value.
-
-        Source: keras.callbacks.TensorBoard.on_train_batch_end.
-        """
+        """Write the logs so far if `update_freq` asks for it."""
         before, self._train_step = self._train_step, self._epoch_began_at + batch + 1
         if self._every and before // self._every < self._train_step // self._every:
             with self._writer("train").as_default(self._train_step):
@@ -290,27 +263,14 @@ class TensorBoard(Callback):
         self._clock.dispatched()
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        """Write the logs of a validation at the training's current step.
-
-        Args:
-            logs: Log name -> value.
-
-        Source: keras.callbacks.TensorBoard.on_test_end.
-        """
+        """Write the logs of a validation at the training's current step."""
         if self._every and self._writers:
             with self._writer("validation").as_default(self._train_step):
                 for name, value in _numbers(logs).items():
                     scalar(f"evaluation_{name}_vs_iterations", value)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Write the logs, input and step times of an epoch, and parameters if due.
-
-        Args:
-            epoch: Number of the epoch, counted from 0.
-            logs: Log name -> value.
-
-        Source: keras.callbacks.TensorBoard.on_epoch_end.
-        """
+        """Write the logs, input and step times of an epoch, and parameters if due."""
         step = self._global_step()
         with self._writer("train").as_default(step):
             _show_scalars("epoch_", {name: value for name, value in logs.items() if not name.startswith("val_")})
@@ -326,28 +286,14 @@ class TensorBoard(Callback):
         self._train_step = step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step at which the epoch began. Flush the files, because a resumed training does not write again.
-
-        Source: keras.callbacks.TensorBoard, which keeps its step in the model.
-
-        >>> rd.TensorBoard().state_dict()
-        {'epoch_began_at': 0}
-        """
+        """Return the step at which the epoch began. Flush the files: a resumed training does not write again."""
         for writer in self._writers.values():
             with contextlib.suppress(FailedPreconditionError):  # a full disk: `on_train_end` reports it
                 writer.flush()
         return {"epoch_began_at": self._epoch_began_at}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the step at which the epoch began.
-
-        Args:
-            state: Result of `state_dict`.
-
-        Source: keras.callbacks.TensorBoard, which keeps its step in the model.
-
-        >>> rd.TensorBoard().load_state_dict({"epoch_began_at": 8})
-        """
+        """Restore the step at which the epoch began."""
         self._epoch_began_at = state.get("epoch_began_at", self._epoch_began_at)
 
     def _show_times(self, steps: int) -> None:
@@ -364,13 +310,7 @@ class TensorBoard(Callback):
             text("input/bottleneck", stats.findings[0] if stats.bottleneck else "none")
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Close the files.
-
-        Args:
-            logs: Not used.
-
-        Source: keras.callbacks.TensorBoard.on_train_end.
-        """
+        """Close the files."""
         writers, self._writers = self._writers, {}
         for writer in writers.values():
             writer.close()

@@ -1,9 +1,16 @@
+"""Callbacks, hooks, their logs, functions as hooks."""
+
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 import raydist as rd
+from raydist.training.callbacks.callback import BatchLogs
+from raydist.training.callbacks.hooks import PredictHooks, TestHooks, TrainHooks
 from tests.training.toys import Recorder, compiled, regression, small_net
 
 
@@ -43,3 +50,65 @@ def test_evaluate_and_predict_call_their_hooks_in_order() -> None:
         *("test_begin", "test_batch_begin 0", "test_batch_end 0", "test_end"),
         *("predict_begin", "predict_batch_begin 0", "predict_batch_end 0", "predict_end"),
     ]
+
+
+def test_batch_logs_are_read_once_and_only_if_looked_at() -> None:
+    reads: list[int] = []
+
+    def read() -> dict[str, float]:
+        reads.append(1)
+        return {"loss": 0.5}
+
+    logs = BatchLogs(read)
+    assert logs or {}
+    assert not reads
+    assert (logs["loss"], dict(logs), len(logs), logs.get("accuracy")) == (0.5, {"loss": 0.5}, 1, None)
+    assert len(reads) == 1
+    logs.seal()
+    assert logs["loss"] == 0.5
+
+
+def test_unread_batch_logs_can_not_be_read_after_their_hook() -> None:
+    logs = BatchLogs(lambda: {"loss": 0.5})
+    logs.seal()
+    with pytest.raises(rd.FailedPreconditionError, match=r"must be read in its hook.*dict\(logs\)"):
+        logs["loss"]
+
+
+def test_a_class_is_no_callback() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="instances of raydist.Callback.*Was a class passed"):
+        compiled(small_net()).fit(regression(4, 4), callbacks=[Recorder], verbose=False)  # type: ignore[list-item]
+
+
+def test_a_callback_has_every_hook_and_none_does_anything() -> None:
+    names = [name for kind in (TrainHooks, TestHooks, PredictHooks) for name in vars(kind) if name.startswith("on_")]
+    assert len(names) == 16
+    callback = rd.Callback()
+    for name in names:
+        hook = getattr(callback, name)
+        assert hook(*([{}] * len(inspect.signature(hook).parameters))) is None
+
+
+def test_functions_are_called_as_hooks() -> None:
+    calls: list[Any] = []
+    names = ["on_epoch_begin", "on_epoch_end", "on_train_begin", "on_train_end", "on_test_begin", "on_batch_end"]
+    hooks: dict[str, Any] = {name: lambda *args, name=name: calls.append((name, len(args))) for name in names}
+    data = regression(4, 4)
+    compiled(small_net()).fit(data, validation_data=data, callbacks=[rd.LambdaCallback(**hooks)], verbose=False)
+    assert calls == [
+        ("on_train_begin", 1),
+        ("on_epoch_begin", 2),
+        ("on_batch_end", 2),
+        ("on_test_begin", 1),
+        ("on_epoch_end", 2),
+        ("on_train_end", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hooks", "message"),
+    [({"on_epoch": print}, "no hook 'on_epoch'. Use one of on_batch_begin"), ({"on_epoch_end": 1}, "be a function")],
+)
+def test_bad_hooks(hooks: dict[str, Any], message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        rd.LambdaCallback(**hooks)

@@ -1,4 +1,4 @@
-"""Logs of every epoch as lines of a CSV file."""
+"""Callbacks that show logs: as lines of a CSV file, and as progress on a stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TextIO, final
 
 import torch
 
@@ -14,7 +14,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.pipelines.formats.files import local_file
 from raydist.training.callbacks.callback import Callback
 
-__all__ = ["CSVLogger"]
+__all__ = ["CSVLogger", "ProgressBar", "progress_stream"]
 
 
 @final
@@ -58,24 +58,11 @@ class CSVLogger(Callback):
         self._columns: Sequence[str] | None = None  # None until the first line of this fit
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Start a new training: the next line is its first.
-
-        Args:
-            logs: Not used.
-
-        Source: keras.callbacks.CSVLogger.on_train_begin.
-        """
+        """Start a new training: the next line is its first."""
         self._columns = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Write the line of an epoch, with "NA" for values that this epoch did not log.
-
-        Args:
-            epoch: Number of the epoch, counted from 0.
-            logs: Log name -> value. An epoch without data has no logs and gets no line.
-
-        Source: keras.callbacks.CSVLogger.on_epoch_end.
-        """
+        """Write the line of an epoch, with "NA" for values that this epoch did not log."""
         if not logs:
             return
         if self._columns is None:
@@ -98,26 +85,15 @@ class CSVLogger(Callback):
         return self._path.stat().st_size if self._path.exists() else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the size of the file, and the columns.
-
-        Returns:
-            JSON values.
-
-        Source: raydist's own.
-        """
+        """Return the size of the file, and the columns."""
         columns = None if self._columns is None else list(self._columns)
         return {"columns": columns, "num_bytes": self._num_bytes()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the lines that the file had at the time of `state`.
 
-        Args:
-            state: Result of `state_dict`.
-
         Raises:
             OSError: The file cannot be written.
-
-        Source: raydist's own.
         """
         self._columns = state["columns"]
         if not self._num_bytes():
@@ -137,3 +113,35 @@ def _text(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         value = value.tolist()
     return f"[{', '.join(map(str, value))}]" if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+@final
+class ProgressBar(Callback):
+    """A callback that shows progress on a stream.
+
+    `verbose=True` shows progress on standard output without this callback. With a ProgressBar in the list of callbacks,
+    progress is shown once, independent of `verbose`.
+
+    Args:
+        stream: Stream to write to; None: standard output. Shows a bar in a terminal, one changing line in a notebook,
+            and plain lines elsewhere.
+
+    >>> import sys, torch
+    >>> x = torch.zeros(4, 1)
+    >>> with rd.OneDeviceStrategy("cpu").scope():
+    ...     model = rd.Model(torch.nn.Linear(1, 1, bias=False))
+    ...     model.compile("sgd", "mse")
+    >>> _ = model.evaluate(x, x, callbacks=[rd.ProgressBar(sys.stdout)], verbose=False)  # doctest: +ELLIPSIS
+    Evaluate  1/1 steps  ... examples/s  loss 0.0000  in ... s
+
+    Source: keras.callbacks.ProgbarLogger.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream
+
+
+def progress_stream(callbacks: Sequence[object], *, verbose: bool) -> tuple[bool, TextIO | None]:
+    """Return True if progress is to be shown, and the stream to show it on; None for standard output."""
+    bar = next((one for one in callbacks if isinstance(one, ProgressBar)), None)
+    return (verbose, None) if bar is None else (True, bar.stream)

@@ -1,5 +1,8 @@
+"""CSVLogger and ProgressBar."""
+
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -65,3 +68,11 @@ def test_without_its_file_it_begins_one(tmp_path: Path) -> None:
 def test_a_separator_is_one_character() -> None:
     with pytest.raises(rd.InvalidArgumentError, match="separator must be one character, got ', '"):
         rd.CSVLogger("log.csv", separator=", ")
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_progress_is_shown_once_where_the_bar_says(verbose: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    compiled(small_net()).fit(regression(4, 4), epochs=2, callbacks=[rd.ProgressBar(out)], verbose=verbose)
+    assert [line.split("  ")[0] for line in out.getvalue().splitlines()] == ["Epoch 1/2", "Epoch 2/2"]
+    assert capsys.readouterr().out == ""

@@ -1,18 +1,154 @@
+"""Progress: rates and remaining time, reports, views."""
+
 from __future__ import annotations
 
 import io
 import re
 import sys
 import types
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
-from raydist.training.display.progress import Report
-from raydist.training.display.views import LogView, NotebookView, SilentView, TerminalView, make_view
+from raydist.training.progress import (
+    LogView,
+    NotebookView,
+    ProgressMeter,
+    Report,
+    Reporter,
+    SilentView,
+    TerminalView,
+    View,
+    duration,
+    make_view,
+)
 from tests.training.toys import compiled, regression, small_net
+
+
+def test_rate_and_time_left_follow_the_last_seconds() -> None:
+    meter = ProgressMeter("Epoch 1/1", 100, now=0.0)
+    slow = meter.report(10.0, 10, 1000, {})
+    assert (slow.rate, slow.left_s) == (100.0, 90.0)
+    fast = meter.report(20.0, 60, 6000, {})
+    assert (fast.rate, fast.left_s) == (500.0, 8.0)
+
+
+def test_the_last_report_has_the_rate_of_the_whole_pass() -> None:
+    meter = ProgressMeter("Epoch 1/1", None, now=5.0)
+    meter.report(10.0, 1, 10, {})
+    last = meter.finished(25.0, 4, 400)
+    assert (last.rate, last.elapsed_s, last.left_s, last.total, last.done) == (20.0, 20.0, None, 4, True)
+
+
+def test_without_a_total_or_a_step_the_time_left_is_not_known() -> None:
+    assert ProgressMeter("", None, 0.0).report(1.0, 5, 50, {}).left_s is None
+    assert ProgressMeter("", 10, 0.0).report(1.0, 0, 0, {}).left_s is None
+    assert ProgressMeter("", 10, 0.0).report(0.0, 1, 1, {}).rate is None
+
+
+def test_more_steps_than_expected_leave_no_negative_time() -> None:
+    assert ProgressMeter("", 3, 0.0).report(1.0, 5, 5, {}).left_s == 0.0
+
+
+def test_a_line_says_all() -> None:
+    logs = {"loss": 0.12345, "accuracy": 0.5, "tiny": 1e-7, "per_class": torch.ones(3), "name": "a"}
+    report = Report("Epoch 2/3", 5, 20, 4321.0, 10.0, 125.0, logs)
+    assert report.line == (
+        "Epoch 2/3  5/20 steps  4,321 examples/s  loss 0.1235  accuracy 0.5000  tiny 1e-07  "
+        "per_class <3 values>  name a  0:02:05 left"
+    )
+
+
+def test_a_line_of_a_pass_that_is_over() -> None:
+    assert Report("Evaluate", 4, 4, 2.5, 1.5, None, {"loss": 0.0}, done=True).line == (
+        "Evaluate  4/4 steps  2.50 examples/s  loss 0.0000  in 1.5 s"
+    )
+    assert Report("Predict", 4, None, None, 1.5, None).line == "Predict  4 steps"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0.0 s"), (59.94, "59.9 s"), (59.96, "0:01:00"), (3599.6, "1:00:00"), (90061, "25:01:01")]
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+class Page(View):
+    """Keeps what it is shown."""
+
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self.reports: list[Report] = []
+
+    def show(self, report: Report) -> None:
+        self.reports.append(report)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Clock:
+    """Time that passes only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def shown(*, steps: int, step_s: float, read_s: float, interval_s: float = 1.0) -> tuple[Page, int]:
+    """Reports of a pass whose steps and reads take these times, and how often was read."""
+    page, clock, reads = Page(interval_s), Clock(), 0
+    reporter = Reporter(page, clock)
+
+    def read() -> tuple[int, Mapping[str, Any]]:
+        nonlocal reads
+        reads += 1
+        clock.now += read_s
+        return 10 * step, {"loss": 1.0}
+
+    reporter.start("Epoch 1/1", steps)
+    for step in range(1, steps + 1):
+        clock.now += step_s
+        reporter.step(step, read)
+    return page, reads
+
+
+def test_logs_are_read_once_per_interval_and_not_per_step() -> None:
+    page, reads = shown(steps=1000, step_s=0.0625, read_s=0.0)
+    assert reads == len(page.reports) == 62
+    assert page.reports[0].step == 16
+
+
+def test_slow_steps_are_shown_each() -> None:
+    assert shown(steps=5, step_s=2.0, read_s=0.0)[1] == 5
+
+
+def test_slow_logs_take_a_tenth_of_the_time_at_most() -> None:
+    page, reads = shown(steps=1000, step_s=0.125, read_s=1.0)
+    assert 12 <= reads <= 13
+    assert page.reports[-1].elapsed_s >= 10 * (reads - 1)
+
+
+def test_very_slow_logs_are_shown_once_a_minute() -> None:
+    assert shown(steps=400, step_s=1.0, read_s=30.0)[1] >= 6
+
+
+def test_the_result_is_shown_with_the_rate_of_the_pass_alone() -> None:
+    page, clock = Page(1.0), Clock()
+    reporter = Reporter(page, clock)
+    reporter.start("Epoch 1/1", 4)
+    clock.now = 2.0
+    reporter.stop(4, 40)
+    clock.now = 100.0  # validation, say
+    reporter.result({"loss": 0.5})
+    assert page.reports == [Report("Epoch 1/1", 4, 4, 20.0, 2.0, None, {"loss": 0.5}, done=True)]
+
 
 REPORT = Report("Epoch 1/3", 5, 20, 1234.0, 2.0, 6.0, {"loss": 0.25})
 LAST = replace(REPORT, step=20, left_s=None, done=True)

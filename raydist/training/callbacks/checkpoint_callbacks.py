@@ -1,18 +1,19 @@
-"""A callback that saves the model during training."""
+"""Callbacks that save the model or the state of a running `fit`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from raydist.checkpoints.checkpoint import Checkpoint
+from raydist.checkpoints.manager import CheckpointManager
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.formats.files import shown_uri
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.monitor import Mode, Monitor
 
-__all__ = ["ModelCheckpoint"]
+__all__ = ["BackupAndRestore", "ModelCheckpoint"]
 
 
 @final
@@ -87,27 +88,11 @@ class ModelCheckpoint(Callback):
         return self._monitor.best
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Record the epoch for the path.
-
-        Args:
-            epoch: Number of the epoch, counted from 0.
-            logs: Not used.
-
-        Source: keras.callbacks.ModelCheckpoint.on_epoch_begin.
-
-        >>> rd.ModelCheckpoint("{epoch:02d}").on_epoch_begin(3, {})  # a file saved in it is called 04
-        """
+        """Record the epoch for the path."""
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:
-        """Save if enough batches have passed. Blocks for the dispatched steps in that case.
-
-        Args:
-            batch: Number of the execution's last batch in the epoch, counted from 0.
-            logs: Values for the path and the monitor.
-
-        Source: keras.callbacks.ModelCheckpoint.on_train_batch_end.
-        """
+        """Save if enough batches have passed. Blocks for the dispatched steps in that case."""
         if self._every is None:
             return
         self._batches += batch + 1 if batch <= self._last_batch else batch - self._last_batch
@@ -117,14 +102,7 @@ class ModelCheckpoint(Callback):
             self._save(logs, batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Save, unless the callback saves after batches, or the model is not better.
-
-        Args:
-            epoch: Number of the epoch, counted from 0.
-            logs: Log name -> value. An epoch without data has no logs and is not saved.
-
-        Source: keras.callbacks.ModelCheckpoint.on_epoch_end.
-        """
+        """Save, unless the callback saves after batches, or the model is not better."""
         self._epoch = epoch
         if self._every is None and logs:
             self._save(logs, None)
@@ -168,33 +146,77 @@ class ModelCheckpoint(Callback):
             ) from None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, and the number of batches since the last save.
-
-        Returns:
-            JSON values.
-
-        Source: raydist's own.
-
-        >>> rd.ModelCheckpoint("best", initial_value_threshold=0.5).state_dict()["best"]
-        0.5
-        """
+        """Return the best value, and the number of batches since the last save."""
         return {"best": self._monitor.best, "batches": self._batches, "last_batch": self._last_batch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of another ModelCheckpoint.
-
-        Args:
-            state: Result of `state_dict`.
-
-        Source: raydist's own.
-
-        >>> save = rd.ModelCheckpoint("best")
-        >>> save.load_state_dict({**save.state_dict(), "best": 0.25})
-        >>> save.best
-        0.25
-        """
+        """Restore the state of another ModelCheckpoint."""
         self._monitor.best, self._batches, self._last_batch = state["best"], state["batches"], state["last_batch"]
 
 
 def _text(value: float | None) -> str:
     return "None" if value is None else f"{value:.5f}"
+
+
+@final
+class BackupAndRestore(Callback):
+    """A callback that resumes an interrupted `fit` from its last save.
+
+    Run the program again: `fit` restores weights, optimizer, metrics, callbacks, history and the position in the data,
+    and continues with the batch after the last save. Saves run after all callbacks, independent of this callback's
+    position in the list. `fit(checkpoint=...)` does the same and keeps the checkpoints.
+
+    Args:
+        backup_dir: Directory for the saves: a path, or a URI that fsspec supports. Must not be used for anything else.
+        save_freq: "epoch": save after every epoch. A number: save after so many batches. False: save only on preemption
+            (see :class:`CheckpointManager`), which the other settings save for as well.
+        double_checkpoint: Also keep the previous checkpoint, and resume from it if the last one is damaged.
+        delete_checkpoint: Remove the saves once training has ended normally.
+
+    Raises:
+        InvalidArgumentError: `backup_dir` is empty, or `save_freq` is invalid.
+        FailedPreconditionError: (in `fit`) another process writes into the directory.
+
+    >>> import os, tempfile, torch
+    >>> folder, x = tempfile.mkdtemp(), torch.ones(4, 1)
+    >>> def train(epochs):
+    ...     with rd.OneDeviceStrategy("cpu").scope():
+    ...         model = rd.Model(torch.nn.Linear(1, 1))
+    ...         model.compile("sgd", "mse")
+    ...     backup = rd.BackupAndRestore(folder, delete_checkpoint=False)
+    ...     return model.fit(x, x, epochs=epochs, callbacks=[backup], verbose=False)
+    >>> [len(train(epochs).epoch) for epochs in (1, 3)]  # the second goes on where the first was
+    [1, 3]
+
+    Source: keras.callbacks.BackupAndRestore.
+    """
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike[str],
+        save_freq: int | str | bool = "epoch",
+        double_checkpoint: bool = False,
+        delete_checkpoint: bool = True,
+    ) -> None:
+        if not os.fspath(backup_dir):
+            raise InvalidArgumentError("backup_dir must be a directory, got ''. Name one.")
+        is_number = type(save_freq) is int and save_freq >= 1
+        if not (is_number or save_freq == "epoch" or save_freq is False):
+            raise InvalidArgumentError(
+                f'save_freq must be "epoch", a number of batches >= 1, or False, got {save_freq!r:.80}.'
+            )
+        self._directory = backup_dir
+        self._every = save_freq if type(save_freq) is int else None
+        self._each_epoch = save_freq == "epoch"
+        self._keeps_two = double_checkpoint
+        self._deletes = delete_checkpoint
+
+    def _manager(self, checkpoint: Checkpoint, batches: Callable[[], int]) -> CheckpointManager:
+        """Return the manager that saves and restores the checkpoint of a `fit` with so many batches done."""
+        return CheckpointManager(
+            checkpoint,
+            self._directory,
+            max_to_keep=2 if self._keeps_two else 1,
+            step_counter=batches,
+            checkpoint_interval=self._every,
+        )

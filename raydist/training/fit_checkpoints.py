@@ -1,0 +1,351 @@
+"""Checkpoints of a `fit`: the progress that they contain, and when they are saved and restored."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
+
+from raydist.checkpoints.checkpoint import Checkpoint, contents_of
+from raydist.checkpoints.manager import CheckpointManager
+from raydist.checkpoints.removal import remove_checkpoint
+from raydist.checkpoints.saved_ones import find_checkpoints
+from raydist.distributed_dataset import DistributedDataset
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.stored.directory_files import directory_files
+from raydist.strategies.global_step import counter_of
+from raydist.training.callbacks.callback import Callback
+from raydist.training.callbacks.checkpoint_callbacks import BackupAndRestore
+from raydist.training.steps import Trainee
+
+__all__ = ["FitCheckpoints", "FitManager", "FitState", "open_checkpoints"]
+
+_NAME = "ckpt"  # prefix of checkpoint names of a manager without another name
+_MAX_TO_KEEP = 3
+_GROUP = "fit"
+_VERSION = 1
+
+
+@final
+class FitState:
+    """The progress of one `fit`, as an object of a checkpoint. Model and counters are separate objects.
+
+    Args:
+        callbacks: Callbacks whose states are included.
+        held_out: The validation data.
+
+    Attributes:
+        epoch: Number of the current or next epoch, counted from 0.
+        batches: Batches done in that epoch.
+        drawn: Batches done in all epochs.
+        total: Batches of an epoch, if known.
+        saw_data: True once there was any batch.
+        logs: Logs of the epoch's training once that has ended and the validation is running; otherwise None.
+        last_logs: Logs of the last completed epoch.
+        stop: True if training stops after this execution, or has stopped.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback] = (), held_out: DistributedDataset | None = None) -> None:
+        self._callbacks = tuple(callbacks)
+        self._held_out = held_out
+        self._before_validation: Mapping[str, Any] | None = None
+        self._with_callbacks = True
+        self._is_told = False
+        self.epoch = 0
+        self.batches = 0
+        self.drawn = 0
+        self.total: int | None = None
+        self.saw_data = False
+        self.logs: dict[str, Any] | None = None
+        self.last_logs: dict[str, Any] = {}
+        self.stop = False
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """True if an epoch has begun and not ended."""
+        return self.batches > 0 or self.logs is not None
+
+    @contextlib.contextmanager
+    def without_callbacks(self) -> Iterator[None]:
+        """Leave callbacks out for the `with` block: before `on_train_begin` their counters may not exist."""
+        self._with_callbacks = False
+        try:
+            yield
+        finally:
+            self._with_callbacks = True
+
+    def end_training(self, logs: dict[str, Any]) -> None:
+        """Record the end of the epoch's training, before its validation."""
+        self.logs = dict(logs)
+        self._before_validation = None if self._held_out is None else self._held_out.state_dict()
+
+    def end_epoch(self, logs: dict[str, Any]) -> None:
+        """Record the end of the epoch."""
+        self.epoch, self.batches, self.logs, self.last_logs = self.epoch + 1, 0, None, dict(logs)
+        self._before_validation = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the progress, with the states of the callbacks."""
+        return {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "drawn": self.drawn,
+            "total": self.total,
+            "saw_data": self.saw_data,
+            "logs": self.logs,
+            "last_logs": self.last_logs,
+            "stop": self.stop,
+            "callbacks": [[type(one).__name__, one.state_dict()] for one in self._asked()],
+            "held_out": self._held_out_state(),
+        }
+
+    def _asked(self) -> Sequence[Callback]:
+        return self._callbacks if self._with_callbacks else ()
+
+    def _held_out_state(self) -> Mapping[str, Any] | None:
+        """Return the position of the validation data outside of validations: an interrupted validation is repeated."""
+        if self._held_out is None or self._before_validation is not None:
+            return self._before_validation
+        return self._held_out.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the progress. Callbacks take saved states by class name, in order.
+
+        Raises:
+            InvalidArgumentError: The state has another version.
+        """
+        if state.get("version") != _VERSION:
+            raise InvalidArgumentError(
+                f"The state of a fit must be of version {_VERSION}, got {state.get('version')!r:.80}. Resume with the "
+                "version of raydist that saved it."
+            )
+        self.epoch, self.batches, self.drawn = state["epoch"], state["batches"], state["drawn"]
+        self.total, self.saw_data, self.stop = state["total"], state["saw_data"], state["stop"]
+        self.logs = None if state["logs"] is None else dict(state["logs"])
+        self.last_logs = dict(state["last_logs"])
+        if self._held_out is not None and state["held_out"] is not None:
+            self._held_out.load_state_dict(dict(state["held_out"]))
+        self._before_validation = None
+        self._load_callbacks(state["callbacks"])
+
+    def _load_callbacks(self, saved: Sequence[Sequence[Any]]) -> None:
+        left, without = list(saved), []
+        for callback in self._asked():
+            found = next((one for one in left if one[0] == type(callback).__name__), None)
+            if found is not None:
+                left.remove(found)
+                callback.load_state_dict(found[1])
+            elif callback.state_dict():
+                without.append(type(callback).__name__)
+        lost = [name for name, state in left if state]
+        if lost and without and not self._is_told:
+            self._is_told = True
+            warnings.warn(
+                f"fit goes on without the saved states of the callbacks {', '.join(lost)}, and {', '.join(without)} "
+                "begin anew: a state is given to the class of that name. Was one renamed?",
+                stacklevel=2,
+            )
+
+
+@final
+class FitManager:
+    """A checkpoint manager of a `fit`, and the settings when to use it.
+
+    Args:
+        manager: The manager. Its checkpoint has the whole state of the `fit`.
+        resume: Resume from the newest checkpoint of the manager.
+        fallback: Resume from the previous checkpoint if the newest is damaged.
+        within_epochs: Call the manager after every execution.
+        each_epoch: Save after every epoch.
+        delete: Remove the manager's checkpoints once training has ended normally.
+    """
+
+    def __init__(
+        self,
+        manager: CheckpointManager,
+        *,
+        resume: bool = True,
+        fallback: bool = False,
+        within_epochs: bool = False,
+        each_epoch: bool = True,
+        delete: bool = False,
+    ) -> None:
+        self._manager = manager
+        self._resume = resume
+        self._fallback = fallback
+        self._within_epochs = within_epochs
+        self._each_epoch = each_epoch
+        self._delete = delete
+        self._restored: str | None = None
+
+    def restore(self) -> str | None:
+        """Restore the newest checkpoint; return its path, or None if there is none. May be called again."""
+        if self._restored is not None:
+            self._manager.checkpoint.restore(self._restored)
+            return self._restored
+        self._manager.watch()
+        if self._resume:
+            self._manager.sync()  # a checkpoint being written is the newest, and may replace others
+            self._restored = self._manager.restore_or_initialize(self._fallback)
+        return self._restored
+
+    def after_execution(self) -> None:
+        """Save if due, after an execution and all callbacks."""
+        if self._within_epochs:
+            self._manager.save()
+
+    def after_epoch(self, logs: dict[str, Any]) -> None:
+        """Save if due, after an epoch and all callbacks."""
+        if self._each_epoch:
+            self._manager.save(check_interval=False, metrics=self._metrics(logs))
+
+    def _metrics(self, logs: Mapping[str, Any]) -> dict[str, float] | None:
+        """Return the numeric logs; None if the best is chosen by a validation that this epoch did not have."""
+        best = self._manager.best_metric
+        validated = any(name.startswith("val_") for name in logs)
+        if best is not None and best.startswith("val_") and not validated:
+            return None
+        return {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
+
+    def finish(self) -> None:
+        """Clean up after training has ended normally and callbacks were called."""
+        if not self._delete:
+            return
+        self._manager.close()
+        files = directory_files(self._manager.directory)
+        for each in find_checkpoints(files, _NAME):  # other files in the directory stay
+            remove_checkpoint(files.inside(each.kept.name))
+        if not files.names() and not files.folders():
+            with contextlib.suppress(OSError):  # hidden files are not listed
+                files.remove_directory()
+
+
+@final
+class FitCheckpoints:
+    """All checkpoint managers of one `fit`. The first one that finds a checkpoint restores it.
+
+    Args:
+        managers: The managers, in order.
+        state: Progress of the `fit`.
+    """
+
+    def __init__(self, managers: Sequence[FitManager], state: FitState) -> None:
+        self._managers = managers
+        self._state = state
+        self._source: FitManager | None = None
+
+    def restore(self) -> bool:
+        """Restore the newest checkpoint; return True if there was one."""
+        self._source = next((each for each in self._managers if each.restore() is not None), None)
+        return self._source is not None
+
+    def restore_again(self) -> None:
+        """Undo changes by hooks that an uninterrupted `fit` would not have called here."""
+        if self._source is not None:
+            self._source.restore()
+
+    def before_draw(self, data: DistributedDataset) -> contextlib.AbstractContextManager[None]:
+        """Count the next step's batch as not drawn during the `with` block, because a hook may save before the step."""
+        return data._before_draw() if self._managers else contextlib.nullcontext()
+
+    def after_execution(self) -> None:
+        """Let all managers save after an execution."""
+        for each in self._managers:
+            each.after_execution()
+
+    def after_epoch(self, logs: dict[str, Any]) -> None:
+        """Let all managers save after an epoch."""
+        for each in self._managers:
+            each.after_epoch(logs)
+
+    def finish(self) -> None:
+        """Let all managers clean up after a normal end."""
+        for each in self._managers:
+            each.finish()
+
+    def warn_nothing_is_left(self, epochs: int) -> None:
+        """Warn that the checkpoint is of a training that has ended."""
+        why = "was stopped then" if self._state.stop else f"ends there (epochs={epochs})"
+        warnings.warn(
+            f"fit has nothing to train: its checkpoint is that of the end of epoch {self._state.epoch}, and training "
+            f"{why}. Give a larger number of epochs, another directory, or resume=False.",
+            stacklevel=2,
+        )
+
+
+def open_checkpoints(
+    checkpoint: Any,
+    callbacks: Sequence[Callback],
+    trainee: Trainee,
+    objects: Mapping[str, Any],
+    data: DistributedDataset,
+    state: FitState,
+    *,
+    resume: bool,
+    stack: contextlib.ExitStack,
+) -> FitCheckpoints:
+    """Return the managers for the arguments of `fit`; `stack` closes them.
+
+    Args:
+        checkpoint: A directory, an `rd.CheckpointManager`, or None.
+        callbacks: Callbacks of `fit`; each `BackupAndRestore` adds a manager.
+        trainee: The model in training.
+        objects: The model's own objects, by name.
+        data: The training data.
+        state: Progress of the `fit`.
+        resume: Resume from the newest checkpoint of `checkpoint`.
+        stack: Closes the managers.
+
+    Raises:
+        InvalidArgumentError: `checkpoint` has another type, or lacks gradients that must be saved.
+    """
+    trackers, accumulation = trainee.compiled.trackers, trainee.compiled.update.accumulation
+    group = {
+        "state": state,
+        "data": data,
+        "global_step": counter_of(trainee.strategy),
+        "loss": trackers.loss,
+        "rows": trackers.rows,
+        "metrics": dict(trackers.metrics),
+        **({} if accumulation is None else {"accumulation": accumulation}),
+    }
+
+    def whole() -> Checkpoint:
+        return Checkpoint(gradients=accumulation is not None, **objects, **{_GROUP: group})
+
+    managers: list[FitManager] = []
+    if isinstance(checkpoint, CheckpointManager):
+        contents = contents_of(checkpoint.checkpoint)
+        if accumulation is not None and not contents.has_gradients:
+            raise InvalidArgumentError(
+                "A checkpoint of a fit with accumulate_steps must hold pending gradients, got one without. Make it by "
+                "rd.Checkpoint(..., gradients=True)."
+            )
+        known = {id(obj) for obj in contents.own().values()}
+        missing = {name: obj for name, obj in objects.items() if id(obj) not in known}
+        stack.enter_context(contents.holding({_GROUP: {**group, **missing}}))
+        within = checkpoint.checkpoint_interval is not None or checkpoint.interval_s is not None
+        managers.append(FitManager(checkpoint, resume=resume, within_epochs=within))
+    elif isinstance(checkpoint, str | os.PathLike):
+        manager = stack.enter_context(CheckpointManager(whole(), checkpoint, _MAX_TO_KEEP))
+        managers.append(FitManager(manager, resume=resume))
+    elif checkpoint is not None:
+        raise InvalidArgumentError(
+            f"checkpoint must be a directory or an rd.CheckpointManager, got {checkpoint!r:.80}. Give an "
+            "rd.Checkpoint to a manager: rd.CheckpointManager(checkpoint, directory, max_to_keep=3)."
+        )
+    for backup in (each for each in callbacks if isinstance(each, BackupAndRestore)):
+        manager = stack.enter_context(backup._manager(whole(), lambda: state.drawn))
+        managers.append(
+            FitManager(
+                manager,
+                fallback=backup._keeps_two,
+                within_epochs=backup._every is not None,
+                each_epoch=backup._each_epoch,
+                delete=backup._deletes,
+            )
+        )
+    return FitCheckpoints(managers, state)
