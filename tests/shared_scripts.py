@@ -12,8 +12,8 @@ from typing import final
 
 import pytest
 
-from raydist.testing.resuming.lives import is_readable
 from tests.ray_head import ray_home
+from tests.resuming.lives import is_readable
 from tests.watched_program import TOO_LONG, WatchedProgram
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

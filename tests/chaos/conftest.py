@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raydist.testing.resuming import ForkedLives
+from tests.resuming.lives import ForkedLives
 
 
 @pytest.fixture(scope="session")

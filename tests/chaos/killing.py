@@ -8,15 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from raydist.failpoints import KNOWN_FAILPOINTS
-from raydist.testing.resuming import (
-    AfterBegin,
-    AtFailpoint,
-    Lives,
-    TrialProgram,
-    TrialReport,
-    Trials,
-    random_deaths,
-)
+from tests.resuming.lives import Lives, TrialProgram
+from tests.resuming.trials import AfterBegin, AtFailpoint, TrialReport, Trials, random_deaths
 
 __all__ = ["ROOT", "SAVING", "is_caught", "killed_at_failpoints", "killed_at_random", "trials"]
 

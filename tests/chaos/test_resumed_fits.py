@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from raydist.testing.resuming import AtFailpoint, ForkedLives, FreshLives, Trials
 from tests.chaos.extent import how_many
 from tests.chaos.killing import is_caught, killed_at_random, trials
+from tests.resuming.lives import ForkedLives, FreshLives
+from tests.resuming.trials import AtFailpoint, Trials
 from tests.summary.reading import curves
 
 PROGRAM = "fit.py"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from raydist.testing.resuming import ForkedLives, FreshLives
 from tests.chaos.extent import how_many
 from tests.chaos.killing import is_caught, killed_at_failpoints, killed_at_random, trials
 from tests.chaos.programs.planted_bugs import PLANTED, POWER_BUGS
+from tests.resuming.lives import ForkedLives, FreshLives
 
 PROGRAM = "own_loop.py"
 KILLS = how_many(some=10, many=200)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from raydist.testing.resuming.lives import is_readable
+from tests.resuming.lives import is_readable
 
 __all__ = ["Attacker", "Report"]
 

@@ -16,9 +16,9 @@ from torch import nn
 from torchmetrics import MeanSquaredError
 
 import raydist as rd
-from raydist.testing.resuming import Journal, state_digest
 from tests.chaos.programs.own_loop import make_strategy, noisy
 from tests.chaos.programs.planted_bugs import planted
+from tests.resuming.journal import Journal, state_digest
 
 EPOCHS, ROWS, BATCH_SIZE, SAVE_EVERY = 3, 30, 4, 2
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import raydist as rd
-from raydist.testing.resuming import Journal, state_digest
 from tests.chaos.programs.planted_bugs import planted
+from tests.resuming.journal import Journal, state_digest
 
 EPOCHS, ROWS, BATCH_SIZE, SAVE_EVERY = 3, 29, 4, 2
 

@@ -1,22 +1,24 @@
-"""What a program that is going to be killed tells about itself, and what follows from that.
-
-A line is in the file when the call returns, whatever becomes of the process: the journal is the witness. Files that the
-program keeps are judged by it.
-"""
+"""The journal in which a program under trial notes its steps, and the digest of its final state."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from raydist.errors import FailedPreconditionError
+import numpy as np
+import torch
 
-__all__ = ["JOURNAL_VARIABLE", "Account", "Journal", "account_of", "differences"]
+from raydist.collectives.flat_bytes import flat_bytes
+from raydist.errors import FailedPreconditionError, SpecError
+
+__all__ = ["Account", "JOURNAL_VARIABLE", "Journal", "account_of", "differences", "state_digest"]
+
 
 JOURNAL_VARIABLE = "RAYDIST_JOURNAL"
 """Names the folder of a trial in the environment of its program."""
@@ -27,7 +29,7 @@ _KEPT = "kept"
 
 @final
 class Journal:
-    """Written by the program under trial. Constructing it creates nothing.
+    """The journal of one trial, written by the program. The constructor creates nothing.
 
     Args:
         trial: Folder of the trial.
@@ -51,7 +53,7 @@ class Journal:
 
     @classmethod
     def of_environment(cls) -> Journal:
-        """The one of the trial that started this process.
+        """Return the journal of the trial that started this process.
 
         Raises:
             FailedPreconditionError: There is none.
@@ -59,33 +61,33 @@ class Journal:
         trial = os.environ.get(JOURNAL_VARIABLE)
         if trial is None:
             raise FailedPreconditionError(
-                f"A program under trial must be started by raydist.testing, but {JOURNAL_VARIABLE} is not set. Set it "
+                f"A program under trial must be started by a trial, but {JOURNAL_VARIABLE} is not set. Set it "
                 "to an empty folder to run the program alone."
             )
         return cls(Path(trial))
 
     def begins(self, step: int) -> None:
-        """The process has restored what it found, and goes on behind step `step`."""
+        """Record that the process has restored the state that it found, and continues after step `step`."""
         self._write({"begins": step, "pid": os.getpid(), "at": time.time()})
 
     def saw(self, step: int, rows: Sequence[int]) -> None:
-        """Step `step` was trained on these rows. Say so before anything is saved that counts the step."""
+        """Record that step `step` was trained on these rows. Call this before a save that counts the step."""
         self._write({"step": step, "rows": list(rows)})
 
     def acknowledged(self, step: int) -> None:
-        """What was saved behind step `step` is safe: the program was told so."""
+        """Record that the state saved after step `step` is safe: the program was told so."""
         self._write({"acknowledged": step})
 
     def ends(self, digest: str) -> None:
-        """All is done; the digest of all that came of it."""
+        """Record the end, with the digest of the final state."""
         self._write({"ends": digest, "at": time.time()})
 
     def has_begun(self, pid: int) -> bool:
-        """Whether the process of this id has called `begins`."""
+        """Return True if the process of this id has called `begins`."""
         return any(line.get("pid") == pid for line in map(json.loads, self.lines()))
 
     def lines(self) -> list[str]:
-        """What was written so far. A process that is killed leaves whole lines: each is one write."""
+        """Return the lines written so far. A process that is killed leaves whole lines: each is one write."""
         return self._file.read_text().splitlines() if self._file.exists() else []
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -99,7 +101,7 @@ class Journal:
 @final
 @dataclass
 class Account:
-    """What all lives of a program come to.
+    """The result of all lives of a program together.
 
     Attributes:
         rows: Those of each step that counts: what a life did behind the step at which the next one began does not.
@@ -117,7 +119,7 @@ class Account:
 
 
 def account_of(lines: Iterable[str]) -> Account:
-    """What a journal says."""
+    """Return the result that a journal describes."""
     account, acknowledged, began = Account(), 0, 0.0
     for line in map(json.loads, lines):
         if "begins" in line:
@@ -137,7 +139,7 @@ def account_of(lines: Iterable[str]) -> Account:
 
 
 def differences(expected: Account, found: Account) -> list[str]:
-    """In what a program that was killed differs from one that was not; nothing where all is well.
+    """Return the differences between a program that was killed and one that was not; empty if all is well.
 
     >>> differences(Account({1: [0], 2: [1]}, [0], "a"), Account({1: [0], 2: [2]}, [0, 1], "a"))
     ['step 2 must have the rows [1], got [2]']
@@ -151,3 +153,49 @@ def differences(expected: Account, found: Account) -> list[str]:
     if expected.digest != found.digest:
         problems.append(f"the end must have the digest {expected.digest}, got {found.digest or 'none'}")
     return problems
+
+
+def state_digest(state: Any) -> str:
+    """Return the digest of a nest of dicts, lists, tuples, tensors, arrays and JSON values. Keys may come in any order.
+
+    Raises:
+        SpecError: Something else is in it.
+
+    >>> import torch
+    >>> one, other = {"a": torch.ones(2), "b": [1]}, {"b": [1], "a": torch.ones(2)}
+    >>> state_digest(one) == state_digest(other), state_digest(one) == state_digest({"a": torch.ones(2), "b": [1.0]})
+    (True, False)
+    """
+    digest = hashlib.sha256()
+    for part in _parts(state):
+        digest.update(b"%d:" % len(part))
+        digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def _parts(state: Any) -> Iterator[bytes]:
+    """Yield kind, size and content of each value."""
+    if isinstance(state, torch.Tensor):
+        tensor = state.detach().cpu()
+        yield f"tensor {tensor.dtype} {tuple(tensor.shape)}".encode()
+        yield flat_bytes(tensor).numpy().tobytes()
+    elif isinstance(state, np.ndarray | np.generic):
+        array = np.asarray(state)
+        yield f"array {array.dtype.str} {array.shape}".encode()
+        yield array.tobytes()
+    elif isinstance(state, Mapping):
+        yield f"dict {len(state)}".encode()
+        for key in sorted(state, key=repr):
+            yield repr(key).encode()
+            yield from _parts(state[key])
+    elif isinstance(state, list | tuple):
+        yield f"{'list' if isinstance(state, list) else 'tuple'} {len(state)}".encode()
+        for each in state:
+            yield from _parts(each)
+    elif state is None or isinstance(state, bool | int | float | str | bytes):
+        yield f"{type(state).__name__} {state!r}".encode()
+    else:
+        raise SpecError(
+            f"A digest is of dicts, lists, tuples, tensors, arrays and JSON values, got {type(state).__name__}: "
+            f"{state!r:.100}. Give its state_dict()."
+        )

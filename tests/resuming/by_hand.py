@@ -13,7 +13,7 @@ import torch
 
 import raydist as rd
 from raydist.failpoints import failpoint
-from raydist.testing.resuming import Journal, state_digest
+from tests.resuming.journal import Journal, state_digest
 
 BATCHES = 12
 

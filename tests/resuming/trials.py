@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import final
 
 from raydist.failpoints import FAILPOINT_VARIABLE
-from raydist.testing.resuming.journal import JOURNAL_VARIABLE, Account, Journal, account_of, differences
-from raydist.testing.resuming.lives import Life, Lives, TrialProgram
-from raydist.testing.resuming.power_loss import FLUSHES_VARIABLE, lose_power
+from tests.resuming.journal import JOURNAL_VARIABLE, Account, Journal, account_of, differences
+from tests.resuming.lives import Life, Lives, TrialProgram
+from tests.resuming.power_loss import FLUSHES_VARIABLE, lose_power
 
 __all__ = ["AfterBegin", "AfterSeconds", "AtFailpoint", "Death", "TrialReport", "Trials", "random_deaths"]
 
@@ -23,12 +23,12 @@ _LOOK_S = 0.01  # between two looks whether a life has begun
 
 
 class Death(ABC):
-    """When a life is ended."""
+    """The time at which a life is ended."""
 
     @property
     @abstractmethod
     def environment(self) -> Mapping[str, str]:
-        """What the process needs to know."""
+        """Environment variables of the process."""
 
     @abstractmethod
     def end(self, life: Life, journal: Journal, limit_s: float) -> int | None:
@@ -36,7 +36,7 @@ class Death(ABC):
 
     @abstractmethod
     def missed(self, code: int) -> str:
-        """What is wrong if the life ended by itself with code 0; nothing if that may happen."""
+        """Return the problem if the life ended by itself with code 0; empty if that may happen."""
 
 
 @final
@@ -49,15 +49,12 @@ class AtFailpoint(Death):
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """See the base."""
         return {FAILPOINT_VARIABLE: f"{self.name}:{self.count}"}
 
     def end(self, life: Life, journal: Journal, limit_s: float) -> int | None:
-        """See the base."""
         return life.exit_code(limit_s)
 
     def missed(self, code: int) -> str:
-        """See the base."""
         return f"it must come to the failpoint {self.name} {self.count} times, but did not"
 
 
@@ -70,11 +67,9 @@ class AfterSeconds(Death):
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """See the base."""
         return {}
 
     def end(self, life: Life, journal: Journal, limit_s: float) -> int | None:
-        """See the base."""
         code = life.exit_code(self.seconds)
         if code is None:
             life.kill()
@@ -82,7 +77,6 @@ class AfterSeconds(Death):
         return code
 
     def missed(self, code: int) -> str:
-        """See the base."""
         return ""
 
 
@@ -95,11 +89,9 @@ class AfterBegin(Death):
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """See the base."""
         return {}
 
     def end(self, life: Life, journal: Journal, limit_s: float) -> int | None:
-        """See the base."""
         latest = time.monotonic() + limit_s
         while not journal.has_begun(life.pid) and time.monotonic() < latest:
             code = life.exit_code(_LOOK_S)
@@ -108,7 +100,6 @@ class AfterBegin(Death):
         return AfterSeconds(self.seconds).end(life, journal, limit_s)
 
     def missed(self, code: int) -> str:
-        """See the base."""
         return ""
 
 
@@ -123,7 +114,7 @@ def random_deaths(
 @final
 @dataclass
 class TrialReport:
-    """What came of trials.
+    """The result of trials.
 
     Attributes:
         trials: How many programs were run to their end.
@@ -171,7 +162,7 @@ class Trials:
         self._number = 0
 
     def undisturbed(self) -> Account:
-        """What comes of the program if nobody kills it.
+        """Return the result of the program if nobody kills it.
 
         Raises:
             AssertionError: It does not come to its end.
@@ -205,7 +196,7 @@ class Trials:
 
     @property
     def kept(self) -> Path:
-        """What the last program has left."""
+        """The folder that the last program has left."""
         return Journal(self._trial).folder
 
     @property
@@ -213,7 +204,7 @@ class Trials:
         return self._folder / f"trial-{self._number}"
 
     def _die(self, death: Death, journal: Journal, report: TrialReport) -> bool:
-        """Whether the program has come to its end, one way or the other."""
+        """Return True if the program has ended, well or badly."""
         life = self._begin(death.environment)
         code = death.end(life, journal, self._program.limit_s)
         if code == _KILLED:

@@ -1,13 +1,17 @@
+"""Processes of programs that are killed."""
+
 from __future__ import annotations
 
+import contextlib
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from raydist.errors import UnavailableError
-from raydist.testing.resuming.lives import ForkedLives, FreshLives, Lives, TrialProgram
+from tests.resuming.lives import ForkedLives, FreshLives, Lives, TrialProgram, is_readable
 
 SCRIPT = """
 import os, sys, time
@@ -55,3 +59,23 @@ def test_lives_end_with_who_started_them(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="must live, but it ended with code -9"):
         life.exit_code(60.0)
     forked.close()
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """Its two ends, under numbers that `select` would refuse."""
+    low = os.pipe()
+    with contextlib.ExitStack() as stack:
+        high = tuple(os.dup2(end, 1500 + place) for place, end in enumerate(low))
+        for end in (*low, high[0]):
+            stack.callback(os.close, end)
+        with contextlib.suppress(OSError):
+            yield high[0], high[1]
+
+
+def test_what_was_written_is_there(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    assert not is_readable(reading, 0.01)
+    os.write(writing, b"x")
+    assert is_readable(reading, 0.0)
+    os.close(writing)

@@ -25,8 +25,8 @@ from typing import Any, NoReturn
 import torch
 
 import raydist
-from raydist.testing.resuming.journal import Journal
-from raydist.testing.resuming.power_loss import FLUSHES_VARIABLE, noted_flushes
+from tests.resuming.journal import Journal
+from tests.resuming.power_loss import FLUSHES_VARIABLE, noted_flushes
 
 _PARENT_DEATH_SIGNAL = 1  # prctl(2): PR_SET_PDEATHSIG
 _IMPORTED = ("Checkpoint", "Dataset", "Model", "OneDeviceStrategy")  # with what they import

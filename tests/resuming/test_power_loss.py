@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raydist.testing.resuming.power_loss import lose_power, noted_flushes
+from tests.resuming.power_loss import lose_power, noted_flushes
 
 
 def flush(path: Path) -> None:

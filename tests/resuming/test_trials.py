@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from raydist.testing.resuming.journal import Journal, account_of
-from raydist.testing.resuming.lives import ForkedLives, TrialProgram
-from raydist.testing.resuming.trials import (
+from tests.resuming.journal import Journal, account_of
+from tests.resuming.lives import ForkedLives, TrialProgram
+from tests.resuming.trials import (
     AfterBegin,
     AfterSeconds,
     AtFailpoint,

@@ -25,7 +25,7 @@ class _HasFileNumber(Protocol):
 
 
 def is_readable(file: int | _HasFileNumber, wait_s: float) -> bool:
-    """Whether there is something to read, or the end, within so many seconds.
+    """Return True if there is something to read, or the end, within so many seconds.
 
     >>> import os
     >>> reading, writing = os.pipe()
@@ -41,7 +41,14 @@ def is_readable(file: int | _HasFileNumber, wait_s: float) -> bool:
     return bool(poll.poll(max(0.0, wait_s) * 1000))
 
 
+_ROOT = Path(__file__).parents[2]
 _START_S = 120.0
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that imports `tests`, too."""
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
+    return {**os.environ, "PYTHONPATH": path, **more}
 
 
 @final
@@ -71,7 +78,7 @@ class Life(ABC):
 
     @abstractmethod
     def exit_code(self, wait_s: float) -> int | None:
-        """The code with which it ended (-9: it was killed), or None if it still lives after so long."""
+        """Return the exit code (-9: killed), or None if the process still lives after so long."""
 
     def kill(self) -> None:
         """SIGKILL, unless it has just ended."""
@@ -105,16 +112,14 @@ class FreshLives(Lives):
         self._last: subprocess.Popen[bytes] | None = None
 
     def begin(self, program: TrialProgram, environment: Mapping[str, str], log: Path) -> Life:
-        """See the base."""
         command = [sys.executable, str(program.script), *program.arguments]
         with log.open("ab") as output:
-            self._last = subprocess.Popen(  # noqa: S603 - the caller's own program
-                command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            self._last = subprocess.Popen(
+                command, env=_environment(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
         return _Fresh(self._last)
 
     def close(self) -> None:
-        """See the base."""
         last, self._last = self._last, None
         if last is not None and last.poll() is None:
             last.kill()
@@ -149,7 +154,6 @@ class ForkedLives(Lives):
         self._zygote: _Zygote | None = None
 
     def begin(self, program: TrialProgram, environment: Mapping[str, str], log: Path) -> Life:
-        """See the base."""
         answers = self._started()
         wanted = {
             "script": str(program.script),
@@ -162,18 +166,17 @@ class ForkedLives(Lives):
 
     def _started(self) -> _Zygote:
         if self._zygote is None:
-            process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "raydist.testing.resuming.zygote", *self._modules],
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.resuming.zygote", *self._modules],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 # Threads of libraries do not outlive a fork.
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                env=_environment({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}),
             )
             self._zygote = _Zygote(process)
         return self._zygote
 
     def close(self) -> None:
-        """See the base."""
         zygote, self._zygote = self._zygote, None
         if zygote is not None:
             zygote.close()
@@ -194,7 +197,7 @@ class _Zygote:
         self._process.stdin.flush()
 
     def answer(self, wait_s: float) -> int | None:
-        """The next number that it says; None where it says nothing for so long."""
+        """Return the next number that it writes; None if it writes nothing for so long."""
         output = self._process.stdout
         assert output is not None
         while b"\n" not in self._said:

@@ -1,4 +1,4 @@
-"""What a disk holds when the power fails: what was flushed, and nothing else.
+"""Simulated power loss: a disk keeps flushed data, and nothing else.
 
 A process that is killed loses none of what it wrote; a machine that loses its power does. Files of which nothing was
 flushed (`os.fsync`) are then empty or gone, and so are names in a directory that was not flushed after them. That is
