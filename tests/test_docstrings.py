@@ -433,5 +433,5 @@ def test_an_example_that_never_runs_is_none() -> None:
 
 def test_names_of_the_packages_inside_are_public() -> None:
     names = {one.name for one in public()}
-    assert names >= {"raydist.image.encoded.MAX_PIXELS", "raydist.text.split.Split", "raydist.values.AUTOTUNE"}
+    assert names >= {"raydist.image.decode.MAX_PIXELS", "raydist.text.split.Split", "raydist.values.AUTOTUNE"}
     assert names >= {"raydist.dataset.batching.Batching.batch", "raydist.options.pipeline.Options.seed"}

@@ -1,4 +1,4 @@
-"""What an image is to the functions that work on one."""
+"""Checks of images and sizes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Image = np.ndarray[Any, np.dtype[Any]]
 
 
 def require_image(image: Any, what: str) -> Image:
-    """`image`, of shape (height, width, channels), or a batch of such; for a function called `what`.
+    """Return `image` if it is an array (height, width, channels) or a batch of such; `what` is the caller's name.
 
     Raises:
-        SpecError: It is something else.
+        SpecError: `image` is something else.
     """
     if isinstance(image, np.ndarray) and image.ndim in (3, 4) and image.dtype != object:
         return image
@@ -28,7 +28,7 @@ def require_image(image: Any, what: str) -> Image:
 
 
 def require_colours(image: Any, what: str) -> Image:
-    """`image`, whose values are uint8 or float32; otherwise as :func:`require_image`."""
+    """Return `image` if its values are uint8 or float32; otherwise as :func:`require_image`."""
     array = require_image(image, what)
     if array.dtype not in (np.uint8, np.float32):
         raise SpecError(f"{what} needs uint8 or float32, got {array.dtype}. Convert it, e.g. image.astype(np.float32).")
@@ -36,7 +36,7 @@ def require_colours(image: Any, what: str) -> Image:
 
 
 def require_size(size: Any, what: str) -> tuple[int, int]:
-    """`size`, which may be one number for both, as (height, width), both >= 1.
+    """Return `size`, or one number for both, as (height, width), both >= 1.
 
     >>> require_size((2, 3), "resize"), require_size(4, "resize")
     ((2, 3), (4, 4))

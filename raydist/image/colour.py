@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.image.affine import affine
 from raydist.image.arrays import Image, require_colours
-from raydist.image.value_range import from_fractions, to_fractions
+from raydist.image.value_range import affine, from_fractions, to_fractions
 
 __all__ = ["adjust_brightness", "adjust_contrast", "adjust_gamma", "random_brightness", "random_contrast"]
 

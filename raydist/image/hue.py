@@ -1,4 +1,4 @@
-"""Hue and saturation of colours. For one image or a batch of 3 channels: red, green, blue."""
+"""Hue, saturation and grey. For one image or a batch of 3 channels: red, green, blue."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from raydist.image.value_range import from_fractions, to_fractions
 __all__ = [
     "adjust_hue",
     "adjust_saturation",
+    "grayscale_to_rgb",
     "hsv_to_rgb",
     "random_hue",
     "random_saturation",
     "require_rgb",
+    "rgb_to_grayscale",
     "rgb_to_hsv",
 ]
 
 
 def require_rgb(image: Any, what: str) -> Image:
-    """`image` of uint8 or float32 with 3 channels, for a function called `what`."""
+    """Return `image` if it is uint8 or float32 with 3 channels; `what` is the caller's name."""
     array = require_colours(image, what)
     if array.shape[-1] != 3:
         raise SpecError(f"{what} needs 3 channels (red, green, blue), got {array.shape[-1]}: see grayscale_to_rgb.")
@@ -205,3 +207,46 @@ def _colours(hue: Image, lowest: Image, spread: Image) -> Image:
     green = np.clip(2 - np.abs(turned - 2), 0, 1)
     blue = np.clip(2 - np.abs(turned - 4), 0, 1)
     return np.stack([lowest + spread * part for part in (red, green, blue)], axis=-1)
+
+
+_WEIGHTS = np.array([0.2989, 0.587, 0.114], np.float32)
+_WEIGHTS.flags.writeable = False
+
+
+def rgb_to_grayscale(image: Image) -> Image:
+    """Convert colours to grey: 0.2989 red + 0.587 green + 0.114 blue, as one channel; of the same dtype.
+
+    Args:
+        image: An image or a batch of 3 channels, uint8 or float32.
+
+    Raises:
+        SpecError: The image has another shape or dtype.
+
+    Source: tf.image.rgb_to_grayscale.
+
+    >>> rd.image.rgb_to_grayscale(np.array([[[255, 0, 0], [10, 10, 10]]], np.uint8)).tolist()
+    [[[76], [10]]]
+    """
+    image = require_rgb(image, "rgb_to_grayscale")
+    red, green, blue = (to_fractions(image[..., channel]) * _WEIGHTS[channel] for channel in range(3))
+    return from_fractions((red + green + blue)[..., np.newaxis], image.dtype)
+
+
+def grayscale_to_rgb(image: Image) -> Image:
+    """The only channel three times.
+
+    Args:
+        image: An image or a batch of 1 channel, of any dtype.
+
+    Raises:
+        SpecError: The image has another shape.
+
+    Source: tf.image.grayscale_to_rgb.
+
+    >>> rd.image.grayscale_to_rgb(np.array([[[7]]], np.uint8)).tolist()
+    [[[7, 7, 7]]]
+    """
+    image = require_image(image, "grayscale_to_rgb")
+    if image.shape[-1] != 1:
+        raise SpecError(f"grayscale_to_rgb needs 1 channel, got {image.shape[-1]}. It has colours already.")
+    return image.repeat(3, axis=-1)

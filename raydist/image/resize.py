@@ -1,9 +1,4 @@
-"""Images of another size.
-
-Pixels are squares whose centres lie at 0.5, 1.5, ...; shrinking takes every pixel below a filter as wide as an output
-pixel (antialiasing). So smooth results are Pillow's, those of torchvision's `resize` (within 1 for uint8), and those of
-tf.image.resize(antialias=True) before it rounds; "nearest" is that of tf.image.resize.
-"""
+"""Other sizes: resizing, padding, and both together."""
 
 from __future__ import annotations
 
@@ -12,10 +7,12 @@ from typing import Any, Literal
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
-from raydist.image.arrays import Image, require_colours, require_size
-from raydist.image.libraries import codec
+from raydist.image.arrays import Image, require_colours, require_image, require_size
+from raydist.image.crop import crop_to_bounding_box
+from raydist.image.decode import codec
 
-__all__ = ["resize"]
+__all__ = ["pad_to_bounding_box", "resize", "resize_with_crop_or_pad", "resize_with_pad"]
+
 
 _FILTERS = {"bilinear": "BILINEAR", "area": "BOX", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
 # Modes of four bytes a pixel that Pillow treats as independent channels (it would weigh RGBA by its alpha).
@@ -80,3 +77,102 @@ def _by_pillow(pixels: Image, mode: str, size: tuple[int, int], method: str) -> 
     height, width = pixels.shape[:2]
     picture = library.frombytes(mode, (width, height), np.ascontiguousarray(pixels))
     return np.array(picture.resize(size[::-1], getattr(library.Resampling, _FILTERS[method])))
+
+
+def pad_to_bounding_box(
+    image: Image, offset_height: int, offset_width: int, target_height: int, target_width: int
+) -> Image:
+    """An image of `target_height` x `target_width` pixels with this one at the offsets, and zeros around it.
+
+    Args:
+        image: An image or a batch, of any dtype.
+        offset_height: Rows of zeros above, >= 0.
+        offset_width: Columns of zeros to the left, >= 0.
+        target_height: Number of rows.
+        target_width: Number of columns.
+
+    Raises:
+        InvalidArgumentError: The image does not fit.
+        SpecError: The image has another shape.
+
+    Source: tf.image.pad_to_bounding_box.
+
+    >>> rd.image.pad_to_bounding_box(np.array([[[7]]]), 0, 1, 2, 3)[..., 0].tolist()
+    [[0, 7, 0], [0, 0, 0]]
+    """
+    image = require_image(image, "pad_to_bounding_box")
+    height, width = image.shape[-3:-1]
+    top, left = int(offset_height), int(offset_width)
+    if min(top, left) < 0 or top + height > target_height or left + width > target_width:
+        raise InvalidArgumentError(
+            f"An image of {height} x {width} pixels must fit into {target_height} x {target_width} at row {top}, "
+            f"column {left}. Pad less at the offsets, or see resize_with_crop_or_pad."
+        )
+    padded: Image = np.zeros((*image.shape[:-3], target_height, target_width, image.shape[-1]), image.dtype)
+    padded[..., top : top + height, left : left + width, :] = image
+    return padded
+
+
+def resize_with_crop_or_pad(image: Image, target_height: int, target_width: int) -> Image:
+    """The middle of the image, or the image in the middle of zeros: each side cut or filled up to its target.
+
+    Args:
+        image: An image or a batch, of any dtype.
+        target_height: Number of rows, >= 1.
+        target_width: Number of columns, >= 1.
+
+    Raises:
+        InvalidArgumentError: A target below 1.
+        SpecError: The image has another shape.
+
+    Source: tf.image.resize_with_crop_or_pad.
+
+    >>> rd.image.resize_with_crop_or_pad(np.array([[[1], [2], [3]]]), 2, 1)[..., 0].tolist()
+    [[2], [0]]
+    """
+    image = require_image(image, "resize_with_crop_or_pad")
+    target = require_size((target_height, target_width), "resize_with_crop_or_pad")
+    (top, above), (left, before) = map(_overhang, image.shape[-3:-1], target)
+    kept = map(min, image.shape[-3:-1], target)
+    return pad_to_bounding_box(crop_to_bounding_box(image, top, left, *kept), above, before, *target)
+
+
+def _overhang(side: int, target: int) -> tuple[int, int]:
+    """Return the numbers of pixels to cut off and to add at the beginning of a side."""
+    return max((side - target) // 2, 0), max((target - side) // 2, 0)
+
+
+def resize_with_pad(
+    image: Image,
+    target_height: int,
+    target_width: int,
+    method: Literal["bilinear", "nearest", "area", "bicubic", "lanczos"] = "bilinear",
+) -> Image:
+    """The whole image as large as fits, undistorted, in the middle of zeros; of the same dtype.
+
+    Args:
+        image: An image or a batch, uint8 or float32.
+        target_height: Number of rows, >= 1.
+        target_width: Number of columns, >= 1.
+        method: As for :func:`resize`.
+
+    Raises:
+        InvalidArgumentError: A target below 1, an unknown method, or an image so long that nothing of it is left.
+        SpecError: The image has another shape or dtype.
+        FailedPreconditionError: As for :func:`resize`.
+
+    Source: tf.image.resize_with_pad.
+
+    >>> rd.image.resize_with_pad(np.full((2, 4, 1), 9, np.uint8), 3, 2, method="nearest")[..., 0].tolist()
+    [[0, 0], [9, 9], [0, 0]]
+    """
+    image = require_image(image, "resize_with_pad")
+    high, wide = require_size((target_height, target_width), "resize_with_pad")
+    height, width = image.shape[-3:-1]
+    if not height or not width:
+        raise InvalidArgumentError(f"resize_with_pad needs an image with pixels, got shape {image.shape}.")
+    # In whole numbers: the one side that decides is exactly its target.
+    size = (high, width * high // height) if height * wide >= width * high else (height * wide // width, wide)
+    # Half of what is left over beside the size before it was rounded down.
+    over = max(0, (wide * height - width * high) // (2 * height)), max(0, (high * width - height * wide) // (2 * width))
+    return pad_to_bounding_box(resize(image, size, method), over[1], over[0], high, wide)

@@ -4,21 +4,21 @@ A step is a small picklable object that is called with text or with what another
 an array of them, as `Dataset.map` hands it out after `batch`. Steps chain::
 
     vocabulary = rd.text.Vocabulary.build(lines, split=rd.text.Split())
-    encode = rd.text.Chain((rd.text.Split(), vocabulary, rd.text.PadTo(32)))
+    encode = rd.text.Chain((rd.text.Split(), vocabulary, rd.text.Pad(32)))
     batches = lines.batch(256).map(encode)  # int64 of shape (256, 32)
 
 Text is str, or bytes that hold UTF-8; tokens are str. One string becomes one array of tokens; an array of strings
-becomes an object array of such arrays, which is no tensor: end a chain with `PadTo` before an element leaves `map`.
+becomes an object array of such arrays, which is no tensor: end a chain with `Pad` before an element leaves `map`.
 """
 
 from __future__ import annotations
 
-from raydist.text.chain import Chain as Chain
-from raydist.text.hashing import HashBuckets as HashBuckets
-from raydist.text.padding import PadTo as PadTo
 from raydist.text.split import Characters as Characters
+from raydist.text.split import Pad as Pad
 from raydist.text.split import Split as Split
+from raydist.text.step import Chain as Chain
 from raydist.text.step import TextStep as TextStep
+from raydist.text.vocabulary import HashBuckets as HashBuckets
 from raydist.text.vocabulary import Vocabulary as Vocabulary
 
-__all__ = ["Chain", "Characters", "HashBuckets", "PadTo", "Split", "TextStep", "Vocabulary"]
+__all__ = ["Chain", "Characters", "HashBuckets", "Pad", "Split", "TextStep", "Vocabulary"]

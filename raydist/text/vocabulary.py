@@ -1,9 +1,10 @@
-"""Tokens to the ids of a vocabulary, and back."""
+"""Ids of tokens: by a vocabulary, and back; or by hashes."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -12,14 +13,13 @@ from typing import Any, Self, final
 import numpy as np
 import pyarrow as pa
 
-from raydist.errors import InvalidArgumentError
+from raydist.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.formats.opening import create_file, read_file
-from raydist.text.convert import is_list, to_arrow
-from raydist.text.hashing import bucket_of, by_distinct_text
-from raydist.text.step import TextStep
+from raydist.text.step import TextStep, is_list, map_values, to_arrow
 
-__all__ = ["Vocabulary"]
+__all__ = ["HashBuckets", "Vocabulary", "bucket_of", "by_distinct_text"]
+
 
 _PAD, _UNKNOWN = "", "[UNK]"
 _COUNTED_AT_ONCE = 1024
@@ -213,3 +213,70 @@ def _count(texts: Any, split: TextStep | None) -> Counter[str]:
             distinct = (tokens.values if is_list(tokens) else tokens).value_counts()
             counts.update(dict(zip(distinct.field(0).to_pylist(), distinct.field(1).to_pylist(), strict=True)))
     return counts
+
+
+_Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def bucket_of(text: str, num_buckets: int, salt: int = 0) -> int:
+    """The bucket of one string: BLAKE2b of its UTF-8 (8 bytes, little endian), modulo `num_buckets`.
+
+    >>> bucket_of("cat", 1000)
+    939
+    """
+    digest = hashlib.blake2b(text.encode(), digest_size=8, salt=salt.to_bytes(8, "little")).digest()
+    return int.from_bytes(digest, "little") % num_buckets
+
+
+def by_distinct_text(array: pa.Array, what: str, ids_of: Callable[[Sequence[str]], _Ids]) -> pa.Array:
+    """`ids_of` of every text, or of every token of lists; called once, with the distinct ones."""
+
+    def ids(flat: pa.Array) -> pa.Array:
+        if not pa.types.is_large_string(flat.type):
+            raise SpecError(f"{what} takes text or tokens, got {flat.type}.")
+        encoded = flat.dictionary_encode()
+        distinct = encoded.dictionary.to_numpy(zero_copy_only=False).tolist()
+        return pa.array(ids_of(distinct)[encoded.indices.to_numpy()])
+
+    return map_values(array, ids)
+
+
+@final
+@dataclass(frozen=True)
+class HashBuckets(TextStep):
+    """An id for every string or token: `first_id` plus its hash modulo `num_buckets`, as int64.
+
+    The hash is BLAKE2b (RFC 7693) with 8 bytes, read as a little-endian integer: the same on every machine, in every
+    process and version. It is computed once for every distinct string of a call.
+
+    Attributes:
+        num_buckets: Number of ids; different strings may share one.
+        salt: Another salt is another hash function; >= 0.
+        first_id: Smallest id: 1 leaves 0 for padding.
+
+    Raises:
+        InvalidArgumentError: `num_buckets` < 1, or `salt` or `first_id` negative.
+
+    Source: tf.strings.to_hash_bucket_strong (with another hash).
+
+    >>> rd.text.HashBuckets(1000)(["cat", "dog", "cat"]).tolist()
+    [939, 465, 939]
+    """
+
+    num_buckets: int
+    salt: int = 0
+    first_id: int = 0
+
+    def __post_init__(self) -> None:
+        for name, smallest, limit in (("num_buckets", 1, 2**62), ("salt", 0, 2**64), ("first_id", 0, 2**62)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not smallest <= value < limit:
+                raise InvalidArgumentError(f"{name} must be an int >= {smallest} and < {limit}, got {value!r}.")
+
+    def apply(self, array: pa.Array) -> pa.Array:
+        """int64, or lists of int64."""
+        return by_distinct_text(array, "HashBuckets", self._ids)
+
+    def _ids(self, texts: Sequence[str]) -> _Ids:
+        buckets = [self.first_id + bucket_of(text, self.num_buckets, self.salt) for text in texts]
+        return np.array(buckets, np.int64)

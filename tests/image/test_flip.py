@@ -1,4 +1,8 @@
+"""Flipping and turning."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import raydist as rd
+from tests.image.tensorflow_values import PIXELS, check_call, values_of
 
 IMAGES = arrays.arrays(
     st.sampled_from([np.uint8, np.float32]), st.tuples(*[st.integers(0, 5)] * 2, st.integers(1, 4)), elements=st.just(1)
@@ -39,3 +44,23 @@ def test_random_flips_do_so_half_of_the_time(maybe: object, flip: object) -> Non
     batch = maybe(np.stack([image] * 200), rng=np.random.default_rng(0))  # type: ignore[operator]  # a function
     assert [np.array_equal(one, flip(image)) for one in batch] == flipped  # type: ignore[operator]  # a function
     assert all(np.array_equal(one, image) for one, was in zip(batch, flipped, strict=True) if not was)
+
+
+@pytest.mark.parametrize("row", values_of("rot90", "transpose"), ids=lambda row: str(row["call"]))
+def test_as_in_tensorflow(row: dict[str, Any]) -> None:
+    check_call(row)
+
+
+@pytest.mark.parametrize("turn", [rd.image.rot90, rd.image.transpose])
+def test_results_are_copies_and_a_batch_is_its_images(turn: Any) -> None:
+    batch = np.stack([PIXELS, PIXELS[::-1]])
+    assert np.array_equal(turn(batch), np.stack([turn(image) for image in batch]))
+    result = turn(PIXELS)
+    assert result.base is None
+    assert result.flags.c_contiguous
+
+
+def test_k_is_a_whole_number() -> None:
+    assert np.array_equal(rd.image.rot90(PIXELS, 4), PIXELS)
+    with pytest.raises(TypeError, match="float"):
+        rd.image.rot90(PIXELS, 1.5)  # type: ignore[arg-type]  # the point of this test

@@ -1,3 +1,5 @@
+"""Hue, saturation, grey."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -11,7 +13,9 @@ from tests.image.tensorflow_values import PIXELS, check_call, values_of
 
 
 @pytest.mark.parametrize(
-    "row", values_of("rgb_to_hsv", "hsv_to_rgb", "adjust_hue", "adjust_saturation"), ids=lambda row: str(row["call"])
+    "row",
+    values_of("rgb_to_hsv", "hsv_to_rgb", "adjust_hue", "adjust_saturation", "rgb_to_grayscale"),
+    ids=lambda row: str(row["call"]),
 )
 def test_as_in_tensorflow(row: dict[str, Any]) -> None:
     check_call(row)
@@ -73,3 +77,18 @@ def test_bounds_are_checked() -> None:
         rd.image.adjust_hue(PIXELS[..., :1], 0.1)
     with pytest.raises(rd.SpecError, match="rgb_to_hsv needs float32 with 3 channels, got uint8 with 3"):
         rd.image.rgb_to_hsv(PIXELS)
+
+
+def test_grey_three_times_is_the_same_grey() -> None:
+    grey = rd.image.rgb_to_grayscale(PIXELS)
+    colours = rd.image.grayscale_to_rgb(grey)
+    assert colours.shape == PIXELS.shape
+    assert np.array_equal(rd.image.rgb_to_grayscale(colours), grey)
+    assert rd.image.grayscale_to_rgb(grey[np.newaxis]).shape == (1, *PIXELS.shape)
+
+
+def test_the_number_of_channels_is_checked() -> None:
+    with pytest.raises(rd.SpecError, match="grayscale_to_rgb needs 1 channel, got 3"):
+        rd.image.grayscale_to_rgb(PIXELS)
+    with pytest.raises(rd.SpecError, match="rgb_to_grayscale needs 3 channels .* got 1"):
+        rd.image.rgb_to_grayscale(PIXELS[..., :1])
