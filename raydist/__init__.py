@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from raydist.checkpoints.manager import CheckpointManager as CheckpointManager
     from raydist.checkpoints.state import State as State
     from raydist.context.cluster_resolver import ClusterResolver as ClusterResolver
+    from raydist.context.cluster_resolver import ClusterSpec as ClusterSpec
     from raydist.context.cluster_resolver import SimpleClusterResolver as SimpleClusterResolver
     from raydist.context.cluster_resolver import TFConfigClusterResolver as TFConfigClusterResolver
-    from raydist.context.cluster_spec import ClusterSpec as ClusterSpec
     from raydist.context.current import has_strategy as has_strategy
     from raydist.context.current import in_cross_replica_context as in_cross_replica_context
     from raydist.context.replica_context import ReplicaContext as ReplicaContext
     from raydist.context.strategy import Strategy as Strategy
-    from raydist.context.strategy_stats import StrategyStats as StrategyStats
+    from raydist.context.strategy_values import StrategyStats as StrategyStats
     from raydist.context.strategy_values import ValueContext as ValueContext
     from raydist.coordinator.remote_value import RemoteValue as RemoteValue
     from raydist.dataset import Dataset as Dataset
@@ -89,20 +89,20 @@ if TYPE_CHECKING:
     from raydist.pipelines.tf_example.ragged_features import RaggedTensorValue as RaggedTensorValue
     from raydist.replicas.rules import ReplicaRules as ReplicaRules
     from raydist.replicas.rules import ReplicaVariables as ReplicaVariables
-    from raydist.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
     from raydist.strategies.cluster_coordinator import ClusterCoordinator as ClusterCoordinator
     from raydist.strategies.cross_device_ops import CrossDeviceOps as CrossDeviceOps
     from raydist.strategies.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
     from raydist.strategies.cross_device_ops import NcclAllReduce as NcclAllReduce
     from raydist.strategies.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
-    from raydist.strategies.default import get_replica_context as get_replica_context
-    from raydist.strategies.default import get_strategy as get_strategy
-    from raydist.strategies.global_step import get_global_step as get_global_step
+    from raydist.strategies.functions import compute_average_loss as compute_average_loss
+    from raydist.strategies.functions import get_global_step as get_global_step
+    from raydist.strategies.functions import get_replica_context as get_replica_context
+    from raydist.strategies.functions import get_strategy as get_strategy
     from raydist.strategies.hosted import close_all as close_all
-    from raydist.strategies.losses import compute_average_loss as compute_average_loss
-    from raydist.strategies.mirrored import MirroredStrategy as MirroredStrategy
     from raydist.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from raydist.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
+    from raydist.strategies.one_node import CentralStorageStrategy as CentralStorageStrategy
+    from raydist.strategies.one_node import MirroredStrategy as MirroredStrategy
     from raydist.strategies.one_node import OneNodeStrategy as OneNodeStrategy
     from raydist.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
     from raydist.strategies.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
@@ -149,8 +149,8 @@ _MODULE_OF = {
     "Checkpoint": "raydist.checkpoints.checkpoint",
     "ClusterCoordinator": "raydist.strategies.cluster_coordinator",
     "ClusterResolver": "raydist.context.cluster_resolver",
-    "ClusterSpec": "raydist.context.cluster_spec",
-    "CentralStorageStrategy": "raydist.strategies.central_storage",
+    "ClusterSpec": "raydist.context.cluster_resolver",
+    "CentralStorageStrategy": "raydist.strategies.one_node",
     "CollectiveMismatchError": "raydist.errors",
     "CommunicationOptions": "raydist.options",
     "CrossDeviceOps": "raydist.strategies.cross_device_ops",
@@ -180,7 +180,7 @@ _MODULE_OF = {
     "MaxSizePartitioner": "raydist.parameter_servers.partitioners",
     "Mean": "raydist.metrics",
     "MinSizePartitioner": "raydist.parameter_servers.partitioners",
-    "MirroredStrategy": "raydist.strategies.mirrored",
+    "MirroredStrategy": "raydist.strategies.one_node",
     "Model": "raydist.training.model",
     "ModelCheckpoint": "raydist.training.callbacks.checkpoint_callbacks",
     "MultiWorkerMirroredStrategy": "raydist.strategies.multi_worker",
@@ -222,7 +222,7 @@ _MODULE_OF = {
     "SyncWithBackups": "raydist.parameter_servers.consistency",
     "TFConfigClusterResolver": "raydist.context.cluster_resolver",
     "SyncBatchNorm": "raydist.strategies.sync_batch_norm",
-    "StrategyStats": "raydist.context.strategy_stats",
+    "StrategyStats": "raydist.context.strategy_values",
     "TFRecordDataset": "raydist.dataset.readers",
     "TFRecordOptions": "raydist.pipelines.formats.tfrecord",
     "TFRecordWriter": "raydist.pipelines.formats.tfrecord",
@@ -238,10 +238,10 @@ _MODULE_OF = {
     "ValueContext": "raydist.context.strategy_values",
     "VarLenFeature": "raydist.pipelines.tf_example.features",
     "close_all": "raydist.strategies.hosted",
-    "compute_average_loss": "raydist.strategies.losses",
-    "get_global_step": "raydist.strategies.global_step",
-    "get_replica_context": "raydist.strategies.default",
-    "get_strategy": "raydist.strategies.default",
+    "compute_average_loss": "raydist.strategies.functions",
+    "get_global_step": "raydist.strategies.functions",
+    "get_replica_context": "raydist.strategies.functions",
+    "get_strategy": "raydist.strategies.functions",
     "has_strategy": "raydist.context.current",
     "image": "raydist",
     "in_cross_replica_context": "raydist.context.current",

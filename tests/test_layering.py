@@ -215,7 +215,7 @@ def _has_layer(module: str) -> bool:
     ("module", "source", "kind"),
     [
         ("raydist.pipelines.ops.map", "from raydist.dataset import Dataset", "upward"),
-        ("raydist.pipelines.ops.map", "def f():\n    import raydist.strategies.mirrored", "upward"),
+        ("raydist.pipelines.ops.map", "def f():\n    import raydist.strategies.one_node", "upward"),
         ("raydist.dataset.base", "if TYPE_CHECKING:\n    from raydist.training.model import Model", "upward"),
         ("raydist.dataset.base", "SINK = 'raydist.training.model'", "upward"),
         ("raydist.pipelines.run.plan", "POOLS = 'raydist.collectives.base:Communicator'", "upward"),
@@ -225,7 +225,7 @@ def _has_layer(module: str) -> bool:
         ("raydist.pipelines.engine.op", "def f():\n    from raydist.pipelines.run.plan import x", "upward inside"),
         ("raydist.actors.workers.pool", "if TYPE_CHECKING:\n    import raydist.actors.passes.link", "upward inside"),
         ("raydist.pipelines.elements.rows", "NAME = 'raydist.pipelines.engine.op'", "upward inside"),
-        ("raydist.strategies.mirrored", "import ray", "Ray"),
+        ("raydist.strategies.one_node", "import ray", "Ray"),
         ("raydist.collectives.base", "def f():\n    from ray.util import collective", "Ray"),
         ("raydist.context.strategy", "if TYPE_CHECKING:\n    import ray", "Ray"),
         ("raydist.pipelines.engine.op", "import torch", "torch"),
@@ -243,7 +243,7 @@ def test_the_check_sees(module: str, source: str, kind: str) -> None:
         ("raydist.values", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("raydist.dataset.base", "def iterate():\n    import torch"),
         ("raydist.actors.workers.pool", "import ray\nfrom raydist.pipelines.engine.op import DatasetOp"),
-        ("raydist.training.model", "from raydist.strategies.mirrored import MirroredStrategy\nimport torch"),
+        ("raydist.training.model", "from raydist.strategies.one_node import MirroredStrategy\nimport torch"),
         ("raydist.values", '"""Used by raydist.training.model."""\nKEY = "raydist.model"'),
     ],
 )

@@ -19,8 +19,7 @@ from raydist.checkpoints.random_state import are_random_states, random_states, s
 from raydist.checkpoints.restoring.restored_objects import RestoreReport, chosen_objects, restore_objects
 from raydist.checkpoints.saved_checkpoint import SavedCheckpoint, open_checkpoint
 from raydist.checkpoints.saved_kinds import class_of_state, kind_of_state, state_of
-from raydist.context.step_counter import StepCounter
-from raydist.context.training_strategy import CountsSteps, open_strategies, training_strategy
+from raydist.context.current import CountsSteps, StepCounter, open_strategies, training_strategy
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.saved_rows import SavedRows
 from raydist.pipelines.stored.directory_files import DirectoryFiles

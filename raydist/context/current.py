@@ -1,27 +1,39 @@
-"""The current context: a strategy's scope, a replica in a run, or none.
+"""The current context: a strategy's scope, a replica in a run, or none. The strategies of this process.
 
 As in tf.distribute there are two contexts. The *cross-replica* context (the driver, inside `strategy.scope()`) sees all
-replicas at once; the *replica* context (inside `strategy.run`) is that of one replica. `strategies/default.py` has the
-defaults outside of both.
+replicas at once; the *replica* context (inside `strategy.run`) is that of one replica. `strategies/functions.py` has
+the defaults outside of both.
 """
 
 from __future__ import annotations
 
+import functools
+import weakref
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import final
+from typing import Any, Protocol, cast, final
+
+import torch
+from torch import nn
 
 from raydist.errors import FailedPreconditionError
 from raydist.set_inside import set_inside
 
 __all__ = [
+    "CountsSteps",
+    "StepCounter",
     "current",
     "enter_cross_replica",
     "enter_replica",
     "has_strategy",
     "in_cross_replica_context",
+    "note_strategy",
+    "open_strategies",
+    "process_counter",
     "require_no_run",
+    "training_strategy",
 ]
 
 
@@ -108,3 +120,86 @@ def in_cross_replica_context() -> bool:
     """
     opened = _opened.get()
     return opened is not None and not opened.is_replica
+
+
+@final
+class StepCounter(nn.Module):
+    """The global step of one strategy. Its buffer is mirrored; each replica adds to its own copy.
+
+    >>> counter = StepCounter()
+    >>> counter.value += 1
+    >>> counter.value
+    tensor(1)
+    """
+
+    value: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.zeros((), dtype=torch.int64))
+
+
+@functools.cache
+def process_counter() -> StepCounter:
+    """Return the counter of this process outside of every scope."""
+    return StepCounter()
+
+
+class CountsSteps(Protocol):
+    """The part of a `Strategy` that concerns its global step."""
+
+    _closed: bool
+    _is_default: bool
+
+    def _find_counter(self) -> StepCounter | None: ...
+
+    def _make_counter(self) -> StepCounter: ...
+
+    def _has_made(self, obj: Any) -> bool: ...
+    def _find_restorer(self) -> Any: ...
+
+
+@functools.cache
+def _living() -> weakref.WeakSet[CountsSteps]:
+    """Return the strategies of this process."""
+    return weakref.WeakSet()
+
+
+def note_strategy(strategy: CountsSteps) -> None:
+    """Register a strategy when it is made."""
+    _living().add(strategy)
+
+
+def open_strategies() -> list[CountsSteps]:
+    """Return the strategies of this process that are not closed.
+
+    >>> strategy = rd.OneDeviceStrategy("cpu")
+    >>> strategy in open_strategies()
+    True
+    """
+    return [each for each in _own_strategies() if not each._closed]
+
+
+def _own_strategies() -> list[CountsSteps]:
+    return [each for each in list(_living()) if not each._is_default]
+
+
+def training_strategy(objects: Collection[Any] = ()) -> CountsSteps | None:
+    """Return the strategy whose scope is open, else the one that made `objects`, else the only open one.
+
+    Args:
+        objects: Modules and variables; objects that no strategy has made are ignored.
+
+    Returns:
+        The strategy; None if there are several, or none.
+
+    >>> strategy = rd.OneDeviceStrategy("cpu")
+    >>> with strategy.scope():
+    ...     training_strategy() is strategy
+    True
+    """
+    if in_cross_replica_context():
+        return cast("CountsSteps", current())
+    makers = [each for each in _own_strategies() if any(each._has_made(obj) for obj in objects)]
+    found = makers or open_strategies()
+    return found[0] if len(found) == 1 else None

@@ -1,4 +1,4 @@
-"""Checks of the arguments of `strategy.run`."""
+"""Checks of the arguments of `strategy.run`, and notes for errors of steps."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from raydist.errors import InvalidArgumentError
+from raydist.foreign_errors import annotate, message_of
 from raydist.nest import leaves_in, map_structure
 from raydist.options import RunOptions
 from raydist.values import Replicated
 
-__all__ = ["plain_call", "require_call"]
+__all__ = ["advise", "plain_call", "require_call"]
 
 
 def require_call(fn: Any, args: Any, kwargs: Any = None, options: Any = None) -> None:
@@ -58,3 +59,20 @@ def _distributed_dataset() -> type:
     from raydist.distributed_dataset import DistributedDataset  # not imported by replicas, which do not need it
 
     return DistributedDataset
+
+
+def advise(error: BaseException) -> None:
+    """Add a note to an error of a step, if raydist knows a remedy that the message does not name.
+
+    >>> error = ValueError("Default process group has not been initialized, please make sure to call it.")
+    >>> advise(error)
+    >>> error.__notes__[0][:66]
+    'Replicas meet in groups of their own, torch.distributed has none: '
+    """
+    if "process group has not been initialized" in message_of(error):
+        annotate(
+            error,
+            "Replicas meet in groups of their own, torch.distributed has none: use rd.get_replica_context().all_reduce "
+            "or all_gather. Gradients are reduced without any call (no DistributedDataParallel around the "
+            "model). A process group that a step wants to have besides, it must open itself.",
+        )

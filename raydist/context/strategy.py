@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.context.cluster_resolver import ClusterResolver
-from raydist.context.current import enter_cross_replica, require_no_run
+from raydist.context.current import StepCounter, enter_cross_replica, note_strategy, require_no_run
 from raydist.context.extended import StrategyExtended
-from raydist.context.step_counter import StepCounter
 from raydist.context.strategy_input import StrategyInput
-from raydist.context.strategy_stats import StrategyStats
-from raydist.context.strategy_values import StrategyValues
-from raydist.context.training_strategy import note_strategy
+from raydist.context.strategy_values import StrategyStats, StrategyValues
 from raydist.errors import FailedPreconditionError
 from raydist.foreign_errors import folded
 from raydist.options import RunOptions

@@ -17,7 +17,7 @@ from raydist.collectives.differentiable import all_gather, all_reduce, promote
 from raydist.collectives.reducer.exchange import StepWeight
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite
 from raydist.collectives.reducer.reducer import WIRES, GradientReducer
-from raydist.context.peers import Peers
+from raydist.context.replica_context import Peers
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.nest import map_structure

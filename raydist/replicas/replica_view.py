@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, final
 
-from raydist.context.step_counter import StepCounter
+from raydist.context.current import StepCounter
 from raydist.context.strategy import Strategy
 from raydist.errors import FailedPreconditionError
 

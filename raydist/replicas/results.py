@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from raydist.actors.class_tracking import cloudpickle
-from raydist.context.cross_replica import require_one_structure
+from raydist.context.strategy_values import require_one_structure
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.foreign_errors import folded
 from raydist.nest import LEAF, NOTHING, Structure, flatten, unflatten

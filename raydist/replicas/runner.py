@@ -30,7 +30,7 @@ from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.trailer import Updates
 from raydist.collectives.single_rank import SingleRank
-from raydist.context.advice import advise
+from raydist.context.run_call import advise
 from raydist.errors import CancelledError, CollectiveMismatchError, FailedPreconditionError
 from raydist.foreign_errors import annotate
 from raydist.mirroring.calls import MirrorCalls, answer

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from raydist.actors.readers.driver_iterator import DistributedIterator
-from raydist.context.step_counter import StepCounter
+from raydist.context.current import StepCounter
 from raydist.coordinator.closure_header import closure_header
 from raydist.coordinator.closures import Closure
 from raydist.coordinator.coordinator import Coordinator

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, final
 from raydist.actors.metric_counters import TrainingMetrics
 from raydist.actors.passes.input_host import InputHost
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
+from raydist.context.current import open_strategies
 from raydist.context.strategy import Strategy
 from raydist.context.strategy_input import require_dataset
-from raydist.context.training_strategy import open_strategies
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
 from raydist.foreign_errors import folded, user_line

@@ -8,8 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from raydist.cluster import Cluster, Node, address_of, connect, living_nodes
-from raydist.context.cluster_resolver import ClusterResolver, SimpleClusterResolver, TFConfigClusterResolver
-from raydist.context.cluster_spec import ClusterSpec
+from raydist.context.cluster_resolver import (
+    ClusterResolver,
+    ClusterSpec,
+    SimpleClusterResolver,
+    TFConfigClusterResolver,
+)
 from raydist.context.devices import Device, parse_devices
 from raydist.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions, Timeouts

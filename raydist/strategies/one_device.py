@@ -15,17 +15,13 @@ from raydist.collectives.base import Membership
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.single_rank import SingleRank
-from raydist.context.advice import advise
-from raydist.context.current import enter_replica
+from raydist.context.current import enter_replica, process_counter
 from raydist.context.devices import Device, parse_device
-from raydist.context.peers import Alone
-from raydist.context.replica_context import ReplicaContext
-from raydist.context.run_call import plain_call, require_call
-from raydist.context.step_counter import process_counter
+from raydist.context.replica_context import Alone, ReplicaContext
+from raydist.context.run_call import advise, plain_call, require_call
 from raydist.context.strategy import Strategy
 from raydist.context.strategy_input import require_dataset
-from raydist.context.strategy_stats import StrategyStats
-from raydist.context.strategy_values import ValueContext
+from raydist.context.strategy_values import StrategyStats, ValueContext
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import LocalDistributedDataset, require_batches, require_shared
 from raydist.errors import InvalidArgumentError

@@ -11,10 +11,9 @@ from typing import Any, TypeVar, TypeVarTuple, final
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
 from raydist.checkpoints.sharing.shared_restore import ShareRestorer
 from raydist.context.cluster_resolver import ClusterResolver, TFConfigClusterResolver
+from raydist.context.current import StepCounter
 from raydist.context.run_call import plain_call, require_call
-from raydist.context.step_counter import StepCounter
-from raydist.context.strategy_stats import StrategyStats
-from raydist.context.strategy_values import ValueContext
+from raydist.context.strategy_values import StrategyStats, ValueContext
 from raydist.coordinator.closures import Closure
 from raydist.coordinator.coordinator import Coordinator
 from raydist.coordinator.launch_served import Launched

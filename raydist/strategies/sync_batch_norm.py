@@ -16,7 +16,7 @@ from raydist.compat.torch_internals import BatchNorm, num_writes
 from raydist.context.current import in_cross_replica_context
 from raydist.context.replica_context import ReplicaContext
 from raydist.errors import InvalidArgumentError
-from raydist.strategies.default import get_replica_context
+from raydist.strategies.functions import get_replica_context
 from raydist.values import ReduceOp
 
 __all__ = ["SyncBatchNorm", "adopt_layer"]

@@ -25,10 +25,8 @@ from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
 from raydist.checkpoints.sharing.shared_restore import ShareRestorer
 from raydist.checkpoints.sharing.shares import Share
 from raydist.cluster import waits_for_own
-from raydist.context.cross_replica import regroup
 from raydist.context.run_call import plain_call, require_call
-from raydist.context.strategy_stats import StrategyStats
-from raydist.context.strategy_values import ValueContext
+from raydist.context.strategy_values import StrategyStats, ValueContext, regroup
 from raydist.distributed_dataset import InputSide
 from raydist.foreign_errors import folded
 from raydist.mirroring.calls import MirrorCalls

@@ -10,9 +10,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
-from raydist.context.current import current
+from raydist.context.current import current, process_counter
 from raydist.context.replica_context import ReplicaContext
-from raydist.context.step_counter import process_counter
 from raydist.context.strategy import Strategy
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.set_inside import set_inside

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options.requirement import require
-from raydist.strategies.default import get_strategy
+from raydist.strategies.functions import get_strategy
 from raydist.training.elements import Precision
 from raydist.training.losses import kind_of, loss_by_name
 from raydist.training.passes import require_at_least

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.options import RunOptions
-from raydist.strategies.global_step import step_counting
+from raydist.strategies.functions import step_counting
 from raydist.training.elements import ClassWeights, unpack
 from raydist.training.fit_checkpoints import FitCheckpoints, FitState
 from raydist.training.passes import (

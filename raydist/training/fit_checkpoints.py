@@ -15,7 +15,7 @@ from raydist.checkpoints.saved_ones import find_checkpoints
 from raydist.distributed_dataset import DistributedDataset
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.stored.directory_files import directory_files
-from raydist.strategies.global_step import counter_of
+from raydist.strategies.functions import counter_of
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.checkpoint_callbacks import BackupAndRestore
 from raydist.training.steps import Trainee

@@ -21,7 +21,7 @@ from raydist.errors import (
 )
 from raydist.pipelines.formats.files import path_text, shown_uri
 from raydist.pipelines.stored.directory_files import directory_files
-from raydist.strategies.global_step import counter_of
+from raydist.strategies.functions import counter_of
 from raydist.strategies.one_device import OneDeviceStrategy
 from raydist.training.model import Model
 

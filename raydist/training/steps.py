@@ -25,7 +25,7 @@ from torchmetrics import Metric
 from raydist.context.replica_context import ReplicaContext
 from raydist.errors import SpecError
 from raydist.nest import leaves_in, map_structure
-from raydist.strategies.default import get_replica_context
+from raydist.strategies.functions import get_replica_context
 from raydist.training.elements import ClassWeights, Precision, autocast, forward, inputs_of, unpack, widened
 from raydist.training.global_means import GlobalMeans
 from raydist.training.losses import (

@@ -9,7 +9,7 @@ import torch
 
 import raydist as rd
 from raydist.checkpoints.saved_checkpoint import open_checkpoint
-from raydist.context import training_strategy
+from raydist.context import current
 from raydist.pipelines.stored.directory_files import directory_files
 
 
@@ -87,7 +87,7 @@ def test_an_object_of_that_name_is_the_programs_own(tmp_path: Path) -> None:
 
 def test_where_nobody_counts_it_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = at_step(3)[1].save(tmp_path / "saved")
-    monkeypatch.setattr(training_strategy, "_living", set)
+    monkeypatch.setattr(current, "_living", set)
     progress = rd.State(epoch=0)
     with pytest.warns(RuntimeWarning, match="Make the Checkpoint under the scope"):
         rd.Checkpoint(progress=progress).restore(path)

@@ -1,15 +1,31 @@
+"""The current context, global steps, and the strategies of a process."""
+
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
+import torch
 
-from raydist.context.current import current, enter_replica, has_strategy, in_cross_replica_context
+import raydist as rd
+from raydist.context import current as module
+from raydist.context.current import (
+    StepCounter,
+    current,
+    enter_replica,
+    has_strategy,
+    in_cross_replica_context,
+    open_strategies,
+    training_strategy,
+)
 from raydist.context.strategy import Strategy
 from raydist.errors import FailedPreconditionError
-from raydist.strategies.default import get_replica_context
-from raydist.strategies.mirrored import MirroredStrategy
+from raydist.strategies.functions import get_replica_context
 from raydist.strategies.one_device import OneDeviceStrategy
+from raydist.strategies.one_node import MirroredStrategy
 from raydist.strategies.parameter_server import ParameterServerStrategy
 
 
@@ -63,3 +79,88 @@ def test_a_run_is_left_with_its_error() -> None:
     with pytest.raises(KeyError, match="mine"), enter_replica(object()):
         raise KeyError("mine")
     assert current() is None
+
+
+def test_it_counts_whole_numbers_and_is_in_the_state() -> None:
+    counter = StepCounter()
+    counter.value.add_(2**40)
+    assert counter.state_dict() == {"value": torch.tensor(2**40)}
+    assert counter.value.dtype == torch.int64
+
+
+@dataclass
+class Made:
+    """A strategy."""
+
+    _closed: bool = False
+    _is_default: bool = False
+    made: tuple[object, ...] = ()
+
+    def _has_made(self, obj: Any) -> bool:
+        return obj in self.made
+
+    def _find_counter(self) -> StepCounter | None:
+        return None
+
+    def _make_counter(self) -> StepCounter:
+        return StepCounter()
+
+    def _find_restorer(self) -> None:
+        return None
+
+
+class Living(list[Any]):
+    """Those of a process."""
+
+    add = list.append
+
+
+def living(monkeypatch: pytest.MonkeyPatch, *strategies: Made) -> None:
+    found = Living(strategies)
+    monkeypatch.setattr(module, "_living", lambda: found)
+
+
+def test_the_only_one_that_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Made()
+    living(monkeypatch, Made(_closed=True), one, Made(_is_default=True))
+    assert training_strategy() is one
+
+
+def test_all_that_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = Made(), Made()
+    living(monkeypatch, Made(_closed=True), one, Made(_is_default=True), other)
+    assert open_strategies() == [one, other]
+
+
+def test_none_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    living(monkeypatch, Made(), Made())
+    assert training_strategy() is None
+    living(monkeypatch)
+    assert training_strategy() is None
+
+
+def test_the_one_that_made_the_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, closed, other = Made(made=(1, 2)), Made(_closed=True, made=(3,)), Made()
+    living(monkeypatch, one, closed, other)
+    assert training_strategy([7, 2]) is one
+    assert training_strategy([3]) is closed
+    assert training_strategy([1, 3]) is None
+    assert training_strategy([7]) is None
+    with (scope := rd.OneDeviceStrategy("cpu")).scope():
+        assert training_strategy([1]) is scope
+
+
+def test_that_of_the_open_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    living(monkeypatch, Made())
+    strategy = rd.OneDeviceStrategy("cpu")
+    with strategy.scope():
+        assert training_strategy() is strategy
+
+
+def test_strategies_are_known_as_long_as_they_live() -> None:
+    strategy = rd.OneDeviceStrategy("cpu")
+    assert strategy in module._living()
+    number = len(module._living())
+    del strategy
+    gc.collect()
+    assert len(module._living()) < number

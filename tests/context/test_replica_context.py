@@ -1,8 +1,12 @@
+"""Replica contexts, and a replica without peers."""
+
 from __future__ import annotations
 
 import torch
 
 import raydist as rd
+from raydist.context.replica_context import Alone
+from raydist.values import ReduceOp
 
 
 def test_collectives_of_the_only_replica_are_the_identity() -> None:
@@ -23,3 +27,13 @@ def test_a_merged_function_is_given_the_strategy_first() -> None:
         return given is strategy, x + by
 
     assert strategy.run(lambda: rd.get_replica_context().merge_call(merged, (1,), {"by": 2})) == (True, 3)
+
+
+def test_alone_every_collective_is_the_identity() -> None:
+    alone = Alone(torch.device("cpu"))
+    assert alone.all_reduce(ReduceOp.SUM, 3).item() == 3
+    assert alone.all_reduce(ReduceOp.MEAN, 3).dtype == torch.float32
+    assert alone.all_gather(torch.tensor([1, 2]), 0).tolist() == [1, 2]
+    assert alone.merge_call(lambda x, *, by: x + by, (1,), {"by": 1}) == 2
+    with alone.no_sync():
+        assert alone.rows is None

@@ -1,12 +1,16 @@
+"""Arguments of run, and notes for errors of steps."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed
 
 import raydist as rd
-from raydist.context.run_call import require_call
+from raydist.context.run_call import advise, require_call
 
 
 @pytest.mark.parametrize(
@@ -32,3 +36,16 @@ def test_a_whole_dataset_is_no_batch() -> None:
 def test_calls_that_are_fine() -> None:
     require_call(len, ([],))
     require_call(len, [1], {"a": 2}, rd.RunOptions())
+
+
+def test_a_collective_of_torch_without_a_group_is_told_of_ours() -> None:
+    strategy = rd.OneDeviceStrategy("cpu")
+    with pytest.raises(ValueError, match="has not been initialized") as caught:
+        strategy.run(lambda: torch.distributed.all_reduce(torch.ones(1)))
+    assert "rd.get_replica_context().all_reduce" in caught.value.__notes__[0]
+
+
+def test_all_else_speaks_for_itself() -> None:
+    error = ValueError("bad")
+    advise(error)
+    assert not hasattr(error, "__notes__")

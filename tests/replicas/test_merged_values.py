@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from raydist.context.cross_replica import gather, local_results, reduce
+from raydist.context.strategy_values import gather, local_results, reduce
 from raydist.replicas.batch_rows import MergedValue, value_on
 from raydist.values import PerReplica
 

@@ -21,7 +21,7 @@ from raydist.checkpoints.saved_kinds import kind_of_state
 from raydist.checkpoints.sharing.shares import UNDIVIDED_BYTES, Share, ShareRequest, join_shares, random_values
 from raydist.checkpoints.sharing.staging import StagedStates
 from raydist.checkpoints.tensor_file import TensorFile, write_index
-from raydist.context.step_counter import StepCounter
+from raydist.context.current import StepCounter
 from raydist.parameter_servers.rows.saved_rows import SavedRows
 from raydist.pipelines.stored.file_directory import DirectoryFiles
 from raydist.summary.writer import pending_summaries

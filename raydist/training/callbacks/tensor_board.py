@@ -14,7 +14,7 @@ from torch import nn
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.formats.files import local_file
-from raydist.strategies.global_step import counter_of
+from raydist.strategies.functions import counter_of
 from raydist.summary.histograms import histogram
 from raydist.summary.media import image, text
 from raydist.summary.projector import embedding

@@ -10,8 +10,7 @@ import pytest
 import raydist as rd
 from raydist.checkpoints.loops.manager_here import ManagerHere, lending_managers
 from raydist.context.current import enter_replica
-from raydist.context.peers import Alone
-from raydist.context.replica_context import ReplicaContext
+from raydist.context.replica_context import Alone, ReplicaContext
 from raydist.strategies.one_device import OneDeviceStrategy
 
 

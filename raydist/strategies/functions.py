@@ -1,0 +1,202 @@
+"""`rd.get_strategy`, `rd.get_replica_context`, `rd.get_global_step`, `rd.compute_average_loss`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from raydist.context.current import StepCounter, current, has_strategy, in_cross_replica_context
+from raydist.context.replica_context import ReplicaContext
+from raydist.context.strategy import Strategy
+from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.strategies.one_device import default_strategy
+
+__all__ = [
+    "compute_average_loss",
+    "counter_of",
+    "get_global_step",
+    "get_replica_context",
+    "get_strategy",
+    "step_counting",
+]
+
+
+def get_strategy() -> Strategy:
+    """Return the strategy whose scope or `run` this code is in. Does not block.
+
+    Returns:
+        The strategy; in a step on a replica actor a view of it (numbers and arithmetic only); outside of every scope a
+        new `OneDeviceStrategy("cpu")`.
+
+    Source: tf.distribute.get_strategy.
+
+    >>> strategy = rd.OneDeviceStrategy("cpu")
+    >>> with strategy.scope():
+    ...     rd.get_strategy() is strategy
+    True
+    >>> rd.get_strategy().num_replicas_in_sync
+    1
+    """
+    holder = current()
+    if isinstance(holder, ReplicaContext):
+        return holder.strategy
+    return holder if isinstance(holder, Strategy) else default_strategy()
+
+
+def get_replica_context() -> ReplicaContext:
+    """Return the context of the running step: this replica's rank, rows and collectives. Does not block.
+
+    Returns:
+        The context of the replica that runs this code; outside of every scope that of the only replica. Inside a scope
+        but outside of `run` (the cross-replica context) there is none, and this is None. The annotation leaves None
+        out, so that step functions need no check.
+
+    Source: tf.distribute.get_replica_context.
+
+    >>> strategy = rd.OneDeviceStrategy("cpu")
+    >>> strategy.run(lambda: rd.get_replica_context().replica_id_in_sync_group)
+    0
+    >>> with strategy.scope():
+    ...     print(rd.get_replica_context())
+    None
+    """
+    holder = current()
+    if isinstance(holder, ReplicaContext):
+        return holder
+    if holder is not None:
+        return None  # type: ignore[return-value]  # see above
+    return default_strategy().make_replica_context()
+
+
+def get_global_step() -> torch.Tensor:
+    """Return the number of global batches trained on: a mirrored int64 scalar, created by the first call.
+
+    `Model.fit` adds 1 for each global batch; your own loops add to the variable in the step or on the driver between
+    steps. A checkpoint contains it if it is made in the strategy's scope, has a module of the strategy, or no other
+    strategy is open. It is also the default step of summaries.
+
+    On the driver, reading the variable waits for dispatched steps; in a step it is the replica's own present value.
+    Under `ParameterServerStrategy` only the driver counts, closures that were applied: a closure sees the value that
+    the driver read or wrote last, and additions in a closure are lost. Outside of every scope there is one variable for
+    the process.
+
+    Returns:
+        The variable itself: `rd.get_global_step().add_(1)` counts, `int(rd.get_global_step())` reads.
+
+    Raises:
+        FailedPreconditionError: The strategy is closed; or a step calls this before the driver ever did.
+
+    Source: tf.compat.v1.train.get_or_create_global_step.
+
+    >>> strategy = rd.OneDeviceStrategy("cpu")
+    >>> with strategy.scope():
+    ...     step = rd.get_global_step()
+    >>> for batch in strategy.distribute_dataset(rd.Dataset.range(5).batch(2)):
+    ...     _ = strategy.run(lambda batch: rd.get_global_step().add_(1), args=(batch,))
+    >>> int(step)
+    3
+    """
+    strategy = get_strategy()
+    if _on_driver():
+        return counter_of(strategy).value
+    found = strategy._find_counter()
+    if found is None:
+        raise FailedPreconditionError(
+            "The global step must be made by the driver, so that all replicas have the same, got a step that asks for "
+            "it first. Call rd.get_global_step() under the scope, before that step runs."
+        )
+    return found.value
+
+
+def _on_driver() -> bool:
+    return not has_strategy() or in_cross_replica_context()
+
+
+def counter_of(strategy: Strategy) -> StepCounter:
+    """Return the global step counter of a strategy, created now if there is none."""
+    return strategy._make_counter()
+
+
+def step_counting(strategy: Strategy) -> Callable[[], Any]:
+    """Return the function by which a training step counts itself, if steps do."""
+    return _Counting(counter_of(strategy)) if strategy._steps_count else _count_nothing
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Counting:
+    """A function that adds 1 to the counter."""
+
+    counter: StepCounter
+
+    def __call__(self) -> None:
+        self.counter.value.add_(1)
+
+
+def _count_nothing() -> None:
+    """Do nothing: the driver counts."""
+
+
+def compute_average_loss(
+    per_example_loss: torch.Tensor,
+    sample_weight: torch.Tensor | float | None = None,
+    global_batch_size: int | None = None,
+) -> torch.Tensor:
+    """Return this replica's share of the global mean: the sum of its losses over the *global* number of rows.
+
+    The shares of all replicas add up to the mean over the global batch. Use it with
+    `RunOptions(gradient_reduce_op=ReduceOp.SUM)`; a plain local mean needs neither. Call it in step functions; it does
+    not block.
+
+    Shapes: (rows, ...) -> ().
+
+    Args:
+        per_example_loss: (rows, ...), one or more values per row; the values of a row are added.
+        sample_weight: Multiplies the losses, broadcast from the left: (rows,) or a number.
+        global_batch_size: Rows of the global batch, >= 0; None takes `ctx.global_num_rows`, and without a distributed
+            batch this replica's rows times the number of replicas.
+
+    Returns:
+        A scalar of the losses' dtype; 0 for a global batch without rows. Differentiable.
+
+    Raises:
+        FailedPreconditionError: Called in a scope, not in a step.
+        InvalidArgumentError: The losses are a single number, or `global_batch_size` is negative.
+        SpecError: `global_batch_size` is not an int.
+
+    Source: tf.nn.compute_average_loss.
+
+    >>> compute_average_loss(torch.tensor([1.0, 3.0]), global_batch_size=4)
+    tensor(1.)
+    """
+    if in_cross_replica_context():
+        raise FailedPreconditionError(
+            f"compute_average_loss must be called in the step function that strategy.run runs, this is the scope of a "
+            f"{type(get_strategy()).__name__}. Move the call into the step."
+        )
+    losses = torch.as_tensor(per_example_loss)
+    if losses.dim() == 0:
+        raise InvalidArgumentError(
+            "per_example_loss must have one loss per row, got a single number (a shape of ()). Give the loss function "
+            "reduction='none'."
+        )
+    size = _global_size(global_batch_size, len(losses))
+    if sample_weight is not None:
+        weight = torch.as_tensor(sample_weight, dtype=losses.dtype, device=losses.device)
+        losses = losses * weight.reshape(weight.shape + (1,) * (losses.dim() - weight.dim()))
+    return losses.sum() / size if size else losses.sum() * 0.0
+
+
+def _global_size(given: int | None, num_rows: int) -> int:
+    if given is None:
+        context = get_replica_context()
+        rows = context.global_num_rows
+        return num_rows * context.num_replicas_in_sync if rows is None else rows
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise SpecError(f"global_batch_size must be an int, got {given!r}.")
+    if given < 0:
+        raise InvalidArgumentError(f"global_batch_size must be >= 0, got {given}.")
+    return given
