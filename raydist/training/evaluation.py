@@ -11,7 +11,7 @@ from raydist.errors import SpecError
 from raydist.nest import NOTHING, flatten, map_structure, unflatten
 from raydist.training.elements import Precision, unpack
 from raydist.training.passes import (
-    executions,
+    Executions,
     in_evaluation_mode,
     num_batches,
     num_steps,
@@ -61,7 +61,7 @@ class Evaluation:
         self._callbacks.call("on_test_begin", {})
         with in_evaluation_mode(self._trainee.module), opened(data) as iterator:
             steps = run_pass(
-                executions(
+                Executions(
                     self._trainee.strategy,
                     self._step,
                     iterator,
@@ -114,7 +114,7 @@ class Prediction:
         self._reporter.start("Predict", num_steps(data, limit))
         self._callbacks.call("on_predict_begin", {})
         with in_evaluation_mode(self._module), opened(data) as iterator:
-            calls = executions(self._strategy, self._step, iterator)
+            calls = Executions(self._strategy, self._step, iterator)
 
             def after_execution(done: int) -> None:
                 self._collect(calls.result, done)

@@ -14,7 +14,6 @@ from raydist.training.elements import ClassWeights, unpack
 from raydist.training.fit_checkpoints import FitCheckpoints, FitState
 from raydist.training.passes import (
     Executions,
-    executions,
     num_batches,
     opened,
     require_at_least,
@@ -165,11 +164,11 @@ class Fit:
 
     def _open(self, stack: contextlib.ExitStack) -> Executions:
         if self._state.batches and not self._plan.data._has_rest:  # the end of the data was seen before the checkpoint
-            return executions(self._trainee.strategy, self._step, iter(()))
+            return Executions(self._trainee.strategy, self._step, iter(()))
         iterator = stack.enter_context(opened(self._plan.data))
         known = num_batches(self._plan.data)
         gone = self._state.batches if self._plan.steps_per_epoch is None else self._state.drawn
-        return executions(
+        return Executions(
             self._trainee.strategy,
             self._step,
             iterator,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, final
 
@@ -21,10 +20,8 @@ if TYPE_CHECKING:
     from raydist.context.strategy import Strategy
     from raydist.options import RunOptions
 
-
 __all__ = [
     "Executions",
-    "executions",
     "in_evaluation_mode",
     "num_batches",
     "num_steps",
@@ -140,89 +137,61 @@ def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
 _END = object()
 
 
-class Executions(ABC):
-    """Calls to the replicas over one iterator, of one or more steps each.
+@final
+class Executions:
+    """Calls to the replicas over one iterator, of one or more steps each. Call `ready` before each `execute`.
 
-    Call `ready` before each `execute`: `ready` returns False at the end of the data.
+    With single steps the driver draws each batch (references only) and dispatches the step without waiting. Otherwise
+    the replicas draw the batches and return their number to the driver.
+
+    Args:
+        strategy: The strategy that runs the steps.
+        step: The step function.
+        iterator: Iterator over distributed batches.
+        steps_per_execution: Steps of one call.
+        num_batches: Number of batches to come, if known.
+        options: Options of the calls.
+
+    Attributes:
+        result: Result of the step function in the last execution (single steps only).
     """
-
-    result: Any = None
-    """Result of the step function in the last execution (single steps only)."""
-
-    @abstractmethod
-    def ready(self) -> bool:
-        """Return False at the end of the data. May draw a batch."""
-
-    @abstractmethod
-    def execute(self, limit: int | None) -> int:
-        """Run at most `limit` steps (None: as many as one execution has) and return the number of steps run."""
-
-
-def executions(
-    strategy: Strategy,
-    step: Step,
-    iterator: Iterator[Any],
-    *,
-    steps_per_execution: int = 1,
-    num_batches: int | None = None,
-    options: RunOptions | None = None,
-) -> Executions:
-    """Return the calls that run `step` on every batch of `iterator`; `num_batches` is their number, if known."""
-    if steps_per_execution == 1:
-        return _SingleSteps(strategy, step, iterator, options)
-    return _Loops(strategy, step, iterator, options, size=steps_per_execution, left=num_batches)
-
-
-@final
-class _SingleSteps(Executions):
-    """Single steps: the driver draws each batch (references only) and dispatches the step without waiting."""
-
-    def __init__(self, strategy: Strategy, step: Step, iterator: Iterator[Any], options: RunOptions | None) -> None:
-        self._strategy = strategy
-        self._step = step
-        self._iterator = iterator
-        self._options = options
-        self._batch: Any = _END
-
-    def ready(self) -> bool:
-        if self._batch is _END:
-            self._batch = next(self._iterator, _END)
-        return self._batch is not _END
-
-    def execute(self, limit: int | None) -> int:
-        batch, self._batch = self._batch, _END
-        self.result = self._strategy.run(self._step, args=(batch,), options=self._options)
-        return 1
-
-
-@final
-class _Loops(Executions):
-    """Loops of steps: the replicas draw the batches and return their number to the driver."""
 
     def __init__(
         self,
         strategy: Strategy,
         step: Step,
         iterator: Iterator[Any],
-        options: RunOptions | None,
         *,
-        size: int,
-        left: int | None,
+        steps_per_execution: int = 1,
+        num_batches: int | None = None,
+        options: RunOptions | None = None,
     ) -> None:
+        self.result: Any = None
         self._strategy = strategy
-        self._loop = looped(step)
+        self._size = steps_per_execution
+        self._call: Callable[..., Any] = step if self._size == 1 else looped(step)
         self._iterator = iterator
         self._options = options
-        self._size = size
-        self._left = left  # batches to come; None: unknown, until an execution returns fewer than asked
+        self._left = num_batches  # None: unknown, until an execution returns fewer than asked
+        self._batch: Any = _END
 
     def ready(self) -> bool:
-        return self._left != 0
+        """Return False at the end of the data. May draw a batch."""
+        if self._size > 1:
+            return self._left != 0
+        if self._batch is _END:
+            self._batch = next(self._iterator, _END)
+        return self._batch is not _END
 
     def execute(self, limit: int | None) -> int:
+        """Run at most `limit` steps (None: as many as one execution has) and return the number of steps run."""
+        if self._size == 1:
+            batch, self._batch = self._batch, _END
+            self.result = self._strategy.run(self._call, args=(batch,), options=self._options)
+            return 1
         count = self._size if limit is None else min(limit, self._size)
         with undivided_run():  # `fit` counts by executions
-            counts = self._strategy.run(self._loop, args=(self._iterator, count), options=self._options)
+            counts = self._strategy.run(self._call, args=(self._iterator, count), options=self._options)
         # A batch exists on all replicas or on none, so every replica returns the same count.
         done = int(self._strategy.local_results(counts)[0])
         if done < count:

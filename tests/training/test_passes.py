@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import raydist as rd
-from raydist.training.passes import executions, in_evaluation_mode, num_batches, run_pass
+from raydist.training.passes import Executions, in_evaluation_mode, num_batches, run_pass
 from tests.training.toys import regression
 
 
@@ -17,7 +17,7 @@ def steps_and_hooks(
     batches: int, *, size: int = 1, limit: int | None = None, stop_after: int = 99
 ) -> tuple[int, list[str]]:
     hooks: list[str] = []
-    calls = executions(rd.OneDeviceStrategy("cpu"), lambda batch: None, iter(range(batches)), steps_per_execution=size)
+    calls = Executions(rd.OneDeviceStrategy("cpu"), lambda batch: None, iter(range(batches)), steps_per_execution=size)
     steps = run_pass(
         calls,
         begin=lambda step: hooks.append(f"begin {step}"),
@@ -57,7 +57,7 @@ def test_training_flags_come_back_after_an_error() -> None:
 def counts(batches: int, limits: list[int | None], *, size: int, known: bool) -> tuple[list[int], list[Any], bool]:
     """Steps of each execution while ready, the batches seen, and whether it is ready for more."""
     seen: list[Any] = []
-    calls = executions(
+    calls = Executions(
         rd.OneDeviceStrategy("cpu"),
         seen.append,
         iter(range(batches)),
@@ -89,7 +89,7 @@ def test_a_limit_shortens_an_execution_but_ends_nothing() -> None:
 
 def test_asking_twice_loses_no_batch() -> None:
     seen: list[Any] = []
-    calls = executions(rd.OneDeviceStrategy("cpu"), seen.append, iter([1, 2]))
+    calls = Executions(rd.OneDeviceStrategy("cpu"), seen.append, iter([1, 2]))
     assert calls.ready()
     assert calls.ready()
     calls.execute(None)
