@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 
 from raydist.values import ReduceOp
 
 __all__ = ["StrategyExtended"]
-
-
-class _Extended(Protocol):
-    """The part of a strategy that is used here."""
-
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        """One device name per replica."""
-
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
-        """Reduce a value over replicas."""
-
-    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Run `fn` on every replica."""
 
 
 @final
@@ -40,7 +26,7 @@ class StrategyExtended:
     ('CPU:0',)
     """
 
-    def __init__(self, strategy: _Extended) -> None:
+    def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
 
     @property
@@ -50,7 +36,8 @@ class StrategyExtended:
         >>> rd.OneDeviceStrategy("cpu").extended.worker_devices
         ('CPU:0',)
         """
-        return self._strategy.worker_devices
+        names: tuple[str, ...] = self._strategy.worker_devices
+        return names
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
@@ -59,7 +46,8 @@ class StrategyExtended:
         >>> rd.OneDeviceStrategy("cpu").extended.parameter_devices
         ('CPU:0',)
         """
-        return self._strategy.worker_devices
+        names: tuple[str, ...] = self._strategy.worker_devices
+        return names
 
     def reduce_to(self, reduce_op: ReduceOp | str, value: Any, destinations: Any = None, options: Any = None) -> Any:
         """Return `strategy.reduce(reduce_op, value, axis=None)`: blocks and raises like that method.

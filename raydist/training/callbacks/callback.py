@@ -156,7 +156,6 @@ class Callback(TrainHooks, TestHooks, PredictHooks):
 
         Returns:
             Tensors, arrays and JSON values by names of your choice; empty by default.
-            Tensors, arrays and JSON values under names of yours; nothing, unless it is overridden.
 
         Source: raydist's own; Keras's callbacks begin anew.
 
