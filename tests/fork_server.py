@@ -14,7 +14,5 @@ def fork_server() -> ForkServerContext:
     That process is started for the first of them and ends with this one.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch.distributed", "raydist.collectives.opening", "raydist.parameter_servers.desk"]
-    )
+    context.set_forkserver_preload(["torch.distributed", "raydist.collectives.opening"])
     return context

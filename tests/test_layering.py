@@ -38,7 +38,7 @@ LAYERS = (
         "cluster",
         "draining",
     },
-    {"tpu_slices", "channels", "storage", "preemption"},
+    {"tpu_slices", "storage", "preemption"},
     {"parameter_servers"},
     {"actors"},
     {"dataset"},

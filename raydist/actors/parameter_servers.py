@@ -10,27 +10,33 @@ from typing import Any, final
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
 from raydist.actors.reservations import bundle_options
 from raydist.actors.server_host import PackedTensor, ServerHost
 from raydist.actors.software import installed_software, require_same_software
 from raydist.actors.supervision import RemoteFailure, kill_actors, wait_for_all
-from raydist.parameter_servers.desk import RequestHandler
-from raydist.parameter_servers.lanes.lane_link import LaneDoor
-from raydist.parameter_servers.link import Awaited, Into, ServerDoor, ServerLink, fill, gone, pulled_by, too_late
-from raydist.parameter_servers.requests import ServerAnswer, ServerRequest, Statistics
-from raydist.parameter_servers.server_stats import ServerStats
+from raydist.parameter_servers.connection import (
+    PendingAnswer,
+    RequestHandler,
+    ServerConnection,
+    Targets,
+    copy_to_targets,
+    pulled_by,
+    server_is_gone,
+    server_is_late,
+)
+from raydist.parameter_servers.requests import ServerAnswer, ServerRequest
 from raydist.ray_session import RaySession
 
-__all__ = ["RayDoor", "ServerActors", "ServerSeat"]
+__all__ = ["RayConnection", "ServerActors", "ServerSeat"]
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class RayDoor:
-    """A connector to a server through Ray actor calls.
+class RayConnection:
+    """A connection to a server through Ray actor calls; see `ServerConnection`.
 
     Attributes:
         handle: Handle of the server's actor.
@@ -42,54 +48,39 @@ class RayDoor:
     name: str
     limit_s: float
 
-    def open(self) -> RayLink:
-        """Return a connection; implements `ServerDoor.open`."""
-        return RayLink(self.handle, self.name, self.limit_s)
-
-
-@final
-class RayLink:
-    """A connection to a server through Ray actor calls. Thread-safe. `RayDoor` describes the arguments."""
-
-    def __init__(self, handle: Any, name: str, limit_s: float) -> None:
-        self.name = name
-        self._handle = handle
-        self._limit_s = limit_s
-
-    def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), into: Into | None = None) -> Awaited:
-        """Send a request without waiting; implements `ServerLink.ask`."""
-        packed = [PackedTensor.of(tensor) for tensor in tensors]
+    def ask(
+        self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), into: Targets | None = None
+    ) -> PendingAnswer:
+        """Send a request without waiting; implements `ServerConnection.ask`."""
+        packed = [PackedTensor.of(tensor) for tensor in tensors]  # Ray copies the bytes before `remote` returns
         try:
-            ref = self._handle.ask.remote(request, packed, self._limit_s)
+            ref = self.handle.ask.remote(request, packed, self.limit_s)
         except RayActorError:
-            raise gone(self.name) from None
-        return _AskedThere(self.name, ref, pulled_by(request), into)
-
-    def close(self) -> None:
-        """Do nothing; implements `ServerLink.close`."""
+            raise server_is_gone(self.name) from None
+        return _PendingCall(self.name, ref, pulled_by(request), into)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _AskedThere:
+class _PendingCall:
     name: str
     ref: Any
     numbers: tuple[int, ...]
-    into: Into | None
+    into: Targets | None
 
     def answer(self, timeout_s: float) -> tuple[ServerAnswer, Sequence[torch.Tensor]]:
         try:
             answer, packed = ray.get(self.ref, timeout=timeout_s)
         except GetTimeoutError:
-            raise too_late(self.name, timeout_s) from None
+            raise server_is_late(self.name, timeout_s) from None
         except RayActorError:
-            raise gone(self.name) from None
+            raise server_is_gone(self.name) from None
         except RayTaskError as error:
             raise _cause_of(error) from None
         tensors = [each.tensor() for each in packed]
         if self.into is None or not self.numbers:
             return answer, tensors
-        fill(self.into, self.numbers, tensors)
+        copy_to_targets(self.into, self.numbers, tensors)
         return answer, ()
 
 
@@ -104,16 +95,14 @@ _SPARE_THREADS = 4  # for the driver and for metrics, in addition to one thread 
 @final
 @dataclass(frozen=True, slots=True)
 class ServerSeat:
-    """The node and reservation bundle of one server's process.
+    """The reservation bundle and node of one server's process.
 
     Attributes:
         bundle: Index of the bundle in the reservation.
-        node_id: Ray's id of the node.
         host: Name of the node, for messages; empty if unknown.
     """
 
     bundle: int
-    node_id: str
     host: str = ""
 
 
@@ -123,7 +112,7 @@ class ServerActors:
 
     Args:
         group: The placement group, which the caller still owns.
-        seats: The node and bundle of each server.
+        seats: The bundle and node of each server.
         name: Name of the strategy.
         resources: Resources that each server takes from its bundle: "CPU", "GPU", "memory" in bytes, and others.
         num_workers: Number of workers that may have a request under way.
@@ -142,13 +131,11 @@ class ServerActors:
     ) -> None:
         self._session = RaySession()
         self._name = name
-        self._seats = tuple(seats)
-        self._limit_s = limit_s
         self.names = tuple(_title(number, name, seat) for number, seat in enumerate(seats))
         launch = functools.partial(_launch, group, resources, threads=num_workers + _SPARE_THREADS)
         self._handles = [launch(seat, f"{name}-server-{number}") for number, seat in enumerate(seats)]
-        self._links: tuple[RayLink, ...] = tuple(
-            RayLink(handle, title, limit_s) for handle, title in zip(self._handles, self.names, strict=True)
+        self._connections = tuple(
+            RayConnection(handle, title, limit_s) for handle, title in zip(self._handles, self.names, strict=True)
         )
 
     def start(self, make_server: Callable[..., RequestHandler], *args: Any, within_s: float) -> list[int]:
@@ -184,56 +171,16 @@ class ServerActors:
         )
 
     @property
-    def links(self) -> Sequence[ServerLink]:
-        """The driver's connections to the servers."""
+    def connections(self) -> tuple[ServerConnection, ...]:
+        """The connections to the servers, for any process."""
         self._session.require(f"The strategy {self._name}")
-        return self._links
-
-    def doors(self, node_id: str) -> tuple[ServerDoor, ...]:
-        """Return connectors to all servers for one new process on a node. Servers of that node use shared memory.
-
-        Raises:
-            UnavailableError: A server is gone.
-        """
-        self._session.require(f"The strategy {self._name}")
-        here = [number for number, seat in enumerate(self._seats) if seat.node_id == node_id]
-        tickets = wait_for_all(
-            [self._handles[number].open_lane.remote() for number in here],
-            [self.names[number] for number in here],
-            timeout_s=self._limit_s,
-            doing="opening a lane",
-            limit="Timeouts.collective_s",
-            on_error=lambda: None,
-        )
-        doors: list[ServerDoor] = [
-            RayDoor(handle, name, self._limit_s) for handle, name in zip(self._handles, self.names, strict=True)
-        ]
-        for number, ticket in zip(here, tickets, strict=True):
-            if ticket is not None:
-                doors[number] = LaneDoor(ticket, doors[number])
-        return tuple(doors)
-
-    def statistics(self) -> list[ServerStats]:
-        """Return the statistics of each server. Block until all have answered."""
-        asked = [link.ask(Statistics()) for link in self.links]
-        return [each.answer(self._limit_s)[0].value for each in asked]
+        return self._connections
 
     def kill(self) -> None:
         """Kill the actors. May be called twice."""
         handles, self._handles = self._handles, []
         if self._session.is_open:
-            stopping = [_quietly(handle) for handle in handles]
-            with_answer = [ref for ref in stopping if ref is not None]
-            if with_answer:
-                ray.wait(with_answer, num_returns=len(with_answer), timeout=1.0)
             kill_actors(handles)
-
-
-def _quietly(handle: Any) -> Any:
-    try:
-        return handle.stop.remote()
-    except RayError:
-        return None
 
 
 def _title(number: int, name: str, seat: ServerSeat) -> str:

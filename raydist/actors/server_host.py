@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
+import functools
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +18,7 @@ from raydist.actors.portable_errors import pack_error
 from raydist.actors.software import Software, installed_software
 from raydist.actors.supervision import RemoteFailure, title_of_this_actor
 from raydist.collectives.flat_bytes import flat_bytes
-from raydist.parameter_servers.desk import Outcome, RequestHandler, ServerDesk
-from raydist.parameter_servers.lanes.hall import Hall
-from raydist.parameter_servers.lanes.ticket import LaneTicket
-from raydist.parameter_servers.link import too_late
+from raydist.parameter_servers.connection import RequestDispatcher, RequestHandler, server_is_late
 from raydist.parameter_servers.requests import ServerAnswer, ServerRequest, Statistics
 from raydist.parameter_servers.server_stats import ServerStats
 
@@ -96,13 +92,11 @@ def staleness_bucket(changes: int) -> str:
 
 _PUBLISH_S = 5.0  # between two readings of the server's statistics, for Ray's metrics
 
-_log = logging.getLogger("raydist")
-
 
 @final
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """A tensor on its way through Ray's object store. numpy transfers the bytes without another copy.
+    """A tensor on its way through Ray's object store, which maps the bytes of numpy arrays without a copy.
 
     Attributes:
         array: The bytes.
@@ -116,26 +110,39 @@ class PackedTensor:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> PackedTensor:
-        """Copy the current values of a tensor."""
-        flat = flat_bytes(tensor.detach())
-        return PackedTensor(flat.numpy().copy(), tensor.dtype, tuple(tensor.shape))
+        """Pack a tensor; the array shares the memory of a contiguous one."""
+        return PackedTensor(flat_bytes(tensor.detach()).numpy(), tensor.dtype, tuple(tensor.shape))
 
     def tensor(self) -> torch.Tensor:
-        """Return a copy of the values: memory of the object store must not be written to."""
+        """Return a tensor that shares the array's memory."""
         if not self.array.size:
             return torch.empty(self.shape, dtype=self.dtype)
-        return torch.from_numpy(self.array.copy()).view(self.dtype).reshape(self.shape)
+        return torch.from_numpy(_declared_writable(self.array)).view(self.dtype).view(self.shape)
+
+
+@final
+class _ArrayView:
+    """A view of an array's memory that numpy takes for writable: torch warns of read-only arrays."""
+
+    def __init__(self, array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        self.array = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+def _declared_writable(array: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return array if array.flags.writeable else np.asarray(_ArrayView(array))
 
 
 @final
 class ServerHost:
-    """The actor that hosts one server. Each `ask` waits in a thread; one thread runs all other methods."""
+    """The actor that hosts one server. Each `ask` runs in a thread of its own; one thread runs all other methods."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        self._hall: Hall | None = None
+        self._dispatcher: RequestDispatcher | None = None
         self._title = "a parameter server that was not started"
-        self._ended = threading.Event()
+        self._replaced = threading.Event()
         self._shown = title_of_this_actor()
 
     def __repr__(self) -> str:
@@ -148,75 +155,46 @@ class ServerHost:
     def start(self, title: str, strategy: str, make_server: Callable[..., RequestHandler], *args: Any) -> int:
         """Create the server, start to answer requests, and return the process id."""
         self._title = title
-        self._ended = threading.Event()
         try:
-            self._hall = Hall.open(ServerDesk(make_server(*args)), title)
+            dispatcher = self._dispatcher = RequestDispatcher(make_server(*args))
         except BaseException as error:
             raise RemoteFailure(pack_error(error)) from None
-        threading.Thread(target=self._serve, args=(self._hall,), name="raydist-server", daemon=True).start()
-        metrics = ServerMetrics(strategy, title)
-        threading.Thread(target=self._publish, args=(metrics, self._ended), name="raydist-metrics", daemon=True).start()
+        self._replaced.set()
+        self._replaced = threading.Event()
+        publish = functools.partial(_publish, dispatcher, ServerMetrics(strategy, title), self._replaced)
+        threading.Thread(target=publish, name="raydist-metrics", daemon=True).start()
         return os.getpid()
 
-    def _serve(self, hall: Hall) -> None:
-        try:
-            hall.serve()
-        except BaseException:
-            # End the process: callers that wait for an answer then learn that the server is gone.
-            _log.exception("A parameter server ends.")
-            os._exit(1)
-
-    def open_lane(self) -> LaneTicket | None:
-        """Open a lane for one process of this host."""
-        return None if self._hall is None else self._hall.open_lane()
-
     @ray.method(concurrency_group="asks")
-    def ask(self, request: ServerRequest, packed: Sequence[PackedTensor], limit_s: float) -> Any:
+    def ask(
+        self, request: ServerRequest, packed: Sequence[PackedTensor], limit_s: float
+    ) -> tuple[ServerAnswer, list[PackedTensor]]:
         """Return the server's answer and its tensors. Blocks until the server answers, for `limit_s` at most."""
-        outcome, tensors = self._outcome(request, [each.tensor() for each in packed], limit_s)
-        if outcome.error is not None:
-            raise RemoteFailure(pack_error(outcome.error)) from None
-        return outcome.answer, tensors
+        try:
+            return self._answer(request, [each.tensor() for each in packed], limit_s)
+        except Exception as error:
+            raise RemoteFailure(pack_error(error)) from None
 
-    def _outcome(
+    def _answer(
         self, request: ServerRequest, tensors: Sequence[torch.Tensor], limit_s: float
-    ) -> tuple[Outcome, list[PackedTensor]]:
-        told: list[tuple[Outcome, list[PackedTensor]]] = []
-        there = threading.Event()
+    ) -> tuple[ServerAnswer, list[PackedTensor]]:
+        if self._dispatcher is None:
+            raise server_is_late(self._title, 0)
+        future = self._dispatcher.submit(request, tensors, _copied)
+        try:
+            return future.result(limit_s)
+        except TimeoutError:
+            if future.done():
+                raise  # the server's own
+            raise server_is_late(self._title, limit_s) from None
 
-        def tell(outcome: Outcome) -> None:
-            # Packed at once: the next request may change the tensors that these are views of.
-            told.append((outcome, [PackedTensor.of(each) for each in outcome.tensors]))
-            there.set()
 
-        hall = self._hall
-        if hall is None or self._ended.is_set():
-            return Outcome(ServerAnswer(), error=too_late(self._title, 0)), []
-        hall.submit(lambda desk: desk.take(request, tensors, tell))
-        if not there.wait(limit_s):
-            return Outcome(ServerAnswer(), error=too_late(self._title, limit_s)), []
-        outcome, packed = told[0]
-        if isinstance(request, Statistics) and outcome.error is None:
-            outcome = dataclasses.replace(outcome, answer=self._with_reads(outcome.answer, hall))
-        return outcome, packed
+def _copied(tensors: Sequence[torch.Tensor]) -> list[PackedTensor]:
+    return [PackedTensor.of(tensor.detach().clone()) for tensor in tensors]
 
-    def _with_reads(self, answer: ServerAnswer, hall: Hall) -> ServerAnswer:
-        """Return the statistics with the reads that workers of this host made through shared memory."""
-        stats = answer.value
-        if not isinstance(stats, ServerStats):
-            return answer
-        pulls, num_bytes = hall.reads()
-        counted = dataclasses.replace(stats, pulls=stats.pulls + pulls, bytes_pulled=stats.bytes_pulled + num_bytes)
-        return dataclasses.replace(answer, value=counted)
 
-    def _publish(self, metrics: ServerMetrics, ended: threading.Event) -> None:
-        while not ended.wait(_PUBLISH_S):
-            outcome, _ = self._outcome(Statistics(), (), _PUBLISH_S)
-            if isinstance(outcome.answer.value, ServerStats):
-                metrics.update(outcome.answer.value)
-
-    def stop(self) -> None:
-        """Stop answering requests."""
-        self._ended.set()
-        if self._hall is not None:
-            self._hall.stop()
+def _publish(dispatcher: RequestDispatcher, metrics: ServerMetrics, ended: threading.Event) -> None:
+    while not ended.wait(_PUBLISH_S):
+        answer, _ = dispatcher.submit(Statistics(), (), list).result()
+        if isinstance(answer.value, ServerStats):
+            metrics.update(answer.value)

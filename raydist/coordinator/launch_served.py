@@ -72,9 +72,7 @@ class Launched:
         self._servers.start(make_server, *terms, within_s=timeouts.start_s)
         self._side = ServedSide(
             self._setups,
-            self.worker_hosts,
             self._servers,
-            living_nodes()[0].node_id,
             consistency=consistency,
             partitioner=partitioner,
             prefetch_pulls=prefetch_pulls,
@@ -99,8 +97,6 @@ class Launched:
         with contextlib.ExitStack() as stack:
             stack.callback(self._workers.kill)
             stack.callback(self._servers.kill)
-            if self._side is not None:
-                stack.callback(self._side.close)
             if self._coordinator is not None:
                 stack.callback(self._coordinator.close)
 
@@ -149,7 +145,7 @@ def _seat(plan: ServedPlan, reservation: Any, timeouts: Timeouts) -> Launched:
     name = setups[0].name
     servers = ServerActors(
         reservation,
-        [ServerSeat(number, hosts[number], titles[number]) for number in range(plan.num_ps)],
+        [ServerSeat(number, titles[number]) for number in range(plan.num_ps)],
         name=name,
         resources=plan.server_resources,
         num_workers=len(setups),

@@ -31,9 +31,7 @@ class ServedSide:
 
     Args:
         setups: Setups of the workers, in order.
-        hosts: The node id of each worker.
         servers: The server actors.
-        node_id: Node id of this process.
         consistency: How far workers may be apart.
         partitioner: Splits variables; None: every variable stays whole.
         prefetch_pulls: See `ServedVariables`.
@@ -43,9 +41,7 @@ class ServedSide:
     def __init__(
         self,
         setups: Sequence[ReplicaSetup],
-        hosts: Sequence[str],
         servers: ServerActors,
-        node_id: str,
         *,
         consistency: Consistency,
         partitioner: VariablePartitioner | None,
@@ -53,8 +49,7 @@ class ServedSide:
         timeout_s: float,
     ) -> None:
         self._setups = tuple(setups)
-        self._hosts = tuple(hosts)
-        self._servers = servers
+        self._connections = servers.connections
         self._consistency = consistency
         self._partitioner = partitioner
         self._prefetch_pulls = prefetch_pulls
@@ -62,13 +57,13 @@ class ServedSide:
         self._loads = [0] * len(servers.names)
         self._next_slice = 0
         self._placed: dict[int, list[ServedSlice]] = {}
-        self._client = ServerClient(servers.doors(node_id), _DRIVER, timeout_s=timeout_s)
+        self._client = ServerClient(self._connections, _DRIVER, timeout_s=timeout_s)
         self._asking = threading.Lock()
 
     def setup_of(self, worker: int, generation: int) -> ReplicaSetup:
         rules = ServedVariables(
             worker,
-            self._servers.doors(self._hosts[worker]),
+            self._connections,
             generation=generation,
             consistency=self._consistency,
             prefetch_pulls=self._prefetch_pulls,
@@ -131,7 +126,3 @@ class ServedSide:
         """Return the statistics of each server."""
         with self._asking:
             return [answer.value for answer in self._client.ask_all(Statistics())]
-
-    def close(self) -> None:
-        """Close the connections to the servers. May be called twice."""
-        self._client.close()

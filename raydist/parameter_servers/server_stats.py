@@ -16,7 +16,7 @@ class ServerStats:
 
     Attributes:
         server: Number of the server.
-        pulls: Reads answered with tensors; reads by workers from the server's shared memory do not count.
+        pulls: Reads answered with tensors.
         pushes: Applied changes: gradients, and values written by hand.
         repeated: Changes that the server knew already, and did not apply again.
         fenced: Refused changes of dead workers.

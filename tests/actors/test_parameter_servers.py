@@ -1,4 +1,4 @@
-"""Servers in actors of the session's cluster: reached through Ray and through memory, killed, counted."""
+"""Servers in actors of the session's cluster: called, killed, counted."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ import ray
 import torch
 
 import raydist as rd
-from raydist.actors.parameter_servers import RayDoor, ServerActors, ServerSeat
+from raydist.actors.parameter_servers import RayConnection, ServerActors, ServerSeat
 from raydist.actors.software import Software
-from raydist.cluster import hosts_of, place, release
-from raydist.parameter_servers.lanes.lane_link import LaneDoor, LaneLink
-from raydist.parameter_servers.link import ServerLink
+from raydist.cluster import place, release
+from raydist.parameter_servers.connection import ServerConnection
 from raydist.parameter_servers.requests import Assign, CreateSlices, Pull, Push, PushKey, Sender, Statistics
 from raydist.parameter_servers.server import ParameterServer
-from tests.contracts.server_link import ServerLinkContract, ask
+from tests.contracts.server_connection import ServerConnectionContract, ask
 from tests.parameter_servers.plain_server import PlainServer
 from tests.parameter_servers.served import slice_of
 
@@ -50,7 +49,7 @@ def actors(ray_cluster: None) -> Iterator[ServerActors]:
 @contextmanager
 def some_actors(count: int, name: str) -> Iterator[ServerActors]:
     group = place([{"CPU": 0.01}] * count, strategy="PACK", timeout_s=START_S)
-    seats = [ServerSeat(bundle, node_id, "here") for bundle, node_id in enumerate(hosts_of(group))]
+    seats = [ServerSeat(bundle, "here") for bundle in range(count)]
     made = ServerActors(group, seats, name=name, resources={"CPU": 0.01}, num_workers=4, limit_s=20.0)
     try:
         yield made
@@ -60,7 +59,7 @@ def some_actors(count: int, name: str) -> Iterator[ServerActors]:
         release(group)
 
 
-class TestRayLink(ServerLinkContract):
+class TestRayConnection(ServerConnectionContract):
     actors: ServerActors
 
     @pytest.fixture(autouse=True)
@@ -68,76 +67,63 @@ class TestRayLink(ServerLinkContract):
         self.actors = actors
 
     @contextmanager
-    def links(self, count: int) -> Iterator[list[ServerLink]]:
+    def connections(self, count: int) -> Iterator[list[ServerConnection]]:
         handle = self.actors._handles[0]
         ray.get(handle.start.remote("parameter server 0", "tried", PlainServer, 0), timeout=START_S)
-        yield [RayDoor(handle, "parameter server 0", 20.0).open() for _ in range(count)]
-        ray.get(handle.stop.remote(), timeout=START_S)
+        yield [RayConnection(handle, "parameter server 0", 20.0) for _ in range(count)]
 
 
 def test_no_read_is_torn_and_reads_are_counted(actors: ServerActors) -> None:
-    extent, reads = 30_000, 300
+    extent, reads = 30_000, 100
     pids = actors.start(real_server, 2, within_s=START_S)
     assert len(set(pids)) == 2
-    doors = actors.doors(ray.get_runtime_context().get_node_id())
-    assert all(isinstance(door, LaneDoor) for door in doors)
-    lane, far = doors[1].open(), actors.links[1]
-    assert isinstance(lane, LaneLink)
+    connection = actors.connections[1]
     parts = tuple(slice_of(number, extent, server=1) for number in (1, 2))
-    ask(far, CreateSlices(parts), *[torch.ones(extent).double()] * 2)
+    ask(connection, CreateSlices(parts), *[torch.ones(extent).double()] * 2)
     done = threading.Event()
 
     def push() -> None:
-        link = actors.doors(ray.get_runtime_context().get_node_id())[1].open()
         index = 0
         while not done.is_set():
             version = index + 2
             values = torch.full((extent,), float(version)).double()
             request = Assign(Sender(0, 0), PushKey(0, index), (1, 2), (False, False))
-            link.ask(request, [values, values]).answer(20.0)
+            connection.ask(request, [values, values]).answer(20.0)
             index += 1
-        link.close()
 
     pusher = threading.Thread(target=push)
     pusher.start()
     try:
         targets = {number: torch.zeros(extent).double() for number in (1, 2)}
-        for link in (lane, far):
-            last = 0
-            for _ in range(reads):
-                version = link.ask(Pull((1, 2)), into=targets).answer(20.0)[0].version
-                assert all(bool((target == version).all()) for target in targets.values()), "torn"
-                assert version >= last
-                last = version
+        last = 0
+        for _ in range(reads):
+            version = connection.ask(Pull((1, 2)), into=targets).answer(20.0)[0].version
+            assert all(bool((target == version).all()) for target in targets.values()), "torn"
+            assert version >= last
+            last = version
         assert last > 10
     finally:
         done.set()
         pusher.join(20)
-    stats = actors.statistics()[1]
-    assert stats.pulls == 2 * reads
-    assert stats.bytes_pulled == 2 * reads * 2 * extent * 8
+    stats = ask(connection, Statistics())[0].value
+    assert stats.pulls == reads
+    assert stats.bytes_pulled == reads * 2 * extent * 8
     assert stats.pushes > 10
-    elsewhere = actors.doors("another node")
-    assert all(isinstance(door, RayDoor) for door in elsewhere)
-    lane.close()
 
 
 def test_a_server_that_dies_is_named_in_time() -> None:
     with some_actors(1, "doomed") as mine:
         (pid,) = mine.start(real_server, 1, within_s=START_S)
-        lane = mine.doors(ray.get_runtime_context().get_node_id())[0].open()
-        far = mine.links[0]
-        ask(lane, CreateSlices((slice_of(1, 2),)), torch.ones(2).double())
+        (connection,) = mine.connections
+        ask(connection, CreateSlices((slice_of(1, 2),)), torch.ones(2).double())
         os.kill(pid, signal.SIGKILL)
-        for link in (lane, far):
-            began = time.monotonic()
-            with pytest.raises(rd.UnavailableError, match=r"parameter server 0 of doomed on here is gone.*checkpoint"):
-                ask(link, Statistics())
-            assert time.monotonic() - began < 10
+        began = time.monotonic()
+        with pytest.raises(rd.UnavailableError, match=r"parameter server 0 of doomed on here is gone.*checkpoint"):
+            ask(connection, Statistics())
+        assert time.monotonic() - began < 10
         push = Push(Sender(0, 0), PushKey(0, 0), 0, (), ())
         with pytest.raises(rd.UnavailableError, match="is gone"):
-            ask(far, push)
-        lane.close()
+            ask(connection, push)
 
 
 def test_a_server_that_cannot_start_says_why(actors: ServerActors) -> None:

@@ -6,7 +6,6 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from threading import Lock
 from typing import Any
 
 import torch
@@ -24,22 +23,11 @@ from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.driver import MirrorDriver
 from raydist.options import Timeouts
 from raydist.parameter_servers.consistency import BoundedStaleness, Consistency
-from raydist.parameter_servers.desk import ServerDesk
-from raydist.parameter_servers.local_link import LocalLink
 from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.server import ParameterServer
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from tests.coordinator.in_process import TIMEOUTS, ThreadPort
-
-
-class _Door:
-    """Opened by threads of this process; stays itself in a copy."""
-
-    def __init__(self, link: LocalLink) -> None:
-        self._link = link
-
-    def open(self) -> LocalLink:
-        return self._link
+from tests.parameter_servers.local_connection import LocalConnection
 
 
 class ServersHere:
@@ -59,13 +47,9 @@ class ServersHere:
             )
             for number in range(num_servers)
         ]
-        self._doors = [
-            _Door(LocalLink(ServerDesk(server), Lock(), name))
-            for server, name in zip(self.servers, self.names, strict=True)
+        self.connections = [
+            LocalConnection(server, name) for server, name in zip(self.servers, self.names, strict=True)
         ]
-
-    def doors(self, node_id: str) -> Sequence[_Door]:
-        return self._doors
 
 
 class Served:
@@ -132,9 +116,7 @@ def served(
     servers: Any = ServersHere(num_servers, consistency, memory)
     side = ServedSide(
         setups,
-        ["here"] * num_workers,
         servers,
-        "here",
         consistency=consistency,
         partitioner=partitioner,
         prefetch_pulls=True,

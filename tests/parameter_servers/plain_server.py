@@ -1,8 +1,7 @@
-"""A server that does as little as the ways to it need: gradients are subtracted, and some answers come later."""
+"""A server for tests of connections: gradients are subtracted, and some answers come later."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,12 +83,3 @@ class PlainServer:
 
     def close(self) -> None:
         self.slices.close()
-
-
-class SlowServer(PlainServer):
-    """Thinks about statistics for longer than anybody waits."""
-
-    def handle(self, request: ServerRequest, tensors: Sequence[torch.Tensor]) -> Any:
-        if isinstance(request, Statistics):
-            time.sleep(0.5)
-        return super().handle(request, tensors)

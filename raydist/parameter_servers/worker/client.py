@@ -10,7 +10,7 @@ from typing import final
 import torch
 
 from raydist.errors import DeadlineExceededError
-from raydist.parameter_servers.link import Into, ServerDoor, ServerLink
+from raydist.parameter_servers.connection import ServerConnection, Targets
 from raydist.parameter_servers.requests import Pull, Sender, ServerAnswer, ServerRequest
 
 __all__ = ["Ask", "ServerClient"]
@@ -23,13 +23,13 @@ class Ask:
 
     Attributes:
         request: The request.
-        tensors: See `ServerLink.ask`.
-        into: See `ServerLink.ask`.
+        tensors: See `ServerConnection.ask`.
+        into: See `ServerConnection.ask`.
     """
 
     request: ServerRequest
     tensors: Sequence[torch.Tensor] = ()
-    into: Into | None = None
+    into: Targets | None = None
 
 
 Answers = dict[int, tuple[ServerAnswer, Sequence[torch.Tensor]]]
@@ -37,25 +37,19 @@ Answers = dict[int, tuple[ServerAnswer, Sequence[torch.Tensor]]]
 
 @final
 class ServerClient:
-    """The connections to all servers, for one thread. Opened at the first request.
+    """The connections to all servers, for one thread.
 
     Args:
-        doors: Openers of the links to all servers, in their order.
+        connections: The connections to all servers, in their order.
         sender: The sender of the requests.
         timeout_s: Time limit for an answer.
     """
 
-    def __init__(self, doors: Sequence[ServerDoor], sender: Sender, *, timeout_s: float) -> None:
+    def __init__(self, connections: Sequence[ServerConnection], sender: Sender, *, timeout_s: float) -> None:
         self.sender = sender
-        self.num_servers = len(doors)
-        self._doors = tuple(doors)
+        self.num_servers = len(connections)
+        self._connections = tuple(connections)
         self._timeout_s = timeout_s
-        self._opened: list[ServerLink] = []
-
-    def _links(self) -> Sequence[ServerLink]:
-        while len(self._opened) < len(self._doors):
-            self._opened.append(self._doors[len(self._opened)].open())
-        return self._opened
 
     def exchange(self, asks: Mapping[int, Ask]) -> Answers:
         """Send requests to servers, by number; wait for all, and return their answers.
@@ -63,8 +57,9 @@ class ServerClient:
         Raises:
             Exception: The error of the first server that failed, after all others have answered.
         """
-        links = self._opened if len(self._opened) == len(self._doors) else self._links()
-        asked = {server: links[server].ask(ask.request, ask.tensors, ask.into) for server, ask in asks.items()}
+        asked = {
+            server: self._connections[server].ask(ask.request, ask.tensors, ask.into) for server, ask in asks.items()
+        }
         answers: Answers = {}
         failed: Exception | None = None
         for server, each in asked.items():
@@ -85,7 +80,7 @@ class ServerClient:
         answers = self.exchange({server: Ask(request) for server in range(self.num_servers)})
         return [answers[server][0] for server in range(self.num_servers)]
 
-    def read(self, wanted: Mapping[int, Into], unless: Mapping[int, int] | None = None) -> dict[int, ServerAnswer]:
+    def read(self, wanted: Mapping[int, Targets], unless: Mapping[int, int] | None = None) -> dict[int, ServerAnswer]:
         """Copy present values, from each server all of one version, without waiting for any step.
 
         Args:
@@ -103,7 +98,7 @@ class ServerClient:
         }
         return {server: answer for server, (answer, _) in self.exchange(asks).items()}
 
-    def read_step(self, wanted: Mapping[int, Into], at_least: int) -> dict[int, ServerAnswer]:
+    def read_step(self, wanted: Mapping[int, Targets], at_least: int) -> dict[int, ServerAnswer]:
         """Copy values like `read`, but of one synchronous step, the same on all servers.
 
         Args:
@@ -127,13 +122,7 @@ class ServerClient:
             waiting = [server for server, answer in answers.items() if answer.step < at_least]
         return answers
 
-    def _read_waiting(self, wanted: Mapping[int, Into], at_least: int) -> dict[int, ServerAnswer]:
+    def _read_waiting(self, wanted: Mapping[int, Targets], at_least: int) -> dict[int, ServerAnswer]:
         pull = Pull((), self.sender, at_least_step=at_least)
         asks = {server: Ask(replace(pull, slices=tuple(into)), into=into) for server, into in wanted.items()}
         return {server: answer for server, (answer, _) in self.exchange(asks).items()}
-
-    def close(self) -> None:
-        """Close all links. May be called twice."""
-        links, self._opened = self._opened, []
-        for link in links:
-            link.close()

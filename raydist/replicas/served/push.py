@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 
 from raydist.errors import InvalidArgumentError
-from raydist.parameter_servers.link import Into
+from raydist.parameter_servers.connection import Targets
 from raydist.parameter_servers.requests import Push, PushKey, ServerAnswer
 from raydist.parameter_servers.rows.access import spec_of
 from raydist.parameter_servers.rows.row_gradient import pending_rows
@@ -213,7 +213,7 @@ class ReadyPush:
             asks[server] = self._ask(server, cut, push)
         self._client.exchange(asks)
 
-    def _ask(self, server: int, cut: GradientCut, push: Push, into: Into | None = None) -> Ask:
+    def _ask(self, server: int, cut: GradientCut, push: Push, into: Targets | None = None) -> Ask:
         return Ask(push, [*cut.tensors(self._pushed.gradients), *self._pushed.rows[server]], into)
 
     def _push(self, server: int, key: PushKey, cut: GradientCut, pull: tuple[int, ...] = ()) -> Push:

@@ -18,8 +18,8 @@ from raydist.checkpoints.sharing.served_share import ServedShares
 from raydist.compat.torch_internals import disable_compiler
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.closure_requests import Arrive, BeginClosure, EndClosure
+from raydist.parameter_servers.connection import ServerConnection
 from raydist.parameter_servers.consistency import Consistency, SyncWithBackups
-from raydist.parameter_servers.link import ServerDoor
 from raydist.parameter_servers.requests import PushKey, Sender
 from raydist.parameter_servers.rows.access import reading_rows
 from raydist.parameter_servers.slices import ServedSlice
@@ -41,7 +41,7 @@ class ServedVariables(WorkerRules):
 
     Args:
         worker: Number of the worker.
-        doors: Openers of the links to all servers.
+        connections: The connections to all servers.
         generation: Number of earlier starts of the worker.
         consistency: How far workers may be apart.
         prefetch_pulls: Use the values that came with the last push for the next closure, unless the program had seen
@@ -52,16 +52,16 @@ class ServedVariables(WorkerRules):
     def __init__(
         self,
         worker: int,
-        doors: Sequence[ServerDoor],
+        connections: Sequence[ServerConnection],
         *,
         generation: int = 0,
         consistency: Consistency = "async",
         prefetch_pulls: bool = True,
         timeout_s: float = 600.0,
     ) -> None:
-        self._made_of = worker, tuple(doors), generation, consistency, prefetch_pulls, timeout_s
+        self._made_of = worker, tuple(connections), generation, consistency, prefetch_pulls, timeout_s
         self._sender = Sender(worker, generation)
-        self._client = ServerClient(doors, self._sender, timeout_s=timeout_s)
+        self._client = ServerClient(connections, self._sender, timeout_s=timeout_s)
         self._model = ServedModel(self._client)
         self._in_steps = isinstance(consistency, SyncWithBackups)
         self._prefetch = prefetch_pulls and consistency == "async"
@@ -117,7 +117,6 @@ class ServedVariables(WorkerRules):
 
     def close(self) -> None:
         self._model.slices.close()
-        self._client.close()
 
     # --- steps of optimizers ------------------------------------------------------------------------------------------
 
@@ -204,7 +203,7 @@ class ServedVariables(WorkerRules):
 
 def _made(
     worker: int,
-    doors: Sequence[ServerDoor],
+    connections: Sequence[ServerConnection],
     generation: int,
     consistency: Consistency,
     prefetch_pulls: bool,
@@ -212,7 +211,7 @@ def _made(
 ) -> ServedVariables:
     return ServedVariables(
         worker,
-        doors,
+        connections,
         generation=generation,
         consistency=consistency,
         prefetch_pulls=prefetch_pulls,

@@ -9,10 +9,9 @@ import torch
 
 import raydist as rd
 from raydist.parameter_servers.closure_requests import Arrive, Finish
-from raydist.parameter_servers.desk import ServerDesk
-from raydist.parameter_servers.local_link import LocalDoor, LocalLink
 from raydist.parameter_servers.requests import CreateSlices, Pull, PushKey, Sender, Statistics
 from raydist.parameter_servers.worker.client import Ask, ServerClient
+from tests.parameter_servers.local_connection import LocalConnection
 from tests.parameter_servers.plain_server import PlainServer
 from tests.parameter_servers.served import slice_of
 
@@ -22,14 +21,11 @@ ME = Sender(0, 0)
 @contextmanager
 def client(count: int = 2, timeout_s: float = 20.0) -> Iterator[tuple[ServerClient, list[PlainServer]]]:
     servers = [PlainServer(number) for number in range(count)]
-    doors = [LocalDoor(LocalLink(ServerDesk(server), threading.Lock())) for server in servers]
-    made = ServerClient(doors, ME, timeout_s=timeout_s)
+    made = ServerClient([LocalConnection(server) for server in servers], ME, timeout_s=timeout_s)
     for number in range(count):
         values = [torch.full((2,), float(number)).double()]
         made.exchange({number: Ask(CreateSlices((slice_of(number, 2),)), values)})
     yield made, servers
-    made.close()
-    made.close()
     for server in servers:
         server.close()
 
@@ -60,7 +56,7 @@ def test_a_step_is_read_from_all() -> None:
         for _ in range(2):
             made.ask(0, Finish())
         into = targets()
-        late = threading.Timer(0.1, lambda: [made._links()[1].ask(Finish()).answer(10) for _ in range(2)])
+        late = threading.Timer(0.1, lambda: [made._connections[1].ask(Finish()).answer(10) for _ in range(2)])
         late.start()
         answers = made.read_step(into, at_least=1)
         assert {answer.step for answer in answers.values()} == {2}

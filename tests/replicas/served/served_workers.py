@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,18 +10,15 @@ import torch
 
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.on_replica.replica_hooks import note_steps
+from raydist.parameter_servers.connection import ServerConnection
 from raydist.parameter_servers.consistency import Consistency
-from raydist.parameter_servers.desk import ServerDesk
-from raydist.parameter_servers.lanes.hall import Hall
-from raydist.parameter_servers.lanes.lane_link import LaneDoor
-from raydist.parameter_servers.link import ServerDoor
-from raydist.parameter_servers.local_link import LocalDoor, LocalLink
 from raydist.parameter_servers.partitioners import plan_slices
 from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.server import ParameterServer
 from raydist.parameter_servers.slices import ServedSlice
 from raydist.replicas.served.variables import ServedVariables
 from raydist.replicas.served.worker_rules import ClosureLabel
+from tests.parameter_servers.local_connection import LocalConnection
 
 LIMIT_S = 20.0
 Make = Callable[[], Sequence[Any]]
@@ -53,9 +49,11 @@ class Held:
 class Worker:
     """One worker: rules, and objects made by `make`."""
 
-    def __init__(self, number: int, doors: Sequence[ServerDoor], made: Sequence[Any], **options: Any) -> None:
+    def __init__(
+        self, number: int, connections: Sequence[ServerConnection], made: Sequence[Any], **options: Any
+    ) -> None:
         self.held: Any = Held()
-        self.rules = ServedVariables(number, doors, timeout_s=LIMIT_S, **options)
+        self.rules = ServedVariables(number, connections, timeout_s=LIMIT_S, **options)
         self.objects = list(made)
         self.next_closure = number
         self.add(made)
@@ -99,34 +97,23 @@ class Servers:
     Args:
         count: How many.
         consistency: Of them.
-        lanes: They are reached by lanes, else directly.
     """
 
-    def __init__(self, count: int = 1, consistency: Consistency = "async", *, lanes: bool = False) -> None:
+    def __init__(self, count: int = 1, consistency: Consistency = "async") -> None:
         self.consistency = consistency
         self.servers = [
             ParameterServer(number, count, consistency, timeout_s=LIMIT_S, make_table=RowTable)
             for number in range(count)
         ]
-        self.desks = [ServerDesk(server) for server in self.servers]
-        self.locks = [threading.Lock() for _ in self.desks]
-        self.halls = [Hall.open(desk, f"parameter server {number}") for number, desk in enumerate(self.desks)]
-        self.threads = [threading.Thread(target=hall.serve) for hall in self.halls] if lanes else []
-        for thread in self.threads:
-            thread.start()
+        self.connections = [
+            LocalConnection(server, f"parameter server {number}") for number, server in enumerate(self.servers)
+        ]
         self.workers: list[Worker] = []
         self.slices: list[ServedSlice] = []
 
-    def doors(self) -> list[ServerDoor]:
-        if not self.threads:
-            pairs = enumerate(zip(self.desks, self.locks, strict=True))
-            return [LocalDoor(LocalLink(desk, lock, f"parameter server {n}")) for n, (desk, lock) in pairs]
-        tickets = [hall.open_lane() for hall in self.halls]
-        return [LaneDoor(ticket) for ticket in tickets if ticket is not None]
-
     def worker(self, make: Make, *, partitioner: Any = None, **options: Any) -> Worker:
         """Another worker; the first one brings its values to the servers."""
-        made = Worker(len(self.workers), self.doors(), make(), consistency=self.consistency, **options)
+        made = Worker(len(self.workers), self.connections, make(), consistency=self.consistency, **options)
         self.workers.append(made)
         self.settle(made, partitioner)
         return made
@@ -145,17 +132,13 @@ class Servers:
         for worker in self.workers:
             worker.rules.close()
             worker.rules.close()
-        for hall in self.halls:
-            hall.stop()
-        for thread in self.threads:
-            thread.join(10)
         for server in self.servers:
             server.close()
 
 
 @contextmanager
-def servers(count: int = 1, consistency: Consistency = "async", *, lanes: bool = False) -> Iterator[Servers]:
-    made = Servers(count, consistency, lanes=lanes)
+def servers(count: int = 1, consistency: Consistency = "async") -> Iterator[Servers]:
+    made = Servers(count, consistency)
     try:
         yield made
     finally:

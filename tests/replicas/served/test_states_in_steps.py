@@ -77,13 +77,12 @@ def told(steps: Sequence[Step], run: Callable[[Step], Any], objects: Sequence[An
     return list(seen)
 
 
-@pytest.mark.parametrize("lanes", [False, True], ids=["local", "lanes"])
 @pytest.mark.parametrize("step", [reads, clears, clears_at_the_end, halves, loads])
-def test_a_closure_reads_and_changes_states_as_on_one_device(step: Step, lanes: bool) -> None:
+def test_a_closure_reads_and_changes_states_as_on_one_device(step: Step) -> None:
     steps = [lambda *objects: train(*objects, number=7), step, lambda *objects: train(*objects, number=8), step]
     bare = momentum()
     expected = told(steps, lambda each: each(*bare), bare)
-    with servers(2, lanes=lanes) as made:
+    with servers(2) as made:
         worker = made.worker(momentum, partitioner=FixedShardsPartitioner(2))
         found = told(steps, worker.run, worker.objects)
         assert list(map(len, found)) == list(map(len, expected))

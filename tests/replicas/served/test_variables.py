@@ -17,7 +17,6 @@ from raydist.parameter_servers.partitioners import FixedShardsPartitioner
 from raydist.replicas.served.variables import ServedVariables
 from tests.replicas.served.served_workers import servers
 
-WAYS = pytest.mark.parametrize("lanes", [False, True], ids=["local", "lanes"])
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
@@ -56,12 +55,11 @@ def close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     return all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(one, other, strict=True))
 
 
-@WAYS
 @pytest.mark.parametrize("kind", list(OPTIMIZERS))
 @pytest.mark.parametrize("count", [1, 2])
-def test_one_worker_trains_as_a_bare_loop_does(kind: str, count: int, lanes: bool) -> None:
+def test_one_worker_trains_as_a_bare_loop_does(kind: str, count: int) -> None:
     bare = make(kind)
-    with servers(count, lanes=lanes) as made:
+    with servers(count) as made:
         worker = made.worker(lambda: make(kind), partitioner=FixedShardsPartitioner(count))
         model, optimizer = worker.objects
         addresses = [parameter.data_ptr() for parameter in model.parameters()]
@@ -80,9 +78,8 @@ def test_one_worker_trains_as_a_bare_loop_does(kind: str, count: int, lanes: boo
             assert all(torch.allclose(mine[place][name], theirs[place][name]) for place in theirs)
 
 
-@WAYS
-def test_a_worker_sees_its_own_push_and_later_those_of_others(lanes: bool) -> None:
-    with servers(2, lanes=lanes) as made:
+def test_a_worker_sees_its_own_push_and_later_those_of_others() -> None:
+    with servers(2) as made:
         one, two = made.worker(make), made.worker(make)
         assert close(values(one.objects[0]), values(two.objects[0]))
         one.run(lambda *objects: train(*objects, number=0))
@@ -110,15 +107,14 @@ def test_without_prefetch_every_closure_pulls() -> None:
         assert close(values(one.objects[0]), values(two.objects[0]))
 
 
-@WAYS
-def test_what_is_written_by_hand_is_everybodys(lanes: bool) -> None:
+def test_what_is_written_by_hand_is_everybodys() -> None:
     def clip(model: Any, optimizer: Any) -> None:
         model[0].weight.data.clamp_(-0.01, 0.01)
         with torch.no_grad():
             model[2].bias.fill_(4)
         model[2].weight.data = torch.ones(3, 7, dtype=torch.float64)
 
-    with servers(2, lanes=lanes) as made:
+    with servers(2) as made:
         one, two = made.worker(make), made.worker(make)
         one.run(clip)
         two.run(lambda *objects: None, seen=one.rules.told())
@@ -142,9 +138,8 @@ def with_norm() -> Sequence[Any]:
     return [model, torch.optim.SGD(model.parameters(), lr=0.1)]
 
 
-@WAYS
-def test_counters_add_up_and_statistics_are_the_last_ones(lanes: bool) -> None:
-    with servers(2, lanes=lanes) as made:
+def test_counters_add_up_and_statistics_are_the_last_ones() -> None:
+    with servers(2) as made:
         one, two = made.worker(with_norm), made.worker(with_norm)
         for number in range(3):
             one.run(lambda *objects, number=number: train(*objects, number=number))
@@ -155,12 +150,11 @@ def test_counters_add_up_and_statistics_are_the_last_ones(lanes: bool) -> None:
         assert torch.equal(one.objects[0][1].running_mean, two.objects[0][1].running_mean)
 
 
-@WAYS
-def test_who_adds_to_a_counter_does_not_take_what_it_holds_for_what_it_is(lanes: bool) -> None:
+def test_who_adds_to_a_counter_does_not_take_what_it_holds_for_what_it_is() -> None:
     def count(*objects: Any) -> None:
         objects[0][1].num_batches_tracked += 1
 
-    with servers(2, lanes=lanes) as made:
+    with servers(2) as made:
         one, two = made.worker(with_norm), made.worker(with_norm)
         for worker in (one, two, one, two, two):
             worker.run(count)
@@ -170,14 +164,13 @@ def test_who_adds_to_a_counter_does_not_take_what_it_holds_for_what_it_is(lanes:
             assert worker.objects[0][1].num_batches_tracked == 5
 
 
-@WAYS
-def test_what_a_closure_wrote_that_runs_again_counts_once_for_its_worker_too(lanes: bool) -> None:
+def test_what_a_closure_wrote_that_runs_again_counts_once_for_its_worker_too() -> None:
     def double(model: Any, optimizer: Any) -> None:
         with torch.no_grad():
             model[0].bias.fill_(2.0).mul_(model[1].running_var)
             model[1].running_var.mul_(2.0)
 
-    with servers(lanes=lanes) as made:
+    with servers() as made:
         one, two = made.worker(with_norm), made.worker(with_norm)
         one.run(double, closure=50)
         two.rules.before_read(two.held, states=False)
@@ -187,8 +180,7 @@ def test_what_a_closure_wrote_that_runs_again_counts_once_for_its_worker_too(lan
         assert two.objects[0][0].bias.tolist() == [2.0] * 3
 
 
-@WAYS
-def test_gradients_of_rows(lanes: bool) -> None:
+def test_gradients_of_rows() -> None:
     def made_rows() -> Sequence[Any]:
         torch.manual_seed(0)
         table = torch.nn.Embedding(10, 3, sparse=True).double()
@@ -202,7 +194,7 @@ def test_gradients_of_rows(lanes: bool) -> None:
 
     bare = made_rows()
     step(*bare)
-    with servers(3, lanes=lanes) as made:
+    with servers(3) as made:
         worker = made.worker(made_rows, partitioner=FixedShardsPartitioner(3))
         worker.run(step)
         assert close(values(worker.objects[0]), values(bare[0]))
@@ -435,12 +427,11 @@ def look_up(model: Any, optimizer: Any, *, number: int = 0) -> list[float]:
     return values
 
 
-@WAYS
 @pytest.mark.parametrize("count", [1, 3])
-def test_rows_of_tables_are_pulled_and_pushed(count: int, lanes: bool) -> None:
+def test_rows_of_tables_are_pulled_and_pushed(count: int) -> None:
     bare = with_table()
     bare[0][0](torch.tensor([900]))
-    with servers(count, lanes=lanes) as made:
+    with servers(count) as made:
         one, two = made.worker(with_table), made.worker(with_table)
         for number, worker in enumerate([one, one, two, one]):
             seen = one.rules.told() if worker is two else two.rules.told()
@@ -511,9 +502,8 @@ def in_threads(*bodies: Callable[[], Any]) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-@WAYS
 @pytest.mark.parametrize("count", [1, 2])
-def test_steps_apply_the_mean_of_all_gradients(count: int, lanes: bool) -> None:
+def test_steps_apply_the_mean_of_all_gradients(count: int) -> None:
     steps = 5
     bare = make()
     for number in range(steps):
@@ -523,7 +513,7 @@ def test_steps_apply_the_mean_of_all_gradients(count: int, lanes: bool) -> None:
             (F.cross_entropy(bare[0](inputs), labels) / 2).backward()
         bare[1].step()
 
-    with servers(count, SyncWithBackups(0), lanes=lanes) as made:
+    with servers(count, SyncWithBackups(0)) as made:
         workers = [made.worker(make) for _ in range(2)]
         first = threading.Barrier(2)
 
@@ -544,7 +534,7 @@ def test_steps_apply_the_mean_of_all_gradients(count: int, lanes: bool) -> None:
 
 
 def test_late_gradients_are_dropped_and_counted() -> None:
-    with servers(1, SyncWithBackups(1), lanes=True) as made:
+    with servers(1, SyncWithBackups(1)) as made:
         workers = [made.worker(make) for _ in range(2)]
         first = threading.Barrier(2)
 

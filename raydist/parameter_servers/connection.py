@@ -1,0 +1,173 @@
+"""Connections to a parameter server: the interface that its clients use, and the dispatcher on the server's end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar, final
+
+import torch
+
+from raydist.compat.torch_internals import foreach_copy
+from raydist.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
+from raydist.parameter_servers.requests import Pull, Push, ServerAnswer, ServerRequest
+
+__all__ = [
+    "PendingAnswer",
+    "RequestDispatcher",
+    "RequestHandler",
+    "ServerConnection",
+    "Targets",
+    "copy_to_targets",
+    "pulled_by",
+    "server_is_gone",
+    "server_is_late",
+]
+
+_Packed = TypeVar("_Packed")
+
+Targets = Mapping[int, torch.Tensor]
+"""By slice number the tensors into which values are copied, in place."""
+
+
+class PendingAnswer(Protocol):
+    """A request that was sent to a server."""
+
+    def answer(self, timeout_s: float) -> tuple[ServerAnswer, Sequence[torch.Tensor]]:
+        """Block until the server answers, and return the answer. To be called once.
+
+        Args:
+            timeout_s: Time limit.
+
+        Returns:
+            The answer and its tensors, which must not be written to.
+
+        Raises:
+            DeadlineExceededError: The server has not answered in time.
+            UnavailableError: The server is gone.
+            Exception: The error that the server raised.
+        """
+
+
+class ServerConnection(Protocol):
+    """A connection to a server. Thread-safe; copies of it in other processes reach the same server."""
+
+    @property
+    def name(self) -> str:
+        """Name of the server, for messages."""
+
+    def ask(
+        self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), into: Targets | None = None
+    ) -> PendingAnswer:
+        """Send a request without waiting for the answer.
+
+        Args:
+            request: The request.
+            tensors: The request's tensors: dense and on the CPU. The caller may overwrite them afterwards.
+            into: Targets of the values that a `Pull`, or the `pull` of a `Push`, requests; the answer has no tensors
+                then.
+        """
+
+
+def pulled_by(request: ServerRequest) -> tuple[int, ...]:
+    """Return the slices whose values the answer to a request contains."""
+    match request:
+        case Pull():
+            return request.slices
+        case Push():
+            return request.pull
+        case _:
+            return ()
+
+
+def copy_to_targets(into: Targets, numbers: Sequence[int], values: Sequence[torch.Tensor]) -> None:
+    """Copy an answer's values to their targets; does nothing for an answer without values (nothing had changed)."""
+    if not values:
+        return
+    if len(values) != len(numbers):
+        raise InvalidArgumentError(
+            f"raydist bug: an answer must have the values of {len(numbers)} slices, got {len(values)}."
+        )
+    with torch.no_grad():
+        foreach_copy([into[number] for number in numbers], list(values))
+
+
+def server_is_late(name: str, timeout_s: float) -> DeadlineExceededError:
+    """Return the error for a server that does not answer in time."""
+    return DeadlineExceededError(
+        f"There must be an answer from {name} within {timeout_s:g} s, but there is none. It may be busy or stuck, or "
+        "wait for a worker that is slower than consistency allows: look there, or raise Timeouts.collective_s."
+    )
+
+
+def server_is_gone(name: str) -> UnavailableError:
+    """Return the error for a server whose process is gone: its values are lost."""
+    return UnavailableError(
+        f"{name} is gone, and with it the variables that it held. Make a new strategy, and restore from your last "
+        "checkpoint there.",
+        actor=name,
+    )
+
+
+class RequestHandler(Protocol):
+    """The part of `ParameterServer` that the dispatcher uses."""
+
+    def handle(self, request: ServerRequest, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return the answer and its tensors, or an object that stands for a future answer."""
+
+    def due(self) -> Sequence[tuple[Any, Any]]:
+        """Return each object from `handle` whose answer is ready, once, with answer and tensors, or an error."""
+
+
+@final
+class RequestDispatcher:
+    """Hands the requests of all clients to one server, one at a time. Thread-safe.
+
+    Args:
+        server: The server.
+    """
+
+    def __init__(self, server: RequestHandler) -> None:
+        self._server = server
+        self._lock = threading.Lock()
+        self._waiting: dict[Any, tuple[Future[Any], Callable[[Sequence[torch.Tensor]], Any]]] = {}
+
+    def submit(
+        self,
+        request: ServerRequest,
+        tensors: Sequence[torch.Tensor],
+        pack: Callable[[Sequence[torch.Tensor]], _Packed],
+    ) -> Future[tuple[ServerAnswer, _Packed]]:
+        """Handle a request. The answer comes at once, or with a later request that makes it possible.
+
+        Args:
+            request: The request.
+            tensors: The request's tensors, which must stay until the future is done.
+            pack: Copies the answer's tensors, which the next request may change.
+
+        Returns:
+            The answer and its packed tensors, or the error that the server raised.
+        """
+        future: Future[tuple[ServerAnswer, _Packed]] = Future()
+        with self._lock:
+            try:
+                reply = self._server.handle(request, tensors)
+            except Exception as error:
+                reply = error
+            if isinstance(reply, tuple | Exception):
+                _settle(future, pack, reply)
+            else:
+                self._waiting[reply] = future, pack
+            if self._waiting:
+                for later, answered in self._server.due():
+                    _settle(*self._waiting.pop(later), answered)
+        return future
+
+
+def _settle(future: Future[Any], pack: Callable[[Sequence[torch.Tensor]], Any], reply: Any) -> None:
+    if isinstance(reply, Exception):
+        future.set_exception(reply)
+    else:
+        answer, tensors = reply
+        future.set_result((answer, pack(tensors)))
