@@ -68,7 +68,7 @@ class Launched:
             server_memory: Bytes that a server may hold; None: no limit.
         """
         limit_s = timeouts.collective_s
-        terms = (len(self._servers.names), consistency, server_memory, limit_s)
+        terms = (len(self._servers.names), consistency, server_memory)
         self._servers.start(make_server, *terms, within_s=timeouts.start_s)
         self._side = ServedSide(
             self._setups,
@@ -107,16 +107,13 @@ def _started(part: _T | None) -> _T:
     return part
 
 
-def make_server(
-    number: int, num_servers: int, consistency: Consistency, memory: int | None, timeout_s: float
-) -> ParameterServer:
+def make_server(number: int, num_servers: int, consistency: Consistency, memory: int | None) -> ParameterServer:
     """Create a parameter server in the calling process."""
     return ParameterServer(
         number,
         num_servers,
         consistency,
         memory=memory,
-        timeout_s=timeout_s,
         make_table=RowTable,
         saver=SliceWriter(),
         restorer=PartReader(),

@@ -20,7 +20,6 @@ __all__ = [
     "BeginSave",
     "CreateSlices",
     "DropObjects",
-    "LocateSlices",
     "Pull",
     "Push",
     "PushKey",
@@ -92,12 +91,6 @@ class DropObjects(ServerRequest):
 
     slices: tuple[int, ...]
     handles: tuple[int, ...]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class LocateSlices(ServerRequest):
-    """Return where the slices lie, for workers of the same host; answer: `value` is a `SlicesAddress`."""
 
 
 @final

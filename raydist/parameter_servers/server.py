@@ -32,23 +32,19 @@ _SAVE_S = 2.0  # closing a strategy has waited for its saves before
 
 @final
 class ParameterServer:
-    """A parameter server and its state, for one thread at a time.
-
-    It blocks only on readers in other processes that copy its values at this moment.
+    """A parameter server and its state, for one thread at a time. It never blocks.
 
     Args:
         number: Number of the server. Server 0 decides the synchronous steps of all servers.
         num_servers: Number of servers.
         consistency: How far workers may be apart.
         memory: Bytes that the server may hold; None: as many as the machine has.
-        timeout_s: Time limit for a reader in another process that holds up a change.
         make_table: Makes the server's part of an embedding table.
         saver: Writes the server's part of checkpoints.
         restorer: Reads the server's part of checkpoints.
 
     Raises:
         InvalidArgumentError: `consistency` is no consistency model.
-        OSError: The machine has no memory that processes could share.
     """
 
     def __init__(
@@ -58,7 +54,6 @@ class ParameterServer:
         consistency: Consistency = "async",
         *,
         memory: int | None = None,
-        timeout_s: float = 30.0,
         make_table: TableMaker = RowTable,
         saver: SliceSaver | None = None,
         restorer: PartRestorer | None = None,
@@ -70,7 +65,6 @@ class ParameterServer:
             number,
             num_servers,
             memory=memory,
-            timeout_s=timeout_s,
             make_table=make_table,
             saver=saver,
             restorer=restorer,
@@ -130,7 +124,7 @@ class ParameterServer:
         return self._meter.stats(self._number, bytes_held=self._has.num_bytes, version=self._values.version)
 
     def close(self) -> None:
-        """Wait for saves that are being written, and release all memory. May be called twice."""
+        """Wait for saves that are being written. May be called twice."""
         self._has.close(_SAVE_S)
 
     def _pull(self, request: Pull) -> Reply:

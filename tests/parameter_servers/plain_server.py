@@ -12,7 +12,6 @@ from raydist.parameter_servers.closure_requests import Finish
 from raydist.parameter_servers.requests import (
     Assign,
     CreateSlices,
-    LocateSlices,
     Pull,
     Push,
     ServerAnswer,
@@ -31,7 +30,7 @@ class PlainServer:
     """`Statistics` tells the requests so far by kind; `Finish` steps; a `Pull` may wait for that."""
 
     def __init__(self, number: int = 0) -> None:
-        self.slices = ServedSlices.open(number, timeout_s=10)
+        self.slices = ServedSlices(number)
         self.counts: dict[str, int] = {}
         self.step = 0
         self._later: list[Later] = []
@@ -40,8 +39,6 @@ class PlainServer:
         kind = type(request).__name__
         self.counts[kind] = self.counts.get(kind, 0) + 1
         match request:
-            case LocateSlices():
-                return ServerAnswer(value=self.slices.address), ()
             case Statistics():
                 return ServerAnswer(value=dict(self.counts)), ()
             case Pull():
@@ -65,7 +62,7 @@ class PlainServer:
                         value = self.slices.value(number)
                         value.copy_(value - tensor if isinstance(request, Push) else tensor)
             case Finish():
-                with self.slices.changing(step=self.step + 1):
+                with self.slices.changing():
                     self.step += 1
             case _:
                 kind = type(request).__name__
@@ -80,6 +77,3 @@ class PlainServer:
         ready = [later for later in self._later if later.request.at_least_step <= self.step]
         self._later = [later for later in self._later if later not in ready]
         return [(later, self._values(later.request.slices, later.request.unless)) for later in ready]
-
-    def close(self) -> None:
-        self.slices.close()

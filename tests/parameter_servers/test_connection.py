@@ -27,7 +27,6 @@ class TestLocalConnection(ServerConnectionContract):
     def connections(self, count: int) -> Iterator[list[ServerConnection]]:
         server = PlainServer()
         yield [LocalConnection(server)] * count
-        server.close()
 
 
 def test_each_is_answered_once_when_it_may_be() -> None:
@@ -46,14 +45,12 @@ def test_each_is_answered_once_when_it_may_be() -> None:
     assert finished.result(0)[0].step == 1
     dispatcher.submit(Finish(), (), list)
     assert order[3:] == ["b"]
-    server.close()
 
 
 def test_errors_are_for_the_client_that_asked() -> None:
     server = PlainServer()
     asked = RequestDispatcher(server).submit(Arrive(Sender(0, 0), PushKey(0, 0), 0), (), list)
     assert "must be asked plain things" in str(asked.exception(0))
-    server.close()
 
 
 def test_what_is_pulled() -> None:

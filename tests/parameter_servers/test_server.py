@@ -14,7 +14,6 @@ from raydist.parameter_servers.closure_requests import FenceWorker
 from raydist.parameter_servers.requests import (
     Assign,
     CreateSlices,
-    LocateSlices,
     Pull,
     Push,
     PushKey,
@@ -22,7 +21,6 @@ from raydist.parameter_servers.requests import (
     ServerRequest,
     Statistics,
 )
-from raydist.parameter_servers.shared_slices import SharedSlices
 from tests.parameter_servers.served import OPTIMIZER, BareWorker, answer, ask, servers, slice_of
 
 Optimizer = Callable[[Any], torch.optim.Optimizer]
@@ -155,17 +153,6 @@ def test_what_has_not_changed_is_not_sent() -> None:
         assert len(ask(server, Pull((0,), unless=told.version))[1]) == 1
 
 
-def test_workers_of_the_host_read_what_was_pushed() -> None:
-    with servers() as [server]:
-        worker = BareWorker([server], *one_parameter())
-        reader = SharedSlices.open(answer(server, LocateSlices()).value)
-        told = answer(server, push_of(worker, PushKey(1, 0)), GRADIENT)
-        target = torch.zeros(2, dtype=torch.float64)
-        assert reader.read_into({0: target}, timeout_s=1) == told.version
-        assert target.tolist() == [-1, -1]
-        reader.close()
-
-
 def test_what_it_did_is_counted() -> None:
     with servers() as [server]:
         worker = BareWorker([server], *one_parameter())
@@ -178,14 +165,14 @@ def test_what_it_did_is_counted() -> None:
         assert (stats.bytes_pulled, stats.bytes_pushed) == (16, 48)
         assert stats.staleness == {0: 1, 1: 1, 2: 1}
         assert stats.version == 4
-        assert stats.bytes_held > 16
+        assert stats.bytes_held == 16
         assert 0 < stats.apply_seconds < math.inf
 
 
 def test_memory_that_a_server_may_have() -> None:
     with servers(memory=100_000) as [server]:
         answer(server, CreateSlices((slice_of(0, 10_000),)), torch.zeros(10_000).double())
-        with pytest.raises(rd.InvalidArgumentError, match=r"server 0 is to hold 44,096 bytes more .* too few"):
+        with pytest.raises(rd.InvalidArgumentError, match=r"server 0 is to hold 40,000 bytes more .* too few"):
             server.handle(CreateSlices((slice_of(1, 5_000),)), [torch.zeros(5_000).double()])
 
 

@@ -13,8 +13,8 @@ from typing import Any, final
 
 import torch
 
-from raydist.parameter_servers.rows.reserved import ReservedRows
 from raydist.parameter_servers.rows.row_adam import stand_in_for
+from raydist.parameter_servers.rows.row_index import GrowingRows
 from raydist.parameter_servers.rows.row_memory import RowMemory, make_optimizer, sparse_gradient
 
 __all__ = ["LazyUpdate", "optimizer_name"]
@@ -37,13 +37,13 @@ class LazyUpdate:
         values: Values of the table's rows.
     """
 
-    def __init__(self, values: ReservedRows) -> None:
+    def __init__(self, values: GrowingRows) -> None:
         self._values = values
         self._parameter = torch.nn.Parameter(values.values[:0])
         self._optimizer: torch.optim.Optimizer | None = None
         self._options: dict[str, Any] = {}
         self._memory = RowMemory({}, {}, sparse=False)
-        self._rows: dict[str, ReservedRows] = {}
+        self._rows: dict[str, GrowingRows] = {}
         self._scalars: dict[str, Any] = {}
 
     @property
@@ -87,12 +87,11 @@ class LazyUpdate:
             rows.put(places, state[key])
         self._scalars = {key: state[key] for key in self._scalars}
 
-    def _remembered(self) -> dict[str, ReservedRows]:
+    def _remembered(self) -> dict[str, GrowingRows]:
         """Return the present optimizer's state of every row; new rows get the initial state."""
         for key, first in self._memory.rows.items():
             if key not in self._rows:
-                most, width = self._values.values.shape
-                self._rows[key] = ReservedRows(most, width, first.dtype)
+                self._rows[key] = GrowingRows(self._values.width, first.dtype)
             self._rows[key].extend(self._values.count, float(first))
         for key, scalar in self._memory.scalars.items():
             if key not in self._scalars:
@@ -102,22 +101,23 @@ class LazyUpdate:
     def state(self) -> dict[str, Any]:
         """Return copies of the state: of the rows, by position, and of the table."""
         self._remembered()
-        rows = {key: held.values[: self._values.count].clone() for key, held in self._rows.items()}
+        rows = {key: _padded(held.values, self._values.count) for key, held in self._rows.items()}
         return {"rows": rows, "scalars": copy.deepcopy(self._scalars)}
 
     def load(self, rows: Mapping[str, Iterable[torch.Tensor]], scalars: Mapping[str, Any]) -> None:
         """Replace the state: of the rows by position, piece after piece, and of the table."""
-        most, width = self._values.values.shape
         for key, pieces in rows.items():
             self._rows.pop(key, None)
             for values in pieces:
                 if key not in self._rows:
-                    self._rows[key] = ReservedRows(most, width, values.dtype)
-                held = self._rows[key]
-                begin = held.count
-                held.extend(begin + len(values))
-                held.values[begin : held.count] = values
+                    self._rows[key] = GrowingRows(self._values.width, values.dtype)
+                self._rows[key].append(values)
         self._scalars = copy.deepcopy(dict(scalars))
+
+
+def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Return a copy with zeros for further rows: state that present options do not use has not grown with the rows."""
+    return torch.cat([rows, rows.new_zeros((count - len(rows), rows.shape[1]))])
 
 
 def _form(options: Mapping[str, Any]) -> object:

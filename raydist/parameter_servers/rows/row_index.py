@@ -1,4 +1,4 @@
-"""Indexes from row numbers to positions in memory, for many rows at once."""
+"""The rows of a table in memory, and indexes from row numbers to their positions, for many rows at once."""
 
 from __future__ import annotations
 
@@ -8,16 +8,78 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from raydist.parameter_servers.rows.reserved import ReservedRows
 from raydist.parameter_servers.rows.scrambling import scramble
 
-__all__ = ["DirectIndex", "HashIndex", "RowIndex", "index_for"]
+__all__ = ["DirectIndex", "GrowingRows", "HashIndex", "RowIndex", "index_for"]
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _MOST_DIRECT = 1 << 24  # rows of a table: 64 MB of entries. A direct index is 3 times as fast as one that hashes
 _FIRST_ENTRIES = 1 << 10
 _FULLEST = 0.5  # load factor of a hash index: rows are then found after 1.5 probes
+
+
+@final
+class GrowingRows:
+    """Consecutive rows in memory that grows by half when it is full.
+
+    Args:
+        width: Number of values in a row.
+        dtype: Dtype of the values.
+
+    Attributes:
+        count: Number of rows.
+        width: Number of values in a row.
+    """
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        self.count = 0
+        self.width = width
+        self._memory = torch.empty((0, width), dtype=dtype)
+
+    @property
+    def values(self) -> torch.Tensor:
+        """A view of all rows; rows that are added later may lie elsewhere."""
+        return self._memory[: self.count]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the rows in bytes."""
+        return self.values.nbytes
+
+    def take(self, places: torch.Tensor) -> torch.Tensor:
+        """Return copies of the rows at these positions."""
+        return self._memory.index_select(0, places)
+
+    def put(self, places: torch.Tensor, values: torch.Tensor) -> None:
+        """Replace the rows at these positions. Costs half of `index_copy_`: a row is one piece of memory."""
+        _cells(self._memory)[places.numpy()] = _cells(values.detach().contiguous())
+
+    def append(self, values: torch.Tensor) -> None:
+        """Add rows."""
+        begin = self.count
+        self._make_room(begin + len(values))
+        self.count = begin + len(values)
+        self._memory[begin : self.count] = values
+
+    def extend(self, count: int, fill: float = 0.0) -> None:
+        """Grow to `count` rows; new rows have this value everywhere."""
+        if count > self.count:
+            self._make_room(count)
+            self._memory[self.count : count] = fill
+            self.count = count
+
+    def _make_room(self, count: int) -> None:
+        if count > len(self._memory):
+            memory = self._memory.new_empty((max(count, len(self._memory) * 3 // 2), self.width))
+            memory[: self.count] = self._memory[: self.count]
+            self._memory = memory
+
+
+def _cells(rows: torch.Tensor) -> np.ndarray[Any, np.dtype[np.void]]:
+    """Return a view of rows in which each row is one element."""
+    cells: np.ndarray[Any, np.dtype[np.void]] = rows.view(torch.uint8).numpy()
+    return cells.reshape(-1).view(f"V{rows.shape[1] * rows.element_size()}")
 
 
 class RowIndex(ABC):
@@ -43,16 +105,15 @@ class RowIndex(ABC):
 
 def index_for(num_rows: int) -> RowIndex:
     """Return an index for a table of so many rows."""
-    return DirectIndex(num_rows) if num_rows <= _MOST_DIRECT else HashIndex(num_rows)
+    return DirectIndex(num_rows) if num_rows <= _MOST_DIRECT else HashIndex()
 
 
 @final
 class _Arrivals:
     """Row numbers in the order in which they were added."""
 
-    def __init__(self, most: int) -> None:
-        self._held = ReservedRows(most, 1, torch.int64)
-        self._values = self._held.values.numpy().reshape(-1)
+    def __init__(self) -> None:
+        self._held = GrowingRows(1, torch.int64)
 
     @property
     def count(self) -> int:
@@ -60,14 +121,13 @@ class _Arrivals:
 
     def append(self, rows: Numbers) -> Numbers:
         """Append rows; return their positions."""
-        begin, end = self._held.count, self._held.count + len(rows)
-        self._held.extend(end)
-        self._values[begin:end] = rows
-        return np.arange(begin, end)
+        begin = self._held.count
+        self._held.append(torch.from_numpy(rows).view(-1, 1))
+        return np.arange(begin, self._held.count)
 
     @property
     def all(self) -> Numbers:
-        return self._values[: self._held.count]
+        return self._held.values.numpy().reshape(-1)
 
 
 @final
@@ -76,7 +136,7 @@ class DirectIndex(RowIndex):
 
     def __init__(self, num_rows: int) -> None:
         self._entries = np.zeros(num_rows, np.int32)  # place + 1
-        self._arrivals = _Arrivals(num_rows)
+        self._arrivals = _Arrivals()
 
     def find(self, rows: Numbers) -> Numbers:
         return self._entries[rows].astype(np.int64) - 1
@@ -101,9 +161,9 @@ class HashIndex(RowIndex):
     Lookups compare the row numbers where the rows are stored. A row costs 4 bytes for each of 2 to 4 entries, and 8.
     """
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self) -> None:
         self._entries = np.zeros(_FIRST_ENTRIES, np.uint32)
-        self._arrivals = _Arrivals(num_rows)
+        self._arrivals = _Arrivals()
 
     def find(self, rows: Numbers) -> Numbers:
         found = np.full(len(rows), -1, np.int64)

@@ -13,8 +13,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.first_values import first_values
 from raydist.parameter_servers.rows.lazy_update import LazyUpdate, optimizer_name
 from raydist.parameter_servers.rows.own_rows import OwnRows, own_rows
-from raydist.parameter_servers.rows.reserved import ReservedRows
-from raydist.parameter_servers.rows.row_index import index_for
+from raydist.parameter_servers.rows.row_index import GrowingRows, index_for
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 
 __all__ = ["RowTable"]
@@ -37,7 +36,7 @@ class RowTable:
 
     def _clear(self) -> None:
         self._index = index_for(self.spec.num_rows)
-        self._values = ReservedRows(self.spec.num_rows, self.spec.dim, self.spec.dtype)
+        self._values = GrowingRows(self.spec.dim, self.spec.dtype)
         self._updates: dict[str, LazyUpdate] = {}
 
     @property
@@ -101,14 +100,9 @@ class RowTable:
         if len(absent):
             new, which = np.unique(numbers[absent], return_inverse=True)
             made = self._index.add(new)
-            self._append(first_values(self.spec, torch.from_numpy(new)))
+            self._values.append(first_values(self.spec, torch.from_numpy(new)))
             places[absent] = made[which]
         return torch.from_numpy(places)
-
-    def _append(self, values: torch.Tensor) -> None:
-        begin = self._values.count
-        self._values.extend(begin + len(values))
-        self._values.values[begin : self._values.count] = values
 
     def state(self) -> dict[str, Any]:
         """Return copies of all existing rows, and of optimizer states: numbers, strings, tensors and dicts.
@@ -119,7 +113,7 @@ class RowTable:
         """
         optimizers = {name: update.state() for name, update in self._updates.items()}
         rows = torch.from_numpy(self._index.rows().copy())
-        return {"rows": rows, "values": self._values.values[: self.num_rows].clone(), "optimizers": optimizers}
+        return {"rows": rows, "values": self._values.values.clone(), "optimizers": optimizers}
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Replace all rows by this server's rows of these states.
@@ -153,7 +147,7 @@ class RowTable:
             )
         self._index.add(rows)
         for values in own.taken(own.state["values"]):
-            self._append(values)
+            self._values.append(values)
 
     def _remember(self, name: str, found: Sequence[OwnRows]) -> None:
         """Load the rows' optimizer states; of the table's, the one with the most steps."""

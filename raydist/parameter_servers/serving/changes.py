@@ -124,7 +124,7 @@ class Changes:
     def _apply_complete(self) -> None:
         while (means := self._collected.take()) is not None:
             self._meter.steps += 1
-            self._apply(means, step=self.step)
+            self._apply(means)
 
     def _read(self, push: Push, tensors: Sequence[torch.Tensor]) -> ServerGradients:
         gradients = read_gradients(push, tensors, self._values)
@@ -143,9 +143,9 @@ class Changes:
             )
         return optimizer
 
-    def _apply(self, gradients: Mapping[int, ServerGradients], step: int | None = None) -> None:
+    def _apply(self, gradients: Mapping[int, ServerGradients]) -> None:
         with self._timed():
-            with self._values.changing(step=step):
+            with self._values.changing():
                 for handle, each in gradients.items():
                     self._optimizers[handle].step(each)
             for handle, each in gradients.items():

@@ -15,7 +15,6 @@ from raydist.parameter_servers.requests import (
     BeginSave,
     CreateSlices,
     DropObjects,
-    LocateSlices,
     SaveReport,
     ServerRequest,
 )
@@ -39,7 +38,6 @@ class Holdings:
         number: Number of the server.
         num_servers: Number of servers.
         memory: Bytes that the server may hold; None: as many as the machine has.
-        timeout_s: Time limit for a reader in another process that holds up a change.
         make_table: Makes the server's part of an embedding table.
         saver: Writes the server's part of checkpoints; None if there are none.
         restorer: Reads the server's part of checkpoints.
@@ -51,7 +49,6 @@ class Holdings:
         num_servers: int,
         *,
         memory: int | None,
-        timeout_s: float,
         make_table: TableMaker,
         saver: SliceSaver | None = None,
         restorer: PartRestorer | None = None,
@@ -62,7 +59,7 @@ class Holdings:
         self._make_table = make_table
         self._saver = saver
         self._restorer = restorer
-        self.values = ServedSlices.open(number, timeout_s=timeout_s, room=self._room)
+        self.values = ServedSlices(number, self._room)
         self.optimizers: dict[int, ServedOptimizer] = {}
         self.tables: dict[int, ServedTable] = {}
 
@@ -71,8 +68,6 @@ class Holdings:
         match request:
             case CreateSlices():
                 return self.values.create(request.slices, tensors)
-            case LocateSlices():
-                return self.values.address
             case DropObjects():
                 return self._drop(request)
             case AddOptimizer():
@@ -169,11 +164,10 @@ class Holdings:
         return self.table(handle).state()
 
     def close(self, within_s: float) -> None:
-        """Wait for reads and writes of checkpoints, and release all memory. May be called twice."""
+        """Wait for reads and writes of checkpoints. May be called twice."""
         for each in (self._restorer, self._saver):
             if each is not None:
                 each.close(within_s)
-        self.values.close()
 
     @property
     def num_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""The values of a server's slices, in memory that processes of its host may read."""
+"""The values of a server's slices."""
 
 from __future__ import annotations
 
@@ -9,67 +9,35 @@ from typing import final
 import torch
 
 from raydist.errors import InvalidArgumentError
-from raydist.parameter_servers.shared_slices import SlicesAddress, slice_views
 from raydist.parameter_servers.slices import ServedSlice
-from raydist.parameter_servers.slices_head import HEAD_BYTES, SlicesHead
 from raydist.pipelines.engine.machine import free_memory
-from raydist.shared_segment import Segment
-from raydist.storage.layout import ShardLayout
-from raydist.storage.shard import ShardAddress, VariableShard
 
 __all__ = ["ServedSlices"]
-
-_LIVES = 0
 
 
 @final
 class ServedSlices:
-    """All slices of one server, for the server's thread. Made by :meth:`open`.
+    """All slices of one server, for one thread at a time.
 
     Args:
-        server: Number of the server.
-        segment: Memory of the head.
-        timeout_s: Time limit for readers that hold up a change.
+        server: Number of the server, for messages.
         room: Returns the number of bytes that are left; None: unknown.
+
+    Attributes:
+        version: Number of changes of the values so far.
     """
 
-    def __init__(self, server: int, segment: Segment, timeout_s: float, room: Callable[[], int | None]) -> None:
+    def __init__(self, server: int, room: Callable[[], int | None] = free_memory) -> None:
+        self.version = 0
         self._server = server
-        self._segment = segment
-        self._head = SlicesHead(segment, server)
-        self._timeout_s = timeout_s
         self._room = room
-        self._shards: list[tuple[VariableShard, tuple[ServedSlice, ...]]] = []
         self._slices: dict[int, ServedSlice] = {}
         self._values: dict[int, torch.Tensor] = {}
-
-    @staticmethod
-    def open(server: int, *, timeout_s: float, room: Callable[[], int | None] = free_memory) -> ServedSlices:
-        """Create a server's memory, without slices.
-
-        Raises:
-            OSError: The machine has no memory for it.
-        """
-        segment = Segment.create_nameless(HEAD_BYTES)
-        segment.hold(_LIVES)
-        return ServedSlices(server, segment, timeout_s, room)
-
-    @property
-    def version(self) -> int:
-        """Number of changes of the values so far."""
-        return self._head.version
 
     @property
     def num_bytes(self) -> int:
         """Size of all values in bytes."""
-        return sum(shard.layout.num_bytes for shard, _ in self._shards)
-
-    @property
-    def address(self) -> SlicesAddress:
-        """The address by which processes of this host read the values."""
-        shards: tuple[tuple[ShardAddress, tuple[ServedSlice, ...]], ...]
-        shards = tuple((shard.address, slices) for shard, slices in self._shards)
-        return SlicesAddress(self._server, self._segment.name, self._segment.token, shards)
+        return sum(each.num_bytes for each in self._slices.values())
 
     def slice(self, number: int) -> ServedSlice:
         """Return the description of a slice.
@@ -90,19 +58,13 @@ class ServedSlices:
         return self._values[number]
 
     @contextlib.contextmanager
-    def changing(self, *, step: int | None = None) -> Iterator[None]:
-        """Lock the values for a change: readers see all of it or nothing.
-
-        Args:
-            step: Under SyncWithBackups: the step of the values after the change.
-
-        Raises:
-            DeadlineExceededError: A reader held the lock for too long; nothing was changed.
-        """
-        with self._head.writing(timeout_s=self._timeout_s), torch.no_grad():
-            yield
-            if step is not None:
-                self._head.note_step(step)
+    def changing(self) -> Iterator[None]:
+        """Make one version of all changes in the block; a block that fails may have changed values, too."""
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.version += 1
 
     def create(self, slices: Sequence[ServedSlice], values: Sequence[torch.Tensor]) -> None:
         """Create slices; slices with known numbers are overwritten.
@@ -112,15 +74,16 @@ class ServedSlices:
         """
         for each, value in zip(slices, values, strict=True):
             self._require_fitting(each, value)
-        fresh = tuple(each for each in slices if each.number not in self._slices)
-        if fresh:
-            self._place(fresh)
+        fresh = {each.number: each for each in slices if each.number not in self._slices}
+        self._require_room(sum(each.num_bytes for each in fresh.values()))
+        self._slices |= fresh
+        self._values |= {number: torch.empty(each.shape, dtype=each.dtype) for number, each in fresh.items()}
         with self.changing():
             for each, value in zip(slices, values, strict=True):
                 self._values[each.number].copy_(value)
 
     def replace(self, values: Mapping[int, torch.Tensor]) -> None:
-        """Replace values by slice number: readers see all new values or none.
+        """Replace values by slice number.
 
         Raises:
             InvalidArgumentError: A slice is unknown, or a value does not fit; nothing was changed.
@@ -132,28 +95,12 @@ class ServedSlices:
                 self._values[number].copy_(value)
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Drop slices. A shard's memory is freed when all slices created together are gone, and its last reader is."""
+        """Drop slices; unknown ones are ignored."""
         known = [number for number in numbers if number in self._slices]
-        if not known:
-            return
-        with self.changing():
-            for number in known:
-                del self._slices[number], self._values[number]
-            held = [
-                (shard, slices, any(each.number in self._slices for each in slices)) for shard, slices in self._shards
-            ]
-            self._shards = [(shard, slices) for shard, slices, is_used in held if is_used]
-        for shard, _, is_used in held:
-            if not is_used:
-                shard.close()
-
-    def _place(self, slices: tuple[ServedSlice, ...]) -> None:
-        sizes = [each.num_bytes for each in slices]
-        self._require_room(ShardLayout.of(sizes).num_bytes)
-        shard = VariableShard.create_nameless(sizes)
-        self._shards.append((shard, slices))
-        self._values |= slice_views(shard, slices)
-        self._slices |= {each.number: each for each in slices}
+        if known:
+            with self.changing():
+                for number in known:
+                    del self._slices[number], self._values[number]
 
     def _require_fitting(self, wanted: ServedSlice, value: torch.Tensor) -> None:
         if tuple(value.shape) != wanted.shape or value.dtype != wanted.dtype:
@@ -176,9 +123,3 @@ class ServedSlices:
                 f"{needed:,} bytes more and has {room:,} free: {needed - room:,} too few. Use more servers (num_ps, on "
                 "other machines), give them more memory, or use a partitioner that splits large variables."
             )
-
-    def close(self) -> None:
-        """Release all memory, which is freed with its last reader. May be called twice."""
-        self._head.close()
-        for shard, _ in self._shards:
-            shard.close()

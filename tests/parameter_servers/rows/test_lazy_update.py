@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from raydist.parameter_servers.rows.lazy_update import LazyUpdate, optimizer_name
-from raydist.parameter_servers.rows.reserved import ReservedRows
+from raydist.parameter_servers.rows.row_index import GrowingRows
 
 
-def rows(count: int, most: int = 100) -> ReservedRows:
-    made = ReservedRows(most, 2, torch.float64)
+def rows(count: int) -> GrowingRows:
+    made = GrowingRows(2, torch.float64)
     made.extend(count)
     return made
 
@@ -34,6 +34,15 @@ def test_options_may_change_from_step_to_step() -> None:
         update.apply(torch.tensor([0]), one, torch.optim.SGD, {"lr": lr, "momentum": momentum})
     # 1, 0.5, then the buffer: 1 and 0.8 * 1 + 1.
     assert table.values[0].tolist() == [pytest.approx(-(1 + 0.5 + 1 + 1.8))] * 2
+
+
+def test_state_that_is_not_used_now_has_all_rows_too() -> None:
+    table = rows(1)
+    update, one = LazyUpdate(table), torch.ones(1, 2, dtype=torch.float64)
+    for momentum in (0.9, 0.0):
+        update.apply(torch.tensor([0]), one, torch.optim.SGD, {"lr": 1.0, "momentum": momentum})
+        table.extend(table.count + 1)
+    assert update.state()["rows"]["momentum_buffer"][:, 0].tolist() == [1, 0, 0]
 
 
 def test_a_step_without_rows_counts() -> None:

@@ -26,8 +26,6 @@ def client(count: int = 2, timeout_s: float = 20.0) -> Iterator[tuple[ServerClie
         values = [torch.full((2,), float(number)).double()]
         made.exchange({number: Ask(CreateSlices((slice_of(number, 2),)), values)})
     yield made, servers
-    for server in servers:
-        server.close()
 
 
 def targets(count: int = 2) -> dict[int, dict[int, torch.Tensor]]:

@@ -102,7 +102,7 @@ class Servers:
     def __init__(self, count: int = 1, consistency: Consistency = "async") -> None:
         self.consistency = consistency
         self.servers = [
-            ParameterServer(number, count, consistency, timeout_s=LIMIT_S, make_table=RowTable)
+            ParameterServer(number, count, consistency, make_table=RowTable)
             for number in range(count)
         ]
         self.connections = [
