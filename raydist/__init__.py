@@ -62,11 +62,11 @@ if TYPE_CHECKING:
     from raydist.options import Timeouts as Timeouts
     from raydist.parameter_servers.consistency import BoundedStaleness as BoundedStaleness
     from raydist.parameter_servers.consistency import SyncWithBackups as SyncWithBackups
-    from raydist.parameter_servers.partitioners import FixedShardsPartitioner as FixedShardsPartitioner
-    from raydist.parameter_servers.partitioners import MaxSizePartitioner as MaxSizePartitioner
-    from raydist.parameter_servers.partitioners import MinSizePartitioner as MinSizePartitioner
     from raydist.parameter_servers.rows.sharded_embedding import ShardedEmbedding as ShardedEmbedding
     from raydist.parameter_servers.server_stats import ServerStats as ServerStats
+    from raydist.parameter_servers.slices import FixedShardsPartitioner as FixedShardsPartitioner
+    from raydist.parameter_servers.slices import MaxSizePartitioner as MaxSizePartitioner
+    from raydist.parameter_servers.slices import MinSizePartitioner as MinSizePartitioner
     from raydist.pipelines.elements.spec import DatasetSpec as DatasetSpec
     from raydist.pipelines.elements.spec import TensorSpec as TensorSpec
     from raydist.pipelines.elements.tensor_functions import with_tensors as with_tensors
@@ -167,7 +167,7 @@ _MODULE_OF = {
     "FixedLenFeature": "raydist.pipelines.tf_example.features",
     "FixedLenSequenceFeature": "raydist.pipelines.tf_example.features",
     "FixedLengthRecordDataset": "raydist.dataset.readers",
-    "FixedShardsPartitioner": "raydist.parameter_servers.partitioners",
+    "FixedShardsPartitioner": "raydist.parameter_servers.slices",
     "HierarchicalCopyAllReduce": "raydist.strategies.cross_device_ops",
     "History": "raydist.training.callbacks.callback",
     "INFINITE_CARDINALITY": "raydist.values",
@@ -177,9 +177,9 @@ _MODULE_OF = {
     "InvalidArgumentError": "raydist.errors",
     "LambdaCallback": "raydist.training.callbacks.lambda_callback",
     "LearningRateScheduler": "raydist.training.callbacks.learning_rates",
-    "MaxSizePartitioner": "raydist.parameter_servers.partitioners",
+    "MaxSizePartitioner": "raydist.parameter_servers.slices",
     "Mean": "raydist.metrics",
-    "MinSizePartitioner": "raydist.parameter_servers.partitioners",
+    "MinSizePartitioner": "raydist.parameter_servers.slices",
     "MirroredStrategy": "raydist.strategies.one_node",
     "Model": "raydist.training.model",
     "ModelCheckpoint": "raydist.training.callbacks.checkpoint_callbacks",

@@ -21,7 +21,7 @@ from raydist.checkpoints.saved_checkpoint import SavedCheckpoint, open_checkpoin
 from raydist.checkpoints.saved_kinds import class_of_state, kind_of_state, state_of
 from raydist.context.current import CountsSteps, StepCounter, open_strategies, training_strategy
 from raydist.errors import InvalidArgumentError
-from raydist.parameter_servers.rows.saved_rows import SavedRows
+from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
 __all__ = ["CheckpointContents"]

@@ -18,9 +18,8 @@ from raydist.coordinator.served_side import ServedSide
 from raydist.errors import FailedPreconditionError
 from raydist.options import Timeouts
 from raydist.parameter_servers.consistency import BoundedStaleness, Consistency
-from raydist.parameter_servers.partitioners import VariablePartitioner
-from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.server import ParameterServer
+from raydist.parameter_servers.slices import VariablePartitioner
 from raydist.replicas.launch import settle
 from raydist.replicas.step import ReplicaSetup
 
@@ -114,7 +113,6 @@ def make_server(number: int, num_servers: int, consistency: Consistency, memory:
         num_servers,
         consistency,
         memory=memory,
-        make_table=RowTable,
         saver=SliceWriter(),
         restorer=PartReader(),
     )

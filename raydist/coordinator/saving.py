@@ -17,7 +17,7 @@ from raydist.coordinator.closures import Closure
 from raydist.errors import CancelledError
 from raydist.mirroring.driver import MirrorDriver
 from raydist.nest import unflatten
-from raydist.parameter_servers.rows.saved_rows import SavedRows
+from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 
 __all__ = ["SERVED_SHARES", "ServedSaver", "ask_served"]
 

@@ -8,13 +8,21 @@ from dataclasses import replace
 from typing import Any, final
 
 from raydist.actors.parameter_servers import ServerActors
-from raydist.parameter_servers.closure_requests import DropArrival, FenceWorker, Finish
 from raydist.parameter_servers.consistency import Consistency
-from raydist.parameter_servers.partitioners import VariablePartitioner, plan_slices
-from raydist.parameter_servers.requests import DropObjects, SaveReport, Sender, Statistics
-from raydist.parameter_servers.restore_requests import CommitRestore, DiscardRestore, ReadReport
+from raydist.parameter_servers.requests import (
+    CommitRestore,
+    DiscardRestore,
+    DropArrival,
+    DropObjects,
+    FenceWorker,
+    Finish,
+    ReadReport,
+    SaveReport,
+    Sender,
+    Statistics,
+)
 from raydist.parameter_servers.server_stats import ServerStats
-from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.slices import ServedSlice, VariablePartitioner, plan_slices
 from raydist.parameter_servers.worker.client import ServerClient
 from raydist.replicas.served.model import Settled
 from raydist.replicas.served.variables import ServedVariables

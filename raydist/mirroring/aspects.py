@@ -20,7 +20,7 @@ from raydist.mirroring.mirrored_rows import GoneRows, MirroredRows
 from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.shipment import Writes
 from raydist.mirroring.variables import Variables
-from raydist.parameter_servers.rows.access import attach_access
+from raydist.parameter_servers.rows.local_rows import attach_access
 from raydist.pickling.attribute_table import AttributeTable
 
 __all__ = ["Aspects"]

@@ -1,9 +1,9 @@
 """Requests to a parameter server, and its answers: plain data, independent of the transport.
 
-A request and its tensors travel apart: the request as a pickle, the tensors as memory. Every tensor is dense,
-contiguous and on the CPU; a gradient of some rows is two tensors, the rows (int64, counted from the slice's first row)
-and their values. A server keeps none of a request's tensors after the answer, so their memory may be reused. Tensors of
-an answer may be the server's own values: copy them before the server handles its next request.
+A request and its tensors travel apart: the request as a pickle, the tensors as memory. Every tensor is dense and on the
+CPU; a gradient of some rows is two tensors, the rows (int64, counted from the slice's first row) and their values. A
+server keeps none of a request's tensors after the answer. Tensors of an answer may be the server's own values: the
+transport copies them before the server handles its next request.
 """
 
 from __future__ import annotations
@@ -15,19 +15,38 @@ from typing import Any, Literal, final
 from raydist.parameter_servers.slices import ServedSlice
 
 __all__ = [
-    "ServerAnswer",
+    "AddOptimizer",
+    "Arrive",
     "Assign",
+    "BeginClosure",
+    "BeginRestore",
     "BeginSave",
+    "CommitRestore",
     "CreateSlices",
+    "CreateTable",
+    "DiscardRestore",
+    "DropArrival",
     "DropObjects",
+    "EndClosure",
+    "FenceWorker",
+    "Finish",
+    "OptimizerGroup",
+    "OptimizerState",
     "Pull",
+    "PullRows",
     "Push",
     "PushKey",
-    "ServerRequest",
+    "ReadReport",
+    "RowState",
     "SaveReport",
     "Sender",
+    "ServerAnswer",
+    "ServerRequest",
+    "SetOptimizerState",
+    "SetRowState",
     "Statistics",
     "Verdict",
+    "WriteStates",
 ]
 
 
@@ -206,3 +225,233 @@ class ServerAnswer:
     step: int = 0
     completes: int = 0
     value: Any = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BeginClosure(ServerRequest):
+    """SyncWithBackups, server 0 only: a worker begins a closure, so steps wait for its gradient.
+
+    `step` of the answer is the step whose values the worker must read at least (`Pull.at_least_step`): gradients of
+    earlier values would be late.
+    """
+
+    sender: Sender
+    closure: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EndClosure(ServerRequest):
+    """SyncWithBackups, server 0 only: a worker has ended its closure and holds no other. No step waits for it."""
+
+    sender: Sender
+    closure: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Arrive(ServerRequest):
+    """SyncWithBackups, server 0 only: a worker has gradients of `step`, the step of the values they come from.
+
+    The server answers once it is decided which gradients make up the step: with `verdict` "applied", `step` and
+    `completes` (the worker then pushes to all servers, with both), or with "late" (the worker drops the gradients, and
+    waits for the values of `step` + 1). The step is the requested one, or a later one if another worker died with this
+    key after its gradient was accepted: some servers may have that gradient, so the others must get theirs.
+    """
+
+    sender: Sender
+    key: PushKey
+    step: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DropArrival(ServerRequest):
+    """SyncWithBackups: do not wait for the gradients of a worker that has died, where they have not come yet.
+
+    The driver sends it to all servers after `FenceWorker`, if server 0's answer to that says so.
+
+    Attributes:
+        sender: The dead worker.
+        step: The step for which the gradient was accepted (`ServerAnswer.step` of that answer).
+        completes: Number of gradients in that step (`ServerAnswer.completes` of that answer).
+    """
+
+    sender: Sender
+    step: int
+    completes: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Finish(ServerRequest):
+    """SyncWithBackups: apply an incomplete step with the gradients that have come (`join`, reads, `close`).
+
+    Seldom needed: a step waits only for workers that hold a closure, so it is decided when these closures end.
+
+    Attributes:
+        step: Number of the step; -1 makes server 0 decide the present step, and answer with its number and number of
+            gradients (`ServerAnswer.step`, `completes`; 0: there are none, nothing else is to be done). With a step, a
+            server answers once it has applied this step.
+        completes: Number of gradients in the step.
+    """
+
+    step: int = -1
+    completes: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FenceWorker(ServerRequest):
+    """Refuse requests of a worker's generations up to this one from now on, and wait for them no more.
+
+    If server 0 answers with `completes` > 0, the worker's gradient is one of so many in `step`, and the worker may have
+    pushed it to some servers only: the driver then sends a `DropArrival` to all servers.
+    """
+
+    sender: Sender
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OptimizerGroup:
+    """One server's part of one of an optimizer's `param_groups`.
+
+    Attributes:
+        options: Everything but `params`: lr, weight_decay, ...
+        slices: Numbers of the group's slices.
+        tables: Handles of the group's embedding tables.
+    """
+
+    options: Mapping[str, Any]
+    slices: tuple[int, ...] = ()
+    tables: tuple[int, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AddOptimizer(ServerRequest):
+    """Add an optimizer, or change the groups of a known one: new slices are added, states are kept.
+
+    Attributes:
+        handle: Handle of the optimizer, the same on the driver and all workers.
+        kind: Pickle (cloudpickle) of the optimizer's class.
+        groups: Groups in the optimizer's order.
+    """
+
+    handle: int
+    kind: bytes
+    groups: tuple[OptimizerGroup, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OptimizerState(ServerRequest):
+    """Read an optimizer's state; answer: `value` is a dict slice number -> `state` of the slice, tensors included."""
+
+    optimizer: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SetOptimizerState(ServerRequest):
+    """Replace an optimizer's state.
+
+    Attributes:
+        optimizer: Handle of the optimizer.
+        states: States by slice number, tensors included.
+    """
+
+    optimizer: int
+    states: Mapping[int, Mapping[str, Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WriteStates(ServerRequest):
+    """Write the optimizer states that a step has changed by hand.
+
+    Attributes:
+        sender: The writing worker.
+        key: Key of the change.
+        states: By optimizer and slice number, the slice's new state; other slices keep their states.
+    """
+
+    sender: Sender
+    key: PushKey
+    states: Mapping[int, Mapping[int, Mapping[str, Any]]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CreateTable(ServerRequest):
+    """Create this server's rows of an embedding table.
+
+    Attributes:
+        handle: Handle of the table, the same on the driver and all workers.
+        spec: An `EmbeddingTableSpec`.
+    """
+
+    handle: int
+    spec: Any
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PullRows(ServerRequest):
+    """Read rows of a table; rows are made when first touched. Tensors: int64 row numbers, unique."""
+
+    handle: int
+    sender: Sender | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RowState(ServerRequest):
+    """Read all rows of a table, and their optimizer states; see `RowTable.state`."""
+
+    handle: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SetRowState(ServerRequest):
+    """Replace all rows of a table; `value`: results of `RowTable.state`, of any number of servers."""
+
+    handle: int
+    value: Any
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BeginRestore(ServerRequest):
+    """Read this server's part of a checkpoint in the background, and hold it aside. Drops what was held before.
+
+    Attributes:
+        order: An order for the `PartRestorer`.
+    """
+
+    order: Any
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ReadReport(ServerRequest):
+    """Return the state of the restore; answer: `value` is the result of `PartRestorer.report`."""
+
+    token: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CommitRestore(ServerRequest):
+    """Replace the present values by the ones that were read."""
+
+    token: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DiscardRestore(ServerRequest):
+    """Drop what was read, if anything."""

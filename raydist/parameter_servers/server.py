@@ -10,20 +10,12 @@ import torch
 
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.consistency import Consistency, require_consistency
-from raydist.parameter_servers.optimizer_requests import WriteStates
-from raydist.parameter_servers.requests import Assign, Pull, Push, ServerRequest, Statistics
-from raydist.parameter_servers.row_requests import PullRows
-from raydist.parameter_servers.rows.row_table import RowTable
+from raydist.parameter_servers.requests import Assign, Pull, PullRows, Push, ServerRequest, Statistics, WriteStates
 from raydist.parameter_servers.server_stats import ServerMeter, ServerStats
-from raydist.parameter_servers.serving.changes import Changes
-from raydist.parameter_servers.serving.embedding_tables import TableMaker
-from raydist.parameter_servers.serving.holdings import Holdings
-from raydist.parameter_servers.serving.ledger import Ledger
-from raydist.parameter_servers.serving.part_restorer import PartRestorer
-from raydist.parameter_servers.serving.slice_saver import SliceSaver
-from raydist.parameter_servers.serving.turn_requests import TurnRequest, TurnRequests
-from raydist.parameter_servers.serving.turns import Turns
-from raydist.parameter_servers.serving.waiting import Answered, Later, Reply, Waits
+from raydist.parameter_servers.serving.changes import Answered, Changes, Later, Ledger, Reply, Waits
+from raydist.parameter_servers.serving.checkpointing import PartRestorer, SliceSaver
+from raydist.parameter_servers.serving.state import Holdings
+from raydist.parameter_servers.serving.sync_steps import TurnRequest, TurnRequests, Turns
 
 __all__ = ["ParameterServer"]
 
@@ -39,7 +31,6 @@ class ParameterServer:
         num_servers: Number of servers.
         consistency: How far workers may be apart.
         memory: Bytes that the server may hold; None: as many as the machine has.
-        make_table: Makes the server's part of an embedding table.
         saver: Writes the server's part of checkpoints.
         restorer: Reads the server's part of checkpoints.
 
@@ -54,7 +45,6 @@ class ParameterServer:
         consistency: Consistency = "async",
         *,
         memory: int | None = None,
-        make_table: TableMaker = RowTable,
         saver: SliceSaver | None = None,
         restorer: PartRestorer | None = None,
     ) -> None:
@@ -65,7 +55,6 @@ class ParameterServer:
             number,
             num_servers,
             memory=memory,
-            make_table=make_table,
             saver=saver,
             restorer=restorer,
         )

@@ -21,7 +21,7 @@ from raydist.checkpoints.sharing.shares import ShareRequest
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.parts import has_load_hooks
-from raydist.parameter_servers.rows.saved_rows import SavedRows
+from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.replicas.rules import ReplicaRules
 from raydist.replicas.step import ReplicaSetup
 

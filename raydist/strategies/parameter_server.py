@@ -29,7 +29,7 @@ from raydist.foreign_errors import folded
 from raydist.mirroring.driver import MirrorDriver
 from raydist.options import RunOptions, Timeouts
 from raydist.parameter_servers.consistency import Consistency, require_consistency
-from raydist.parameter_servers.partitioners import VariablePartitioner
+from raydist.parameter_servers.slices import VariablePartitioner
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step_summaries import counting
 from raydist.strategies.closure_scheduler import ClosureScheduler

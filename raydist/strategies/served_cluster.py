@@ -15,7 +15,7 @@ from raydist.coordinator.served_request import ServedPlan, ServedRequest, plan_s
 from raydist.errors import InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.parameter_servers.consistency import Consistency
-from raydist.parameter_servers.partitioners import VariablePartitioner
+from raydist.parameter_servers.slices import VariablePartitioner
 from raydist.preemption.boundaries import add_step_queue
 from raydist.strategies.worker_request import assign_hosts
 

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import ray
@@ -33,11 +32,7 @@ OTHER = Software((("raydist", "0.1"), ("Python", platform.python_version()), ("t
 
 
 def real_server(number: int, num_servers: int) -> ParameterServer:
-    return ParameterServer(number, num_servers, "async", make_table=no_tables)
-
-
-def no_tables(*_: Any) -> Any:
-    raise AssertionError
+    return ParameterServer(number, num_servers, "async")
 
 
 @pytest.fixture(scope="module")
@@ -138,4 +133,4 @@ def test_a_server_of_another_version_is_named(actors: ServerActors, monkeypatch:
 
 
 def odd_server(number: int) -> ParameterServer:
-    return ParameterServer(number, 1, "eventual", make_table=no_tables)  # type: ignore[arg-type]
+    return ParameterServer(number, 1, "eventual")  # type: ignore[arg-type]

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.parameter_servers.closure_requests import Arrive, Finish
 from raydist.parameter_servers.connection import ServerConnection
 from raydist.parameter_servers.requests import (
+    Arrive,
     Assign,
     CreateSlices,
+    Finish,
     Pull,
     Push,
     PushKey,
@@ -30,7 +31,9 @@ LIMIT_S = 20.0
 ME = Sender(0, 0)
 
 
-def ask(connection: ServerConnection, request: ServerRequest, *tensors: torch.Tensor) -> tuple[ServerAnswer, list[torch.Tensor]]:
+def ask(
+    connection: ServerConnection, request: ServerRequest, *tensors: torch.Tensor
+) -> tuple[ServerAnswer, list[torch.Tensor]]:
     answer, values = connection.ask(request, tensors).answer(LIMIT_S)
     return answer, [value.clone() for value in values]
 

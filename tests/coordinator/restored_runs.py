@@ -17,7 +17,7 @@ import raydist as rd
 from raydist.checkpoints import contents, read_tensors
 from raydist.checkpoints.sharing import started_save
 from raydist.coordinator.restoring import ServedRestorer
-from raydist.parameter_servers.partitioners import FixedShardsPartitioner
+from raydist.parameter_servers.slices import FixedShardsPartitioner
 from tests.coordinator.served_here import Served, served
 
 __all__ = ["Kind", "Net", "Run", "Saved", "adam", "assert_same", "driver_alone", "momentum", "read", "saved"]

@@ -23,7 +23,6 @@ from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.driver import MirrorDriver
 from raydist.options import Timeouts
 from raydist.parameter_servers.consistency import BoundedStaleness, Consistency
-from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.server import ParameterServer
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from tests.coordinator.in_process import TIMEOUTS, ThreadPort
@@ -41,7 +40,6 @@ class ServersHere:
                 num_servers,
                 consistency,
                 memory=memory,
-                make_table=RowTable,
                 saver=SliceWriter(),
                 restorer=PartReader(),
             )

@@ -25,7 +25,7 @@ from raydist.checkpoints.sharing.staging import StagedStates
 from raydist.checkpoints.sharing.started_save import start_save
 from raydist.coordinator.restoring import ServedRestorer
 from raydist.parameter_servers.rows.row_table import RowTable
-from raydist.parameter_servers.rows.saved_rows import SavedRows
+from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.pipelines.stored.directory_files import directory_files
 from tests.coordinator.restored_runs import read
 from tests.coordinator.served_here import Served, served

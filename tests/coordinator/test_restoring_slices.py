@@ -16,7 +16,7 @@ import raydist as rd
 from raydist.checkpoints.sharing.part_reader import PartReader
 from raydist.coordinator.restoring import ServedRestorer
 from raydist.parameter_servers.consistency import BoundedStaleness, SyncWithBackups
-from raydist.parameter_servers.partitioners import FixedShardsPartitioner
+from raydist.parameter_servers.slices import FixedShardsPartitioner
 from tests.coordinator.restored_runs import Kind, Run, Saved, adam, assert_same, driver_alone, momentum, read, saved
 from tests.coordinator.served_here import served
 from tests.coordinator.test_saving import opened

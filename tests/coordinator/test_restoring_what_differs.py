@@ -14,7 +14,7 @@ from torch import nn
 import raydist as rd
 from raydist.checkpoints.saved_checkpoint import SavedCheckpoint
 from raydist.coordinator.restoring import ServedRestorer
-from raydist.parameter_servers.partitioners import FixedShardsPartitioner
+from raydist.parameter_servers.slices import FixedShardsPartitioner
 from raydist.pipelines.stored.directory_files import directory_files
 from tests.coordinator.restored_runs import Net, Run, Saved, adam, assert_same, momentum, saved
 from tests.coordinator.served_here import served

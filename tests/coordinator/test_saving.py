@@ -18,7 +18,7 @@ from raydist.checkpoints.saved_checkpoint import SavedCheckpoint, open_checkpoin
 from raydist.checkpoints.sharing import slice_writer, started_save
 from raydist.checkpoints.sharing.staging import StagedStates
 from raydist.checkpoints.sharing.started_save import StartedSave, start_save
-from raydist.parameter_servers.partitioners import FixedShardsPartitioner
+from raydist.parameter_servers.slices import FixedShardsPartitioner
 from raydist.pipelines.stored.directory_files import directory_files
 from tests.coordinator.served_here import Served, served
 

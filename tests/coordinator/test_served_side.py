@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 import raydist as rd
-from raydist.parameter_servers.closure_requests import Arrive, BeginClosure
-from raydist.parameter_servers.requests import Pull, PushKey, Sender
+from raydist.parameter_servers.requests import Arrive, BeginClosure, Pull, PushKey, Sender
 from tests.coordinator.served_here import served
 
 

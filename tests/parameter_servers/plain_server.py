@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 import raydist as rd
-from raydist.parameter_servers.closure_requests import Finish
 from raydist.parameter_servers.requests import (
     Assign,
     CreateSlices,
+    Finish,
     Pull,
     Push,
     ServerAnswer,
     ServerRequest,
     Statistics,
 )
-from raydist.parameter_servers.serving.served_slices import ServedSlices
+from raydist.parameter_servers.serving.slices import ServedSlices
 
 
 class Later:

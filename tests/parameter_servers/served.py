@@ -11,13 +11,21 @@ import cloudpickle
 import torch
 
 from raydist.parameter_servers.consistency import Consistency
-from raydist.parameter_servers.optimizer_requests import AddOptimizer, OptimizerGroup
-from raydist.parameter_servers.partitioners import FixedShardsPartitioner, plan_slices
-from raydist.parameter_servers.requests import CreateSlices, Pull, Push, PushKey, Sender, ServerAnswer, ServerRequest
+from raydist.parameter_servers.requests import (
+    AddOptimizer,
+    CreateSlices,
+    OptimizerGroup,
+    Pull,
+    Push,
+    PushKey,
+    Sender,
+    ServerAnswer,
+    ServerRequest,
+)
 from raydist.parameter_servers.server import ParameterServer
-from raydist.parameter_servers.serving.served_slices import ServedSlices
-from raydist.parameter_servers.serving.waiting import Answered, Later
-from raydist.parameter_servers.slices import ServedSlice, VariableSpec
+from raydist.parameter_servers.serving.changes import Answered, Later
+from raydist.parameter_servers.serving.slices import ServedSlices
+from raydist.parameter_servers.slices import FixedShardsPartitioner, ServedSlice, VariableSpec, plan_slices
 
 OPTIMIZER = 100
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydist.parameter_servers.bare_optimizer import (
+from raydist.parameter_servers.optimizers import (
     bare_optimizer,
     fits_one_pass,
     may_fuse,
@@ -56,7 +56,7 @@ def test_one_pass_is_for_those_that_have_it_and_were_not_told_otherwise() -> Non
 def test_a_step_of_torchs_does_not_load_its_compiler() -> None:
     program = """
 import sys, torch
-from raydist.parameter_servers.elementwise import why_not_elementwise
+from raydist.parameter_servers.optimizers import why_not_elementwise
 options = dict(lr=0.1, momentum=0.9, dampening=0, weight_decay=0.1, nesterov=False, maximize=False)
 options |= dict(foreach=None, differentiable=False, fused=None)
 print(why_not_elementwise(torch.optim.SGD, options))

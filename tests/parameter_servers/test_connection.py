@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.parameter_servers.closure_requests import Arrive, Finish
 from raydist.parameter_servers.connection import (
     RequestDispatcher,
     ServerConnection,
@@ -16,7 +15,7 @@ from raydist.parameter_servers.connection import (
     server_is_gone,
     server_is_late,
 )
-from raydist.parameter_servers.requests import Pull, Push, PushKey, Sender
+from raydist.parameter_servers.requests import Arrive, Finish, Pull, Push, PushKey, Sender
 from tests.contracts.server_connection import ServerConnectionContract
 from tests.parameter_servers.local_connection import LocalConnection
 from tests.parameter_servers.plain_server import PlainServer

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.parameter_servers.elementwise import (
+from raydist.parameter_servers.optimizers import (
     keeps_gradients,
     remembered_share,
     require_elementwise,

@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raydist as rd
-from raydist.parameter_servers.partitioners import (
+from raydist.parameter_servers.slices import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,
+    ServedSlice,
     VariablePartitioner,
+    VariableSpec,
     plan_slices,
 )
-from raydist.parameter_servers.slices import ServedSlice, VariableSpec
 
 
 def spec(handle: int, *shape: int, dtype: torch.dtype = torch.float32, partitioned: bool = True) -> VariableSpec:

@@ -4,8 +4,7 @@ import pickle
 
 import pytest
 
-from raydist.parameter_servers.requests import ServerRequest
-from raydist.parameter_servers.restore_requests import BeginRestore, CommitRestore, DiscardRestore, ReadReport
+from raydist.parameter_servers.requests import BeginRestore, CommitRestore, DiscardRestore, ReadReport, ServerRequest
 
 
 @pytest.mark.parametrize("request_", [BeginRestore("order"), ReadReport("a"), CommitRestore("a"), DiscardRestore()])

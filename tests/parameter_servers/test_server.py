@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import raydist as rd
-from raydist.parameter_servers.bare_optimizer import step_bare
-from raydist.parameter_servers.closure_requests import FenceWorker
+from raydist.parameter_servers.optimizers import step_bare
 from raydist.parameter_servers.requests import (
     Assign,
     CreateSlices,
+    FenceWorker,
     Pull,
     Push,
     PushKey,

@@ -10,12 +10,25 @@ from typing import Any
 import cloudpickle
 import torch
 
-from raydist.parameter_servers.closure_requests import Arrive, BeginClosure, DropArrival, EndClosure, FenceWorker
 from raydist.parameter_servers.consistency import Consistency, SyncWithBackups
-from raydist.parameter_servers.optimizer_requests import AddOptimizer, OptimizerGroup
-from raydist.parameter_servers.requests import CreateSlices, Pull, Push, PushKey, Sender, ServerAnswer, ServerRequest
+from raydist.parameter_servers.requests import (
+    AddOptimizer,
+    Arrive,
+    BeginClosure,
+    CreateSlices,
+    DropArrival,
+    EndClosure,
+    FenceWorker,
+    OptimizerGroup,
+    Pull,
+    Push,
+    PushKey,
+    Sender,
+    ServerAnswer,
+    ServerRequest,
+)
 from raydist.parameter_servers.server import ParameterServer
-from raydist.parameter_servers.serving.waiting import Later
+from raydist.parameter_servers.serving.changes import Later
 from tests.parameter_servers.served import OPTIMIZER, answer, ask, slice_of
 
 CLOSURES = 12

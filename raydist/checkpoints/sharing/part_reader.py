@@ -21,9 +21,9 @@ from raydist.checkpoints.sharing.restore_request import PreparedShare
 from raydist.checkpoints.sharing.stored_memories import memory_differences, taken_state
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 from raydist.errors import CancelledError, DataLossError, FailedPreconditionError, NotFoundError, RaydistError
-from raydist.parameter_servers.rows.saved_rows import parts_by_table
-from raydist.parameter_servers.serving.embedding_tables import ServedTable
-from raydist.parameter_servers.serving.part_restorer import PartHolder, PartRestorer
+from raydist.parameter_servers.rows.row_table import RowTable
+from raydist.parameter_servers.rows.sharded_embedding import parts_by_table
+from raydist.parameter_servers.serving.checkpointing import PartHolder, PartRestorer
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
 __all__ = ["PartReader", "StoredColumn", "StoredRows", "StoredSlices"]
@@ -283,9 +283,7 @@ class _Reading:
 
     def __init__(self, order: RestoreOrder, held: PartHolder) -> None:
         self.order = order
-        self.tables: Mapping[int, ServedTable] = {
-            table.handle: held.table(table.handle).anew() for table in order.tables
-        }
+        self.tables: Mapping[int, RowTable] = {table.handle: held.table(table.handle).anew() for table in order.tables}
         self.slices = StoredSlices(order, held, self._require_wanted)
         self.outcome: PreparedShare | PortableError | None = None
         self._is_wanted = True

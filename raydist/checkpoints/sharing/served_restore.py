@@ -26,8 +26,8 @@ from raydist.checkpoints.sharing.restore_orders import RestoreOrders, StoredMemo
 from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
 from raydist.checkpoints.sharing.served_share import SliceDirectory
 from raydist.checkpoints.sharing.stored_memories import taken_options
-from raydist.parameter_servers.restore_requests import BeginRestore
-from raydist.parameter_servers.rows.saved_rows import SavedRows, require_known
+from raydist.parameter_servers.requests import BeginRestore
+from raydist.parameter_servers.rows.sharded_embedding import SavedRows, require_known
 from raydist.parameter_servers.slices import ServedSlice
 from raydist.parameter_servers.worker.client import Ask
 

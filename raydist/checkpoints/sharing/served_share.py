@@ -21,9 +21,9 @@ from raydist.checkpoints.optimizer_names import parameter_names
 from raydist.checkpoints.saved_kinds import class_of_state, kind_of_state, state_of
 from raydist.checkpoints.sharing.shares import Share, ShareRequest
 from raydist.checkpoints.sharing.slice_orders import SliceOrders
-from raydist.parameter_servers.elementwise import remembered_share
+from raydist.parameter_servers.optimizers import remembered_share
 from raydist.parameter_servers.requests import BeginSave
-from raydist.parameter_servers.rows.saved_rows import SavedRows
+from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.parameter_servers.slices import ServedSlice
 from raydist.parameter_servers.worker.client import Ask
 

@@ -12,7 +12,7 @@ from raydist.checkpoints.differences import Difference
 from raydist.checkpoints.saved_checkpoint import SavedCheckpoint
 from raydist.checkpoints.saved_kinds import kind_of_state
 from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
-from raydist.parameter_servers.rows.saved_rows import SavedRows
+from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 
 __all__ = ["ShareRestorer", "SharedRestore", "shared_restore"]
 

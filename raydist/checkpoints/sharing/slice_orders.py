@@ -11,7 +11,7 @@ import torch
 from raydist.checkpoints.new_files import NewFiles
 from raydist.checkpoints.sharing.shares import ShareRequest
 from raydist.checkpoints.tensor_file import MAX_PART_BYTES, RowRange, plan_parts
-from raydist.parameter_servers.rows.saved_rows import row_entry
+from raydist.parameter_servers.rows.sharded_embedding import row_entry
 from raydist.parameter_servers.slices import ServedSlice
 
 __all__ = ["SaveOrder", "SliceFile", "SliceOrders", "SlicePlace"]

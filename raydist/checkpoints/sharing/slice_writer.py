@@ -14,7 +14,7 @@ from raydist.checkpoints.sharing.reports import SaveReports
 from raydist.checkpoints.sharing.shares import Share
 from raydist.checkpoints.sharing.slice_orders import SaveOrder, SliceFile, SlicePlace
 from raydist.checkpoints.tensor_file import RowRange, TensorFile, write_tensor_file
-from raydist.parameter_servers.serving.slice_saver import SliceHolder, SliceSaver
+from raydist.parameter_servers.serving.checkpointing import SliceHolder, SliceSaver
 
 __all__ = ["SliceWriter"]
 

@@ -22,7 +22,7 @@ from raydist.checkpoints.sharing.shares import UNDIVIDED_BYTES, Share, ShareRequ
 from raydist.checkpoints.sharing.staging import StagedStates
 from raydist.checkpoints.tensor_file import TensorFile, write_index
 from raydist.context.current import StepCounter
-from raydist.parameter_servers.rows.saved_rows import SavedRows
+from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.pipelines.stored.file_directory import DirectoryFiles
 from raydist.summary.writer import pending_summaries
 

@@ -13,7 +13,7 @@ from raydist.checkpoints.optimizer_names import keep_types
 from raydist.checkpoints.sharing.restore_orders import StoredMemory
 from raydist.checkpoints.tensor_file import FilePlace
 from raydist.errors import InvalidArgumentError
-from raydist.parameter_servers.bare_optimizer import bare_optimizer
+from raydist.parameter_servers.optimizers import bare_optimizer
 
 __all__ = ["memory_differences", "taken_options", "taken_state"]
 

@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from raydist.parameter_servers.rows.scrambling import scramble
+from raydist.parameter_servers.rows.table_spec import scramble
 
 __all__ = ["DirectIndex", "GrowingRows", "HashIndex", "RowIndex", "index_for"]
 

@@ -1,23 +1,82 @@
-"""`rd.ShardedEmbedding`: an embedding whose rows lie on parameter servers."""
+"""`rd.ShardedEmbedding`: an embedding whose rows lie on parameter servers, and its rows as a saved state."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import torch
+from torch import nn
 from torch.nn import functional
 
-from raydist.compat.torch_internals import disable_compiler
+from raydist.compat.torch_internals import disable_compiler, module_table
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.parameter_servers.rows.access import mark_of, mark_table, row_access
-from raydist.parameter_servers.rows.local_rows import access_to, held_rows, hold_rows
+from raydist.parameter_servers.rows.local_rows import access_to, held_rows, hold_rows, mark_of, mark_table, row_access
 from raydist.parameter_servers.rows.row_gradient import add_row_gradient
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
-from raydist.parameter_servers.rows.unique_rows import UniqueRows
 
-__all__ = ["ShardedEmbedding"]
+__all__ = ["SavedRows", "ShardedEmbedding", "UniqueRows", "parts_by_table", "require_known", "row_entry"]
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UniqueRows:
+    """The different rows among some numbers.
+
+    Attributes:
+        rows: Row numbers, rising, on the CPU; without the padding.
+        places: For each number, on its device, its position in `rows`. The padding's position is `len(rows)`.
+        padded: True if the padding is among the numbers.
+    """
+
+    rows: torch.Tensor
+    places: torch.Tensor
+    padded: bool
+
+    @staticmethod
+    def of(numbers: torch.Tensor, num_rows: int, padding: int | None = None) -> UniqueRows:
+        """Find the different rows.
+
+        Args:
+            numbers: Row numbers.
+            num_rows: Number of rows; all numbers must be below it.
+            padding: A number that stands for no row.
+
+        Raises:
+            InvalidArgumentError: The numbers are no integers, or out of range.
+
+        >>> found = UniqueRows.of(torch.tensor([[7, 3], [3, 0]]), 10, padding=0)
+        >>> found.rows.tolist(), found.places.tolist()
+        ([3, 7], [[1, 0], [0, 2]])
+        """
+        if numbers.dtype not in _INTEGERS:
+            raise InvalidArgumentError(
+                f"Rows of an embedding must be given as integers, got {numbers.dtype}. Cast them: .long()."
+            )
+        unique, places = torch.unique(numbers.long(), return_inverse=True)
+        rows = unique.cpu()
+        if len(rows) and (int(rows[0]) < 0 or int(rows[-1]) >= num_rows):
+            raise _out_of_range(numbers, num_rows)
+        at = len(rows) if padding is None else int(torch.searchsorted(rows, padding))
+        if at == len(rows) or int(rows[at]) != padding:
+            return UniqueRows(rows, places, padded=False)
+        behind = len(rows) - 1
+        places = torch.where(places == at, behind, places - (places > at).long())
+        return UniqueRows(torch.cat([rows[:at], rows[at + 1 :]]), places, padded=True)
+
+
+def _out_of_range(numbers: torch.Tensor, num_rows: int) -> InvalidArgumentError:
+    where = tuple(torch.nonzero((numbers < 0) | (numbers >= num_rows))[0].tolist())
+    return InvalidArgumentError(
+        f"Rows of an embedding must be between 0 and {num_rows - 1} (num_embeddings={num_rows}), got "
+        f"{int(numbers[where])} at {list(where)}. Look for what made the number, or make the embedding larger."
+    )
+
 
 _MODES = ("none", "sum", "mean")
 _INITIALIZERS = ("normal", "uniform", "zeros")
@@ -235,3 +294,89 @@ def _require_sizes(num_embeddings: int, dim: int, padding: int | None, dtype: to
         raise InvalidArgumentError(f"padding_idx must be one of the {num_embeddings} rows, got {padding}.")
     if not dtype.is_floating_point:
         raise InvalidArgumentError(f"dtype must be a floating point one, got {dtype}. Use torch.float32.")
+
+
+def row_entry(path: str, part: int) -> str:
+    """Return the name of the entry of a table's rows on one server.
+
+    >>> row_entry("words", 0)
+    'words/0'
+    """
+    return f"{path}/{part}"
+
+
+def parts_by_table(state: Mapping[str, Any], paths: Iterable[str]) -> dict[str, list[Any]]:
+    """Return, by path of a table, a state's parts: one for each server that had rows.
+
+    >>> parts_by_table({"words/0": 1, "words/1": 2, "tags/0": 3}, ["words", "more"])
+    {'words': [1, 2], 'more': []}
+    """
+    return {path: [part for entry, part in state.items() if _path_of(entry) == path] for path in paths}
+
+
+def require_known(state: Mapping[str, Any], paths: Collection[str]) -> None:
+    """Raise InvalidArgumentError if a state has rows of tables with other paths."""
+    strange = next((path for path in map(_path_of, state) if path not in paths), None)
+    if strange is not None:
+        raise InvalidArgumentError(
+            f"Saved rows must be of the module's embeddings, which are {', '.join(paths)}, got {strange!r:.100}. "
+            "Restore into a module like the one that was saved."
+        )
+
+
+def _path_of(entry: str) -> str:
+    return entry.rpartition("/")[0]
+
+
+@final
+class SavedRows:
+    """The `ShardedEmbedding`s of a module, with all touched rows.
+
+    Args:
+        module: The module.
+
+    >>> import torch
+    >>> model = torch.nn.ModuleDict({"words": ShardedEmbedding(100, 2, seed=1)})
+    >>> _ = model["words"](torch.tensor([7]))
+    >>> list(SavedRows(model).state_dict())
+    ['words/0']
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __bool__(self) -> bool:
+        return bool(self.tables())
+
+    def tables(self) -> dict[str, ShardedEmbedding]:
+        """Return the embeddings by path, each once. Never blocks: reads no attribute of a mirrored object."""
+        first: dict[int, str] = {}
+        return {path: each for path, each in _embeddings(self.module, "") if first.setdefault(id(each), path) == path}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rows of each table on each server."""
+        return {
+            row_entry(path, part): state
+            for path, table in self.tables().items()
+            for part, state in enumerate(table.export_rows())
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace all rows by these, on any number of servers.
+
+        Raises:
+            InvalidArgumentError: The state has rows of other tables.
+        """
+        tables = self.tables()
+        require_known(state, tables)
+        found = parts_by_table(state, tables)
+        for path, table in tables.items():
+            table.import_rows(found[path])
+
+
+def _embeddings(module: Any, path: str) -> Iterator[tuple[str, ShardedEmbedding]]:
+    if isinstance(module, ShardedEmbedding):
+        yield path, module
+    for name, child in module_table(module).items():
+        if child is not None:
+            yield from _embeddings(child, f"{path}.{name}" if path else name)

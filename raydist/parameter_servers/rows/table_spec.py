@@ -1,16 +1,39 @@
-"""The description of an embedding table, independent of where its rows lie."""
+"""The description of an embedding table, and the initial values of its rows: functions of seed and row number."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
 
-from raydist.parameter_servers.rows.scrambling import scramble
+__all__ = ["EmbeddingTableSpec", "Words", "first_values", "scramble"]
 
-__all__ = ["EmbeddingTableSpec"]
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def scramble(words: Words) -> Words:
+    """Return words of which every bit depends on every bit of the input: one step of SplitMix64, which is one to one.
+
+    >>> [hex(word) for word in scramble(np.array([0, 1], np.uint64))]
+    ['0xe220a8397b1dcdaf', '0x910a2dec89025cc1']
+    """
+    mixed: Words = words + _STEP
+    held = np.empty_like(mixed)
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        np.right_shift(mixed, np.uint64(shift), out=held)
+        np.bitwise_xor(mixed, held, out=mixed)
+        np.multiply(mixed, factor, out=mixed)
+    np.right_shift(mixed, np.uint64(31), out=held)
+    np.bitwise_xor(mixed, held, out=mixed)
+    return mixed
+
 
 _DEALING = np.uint64(0x5851F42D4C957F2D)
 
@@ -56,3 +79,54 @@ class EmbeddingTableSpec:
             return torch.zeros_like(rows)
         mixed = scramble(rows.numpy().view(np.uint64) ^ _DEALING) >> np.uint64(32)
         return torch.from_numpy((mixed * np.uint64(num_servers) >> np.uint64(32)).view(np.int64))
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ALL_BITS = (1 << 64) - 1
+
+
+def first_values(spec: EmbeddingTableSpec, rows: torch.Tensor) -> torch.Tensor:
+    """Return the initial values of some rows.
+
+    Args:
+        spec: Description of the table.
+        rows: int64 row numbers, in any order.
+
+    >>> spec = EmbeddingTableSpec(100, 3, seed=7)
+    >>> together, alone = first_values(spec, torch.tensor([1, 42])), first_values(spec, torch.tensor([42]))
+    >>> torch.equal(together[1:], alone)
+    True
+    """
+    if spec.initializer == "zeros":
+        return torch.zeros((len(rows), spec.dim), dtype=spec.dtype)
+    exact = torch.float64 if spec.dtype is torch.float64 else torch.float32
+    halves = _halves(spec, rows)
+    values = _uniform(halves, exact) if spec.initializer == "uniform" else _normal(halves, exact)
+    return values[:, : spec.dim].mul_(spec.scale).to(spec.dtype).contiguous()
+
+
+def _halves(spec: EmbeddingTableSpec, rows: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """Return 32 random bits for each value, for an even number of values: word i of a row is its i-th SplitMix64."""
+    seed = scramble(np.array([spec.seed & _ALL_BITS], np.uint64))
+    begins = scramble(rows.numpy().view(np.uint64) + seed)
+    steps = np.arange((spec.dim + 1) // 2, dtype=np.uint64) * _GOLDEN
+    words: Words = scramble((begins[:, None] + steps).reshape(-1))
+    return words.view(np.uint32).reshape(len(rows), -1)
+
+
+def _unit(bits: np.ndarray[Any, np.dtype[np.uint32]], dtype: torch.dtype) -> torch.Tensor:
+    """Return uniform numbers between 0 and 1, both excluded."""
+    kept = 24 if dtype is torch.float32 else 32
+    numbers = (bits >> np.uint32(32 - kept)).astype(np.float32 if dtype is torch.float32 else np.float64)
+    return torch.from_numpy(numbers).add_(0.5).mul_(2.0**-kept)
+
+
+def _uniform(halves: np.ndarray[Any, np.dtype[np.uint32]], dtype: torch.dtype) -> torch.Tensor:
+    return _unit(halves, dtype).mul_(2).sub_(1)
+
+
+def _normal(halves: np.ndarray[Any, np.dtype[np.uint32]], dtype: torch.dtype) -> torch.Tensor:
+    """Return normal numbers by the Box-Muller transform: two uniform numbers make two normal ones."""
+    length = _unit(np.ascontiguousarray(halves[:, 0::2]), dtype).log_().mul_(-2).sqrt_()
+    angle = _unit(np.ascontiguousarray(halves[:, 1::2]), dtype).mul_(2 * math.pi)
+    return torch.cat([length * angle.cos(), length.mul_(angle.sin_())], dim=1)

@@ -5,22 +5,249 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import final
+from typing import Literal, final
 
 import torch
 
 from raydist.errors import InvalidArgumentError
-from raydist.parameter_servers.optimizer_requests import WriteStates
-from raydist.parameter_servers.requests import Assign, Push, ServerAnswer, Verdict
+from raydist.parameter_servers.requests import Assign, Push, PushKey, Sender, ServerAnswer, Verdict, WriteStates
 from raydist.parameter_servers.server_stats import ServerMeter
-from raydist.parameter_servers.serving.collected_steps import CollectedSteps
-from raydist.parameter_servers.serving.gradients import ServerGradients, read_gradients
-from raydist.parameter_servers.serving.ledger import Ledger
-from raydist.parameter_servers.serving.served_optimizers import ServedOptimizer
-from raydist.parameter_servers.serving.served_slices import ServedSlices
-from raydist.parameter_servers.serving.waiting import Answered, Reply, Waits
+from raydist.parameter_servers.serving.optimizers import PushedRows, ServedOptimizer, ServerGradients, read_gradients
+from raydist.parameter_servers.serving.slices import ServedSlices
 
-__all__ = ["Changes"]
+__all__ = ["Answered", "Changes", "CollectedSteps", "Later", "Ledger", "Reply", "Waits"]
+
+
+@final
+class Ledger:
+    """The memory of one server by which it applies every change once.
+
+    A closure that runs again pushes under the keys of its first run, and a message may come twice: the record has their
+    keys. Keys of ended closures are forgotten, and count as known.
+
+    >>> ledger = Ledger()
+    >>> ledger.enter(Sender(0, 0), PushKey(closure=3, index=0))
+    'applied'
+    >>> ledger.enter(Sender(1, 0), PushKey(closure=3, index=0))
+    'known'
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, set[int]] = {}
+        self._finished_below = 0
+        self._fenced: dict[int, int] = {}
+
+    def fence(self, sender: Sender) -> None:
+        """Refuse this generation of a worker, and earlier ones, from now on."""
+        self._fenced[sender.worker] = max(sender.generation, self._fenced.get(sender.worker, -1))
+
+    def is_fenced(self, sender: Sender) -> bool:
+        """Return True if the sender's generation is fenced, so its changes are refused."""
+        return sender.generation <= self._fenced.get(sender.worker, -1)
+
+    def check(self, sender: Sender, key: PushKey) -> Literal["applied", "known", "fenced"]:
+        """Return the verdict on a change: "applied" if it is new."""
+        if self.is_fenced(sender):
+            return "fenced"
+        if key.closure < self._finished_below or key.index in self._known.get(key.closure, ()):
+            return "known"
+        return "applied"
+
+    def enter(self, sender: Sender, key: PushKey) -> Literal["applied", "known", "fenced"]:
+        """Return the verdict on a change, and record its key."""
+        verdict = self.check(sender, key)
+        if verdict == "applied":
+            self._known.setdefault(key.closure, set()).add(key.index)
+        if verdict != "fenced" and key.finished_below > self._finished_below:
+            self._finished_below = key.finished_below
+            for closure in [closure for closure in self._known if closure < key.finished_below]:
+                del self._known[closure]
+        return verdict
+
+    @property
+    def num_known(self) -> int:
+        """Number of recorded keys."""
+        return sum(map(len, self._known.values()))
+
+
+Answered = tuple[ServerAnswer, list[torch.Tensor]]
+"""An answer and its tensors."""
+
+
+@final
+class Later:
+    """A placeholder for a future answer. The transport keeps it until `due()` returns it."""
+
+    __slots__ = ()
+
+
+Reply = Answered | Later
+"""The result of handling a request."""
+
+
+@final
+class Waits:
+    """Waiting requests, in the order in which they came.
+
+    >>> waits, gates = Waits(), []
+    >>> later = waits.add(lambda: bool(gates), lambda: (ServerAnswer(), []))
+    >>> waits.due()
+    []
+    >>> gates.append("open")
+    >>> [(which is later, answered) for which, answered in waits.due()]
+    [(True, (ServerAnswer(version=0, verdict='done', step=0, completes=0, value=None), []))]
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Later, Callable[[], bool], Callable[[], Answered]]] = []
+
+    def add(self, ready: Callable[[], bool], answer: Callable[[], Answered]) -> Later:
+        """Add a request that is answered once `ready()` is true.
+
+        Args:
+            ready: Returns True once the answer may be given.
+            answer: Makes the answer then.
+        """
+        later = Later()
+        self._waiting.append((later, ready, answer))
+        return later
+
+    def due(self) -> list[tuple[Later, Answered | Exception]]:
+        """Return the answers that are ready, each once; an exception is to be raised at its request's sender."""
+        ready = [entry for entry in self._waiting if entry[1]()]
+        if ready:
+            done = {id(entry) for entry in ready}
+            self._waiting = [entry for entry in self._waiting if id(entry) not in done]
+        return [(later, _answered(answer)) for later, _, answer in ready]
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+def _answered(answer: Callable[[], Answered]) -> Answered | Exception:
+    try:
+        return answer()
+    except Exception as error:
+        return error
+
+
+@final
+class CollectedSteps:
+    """Incomplete steps, and the sums of the gradients that have come for them.
+
+    A step is complete when each of its workers has pushed, or is known to be dead.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[int, _CollectedStep] = {}
+        self._spare = _SpareMemory()
+        self.step = 0  # the step of the present values: all earlier steps were applied
+
+    def expect(self, step: int, completes: int) -> None:
+        """Set the number of gradients of a step."""
+        if completes and step >= self.step:
+            self._of(step).completes = completes
+
+    def add(self, step: int, worker: int, optimizer: int, gradients: ServerGradients | None) -> None:
+        """Add a worker's gradients to a step that is not applied yet; None: they were known, and count as present."""
+        mine = self._of(step)
+        mine.came.add(worker)
+        if gradients is not None:
+            mine.sums.setdefault(optimizer, _GradientSum(self._spare)).add(gradients)
+
+    def drop(self, step: int, worker: int) -> None:
+        """Do not wait for a worker in this step."""
+        if step >= self.step:
+            self._of(step).came.add(worker)
+
+    def take(self) -> Mapping[int, ServerGradients] | None:
+        """Return the means of the present step by optimizer, and go on to the next step; None if it is incomplete.
+
+        The means are valid until the next call.
+        """
+        present = self._steps.get(self.step)
+        if present is None or not present.completes or len(present.came) < present.completes:
+            return None
+        del self._steps[self.step]
+        self.step += 1
+        self._spare.all_free()
+        return {optimizer: summed.mean() for optimizer, summed in present.sums.items()}
+
+    def _of(self, step: int) -> _CollectedStep:
+        return self._steps.setdefault(step, _CollectedStep())
+
+
+@final
+class _CollectedStep:
+    def __init__(self) -> None:
+        self.completes = 0
+        self.came: set[int] = set()
+        self.sums: dict[int, _GradientSum] = {}
+
+
+@final
+class _SpareMemory:
+    """Reusable tensors for sums: new memory costs more than the additions."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[torch.Tensor]] = {}
+        self._given: list[tuple[int, torch.Tensor]] = []
+
+    def copy_of(self, number: int, gradient: torch.Tensor) -> torch.Tensor:
+        free = self._free.get(number)
+        return free.pop().copy_(gradient) if free else gradient.clone()
+
+    def give(self, number: int, total: torch.Tensor) -> None:
+        """Mark a sum that was returned as a mean: the next `all_free` frees it."""
+        self._given.append((number, total))
+
+    def all_free(self) -> None:
+        for number, total in self._given:
+            self._free.setdefault(number, []).append(total)
+        self._given.clear()
+
+
+@final
+class _GradientSum:
+    """The sum of one optimizer's gradients, in memory of its own."""
+
+    def __init__(self, spare: _SpareMemory) -> None:
+        self._spare = spare
+        self._count = 0
+        self._dense: dict[int, torch.Tensor] = {}
+        self._rows: dict[int, list[PushedRows]] = {}
+        self._tables: dict[int, list[PushedRows]] = {}
+
+    def add(self, gradients: ServerGradients) -> None:
+        self._count += 1
+        for number, gradient in gradients.slices.items():
+            if isinstance(gradient, PushedRows):
+                self._rows.setdefault(number, []).append(_kept(gradient))
+            elif number in self._dense:
+                self._dense[number].add_(gradient)
+            else:
+                self._dense[number] = self._spare.copy_of(number, gradient)
+        for handle, rows in gradients.tables.items():
+            self._tables.setdefault(handle, []).append(_kept(rows))
+
+    def mean(self) -> ServerGradients:
+        """Return the mean over all pushes; a push without a gradient for a slice counts as zeros there."""
+        slices: dict[int, torch.Tensor | PushedRows] = {}
+        for number, total in self._dense.items():
+            for rows in self._rows.pop(number, ()):
+                total.index_add_(0, rows.rows, rows.values)
+            slices[number] = total.div_(self._count)
+            self._spare.give(number, total)
+        slices |= {number: self._joined(rows) for number, rows in self._rows.items()}
+        return ServerGradients(slices, {handle: self._joined(rows) for handle, rows in self._tables.items()})
+
+    def _joined(self, parts: list[PushedRows]) -> PushedRows:
+        values = torch.cat([part.values for part in parts]).div_(self._count)
+        return PushedRows(torch.cat([part.rows for part in parts]), values)
+
+
+def _kept(rows: PushedRows) -> PushedRows:
+    return PushedRows(rows.rows.clone(), rows.values.clone())
 
 
 @final

@@ -1,19 +1,32 @@
-"""One process's connections to all servers, which handle its requests at the same time."""
+"""One process's connections to all servers, and the rows and slices that it reads and writes through them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
 import torch
 
-from raydist.errors import DeadlineExceededError
+from raydist.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.parameter_servers.connection import ServerConnection, Targets
-from raydist.parameter_servers.requests import Pull, Sender, ServerAnswer, ServerRequest
+from raydist.parameter_servers.requests import (
+    CreateTable,
+    Pull,
+    PullRows,
+    RowState,
+    Sender,
+    ServerAnswer,
+    ServerRequest,
+    SetRowState,
+)
+from raydist.parameter_servers.rows.local_rows import spec_of
+from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
+from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.worker.slices import SliceTable
 
-__all__ = ["Ask", "ServerClient"]
+__all__ = ["Ask", "HeldSlices", "ServedRows", "ServerClient", "rows_by_server"]
 
 
 @final
@@ -126,3 +139,147 @@ class ServerClient:
         pull = Pull((), self.sender, at_least_step=at_least)
         asks = {server: Ask(replace(pull, slices=tuple(into)), into=into) for server, into in wanted.items()}
         return {server: answer for server, (answer, _) in self.exchange(asks).items()}
+
+
+@final
+class ServedRows:
+    """The access to rows on servers (a `RowAccess`), for one thread.
+
+    Args:
+        client: The connection to the servers.
+        handle_of: Returns the handle of a parameter that stands for a table; None if the servers do not have the table.
+    """
+
+    def __init__(self, client: ServerClient, handle_of: Callable[[torch.Tensor], int | None]) -> None:
+        self._client = client
+        self._handle_of = handle_of
+
+    def create(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
+        """Create a table on the servers, with these rows."""
+        handle, spec = self._known(weight)
+        self._ask_all(CreateTable(handle, spec))
+        if states:
+            self.import_rows(weight, states)
+
+    def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Implement `RowAccess.pull`."""
+        handle, spec = self._known(weight)
+        places = rows_by_server(spec, rows, self._client.num_servers)
+        request = PullRows(handle, self._client.sender)
+        answers = self._client.exchange({server: Ask(request, [rows[at]]) for server, at in places.items()})
+        found = torch.empty((len(rows), spec.dim), dtype=spec.dtype)
+        for server, at in places.items():
+            found[at] = answers[server][1][0]
+        return found
+
+    def export_rows(self, weight: torch.Tensor) -> list[dict[str, Any]]:
+        """Implement `RowAccess.export_rows`."""
+        handle, _ = self._known(weight)
+        return [answer.value for answer in self._ask_all(RowState(handle))]
+
+    def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
+        """Implement `RowAccess.import_rows`."""
+        handle, _ = self._known(weight)
+        self._ask_all(SetRowState(handle, list(states)))
+
+    def _ask_all(self, request: Any) -> list[Any]:
+        return self._client.ask_all(request)
+
+    def _known(self, weight: torch.Tensor) -> tuple[int, EmbeddingTableSpec]:
+        handle, spec = self._handle_of(weight), spec_of(weight)
+        if handle is None or spec is None:
+            raise FailedPreconditionError(
+                "A ShardedEmbedding must be made under the scope of the strategy that runs the step, this one is not "
+                "known to its servers. Create it inside `with strategy.scope():`."
+            )
+        return handle, spec
+
+
+def rows_by_server(
+    spec: EmbeddingTableSpec, rows: torch.Tensor, num_servers: int, *, everybody: bool = False
+) -> dict[int, torch.Tensor | slice]:
+    """Return the positions of each server's rows; of all servers with `everybody`, else of servers that have some."""
+    if num_servers == 1:
+        return {0: slice(None)}
+    owners = spec.servers_of(rows, num_servers)
+    found: dict[int, torch.Tensor | slice] = {}
+    for server in range(num_servers):
+        places = torch.nonzero(owners == server).reshape(-1)
+        if len(places) or everybody:
+            found[server] = places
+    return found
+
+
+@final
+class HeldSlices:
+    """A worker's knowledge of the servers' slices, for the worker's thread.
+
+    Args:
+        client: The connection to the servers.
+        table: All slices.
+        get: Returns the worker's object with a handle; None if it is gone.
+        handle_of: Returns the handle of an object.
+        read_states: Reads the servers' states of optimizers into this worker's.
+    """
+
+    def __init__(
+        self,
+        client: ServerClient,
+        table: SliceTable,
+        get: Callable[[int], Any],
+        handle_of: Callable[[Any], int | None],
+        read_states: Callable[[list[torch.optim.Optimizer]], None],
+    ) -> None:
+        self._client = client
+        self._table = table
+        self._get = get
+        self._handle_of = handle_of
+        self._read_states = read_states
+
+    @property
+    def num_servers(self) -> int:
+        """Number of servers."""
+        return self._client.num_servers
+
+    def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[ServedSlice, ...]]:
+        """Return, by name, the slices of the tensors that are variables, in the order of their rows.
+
+        A `state_dict` has detached variables, which are found by their memory: no two variables share memory. A
+        variable without elements has no memory, and is found only as the variable itself: optimizers have states of it.
+        """
+        variables = {handle: obj for handle in self._table.handles() if (obj := self._get(handle)) is not None}
+        held = {obj.data_ptr(): handle for handle, obj in variables.items()}
+        known = {name: self._handle_in(tensor, held, variables) for name, tensor in tensors.items()}
+        return {name: self._table.of(handle) for name, handle in known.items() if handle is not None}
+
+    def _handle_in(
+        self, tensor: torch.Tensor, held: Mapping[int, int], variables: Mapping[int, torch.Tensor]
+    ) -> int | None:
+        """Return the handle of the variable that a tensor is, or is detached from."""
+        handle = self._handle_of(tensor)
+        if handle is None:
+            handle = held.get(tensor.data_ptr())
+            return handle if handle is not None and _shows(tensor, variables[handle]) else None
+        return handle if handle in variables else None
+
+    def handle_of(self, obj: torch.optim.Optimizer | torch.Tensor) -> int:
+        """Return the handle of an optimizer, or of the table that a parameter stands for."""
+        handle = self._handle_of(obj)
+        if handle is None:
+            raise FailedPreconditionError(
+                f"raydist bug: a {type(obj).__name__} must be mirrored to be saved by servers."
+            )
+        return handle
+
+    def read_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Read the servers' state of an optimizer into this worker's."""
+        self._read_states([optimizer])
+
+    def exchange(self, asks: Mapping[int, Ask]) -> Answers:
+        """Call `ServerClient.exchange`."""
+        return self._client.exchange(asks)
+
+
+def _shows(tensor: torch.Tensor, held: torch.Tensor) -> bool:
+    same = tensor.data_ptr() == held.data_ptr() and tensor.dtype == held.dtype
+    return same and tensor.numel() > 0 and tensor.shape == held.shape and tensor.stride() == held.stride()

@@ -8,13 +8,10 @@ from typing import final
 
 import torch
 
-from raydist.parameter_servers.elementwise import require_elementwise
-from raydist.parameter_servers.rows.access import spec_of
-from raydist.parameter_servers.rows.local_rows import take_held_rows
+from raydist.parameter_servers.optimizers import require_elementwise
+from raydist.parameter_servers.rows.local_rows import spec_of, take_held_rows
 from raydist.parameter_servers.slices import ServedSlice, VariableSpec
-from raydist.parameter_servers.worker.client import ServerClient
-from raydist.parameter_servers.worker.held_slices import HeldSlices
-from raydist.parameter_servers.worker.served_rows import ServedRows
+from raydist.parameter_servers.worker.client import HeldSlices, ServedRows, ServerClient
 from raydist.replicas.rules import VariablesView
 from raydist.replicas.served.known_objects import KnownObjects
 from raydist.replicas.served.servable import names_of_variables, require_servable

@@ -11,14 +11,19 @@ import torch
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.connection import Targets
 from raydist.parameter_servers.requests import Push, PushKey, ServerAnswer
-from raydist.parameter_servers.rows.access import spec_of
+from raydist.parameter_servers.rows.local_rows import spec_of
 from raydist.parameter_servers.rows.row_gradient import pending_rows
-from raydist.parameter_servers.worker.client import Ask, ServerClient
-from raydist.parameter_servers.worker.device_staging import HostGradients
-from raydist.parameter_servers.worker.gradient_cuts import Form, GradientCut, cut_gradients, form_of, rows_and_values
-from raydist.parameter_servers.worker.served_rows import rows_by_server
-from raydist.parameter_servers.worker.slice_table import ReadVersions, SliceTable
-from raydist.parameter_servers.worker.worker_copies import WorkerCopies
+from raydist.parameter_servers.worker.client import Ask, ServerClient, rows_by_server
+from raydist.parameter_servers.worker.slices import (
+    Form,
+    GradientCut,
+    ReadVersions,
+    SliceTable,
+    cut_gradients,
+    form_of,
+    rows_and_values,
+)
+from raydist.parameter_servers.worker.worker_copies import HostGradients, WorkerCopies
 
 __all__ = ["PushPlans", "ReadyPush", "note_answer", "group_options"]
 

@@ -9,18 +9,18 @@ import torch
 
 from raydist.actors.class_tracking import cloudpickle
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.parameter_servers.optimizer_requests import (
+from raydist.parameter_servers.requests import (
     AddOptimizer,
     OptimizerGroup,
     OptimizerState,
+    PushKey,
     SetOptimizerState,
     WriteStates,
 )
-from raydist.parameter_servers.requests import PushKey
 from raydist.parameter_servers.slices import ServedSlice
 from raydist.parameter_servers.worker.client import Ask, ServerClient
-from raydist.parameter_servers.worker.device_staging import HostGradients
-from raydist.parameter_servers.worker.state_cuts import cut_state, joined_state
+from raydist.parameter_servers.worker.slices import cut_state, joined_state
+from raydist.parameter_servers.worker.worker_copies import HostGradients
 from raydist.replicas.served.known_objects import KnownObjects
 from raydist.replicas.served.push import PushPlans, ReadyPush, group_options
 from raydist.replicas.served.worker_slices import WorkerSlices

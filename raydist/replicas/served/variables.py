@@ -17,11 +17,10 @@ from raydist.checkpoints.sharing.served_restore import ServedRestores
 from raydist.checkpoints.sharing.served_share import ServedShares
 from raydist.compat.torch_internals import disable_compiler
 from raydist.errors import InvalidArgumentError
-from raydist.parameter_servers.closure_requests import Arrive, BeginClosure, EndClosure
 from raydist.parameter_servers.connection import ServerConnection
 from raydist.parameter_servers.consistency import Consistency, SyncWithBackups
-from raydist.parameter_servers.requests import PushKey, Sender
-from raydist.parameter_servers.rows.access import reading_rows
+from raydist.parameter_servers.requests import Arrive, BeginClosure, EndClosure, PushKey, Sender
+from raydist.parameter_servers.rows.local_rows import reading_rows
 from raydist.parameter_servers.slices import ServedSlice
 from raydist.parameter_servers.worker.client import ServerClient
 from raydist.replicas.rules import VariablesView

@@ -10,7 +10,7 @@ import torch
 from raydist.parameter_servers.requests import Assign, CreateSlices, PushKey, ServerAnswer
 from raydist.parameter_servers.slices import ServedSlice
 from raydist.parameter_servers.worker.client import Ask, ServerClient
-from raydist.parameter_servers.worker.slice_table import ReadVersions, SliceTable
+from raydist.parameter_servers.worker.slices import ReadVersions, SliceTable
 from raydist.parameter_servers.worker.worker_copies import WorkerCopies
 from raydist.replicas.served.push import Pushed, ReadyPush, note_answer
 

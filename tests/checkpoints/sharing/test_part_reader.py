@@ -21,7 +21,6 @@ from raydist.checkpoints.sharing.restore_request import PreparedShare
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
-from raydist.parameter_servers.serving.embedding_tables import ServedTable
 from raydist.pipelines.stored.directory_files import directory_files
 
 TOUCHED = torch.tensor([3, 5, 8])
@@ -37,8 +36,8 @@ class Held:
         self.before = self.tables[4]
         self.before.pull(torch.tensor([1]))
 
-    def table(self, handle: int) -> ServedTable:
-        found: ServedTable = self.tables[handle]
+    def table(self, handle: int) -> RowTable:
+        found: RowTable = self.tables[handle]
         return found
 
     def value(self, number: int) -> torch.Tensor:
@@ -53,7 +52,7 @@ class Held:
 
     def replace(
         self,
-        tables: Mapping[int, ServedTable],
+        tables: Mapping[int, RowTable],
         values: Mapping[int, torch.Tensor],
         memories: Mapping[int, Mapping[int, Mapping[str, Any]]],
     ) -> None:

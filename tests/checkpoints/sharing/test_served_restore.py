@@ -13,8 +13,8 @@ from raydist.checkpoints.saved_checkpoint import open_checkpoint
 from raydist.checkpoints.sharing.restore_orders import StoredTable
 from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
 from raydist.checkpoints.sharing.served_restore import BegunRestore, ServedRestores, begin_served_restore
-from raydist.parameter_servers.restore_requests import BeginRestore
-from raydist.parameter_servers.rows.saved_rows import SavedRows
+from raydist.parameter_servers.requests import BeginRestore
+from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.pipelines.stored.directory_files import directory_files
 
 

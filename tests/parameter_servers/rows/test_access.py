@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from raydist.parameter_servers.rows.access import (
+from raydist.parameter_servers.rows.local_rows import (
     attach_access,
     mark_of,
     mark_table,

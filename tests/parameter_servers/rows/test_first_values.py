@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydist.parameter_servers.rows.first_values import first_values
-from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
+from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec, first_values
 
 
 @pytest.mark.parametrize("dim", [1, 3, 16])

@@ -5,8 +5,8 @@ import weakref
 import pytest
 import torch
 
-from raydist.parameter_servers.rows.lazy_update import LazyUpdate, optimizer_name
 from raydist.parameter_servers.rows.row_index import GrowingRows
+from raydist.parameter_servers.rows.row_optimizer import LazyUpdate, optimizer_name
 
 
 def rows(count: int) -> GrowingRows:

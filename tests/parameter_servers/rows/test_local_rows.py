@@ -9,8 +9,16 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.parameter_servers.rows.access import attach_access, mark_table, reading_rows
-from raydist.parameter_servers.rows.local_rows import LocalRows, access_to, held_rows, hold_rows, take_held_rows
+from raydist.parameter_servers.rows.local_rows import (
+    LocalRows,
+    access_to,
+    attach_access,
+    held_rows,
+    hold_rows,
+    mark_table,
+    reading_rows,
+    take_held_rows,
+)
 from raydist.parameter_servers.rows.row_gradient import add_row_gradient, pending_rows
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydist.errors import InvalidArgumentError
-from raydist.parameter_servers.rows.own_rows import own_rows
-from raydist.parameter_servers.rows.row_table import RowTable
+from raydist.parameter_servers.rows.row_table import RowTable, own_rows
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 
 SPEC = EmbeddingTableSpec(40, 3, torch.float64)

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydist.parameter_servers.rows.row_adam import RowAdam, stand_in_for
-from raydist.parameter_servers.rows.row_memory import sparse_gradient
+from raydist.parameter_servers.rows.row_optimizer import RowAdam, sparse_gradient, stand_in_for
 
 
 @pytest.mark.parametrize("options", [{}, {"lr": 0.1, "betas": (0.5, 0.8), "eps": 1e-3}, {"maximize": True}])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from raydist.parameter_servers.rows.row_index import DirectIndex, GrowingRows, HashIndex, RowIndex, index_for
 
+
 def test_rows_that_are_there_keep_their_values() -> None:
     rows = GrowingRows(2, torch.float32)
     rows.extend(3)

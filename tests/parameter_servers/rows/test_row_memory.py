@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raydist.errors import InvalidArgumentError
-from raydist.parameter_servers.rows.row_memory import RowMemory, make_optimizer, sparse_gradient
+from raydist.parameter_servers.rows.row_optimizer import RowMemory, make_optimizer, sparse_gradient
 
 OPTIMIZERS: dict[type[torch.optim.Optimizer], tuple[set[str], set[str]]] = {
     torch.optim.Adadelta: ({"square_avg", "acc_delta"}, {"step"}),

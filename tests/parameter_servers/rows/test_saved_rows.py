@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import raydist as rd
-from raydist.parameter_servers.rows.saved_rows import SavedRows
+from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 
 
 class Words(nn.Module):

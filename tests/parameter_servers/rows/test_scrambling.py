@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from raydist.parameter_servers.rows.scrambling import scramble
+from raydist.parameter_servers.rows.table_spec import scramble
 
 
 def test_no_two_words_become_the_same() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.errors import InvalidArgumentError
-from raydist.parameter_servers.rows.unique_rows import UniqueRows
+from raydist.parameter_servers.rows.sharded_embedding import UniqueRows
 
 
 @given(st.lists(st.integers(0, 9)), st.none() | st.integers(0, 9))

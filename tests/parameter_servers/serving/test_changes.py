@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import raydist as rd
-from raydist.parameter_servers.closure_requests import FenceWorker
-from raydist.parameter_servers.optimizer_requests import OptimizerState, WriteStates
-from raydist.parameter_servers.requests import PushKey, Sender
+from raydist.parameter_servers.requests import FenceWorker, OptimizerState, PushKey, Sender, WriteStates
 from tests.parameter_servers.served import OPTIMIZER, BareWorker, answer, servers
 from tests.parameter_servers.unreliable_workers import CLOSURES, Network
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from raydist.parameter_servers.serving.collected_steps import CollectedSteps
-from raydist.parameter_servers.serving.gradients import PushedRows, ServerGradients
+from raydist.parameter_servers.serving.changes import CollectedSteps
+from raydist.parameter_servers.serving.optimizers import PushedRows, ServerGradients
 
 
 def dense(*values: float) -> ServerGradients:

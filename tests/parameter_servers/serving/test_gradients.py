@@ -7,7 +7,7 @@ import torch
 
 import raydist as rd
 from raydist.parameter_servers.requests import Push, PushKey, Sender
-from raydist.parameter_servers.serving.gradients import PushedRows, read_gradients
+from raydist.parameter_servers.serving.optimizers import PushedRows, read_gradients
 from tests.parameter_servers.served import served, slice_of
 
 

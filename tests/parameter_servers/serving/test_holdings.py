@@ -5,9 +5,19 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.parameter_servers.optimizer_requests import AddOptimizer, OptimizerGroup, OptimizerState, SetOptimizerState
-from raydist.parameter_servers.requests import Push, PushKey, Sender
-from raydist.parameter_servers.row_requests import CreateTable, PullRows, RowState, SetRowState
+from raydist.parameter_servers.requests import (
+    AddOptimizer,
+    CreateTable,
+    OptimizerGroup,
+    OptimizerState,
+    PullRows,
+    Push,
+    PushKey,
+    RowState,
+    Sender,
+    SetOptimizerState,
+    SetRowState,
+)
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 from tests.parameter_servers.served import OPTIMIZER, BareWorker, answer, ask, servers
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.parameter_servers.requests import PushKey, Sender
-from raydist.parameter_servers.serving.ledger import Ledger
+from raydist.parameter_servers.serving.changes import Ledger
 
 CHANGES = [(closure, index) for closure in range(5) for index in range(2)]
 

@@ -8,11 +8,17 @@ import pytest
 import torch
 
 from raydist.errors import InvalidArgumentError
-from raydist.parameter_servers.restore_requests import BeginRestore, CommitRestore, DiscardRestore, ReadReport
-from raydist.parameter_servers.row_requests import CreateTable, RowState
+from raydist.parameter_servers.requests import (
+    BeginRestore,
+    CommitRestore,
+    CreateTable,
+    DiscardRestore,
+    ReadReport,
+    RowState,
+)
+from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
-from raydist.parameter_servers.serving.embedding_tables import ServedTable
-from raydist.parameter_servers.serving.part_restorer import PartHolder, PartRestorer
+from raydist.parameter_servers.serving.checkpointing import PartHolder, PartRestorer
 from tests.parameter_servers.served import answer, servers
 
 ROWS: dict[str, Any] = {"rows": torch.tensor([2]), "values": torch.ones(1, 3), "optimizers": {}}
@@ -20,7 +26,7 @@ ROWS: dict[str, Any] = {"rows": torch.tensor([2]), "values": torch.ones(1, 3), "
 
 class Restorer(PartRestorer):
     def __init__(self) -> None:
-        self.tables: dict[int, ServedTable] = {}
+        self.tables: dict[int, RowTable] = {}
         self.told: list[str] = []
 
     def begin(self, order: int, held: PartHolder) -> None:

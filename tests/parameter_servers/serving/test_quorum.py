@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from raydist.parameter_servers.serving.quorum import Accepted, Quorum
+from raydist.parameter_servers.serving.sync_steps import Accepted, Quorum
 
 WORKERS = st.integers(0, 3)
 

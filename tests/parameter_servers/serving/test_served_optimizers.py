@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.parameter_servers.optimizer_requests import OptimizerGroup
-from raydist.parameter_servers.serving.gradients import PushedRows, ServerGradients
-from raydist.parameter_servers.serving.served_optimizers import ServedOptimizer
-from raydist.parameter_servers.serving.served_slices import ServedSlices
+from raydist.parameter_servers.requests import OptimizerGroup
+from raydist.parameter_servers.serving.optimizers import PushedRows, ServedOptimizer, ServerGradients
+from raydist.parameter_servers.serving.slices import ServedSlices
 from tests.parameter_servers.served import served, slice_of
 
 SLICES = slice_of(0, 2), slice_of(1, 3), slice_of(2, 2)

@@ -10,7 +10,7 @@ import torch
 
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.requests import BeginSave, CreateSlices, SaveReport
-from raydist.parameter_servers.serving.slice_saver import SliceHolder, SliceSaver
+from raydist.parameter_servers.serving.checkpointing import SliceHolder, SliceSaver
 from tests.parameter_servers.served import answer, servers, slice_of
 
 

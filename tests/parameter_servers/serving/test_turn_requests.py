@@ -4,17 +4,23 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.parameter_servers.closure_requests import (
+from raydist.parameter_servers.requests import (
     Arrive,
     BeginClosure,
     DropArrival,
     EndClosure,
     FenceWorker,
     Finish,
+    Pull,
+    Push,
+    PushKey,
+    Sender,
+    ServerAnswer,
+    ServerRequest,
+    Statistics,
 )
-from raydist.parameter_servers.requests import Pull, Push, PushKey, Sender, ServerAnswer, ServerRequest, Statistics
 from raydist.parameter_servers.server import ParameterServer
-from raydist.parameter_servers.serving.waiting import Later
+from raydist.parameter_servers.serving.changes import Later
 from tests.parameter_servers.served import OPTIMIZER, BareWorker, answer, ask, servers
 
 WORKERS = [Sender(worker, 0) for worker in range(3)]

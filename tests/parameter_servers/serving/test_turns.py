@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import raydist as rd
 from raydist.parameter_servers.requests import PushKey, Sender
-from raydist.parameter_servers.serving.quorum import Accepted
-from raydist.parameter_servers.serving.turns import Turns
+from raydist.parameter_servers.serving.sync_steps import Accepted, Turns
 
 ONE, OTHER = Sender(0, 0), Sender(1, 0)
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from raydist.parameter_servers.requests import ServerAnswer
-from raydist.parameter_servers.serving.waiting import Answered, Waits
+from raydist.parameter_servers.serving.changes import Answered, Waits
 
 
 def test_each_is_answered_once_it_may_be_and_once() -> None:

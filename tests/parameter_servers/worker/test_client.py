@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.parameter_servers.closure_requests import Arrive, Finish
-from raydist.parameter_servers.requests import CreateSlices, Pull, PushKey, Sender, Statistics
+from raydist.parameter_servers.requests import Arrive, CreateSlices, Finish, Pull, PushKey, Sender, Statistics
 from raydist.parameter_servers.worker.client import Ask, ServerClient
 from tests.parameter_servers.local_connection import LocalConnection
 from tests.parameter_servers.plain_server import PlainServer

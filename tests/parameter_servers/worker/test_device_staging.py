@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raydist.parameter_servers.worker import device_staging as module
-from raydist.parameter_servers.worker.device_staging import CudaSideStream, HostGradients
+from raydist.parameter_servers.worker.worker_copies import CudaSideStream, HostGradients
 
 
 class FakeStream:

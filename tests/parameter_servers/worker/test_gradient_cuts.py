@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from raydist.parameter_servers.slices import ServedSlice
-from raydist.parameter_servers.worker.gradient_cuts import cut_gradients, form_of, rows_and_values
+from raydist.parameter_servers.worker.slices import cut_gradients, form_of, rows_and_values
 
 
 def part(number: int, server: int, begin: int, *shape: int) -> ServedSlice:

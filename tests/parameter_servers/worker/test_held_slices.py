@@ -9,9 +9,8 @@ from torch import nn
 
 from raydist.parameter_servers.requests import Sender
 from raydist.parameter_servers.slices import ServedSlice
-from raydist.parameter_servers.worker.client import ServerClient
-from raydist.parameter_servers.worker.held_slices import HeldSlices
-from raydist.parameter_servers.worker.slice_table import SliceTable
+from raydist.parameter_servers.worker.client import HeldSlices, ServerClient
+from raydist.parameter_servers.worker.slices import SliceTable
 
 
 def test_variables_are_known_by_their_memory() -> None:

@@ -8,8 +8,7 @@ import torch
 import raydist as rd
 from raydist.parameter_servers.requests import Sender
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
-from raydist.parameter_servers.worker.client import ServerClient
-from raydist.parameter_servers.worker.served_rows import ServedRows, rows_by_server
+from raydist.parameter_servers.worker.client import ServedRows, ServerClient, rows_by_server
 
 SPEC = EmbeddingTableSpec(1_000, 2)
 

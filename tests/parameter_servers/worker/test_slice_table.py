@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from raydist.parameter_servers.slices import ServedSlice
-from raydist.parameter_servers.worker.slice_table import ReadVersions, SliceTable
+from raydist.parameter_servers.worker.slices import ReadVersions, SliceTable
 
 
 def part(number: int, handle: int, begin: int) -> ServedSlice:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from raydist.parameter_servers.slices import ServedSlice
-from raydist.parameter_servers.worker.state_cuts import cut_state, joined_state
+from raydist.parameter_servers.worker.slices import cut_state, joined_state
 
 
 def part(number: int, begin: int, *shape: int) -> ServedSlice:

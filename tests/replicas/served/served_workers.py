@@ -12,10 +12,8 @@ from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.on_replica.replica_hooks import note_steps
 from raydist.parameter_servers.connection import ServerConnection
 from raydist.parameter_servers.consistency import Consistency
-from raydist.parameter_servers.partitioners import plan_slices
-from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.server import ParameterServer
-from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.slices import ServedSlice, plan_slices
 from raydist.replicas.served.variables import ServedVariables
 from raydist.replicas.served.worker_rules import ClosureLabel
 from tests.parameter_servers.local_connection import LocalConnection
@@ -101,10 +99,7 @@ class Servers:
 
     def __init__(self, count: int = 1, consistency: Consistency = "async") -> None:
         self.consistency = consistency
-        self.servers = [
-            ParameterServer(number, count, consistency, make_table=RowTable)
-            for number in range(count)
-        ]
+        self.servers = [ParameterServer(number, count, consistency) for number in range(count)]
         self.connections = [
             LocalConnection(server, f"parameter server {number}") for number, server in enumerate(self.servers)
         ]

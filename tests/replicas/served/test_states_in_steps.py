@@ -11,7 +11,7 @@ import torch
 
 import raydist as rd
 from raydist.parameter_servers.consistency import SyncWithBackups
-from raydist.parameter_servers.partitioners import FixedShardsPartitioner
+from raydist.parameter_servers.slices import FixedShardsPartitioner
 from tests.replicas.served.served_workers import servers
 from tests.replicas.served.test_variables import close, make, train, values
 

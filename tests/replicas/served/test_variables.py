@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import raydist as rd
 from raydist.parameter_servers.consistency import BoundedStaleness, SyncWithBackups
-from raydist.parameter_servers.partitioners import FixedShardsPartitioner
+from raydist.parameter_servers.slices import FixedShardsPartitioner
 from raydist.replicas.served.variables import ServedVariables
 from tests.replicas.served.served_workers import servers
 

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
 
 from raydist.errors import InvalidArgumentError
-from raydist.parameter_servers.elementwise import remembered_share
-from raydist.parameter_servers.optimizer_requests import AddOptimizer, OptimizerGroup, OptimizerState, SetOptimizerState
+from raydist.parameter_servers.optimizers import remembered_share
 from raydist.parameter_servers.requests import (
+    AddOptimizer,
+    BeginRestore,
     BeginSave,
+    CommitRestore,
     CreateSlices,
+    CreateTable,
+    DiscardRestore,
     DropObjects,
+    OptimizerGroup,
+    OptimizerState,
+    ReadReport,
+    RowState,
     SaveReport,
     ServerRequest,
+    SetOptimizerState,
+    SetRowState,
 )
-from raydist.parameter_servers.restore_requests import BeginRestore, CommitRestore, DiscardRestore, ReadReport
-from raydist.parameter_servers.row_requests import CreateTable, RowState, SetRowState
-from raydist.parameter_servers.serving.embedding_tables import ServedTable, TableMaker
-from raydist.parameter_servers.serving.part_restorer import PartRestorer
-from raydist.parameter_servers.serving.served_optimizers import ServedOptimizer
-from raydist.parameter_servers.serving.served_slices import ServedSlices
-from raydist.parameter_servers.serving.slice_saver import SliceSaver
+from raydist.parameter_servers.rows.row_table import RowTable
+from raydist.parameter_servers.serving.checkpointing import PartRestorer, SliceSaver
+from raydist.parameter_servers.serving.optimizers import ServedOptimizer
+from raydist.parameter_servers.serving.slices import ServedSlices
 from raydist.pipelines.engine.machine import free_memory
 
 __all__ = ["Holdings"]
@@ -38,7 +46,6 @@ class Holdings:
         number: Number of the server.
         num_servers: Number of servers.
         memory: Bytes that the server may hold; None: as many as the machine has.
-        make_table: Makes the server's part of an embedding table.
         saver: Writes the server's part of checkpoints; None if there are none.
         restorer: Reads the server's part of checkpoints.
     """
@@ -49,19 +56,17 @@ class Holdings:
         num_servers: int,
         *,
         memory: int | None,
-        make_table: TableMaker,
         saver: SliceSaver | None = None,
         restorer: PartRestorer | None = None,
     ) -> None:
         self._number = number
         self._num_servers = num_servers
         self._memory = memory
-        self._make_table = make_table
         self._saver = saver
         self._restorer = restorer
         self.values = ServedSlices(number, self._room)
         self.optimizers: dict[int, ServedOptimizer] = {}
-        self.tables: dict[int, ServedTable] = {}
+        self.tables: dict[int, RowTable] = {}
 
     def manage(self, request: ServerRequest, tensors: Sequence[torch.Tensor]) -> Any:
         """Handle a request, and return the `value` of its answer."""
@@ -83,7 +88,7 @@ class Holdings:
         match request:
             case CreateTable():
                 if request.handle not in self.tables:
-                    self.tables[request.handle] = self._make_table(request.spec, self._number, self._num_servers)
+                    self.tables[request.handle] = RowTable(request.spec, self._number, self._num_servers)
                 return None
             case RowState():
                 return self.table(request.handle).state()
@@ -117,7 +122,7 @@ class Holdings:
                     "Use the same version of raydist everywhere."
                 )
 
-    def table(self, handle: int) -> ServedTable:
+    def table(self, handle: int) -> RowTable:
         """Return an embedding table.
 
         Raises:
@@ -132,7 +137,7 @@ class Holdings:
 
     def replace(
         self,
-        tables: Mapping[int, ServedTable],
+        tables: Mapping[int, RowTable],
         values: Mapping[int, torch.Tensor],
         memories: Mapping[int, Mapping[int, Mapping[str, Any]]],
     ) -> None:

@@ -1,16 +1,51 @@
-"""The interface of a server's checkpoint reader; `raydist.checkpoints.sharing` implements it."""
+"""The interfaces of a server's checkpoint writer and reader; `raydist.checkpoints.sharing` implements them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from raydist.parameter_servers.serving.embedding_tables import ServedTable
+from raydist.parameter_servers.rows.row_table import RowTable
 
-__all__ = ["PartHolder", "PartRestorer"]
+__all__ = ["PartHolder", "PartRestorer", "SliceHolder", "SliceSaver"]
+
+
+class SliceHolder(Protocol):
+    """The server's state as a save sees it, for the time of one request."""
+
+    def value(self, number: int, /) -> torch.Tensor:
+        """Return a slice's values, which the next request may change."""
+
+    def state(self, optimizer: int, number: int, /) -> Mapping[str, Any]:
+        """Return an optimizer's state of a slice, which the next request may change."""
+
+    def table_state(self, handle: int, /) -> Mapping[str, Any]:
+        """Return copies of an embedding table's rows on this server, and of their optimizer states."""
+
+
+class SliceSaver(ABC):
+    """Writes one server's part of checkpoints."""
+
+    @abstractmethod
+    def begin(self, order: Any, tensors: Sequence[torch.Tensor], held: SliceHolder) -> None:
+        """Copy the ordered values, and write them in a thread. An order that was carried out before changes nothing.
+
+        Args:
+            order: The description of what to write; `report` tells errors.
+            tensors: Further tensors of the order; not kept after this returns.
+            held: The server's state.
+        """
+
+    @abstractmethod
+    def report(self, token: str) -> Any:
+        """Return the outcome of a save; None until it is known."""
+
+    @abstractmethod
+    def close(self, within_s: float) -> None:
+        """Wait for saves that are being written."""
 
 
 class PartHolder(Protocol):
@@ -25,12 +60,12 @@ class PartHolder(Protocol):
     def optimizer_kind(self, handle: int, /) -> type[torch.optim.Optimizer]:
         """Return an optimizer's class. InvalidArgumentError if it was never added."""
 
-    def table(self, handle: int, /) -> ServedTable:
+    def table(self, handle: int, /) -> RowTable:
         """Return an embedding table. InvalidArgumentError if it was never created."""
 
     def replace(
         self,
-        tables: Mapping[int, ServedTable],
+        tables: Mapping[int, RowTable],
         values: Mapping[int, torch.Tensor],
         memories: Mapping[int, Mapping[int, Mapping[str, Any]]],
         /,
