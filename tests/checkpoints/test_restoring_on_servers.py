@@ -106,8 +106,8 @@ def test_a_server_that_dies_when_it_has_read_its_part_is_unavailable_and_says_to
     original = ServedSide.commit_restore
 
     def commit(self: ServedSide, token: str) -> Any:
-        servers: Any = self._servers
-        pid = ray.get(servers._handles[1].__ray_call__.remote(lambda _: os.getpid()), timeout=20)
+        connection: Any = self._connections[1]
+        pid = ray.get(connection.handle.__ray_call__.remote(lambda _: os.getpid()), timeout=20)
         os.kill(pid, signal.SIGKILL)
         return original(self, token)
 

@@ -445,8 +445,8 @@ def test_who_closes_where_a_server_is_gone_is_told_that_values_are_old(
         layer, optimizer, step = momentum_step()
     made.run(step).get()
     assert made._cluster.launched is not None
-    servers: Any = made._cluster.launched.side._servers
-    os.kill(ray.get(servers._handles[0].__ray_call__.remote(lambda _: os.getpid()), timeout=20), signal.SIGKILL)
+    connection: Any = made._cluster.launched.side._connections[0]
+    os.kill(ray.get(connection.handle.__ray_call__.remote(lambda _: os.getpid()), timeout=20), signal.SIGKILL)
     with pytest.raises(rd.UnavailableError, match="restore from your last checkpoint"):
         rd.ClusterCoordinator(made).schedule(step).get()
     with contextlib.suppress(rd.RaydistError), caplog.at_level(logging.WARNING, "raydist"):

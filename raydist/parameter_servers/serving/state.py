@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -15,12 +16,55 @@ from raydist.parameter_servers.rows.local_rows import (
     attach_access,
     held_rows,
     hold_rows,
+    mark_of,
     mark_table,
     reading_rows,
+    row_access,
+    spec_of,
     take_held_rows,
 )
 from raydist.parameter_servers.rows.row_gradient import add_row_gradient, pending_rows
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
+
+
+class Nowhere:
+    def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.empty(0, 2)
+
+    def export_rows(self, weight: torch.Tensor) -> list[dict[str, Any]]:
+        return []
+
+    def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None: ...
+
+
+def test_who_runs_a_step_says_where_rows_are() -> None:
+    outer, inner = Nowhere(), Nowhere()
+    assert row_access() is None
+    with reading_rows(outer):
+        with reading_rows(inner):
+            assert row_access() is inner
+        assert row_access() is outer
+    assert row_access() is None
+
+
+def test_a_parameter_stands_for_a_table() -> None:
+    weight, other = torch.nn.Parameter(torch.empty(0, 2)), torch.nn.Parameter(torch.empty(0, 2))
+    spec = EmbeddingTableSpec(10, 2)
+    mark_table(weight, spec)
+    assert spec_of(weight) == spec
+    assert spec_of(other) is None
+    assert mark_of(other) is None
+
+
+def test_rows_that_lie_elsewhere_are_not_kept_here() -> None:
+    weight = torch.nn.Parameter(torch.empty(0, 2))
+    mark = mark_table(weight, EmbeddingTableSpec(10, 2))
+    mark.local = Nowhere()
+    there = Nowhere()
+    attach_access(weight, there)
+    assert mark.access is there
+    assert mark.local is None
+
 
 SPEC = EmbeddingTableSpec(10, 2, torch.float64, initializer="zeros")
 ROWS = torch.tensor([3, 7])

@@ -1,3 +1,5 @@
+"""Rows of embeddings as a state: of each table once, whatever names it has."""
+
 from __future__ import annotations
 
 import copy
@@ -8,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import raydist as rd
@@ -16,8 +20,38 @@ from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.parameter_servers.rows.local_rows import reading_rows, spec_of, take_held_rows
 from raydist.parameter_servers.rows.row_gradient import pending_rows
 from raydist.parameter_servers.rows.row_table import RowTable
-from raydist.parameter_servers.rows.sharded_embedding import ShardedEmbedding
+from raydist.parameter_servers.rows.sharded_embedding import SavedRows, ShardedEmbedding, UniqueRows
 from tests.mirroring.in_process import Mirror
+
+
+@given(st.lists(st.integers(0, 9)), st.none() | st.integers(0, 9))
+def test_every_number_finds_its_row(numbers: list[int], padding: int | None) -> None:
+    found = UniqueRows.of(torch.tensor(numbers, dtype=torch.int64), 10, padding)
+    rows = found.rows.tolist()
+    assert rows == sorted(set(numbers) - {padding})
+    assert found.padded is (padding in numbers)
+    assert [[*rows, padding][place] for place in found.places.tolist()] == numbers
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_smaller_integers(dtype: torch.dtype) -> None:
+    found = UniqueRows.of(torch.tensor([[3, 1], [1, 1]], dtype=dtype), 10)
+    assert (found.rows.tolist(), found.places.tolist()) == ([1, 3], [[1, 0], [0, 0]])
+    assert found.rows.dtype is torch.int64
+
+
+@pytest.mark.parametrize(
+    ("numbers", "why"),
+    [
+        ([[1, 2], [3, 10]], r"between 0 and 9 \(num_embeddings=10\), got 10 at \[1, 1\]\. Look"),
+        ([4, -1, 11], r"got -1 at \[1\]"),
+        ([1.0, 2.0], r"given as integers, got torch\.float32\. Cast them"),
+    ],
+)
+def test_what_is_no_row_is_named(numbers: list[float], why: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=why):
+        UniqueRows.of(torch.tensor(numbers), 10)
+
 
 NUM, DIM = 20, 3
 EVERY = torch.arange(NUM)
@@ -325,3 +359,26 @@ def test_a_worker_trains_rows_of_servers_and_the_driver_has_none() -> None:
     assert torch.equal(twin(IDS), ours(IDS))
     twin(IDS).sum().backward()
     assert sum(table.num_rows for table in servers.tables) == len(torch.unique(IDS))
+
+
+class Words(nn.Module):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.deep = nn.ModuleList([rd.ShardedEmbedding(50, 2, seed=seed), nn.Linear(2, 1)])
+        self.same = self.deep[0]
+
+
+def test_each_table_is_there_once_and_its_rows_come_back() -> None:
+    one, other = Words(1), Words(2)
+    row = one.same(torch.tensor([3, 7]))
+    state = SavedRows(one).state_dict()
+    assert list(state) == ["deep.0/0"]
+    SavedRows(other).load_state_dict(state)
+    assert torch.equal(other.same(torch.tensor([3, 7])), row)
+    assert not SavedRows(nn.Linear(1, 1))
+    assert SavedRows(one)
+
+
+def test_rows_of_another_table_are_refused() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"which are deep\.0, got 'x'"):
+        SavedRows(Words(1)).load_state_dict({"x/0": {}})

@@ -1,15 +1,22 @@
+"""`tests/replicas/served/test_variables.py` has rows on servers."""
+
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import raydist as rd
 from raydist.parameter_servers.requests import Arrive, CreateSlices, Finish, Pull, PushKey, Sender, Statistics
-from raydist.parameter_servers.worker.client import Ask, ServerClient
+from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
+from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.worker.client import Ask, HeldSlices, ServedRows, ServerClient, rows_by_server
+from raydist.parameter_servers.worker.slices import SliceTable
 from tests.parameter_servers.local_connection import LocalConnection
 from tests.parameter_servers.plain_server import PlainServer
 from tests.parameter_servers.served import slice_of
@@ -67,3 +74,53 @@ def test_a_step_that_does_not_come_is_an_error() -> None:
         made.read_step(targets(), at_least=1)
     with client() as (made, _):
         assert made.ask(0, Pull(())).version == 1
+
+
+SPEC = EmbeddingTableSpec(1_000, 2)
+
+
+def test_each_row_has_one_server() -> None:
+    rows = torch.arange(0, 1_000, 7)
+    assert rows_by_server(SPEC, rows, 1) == {0: slice(None)}
+    places = rows_by_server(SPEC, rows, 3)
+    found = torch.cat([rows[at] for at in places.values()])
+    assert torch.equal(found.sort().values, rows)
+    few = rows_by_server(SPEC, rows[:1], 3, everybody=True)
+    assert sorted(len(rows[:1][at]) for at in few.values()) == [0, 0, 1]
+    assert len(rows_by_server(SPEC, rows[:1], 3)) == 1
+
+
+def test_a_table_that_the_servers_do_not_have_is_told() -> None:
+    embedding = rd.ShardedEmbedding(10, 2)
+    rows = ServedRows(ServerClient((), Sender(0, 0), timeout_s=1), lambda weight: None)
+    with pytest.raises(rd.FailedPreconditionError, match="must be made under the scope"):
+        rows.pull(embedding.weight, torch.tensor([1]))
+
+
+def test_variables_are_known_by_their_memory() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objects: dict[int, Any] = {1: model, 2: model.weight, 3: model.bias, 4: optimizer}
+    table = SliceTable()
+    slices = [ServedSlice(number, 2, "weight", number, number, (1, 4), torch.float32) for number in range(2)]
+    table.add(
+        [*slices, ServedSlice(2, 3, "bias", 0, 0, (2,), torch.float32), ServedSlice(3, 5, "x", 0, 0, (), torch.float32)]
+    )
+    read: list[list[torch.optim.Optimizer]] = []
+    client = ServerClient((), Sender(0, 0), timeout_s=1.0)
+    handles = {id(obj): handle for handle, obj in objects.items()}
+    held = HeldSlices(client, table, objects.get, lambda obj: handles.get(id(obj)), read.append)
+    found = held.places(
+        {
+            **model.state_dict(),
+            "copy": model.weight.detach().clone(),
+            "row": model.weight.detach()[0],
+            "turned": model.weight.detach().T,
+            "none": torch.empty(0),
+        }
+    )
+    assert found == {"weight": tuple(slices), "bias": table.of(3)}
+    assert held.handle_of(optimizer) == 4
+    held.read_states(optimizer)
+    assert read == [[optimizer]]
+    assert held.num_servers == 0
