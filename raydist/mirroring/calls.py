@@ -1,6 +1,6 @@
 """The remote calls from the driver side of mirroring to the replicas, and the interface that makes them.
 
-The driver names a call by the method: `link.call(0, MirrorCalls.buffer_images, handles)`, so that a type checker sees
+The driver names a call by the method: `link.call(0, MirrorCalls.tensor_images, handles)`, so that a type checker sees
 arguments and results on both sides. The method itself is sent; the replica looks its name up on its own object.
 """
 
@@ -33,20 +33,12 @@ class MirrorCalls(ABC):
         """
 
     @abstractmethod
-    def collect_tensors(self, handles: Sequence[int] | None = None) -> dict[int, TensorImage]:
-        """Return the parameters and buffers that changed since the last call; only those with `handles` if given."""
+    def tensor_images(self, handles: Sequence[int]) -> dict[int, TensorImage]:
+        """Return the present values of these parameters and buffers, except of those that this replica does not have."""
 
     @abstractmethod
     def collect_gradients(self) -> dict[int, TensorImage]:
         """Return the gradients of all parameters that have one."""
-
-    @abstractmethod
-    def changed_gathered(self) -> list[int]:
-        """Return the handles of gathered buffers that changed on this replica since the last call."""
-
-    @abstractmethod
-    def buffer_images(self, handles: Sequence[int]) -> list[TensorImage]:
-        """Return the present values of these tensors."""
 
     @abstractmethod
     def collect_optimizer_state(self, handle: int) -> bytes:

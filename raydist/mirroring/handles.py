@@ -115,6 +115,10 @@ class ReplicaTable:
         """Return the object of a handle."""
         return self._objects[handle]
 
+    def has(self, handle: int) -> bool:
+        """Return True if a handle is in the table."""
+        return handle in self._objects
+
     def items(self) -> list[tuple[int, Any]]:
         """Return handles and objects in the order of the handles, which is the same on every replica."""
         return sorted(self._objects.items())

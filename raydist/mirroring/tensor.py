@@ -83,11 +83,12 @@ class TensorRecord:
         requires_grad: The flag that the replicas have.
         synced: The values at that time; kept only while an alias may write to the memory unnoticed.
         users: Aliases that may write to the memory.
+        fetched_at: Number of the last step when the owner last fetched the values.
     """
 
     __slots__ = (
-        *("__weakref__", "_tensor", "handle", "memory", "owner", "plain", "requires_grad", "synced", "users"),
-        "version",
+        *("__weakref__", "_tensor", "fetched_at", "handle", "memory", "owner", "plain", "requires_grad", "synced"),
+        *("users", "version"),
     )
 
     def __init__(self, tensor: torch.Tensor, handle: int, owner: TensorOwner) -> None:
@@ -97,6 +98,7 @@ class TensorRecord:
         self.plain = type(tensor)
         self.synced: torch.Tensor | None = None
         self.users = MemoryUsers()
+        self.fetched_at = 0
         self.note_sent(tensor)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import final
 
 import torch
@@ -53,10 +53,9 @@ class Variables:
         self.hooks = DriverHooks()
         self._records: dict[int, TensorRecord] = {}
         self._touched: set[int] = set()
-        self._num_expired = 0
-        self._fetched_at = 0  # value of `_num_expired` when the last fetch began
-        self._alone: tuple[int, int] | None = None  # the same for a tensor that was fetched alone, and its handle
-        self._wanted_at = -1  # the same at the last use of an attribute that reads several tensors
+        self._num_expired = 0  # number of the last step; a tensor is fresh if it was fetched after that step
+        self._fetched_at = 0  # value of `_num_expired` when the last fetch of all tensors began
+        self._wanted_at = -1  # the same at the last read of one tensor, or of an attribute that reads several
         self._num_bytes = 0
         self._lock = threading.RLock()
         self._storing = threading.Lock()  # held while fetched values are written; never held across a wait
@@ -64,6 +63,7 @@ class Variables:
     def add(self, tensor: torch.Tensor, handle: int) -> None:
         """Make `tensor` mirrored; the replicas hold its present value."""
         self._records[handle] = record = mirror_tensor(tensor, handle, self)
+        record.fetched_at = self._num_expired
         self._num_bytes += tensor.numel() * tensor.element_size()
         self.gradients.add(record)
         self.hooks.add(record)
@@ -92,24 +92,19 @@ class Variables:
         """Return True if the driver has fetched all values since the last step."""
         return self._fetched_at == self._num_expired
 
-    def _is_fresh(self, handle: int) -> bool:
-        return self.is_fresh or self._alone == (self._num_expired, handle)
-
     def want_all(self) -> None:
         """Make the next read of a tensor fetch all tensors, because more reads will follow."""
         self._wanted_at = self._num_expired
 
     def before_values(self, record: TensorRecord) -> None:
         """Fetch the tensor alone if it is the first one read since the last step; the second read fetches all."""
-        if self._is_fresh(record.handle):
+        if record.fetched_at == self._num_expired or record.handle not in self._records:
             return
-        is_first = self._alone is None or self._alone[0] != self._num_expired
-        if not is_first or self._wanted_at == self._num_expired or self._num_bytes <= _SMALL_BYTES:
+        if self._wanted_at == self._num_expired or self._num_bytes <= _SMALL_BYTES:
             self.refresh()
-        elif record.plain is torch.nn.Parameter and record.handle in self._records:
-            self._refresh_one(record.handle)
-        else:  # a buffer, which may be gathered from all replicas
-            self.refresh()
+        else:
+            self.want_all()
+            self._fetch([record.handle])
 
     def before_flags(self, record: TensorRecord) -> None:
         self._refresh_flags()
@@ -140,44 +135,39 @@ class Variables:
         if self._scope.is_active:
             self._scope.mark(copy)
 
-    @outside_inference_mode
-    def _refresh_one(self, handle: int) -> None:
-        with self._lock:
-            began = self._num_expired
-            images = self._link.call(0, MirrorCalls.collect_tensors, [handle])
-            attempt_all([functools.partial(self._store, each, image.tensor()) for each, image in images.items()])
-            self._alone = began, handle
-
-    @outside_inference_mode
     def refresh(self) -> None:
-        """Fetch every value that changed. Blocks until the dispatched steps end."""
+        """Fetch every value that is stale. Blocks until the dispatched steps end."""
         with self._lock:
-            if self.is_fresh:
-                return
+            if not self.is_fresh:
+                began = self._num_expired
+                self._fetch(list(self._records))
+                self._fetched_at = began
+
+    @outside_inference_mode
+    def _fetch(self, handles: Iterable[int]) -> None:
+        """Fetch the stale ones of these tensors: from the first replica, or from all where their values differ."""
+        with self._lock:
             began = self._num_expired
-            images = self._link.call(0, MirrorCalls.collect_tensors, None)
-            attempt_all([functools.partial(self._store, handle, image.tensor()) for handle, image in images.items()])
+            stale = {
+                handle: tensor
+                for handle, (record, tensor) in self._living(handles).items()
+                if record.fetched_at != began
+            }
+            if not stale:
+                return
             self._aggregations.update(self._table.objects(), self._table.handle_of)
-            if any(self._aggregations.of(handle, tensor).is_gathered for handle, tensor in self._tensors()):
-                self._refresh_gathered()
-            self._fetched_at = began
+            rules = {handle: self._aggregations.of(handle, tensor) for handle, tensor in stale.items()}
+            gathered = [handle for handle, rule in rules.items() if rule.is_gathered]
+            alike = [handle for handle, rule in rules.items() if not rule.is_gathered]
+            found = [self._link.call(0, MirrorCalls.tensor_images, alike)] if alike else []
+            values = {handle: image.tensor() for images in found for handle, image in images.items()}
+            per_replica = self._link.call_all(MirrorCalls.tensor_images, gathered) if gathered else []
+            for handle in per_replica[0] if per_replica else ():
+                shares = [images[handle].tensor() for images in per_replica]
+                values[handle] = aggregate(shares, rules[handle].aggregation)
+            attempt_all([functools.partial(self._store, handle, value, began) for handle, value in values.items()])
 
-    def _tensors(self) -> list[tuple[int, torch.Tensor]]:
-        found = [(handle, record.tensor) for handle, record in self._records.items()]
-        return [(handle, tensor) for handle, tensor in found if tensor is not None]
-
-    def _refresh_gathered(self) -> None:
-        handles = sorted(set().union(*self._link.call_all(MirrorCalls.changed_gathered)))
-        if not handles:
-            return
-        per_replica = self._link.call_all(MirrorCalls.buffer_images, handles)
-        tensors = dict(self._tensors())
-        for handle, images in zip(handles, zip(*per_replica, strict=True), strict=True):
-            if handle in tensors:
-                how = self._aggregations.of(handle, tensors[handle]).aggregation
-                self._store(handle, aggregate([image.tensor() for image in images], how))
-
-    def _store(self, handle: int, fresh: torch.Tensor) -> None:
+    def _store(self, handle: int, fresh: torch.Tensor, fetched_at: int) -> None:
         record = self._records.get(handle)
         tensor = None if record is None else record.tensor
         if record is None or tensor is None:
@@ -186,6 +176,7 @@ class Variables:
             merged = record.merge(tensor, fresh)
             overwrite(tensor, merged)
             record.note_synced(tensor)
+            record.fetched_at = fetched_at
             if merged is not fresh:  # the driver's elements in it must be sent
                 record.version = UNKNOWN_VERSION
 
@@ -202,39 +193,32 @@ class Variables:
         """Add the tensors, flags, gradients and hooks that the driver changed since the last step to `writes`."""
         self.gradients.collect(writes)
         self.hooks.collect(writes)
-        for handle, (record, tensor) in self._live().items():
-            with self._storing:
-                is_written = record.is_written(tensor)
-            if is_written:
-                self._origin.require_device(tensor)
-                if not self._is_fresh(handle):
-                    self.refresh()
-                with plain_tensors():
-                    writes.tensors[handle] = tensor.detach()
-            with plain_tensors():
-                if tensor.requires_grad != record.requires_grad:
-                    writes.requires_grad[handle] = tensor.requires_grad
+        touched = self._living(sorted(self._touched))
+        with self._storing:
+            written = {handle: tensor for handle, (record, tensor) in touched.items() if record.is_written(tensor)}
+        for tensor in written.values():
+            self._origin.require_device(tensor)
+        if any(self._records[handle].fetched_at != self._num_expired for handle in written):
+            self._fetch(written)  # the driver changed some elements only, by an alias from before the last step
+        with plain_tensors():
+            writes.tensors = {handle: tensor.detach() for handle, tensor in written.items()}
+            changed = {handle: tensor for handle, (each, tensor) in touched.items() if each.requires_grad != tensor.requires_grad}
+            writes.requires_grad = {handle: tensor.requires_grad for handle, tensor in changed.items()}
 
     def mark_sent(self) -> None:
         """Record that the changes from `collect` were sent: the replicas will hold these values."""
         self.gradients.mark_sent()
         self.hooks.mark_sent()
-        for handle, (record, tensor) in self._live().items():
+        for handle, (record, tensor) in self._living(list(self._touched)).items():
             record.note_sent(tensor)
             if record.synced is None:
                 self._touched.discard(handle)
 
-    def _live(self) -> dict[int, tuple[TensorRecord, torch.Tensor]]:
-        """Return the possibly written tensors; remove the tensors that the program has dropped."""
-        live: dict[int, tuple[TensorRecord, torch.Tensor]] = {}
-        for handle in sorted(self._touched):
-            record = self._records.get(handle)
-            tensor = None if record is None else record.tensor
-            if record is None or tensor is None:
-                self._touched.discard(handle)
-            else:
-                live[handle] = (record, tensor)
-        return live
+    def _living(self, handles: Iterable[int]) -> dict[int, tuple[TensorRecord, torch.Tensor]]:
+        """Return the records and tensors of these handles, except of tensors that the program has dropped."""
+        found = [(handle, self._records.get(handle)) for handle in handles]
+        held = [(handle, record, record.tensor) for handle, record in found if record is not None]
+        return {handle: (record, tensor) for handle, record, tensor in held if tensor is not None}
 
     def release(self) -> None:
         """Make every tensor plain again, with its present values."""

@@ -157,7 +157,7 @@ def test_scheduler_on_the_driver_without_a_warning() -> None:
             rates.append(mirror.run(train, layer, optimizer)[1])
             scheduler.step()
     assert rates == [1.0, 0.5, 0.25]
-    assert "collect_tensors" not in mirror.link.calls
+    assert "tensor_images" not in mirror.link.calls
 
 
 def test_mirrored_scheduler_stepped_on_the_driver() -> None:

@@ -108,10 +108,10 @@ def test_nothing_is_sent_for_an_unchanged_model(trained: tuple[Mirror, nn.Linear
 def test_only_reads_cost_a_call(trained: tuple[Mirror, nn.Linear]) -> None:
     mirror, layer = trained
     assert layer.weight.shape == (1, 2)
-    assert "collect_tensors" not in mirror.link.calls
+    assert "tensor_images" not in mirror.link.calls
     for _ in range(3):
         layer.weight.sum()
-    assert mirror.link.calls.count("collect_tensors") == 1
+    assert mirror.link.calls.count("tensor_images") == 1
 
 
 @pytest.fixture
@@ -168,17 +168,26 @@ def test_a_tensor_is_written_that_was_fetched_alone(large: tuple[Mirror, Any]) -
     assert torch.equal(model[1].weight, before)
 
 
-def test_unchanged_tensors_are_not_fetched() -> None:
+def test_a_tensor_that_was_fetched_and_written_stays_written_when_others_are_fetched(large: tuple[Mirror, Any]) -> None:
+    mirror, model = large
+    with torch.no_grad():
+        model[0].weight.fill_(5.0)
+    assert model[1].weight.sum() != 0
+    assert mirror.link.fetched == [1, 1]
+    assert bool((model[0].weight == 5.0).all())
+    assert mirror.run(lambda: bool((model[0].weight == 5.0).all())) == [True] * 2
+
+
+def test_reads_of_a_hundred_small_tensors_are_one_message() -> None:
     mirror = Mirror()
-    layer, frozen = linear(mirror), linear(mirror)
-
-    def step() -> None:
-        sgd_step(layer)
-        frozen(torch.ones(2))
-
-    mirror.run(step)
-    images = mirror.replicas[0].collect_tensors()
-    assert len(images) == 1
+    with mirror.scope():
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(50)))
+    mirror.run(lambda: len(model))
+    mirror.link.calls.clear()
+    assert len([each.sum().item() for layer in model for each in (layer.weight, layer.bias)]) == 100
+    assert mirror.link.calls.count("tensor_images") == 1
+    mirror.driver.release()
+    assert mirror.link.calls.count("tensor_images") == 1
 
 
 def test_data_write_inside_the_step_is_seen() -> None:
@@ -457,7 +466,7 @@ def test_values_that_were_fetched_beside_a_dispatched_step_are_fetched_again(
     trained: tuple[Mirror, nn.Linear], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror, layer = trained
-    _dispatch_within(mirror, monkeypatch, "collect_tensors", lambda: mirror.run(sgd_step, layer))
+    _dispatch_within(mirror, monkeypatch, "tensor_images", lambda: mirror.run(sgd_step, layer))
     assert layer.weight.tolist() == [[0.0, 1.0]]  # of before that step
     assert layer.weight.tolist() == [[-1.0, 0.0]]
 

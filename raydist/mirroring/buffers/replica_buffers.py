@@ -71,16 +71,15 @@ class ReplicaBuffers:
         self.places.settle()
         return [(self._table.object_of(handle), how) for handle, how in written]
 
-    def arrived(self, handles: Iterable[int]) -> list[int]:
-        """Keep this replica's share of values that the driver sent whole; return the handles of divided tensors."""
+    def arrived(self, handles: Iterable[int]) -> None:
+        """Keep this replica's share of values that the driver sent whole."""
         objects = [(handle, self._table.object_of(handle)) for handle in dict.fromkeys(handles)]
         if any(isinstance(obj, torch.nn.Module | torch.Tensor) for _, obj in objects):
             self.look()
         tensors = [(handle, obj) for handle, obj in objects if isinstance(obj, torch.Tensor)]
-        divided = [(handle, tensor) for handle, tensor in tensors if self.aggregations.of(handle, tensor).is_divided]
-        for _, tensor in divided:
-            overwrite(tensor, share_of(tensor, self._rank, self._world_size))
-        return [handle for handle, _ in divided]
+        for handle, tensor in tensors:
+            if self.aggregations.of(handle, tensor).is_divided:
+                overwrite(tensor, share_of(tensor, self._rank, self._world_size))
 
     def look(self) -> None:
         """The modules may say something else now."""

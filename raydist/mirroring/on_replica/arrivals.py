@@ -13,7 +13,7 @@ from raydist.mirroring.buffers.replica_buffers import ReplicaBuffers
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.kinds import patch_object
 from raydist.mirroring.metric_states import divide_states, restore_states, state_names
-from raydist.mirroring.on_replica.report import ControlCollector, TensorCollector
+from raydist.mirroring.on_replica.report import ControlCollector
 from raydist.mirroring.shipment import Shipment, Writes, overwrite
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import HandleUnpickler, PersistentId, loads
@@ -28,7 +28,6 @@ class Arrivals:
     Args:
         table: The replica's objects.
         buffers: Those of them that are buffers.
-        tensors: What the driver knows of tensors.
         control: What the driver knows of attributes.
         resolve: What a persistent id in a shipment stands for.
         share: A replica's share of the states of a metric that are the driver's and all replicas'.
@@ -42,7 +41,6 @@ class Arrivals:
         self,
         table: ReplicaTable,
         buffers: ReplicaBuffers,
-        tensors: TensorCollector,
         control: ControlCollector,
         *,
         resolve: Callable[[PersistentId], Any],
@@ -51,7 +49,6 @@ class Arrivals:
     ) -> None:
         self._table = table
         self._buffers = buffers
-        self._tensors = tensors
         self._control = control
         self._resolve = resolve
         self._share = share
@@ -67,8 +64,8 @@ class Arrivals:
         arrived = self._load_bundle(shipment.bundle) if shipment.bundle else []
         if shipment.writes:
             arrived += self._write(loads(shipment.writes, self._resolve))
-        for handle in self._buffers.arrived(arrived) if arrived else ():
-            self._tensors.mark_known(handle)
+        if arrived:
+            self._buffers.arrived(arrived)
 
     def take_loaded_states(self) -> frozenset[int]:
         """Handles of optimizers whose state the driver has replaced since this was asked last."""
@@ -107,7 +104,6 @@ class Arrivals:
     def _mark_known(self, handle: int) -> None:
         """Driver and replica agree on this object now."""
         if isinstance(self._table.object_of(handle), torch.Tensor):
-            self._tensors.mark_known(handle)
             self._control.mark_flag_known(handle)
         else:
             self._control.mark_known(handle)

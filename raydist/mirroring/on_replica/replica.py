@@ -27,7 +27,7 @@ from raydist.mirroring.on_replica.arrivals import Arrivals
 from raydist.mirroring.on_replica.externals import Externals
 from raydist.mirroring.on_replica.merged_states import StateMerger
 from raydist.mirroring.on_replica.replica_hooks import ParameterGuard, note_steps
-from raydist.mirroring.on_replica.report import ControlCollector, TensorCollector
+from raydist.mirroring.on_replica.report import ControlCollector
 from raydist.mirroring.on_replica.sent_functions import SentFunctions
 from raydist.mirroring.on_replica.update_log import UpdateLog
 from raydist.mirroring.shipment import Shipment, TensorImage
@@ -84,12 +84,10 @@ class MirrorReplica(MirrorCalls):
         self._parameters_at = -1
         self._control = ControlCollector(self._table, self._identify)
         self._buffers = ReplicaBuffers(self._table, self.rank, self._world_size)
-        self._tensors = TensorCollector(self._table, self._buffers.aggregations)
         self.updates = UpdateLog(self._table)
         self._arrivals = Arrivals(
             self._table,
             self._buffers,
-            self._tensors,
             self._control,
             resolve=self._resolve,
             share=lambda metric, states: share_of_states(metric, states, self.rank, self._world_size),
@@ -213,20 +211,13 @@ class MirrorReplica(MirrorCalls):
         self._buffers.places.settle()
         return self._control.collect(modules=modules)
 
-    def collect_tensors(self, handles: Sequence[int] | None = None) -> dict[int, TensorImage]:
+    def tensor_images(self, handles: Sequence[int]) -> dict[int, TensorImage]:
         self._buffers.places.settle()
-        return self._tensors.collect(gathered=False, among=handles)
+        return {handle: TensorImage.of(self._table.object_of(handle)) for handle in handles if self._table.has(handle)}
 
     def collect_gradients(self) -> dict[int, TensorImage]:
         parameters = [(handle, obj) for handle, obj in self._table.items() if isinstance(obj, torch.nn.Parameter)]
         return {handle: TensorImage.of(obj.grad) for handle, obj in parameters if obj.grad is not None}
-
-    def changed_gathered(self) -> list[int]:
-        self._buffers.places.settle()
-        return list(self._tensors.collect(gathered=True))
-
-    def buffer_images(self, handles: Sequence[int]) -> list[TensorImage]:
-        return [TensorImage.of(self._table.object_of(handle)) for handle in handles]
 
     def collect_optimizer_state(self, handle: int) -> bytes:
         return dumps(dict(attributes(self._table.object_of(handle))["state"]), self._identify)
@@ -237,7 +228,6 @@ class MirrorReplica(MirrorCalls):
     def tell_everything(self) -> None:
         """Take all that the driver may ask for as news to it."""
         self._control.forget_known()
-        self._tensors.forget_known()
 
     def pull_rows(self, handle: int, rows: torch.Tensor) -> torch.Tensor:
         weight = self._table.object_of(handle)

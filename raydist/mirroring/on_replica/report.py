@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
 
-from raydist.mirroring.buffers.aggregation import Aggregations
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.kinds import capture_object, content_digest
-from raydist.mirroring.shipment import TensorImage
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, changed, seal
 from raydist.pickling.pickler import PersistentId, dumps
 
-__all__ = ["ControlCollector", "TensorCollector"]
+__all__ = ["ControlCollector"]
 
 
 @final
@@ -63,46 +60,3 @@ class ControlCollector:
 
     def _capture(self, handle: int) -> AttributeTable:
         return capture_object(self._table.object_of(handle), self._digest)
-
-
-@final
-class TensorCollector:
-    """Tells which tensors changed since they were last reported, by a digest of their bytes.
-
-    `_version` would be faster, but `ema.data.mul_(0.9)` leaves it unchanged.
-    """
-
-    def __init__(self, table: ReplicaTable, aggregations: Aggregations) -> None:
-        self._table = table
-        self._aggregations = aggregations
-        self._known: dict[int, bytes] = {}
-
-    def mark_known(self, handle: int) -> None:
-        """The driver knows the present values of this tensor."""
-        self._known[handle] = _bytes_digest(TensorImage.of(self._table.object_of(handle)))
-
-    def forget_known(self) -> None:
-        """The driver knows nothing."""
-        self._known.clear()
-
-    def collect(self, *, gathered: bool, among: Sequence[int] | None = None) -> dict[int, TensorImage]:
-        """Images of the changed tensors: of what the driver reads from all replicas, or of all others (or of some)."""
-        found: dict[int, TensorImage] = {}
-        named = self._table.items() if among is None else [(each, self._table.object_of(each)) for each in among]
-        for handle, obj in named:
-            if isinstance(obj, torch.Tensor) and self._aggregations.of(handle, obj).is_gathered is gathered:
-                image = TensorImage.of(obj)
-                digest = _bytes_digest(image)
-                if self._known.get(handle) != digest:
-                    found[handle] = image
-                    self._known[handle] = digest
-        return found
-
-
-def _bytes_digest(image: TensorImage) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(repr((image.dtype, tuple(image.shape))).encode())
-    digest.update(image.array.data)
-    for part in image.parts:
-        digest.update(_bytes_digest(part))
-    return digest.digest()

@@ -209,15 +209,6 @@ def test_nothing_is_sent_for_it_again() -> None:
     assert mirror.bytes_of_last["writes"] == 0
 
 
-def test_a_share_is_no_news_to_the_driver() -> None:
-    mirror = Mirror()
-    module = holder(mirror, aggregation="sum")
-    module.held.fill_(6.0)
-    mirror.run(lambda: module.held.item())
-    assert module.held.item() == 6.0
-    assert "buffer_images" not in mirror.link.calls
-
-
 def test_on_one_device_it_changes_nothing() -> None:
     strategy = rd.OneDeviceStrategy("cpu")
     with strategy.scope():

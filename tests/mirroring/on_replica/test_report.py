@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from raydist.mirroring.buffers.aggregation import Aggregations, is_averaged
 from raydist.mirroring.handles import ReplicaTable
-from raydist.mirroring.on_replica.report import ControlCollector, TensorCollector
+from raydist.mirroring.on_replica.report import ControlCollector
 from raydist.pickling.pickler import loads
 
 
@@ -18,33 +17,6 @@ def table_of(*objects: Any) -> ReplicaTable:
     for handle, obj in enumerate(objects):
         table.add(handle, obj)
     return table
-
-
-def test_tensors_are_reported_once() -> None:
-    parameter = nn.Parameter(torch.zeros(1))
-    collector = TensorCollector(table_of(parameter, nn.Parameter(torch.ones(1))), Aggregations())
-    collector.mark_known(0)
-    assert list(collector.collect(gathered=False)) == [1]
-    parameter.data += 1
-    assert list(collector.collect(gathered=False)) == [0]
-    assert collector.collect(gathered=False) == {}
-
-
-def test_values_that_come_back_are_no_news() -> None:
-    parameter = nn.Parameter(torch.zeros(1))
-    collector = TensorCollector(table_of(parameter), Aggregations())
-    collector.mark_known(0)
-    with torch.no_grad():
-        parameter.add_(1).sub_(1)
-    assert collector.collect(gathered=False) == {}
-
-
-def test_running_statistics_are_asked_for_by_themselves() -> None:
-    statistics, count, parameter = torch.zeros(1), torch.tensor(0), nn.Parameter(torch.zeros(1))
-    collector = TensorCollector(table_of(statistics, count, parameter), Aggregations())
-    assert list(collector.collect(gathered=True)) == [0]
-    assert list(collector.collect(gathered=False)) == [1, 2]
-    assert [is_averaged(tensor) for tensor in (statistics, count, parameter)] == [True, False, False]
 
 
 def collected(collector: ControlCollector, *, modules: bool = True) -> tuple[dict[int, Any], dict[int, bool]]:
