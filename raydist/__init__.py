@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from raydist.errors import SpecError as SpecError
     from raydist.errors import UnavailableError as UnavailableError
     from raydist.metrics import Mean as Mean
-    from raydist.mirroring.buffers.aggregation import set_aggregation as set_aggregation
+    from raydist.mirroring.aggregation import set_aggregation as set_aggregation
     from raydist.options import AutoShardPolicy as AutoShardPolicy
     from raydist.options import AutotuneOptions as AutotuneOptions
     from raydist.options import CommunicationOptions as CommunicationOptions
@@ -248,7 +248,7 @@ _MODULE_OF = {
     "parse_example": "raydist.pipelines.tf_example.parse",
     "parse_single_example": "raydist.pipelines.tf_example.parse",
     "summary": "raydist",
-    "set_aggregation": "raydist.mirroring.buffers.aggregation",
+    "set_aggregation": "raydist.mirroring.aggregation",
     "text": "raydist",
     "with_tensors": "raydist.pipelines.elements.tensor_functions",
 }

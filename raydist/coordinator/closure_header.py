@@ -7,7 +7,7 @@ import pickle
 import torch
 
 from raydist.context.seed_calls import num_seed_calls
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.options import RunOptions
 from raydist.replicas.step import StepHeader, batch_rows
 from raydist.summary.recording import SummaryOrder

@@ -20,7 +20,7 @@ from raydist.coordinator.worker_questions import WorkerQuestions
 from raydist.coordinator.workforce import Workforce
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.foreign_errors import what_was_raised
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.nest import unflatten
 from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess

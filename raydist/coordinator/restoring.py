@@ -23,7 +23,7 @@ from raydist.checkpoints.sharing.served_restore import (
 )
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from raydist.mirroring.driver import MirrorDriver
-from raydist.mirroring.parts import has_plain_state
+from raydist.mirroring.object_kinds import has_plain_state
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 
 __all__ = ["SERVED_RESTORES", "RestoringServers", "ServedRestorer"]

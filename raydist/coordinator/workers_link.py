@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple, cast, final
 
 from raydist.coordinator.coordinator import Coordinator
-from raydist.mirroring.calls import MirrorCalls
+from raydist.mirroring.messages import MirrorCalls
 from raydist.replicas.runner import ReplicaRunner
 
 __all__ = ["WorkersLink"]

@@ -16,9 +16,9 @@ import torch
 from raydist.compat import torch_internals as own_tables
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.attempt import attempt_all
-from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.handles import DriverTable
-from raydist.mirroring.kinds import (
+from raydist.mirroring.messages import MirrorCalls, ReplicaLink, Writes
+from raydist.mirroring.object_kinds import (
     GENERATORS,
     MODULES,
     OPTIMIZERS,
@@ -30,18 +30,17 @@ from raydist.mirroring.kinds import (
     patch_object,
     witness_object,
 )
-from raydist.mirroring.shipment import Writes
 from raydist.pickling.attribute_table import (
     Attribute,
     AttributePath,
     AttributeTable,
     Keys,
+    Witness,
     attribute_name,
     changed,
     seal,
 )
-from raydist.pickling.step_methods import require_step_of_class
-from raydist.pickling.witness import Witness
+from raydist.pickling.torch_objects import require_step_of_class
 from raydist.torch_modes import outside_inference_mode
 
 __all__ = ["ControlState"]

@@ -7,10 +7,11 @@ writes before the next step. A program that only runs steps pays for pickling it
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, final
+from typing import Any, Literal, NoReturn, final
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -18,27 +19,169 @@ from torch.nn.parameter import is_lazy
 from raydist.checkpoints.sharing.started_save import ShareSaver
 from raydist.compat.torch_internals import buffer_table, mark_as_stepped
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.argument_forms import ArgumentForms
-from raydist.mirroring.aspects import Aspects
+from raydist.mirroring.attempt import attempt_all
 from raydist.mirroring.attributes import ControlState
-from raydist.mirroring.calls import MirrorCalls, ReplicaLink
-from raydist.mirroring.discovery import Discovery
 from raydist.mirroring.gradients import clearing
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.lazy_states import LazyStates
+from raydist.mirroring.messages import MirrorCalls, ReplicaLink, Shipment, Writes
 from raydist.mirroring.metric_states import metrics_in
+from raydist.mirroring.object_kinds import held_parameters, modules_of
 from raydist.mirroring.objects import MirroredClasses
-from raydist.mirroring.origin import Origin
-from raydist.mirroring.parts import held_parameters, modules_of
-from raydist.mirroring.scope import Scope
-from raydist.mirroring.shipment import Shipment, Writes
-from raydist.mirroring.step_functions import StepFunctions
+from raydist.mirroring.scope import Origin, Scope
+from raydist.mirroring.step_pickler import ArgumentForms, Discovery, StepFunctions
 from raydist.mirroring.variables import Variables
+from raydist.parameter_servers.rows.access import attach_access
 from raydist.pickling.attribute_table import AttributeTable
 from raydist.pickling.pickler import PersistentId, loads
 from raydist.torch_modes import outside_inference_mode
 
-__all__ = ["MirrorDriver"]
+__all__ = ["Aspects", "GoneRows", "MirrorDriver", "MirroredRows"]
+
+
+@final
+class MirroredRows:
+    """The rows of one table (a `RowAccess`).
+
+    Args:
+        link: Calls methods of the replicas.
+        handle: Handle of the parameter that represents the table.
+    """
+
+    def __init__(self, link: ReplicaLink, handle: int) -> None:
+        self._link = link
+        self._handle = handle
+
+    def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return self._link.call(0, MirrorCalls.pull_rows, self._handle, rows)
+
+    def export_rows(self, weight: torch.Tensor) -> list[dict[str, Any]]:
+        return self._link.call(0, MirrorCalls.export_rows, self._handle)
+
+    def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
+        self._link.call(0, MirrorCalls.import_rows, self._handle, states)
+
+
+@final
+class GoneRows:
+    """The replacement of `MirroredRows` after the strategy is closed: every call raises, as the rows are gone."""
+
+    def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> NoReturn:
+        self._refuse()
+
+    def export_rows(self, weight: torch.Tensor) -> NoReturn:
+        self._refuse()
+
+    def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise FailedPreconditionError(
+            "The rows of this embedding lay on parameter servers, and went with them when the strategy was closed. "
+            "Save an rd.Checkpoint, or call export_rows(), before close(); restore it in the scope of a new strategy."
+        )
+
+
+@final
+class Aspects:
+    """The driver side of all three parts of the state of mirrored objects.
+
+    Args:
+        link: Calls methods of the replicas.
+        table: Handles of the driver's objects.
+        classes: Classes of mirrored objects, which report every attribute access.
+        control: Attributes.
+        variables: Parameters and buffers.
+        states: Optimizer and metric states, fetched when the program reads them.
+    """
+
+    def __init__(
+        self,
+        link: ReplicaLink,
+        table: DriverTable,
+        classes: MirroredClasses,
+        control: ControlState,
+        variables: Variables,
+        states: LazyStates,
+    ) -> None:
+        self._link = link
+        self._table = table
+        self._classes = classes
+        self._control = control
+        self._variables = variables
+        self._states = states
+
+    def collect(self, writes: Writes) -> dict[int, AttributeTable]:
+        """Add all changes of the driver to `writes`; return the current attributes, to be given to `mark_sent`."""
+        tables = self._control.collect(writes)
+        self._variables.collect(writes)
+        self._states.collect(writes)
+        return tables
+
+    def mark_sent(self, tables: Mapping[int, AttributeTable], *, with_new: bool) -> None:
+        """Record that the collected changes were sent; `with_new`: the shipment also contained new objects."""
+        self._control.mark_sent(tables, with_new=with_new)
+        self._variables.mark_sent()
+        self._states.mark_sent()
+
+    def expire(self) -> None:
+        """Mark all values that the driver has read as stale."""
+        self._variables.expire()
+        self._control.expire()
+        self._states.expire()
+
+    def refresh(self) -> None:
+        """Fetch everything that changed on the replicas."""
+        attempt_all(
+            [
+                lambda: self._control.refresh(modules=True),
+                lambda: self._control.refresh(modules=False),
+                self._variables.refresh,
+                self._states.refresh,
+            ]
+        )
+
+    def adopt(self, new: Sequence[tuple[int, Any]]) -> None:
+        """Start mirroring these objects, given with their handles."""
+        for handle, obj in new:
+            self._table.add(obj, handle)
+        for handle, obj in new:
+            if isinstance(obj, torch.Tensor):
+                self._variables.add(obj, handle)
+                attach_access(obj, MirroredRows(self._link, handle))
+            else:
+                self._control.add(obj, handle)
+                self._states.add(obj, handle)
+                self._classes.mirror(obj)
+
+    def forget(self, handle: int) -> None:
+        """Drop the records of an object that the program has dropped."""
+        self._variables.forget(handle)
+        self._control.forget(handle)
+        self._states.forget(handle)
+
+    def abandon(self, handle: int, obj: Any) -> None:
+        """Make an object plain again because no replica has it."""
+        self._table.remove(handle)
+        self._control.forget(handle)
+        self._states.forget(handle)
+        if isinstance(obj, torch.Tensor):
+            self._variables.abandon(handle)
+            attach_access(obj, None)
+        else:
+            self._classes.plain(obj)
+
+    def make_plain(self) -> None:
+        """Make every mirrored object plain again."""
+        to_plain = [functools.partial(self._make_plain, obj) for _, obj in self._table.objects()]
+        attempt_all([self._table.clear, self._variables.release, self._states.expire, *to_plain])
+
+    def _make_plain(self, obj: Any) -> None:
+        if isinstance(obj, torch.Tensor):
+            attach_access(obj, GoneRows())
+        else:
+            self._classes.plain(obj)
+
 
 _READ_SEVERAL = {
     *("forward", "state_dict", "parameters", "named_parameters", "buffers", "named_buffers", "param_groups"),

@@ -10,9 +10,8 @@ import torch
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.attempt import attempt_all
-from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.handles import DriverTable
-from raydist.mirroring.kinds import content_digest
+from raydist.mirroring.messages import MirrorCalls, ReplicaLink, TensorImage, Writes
 from raydist.mirroring.metric_states import (
     divide_states,
     held_names,
@@ -21,7 +20,7 @@ from raydist.mirroring.metric_states import (
     restore_states,
     state_names,
 )
-from raydist.mirroring.shipment import TensorImage, Writes
+from raydist.mirroring.object_kinds import content_digest
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, attributes, capture, changed, seal
 from raydist.torch_modes import outside_inference_mode
 

@@ -17,7 +17,7 @@ import torch
 
 from raydist.checkpoints.metric_shares import GIVEN_SHARES
 from raydist.compat.torch_internals import module_table
-from raydist.mirroring.kinds import is_metric
+from raydist.mirroring.object_kinds import is_metric
 from raydist.pickling.attribute_table import attributes
 
 __all__ = [

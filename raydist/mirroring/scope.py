@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import contextvars
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, final
 
 import torch
 from torch.nn.modules import module as torch_module
+from torch.nn.parameter import is_lazy
 
-__all__ = ["Scope"]
+from raydist.compat.torch_internals import buffer_table, module_table, parameter_table, plain_tensors
+from raydist.errors import FailedPreconditionError
+from raydist.mirroring.objects import is_mirrored_class
+from raydist.mirroring.tensor import MirroredTensor, record_of
+from raydist.parameter_servers.rows.access import spec_of
+from raydist.pickling.attribute_table import attributes
+
+__all__ = ["Origin", "Scope", "title"]
+
 
 _active: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("raydist_scope", default=None)
 
@@ -104,3 +113,137 @@ class Scope:
             yield
         finally:
             torch.nn.Module.__setstate__ = original  # type: ignore[method-assign]
+
+
+@final
+class Origin:
+    """The scope check of one strategy.
+
+    Args:
+        name: Name of the strategy, for messages.
+        scope: The objects that were created under the strategy.
+        devices: Returns the device types ("cuda") that variables may be on; "cpu" is always allowed.
+        is_known: Returns True for an object that an earlier step used.
+        known: Returns all objects that earlier steps used, to name the places of new objects.
+        serves_rows: True if the strategy stores rows of embedding tables.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        scope: Scope,
+        devices: Callable[[], Collection[str]],
+        is_known: Callable[[Any], bool],
+        known: Callable[[], Sequence[Any]],
+        *,
+        serves_rows: bool = False,
+    ) -> None:
+        self._name = name
+        self._devices = devices
+        self._scope = scope
+        self._is_known = is_known
+        self._known = known
+        self._serves_rows = serves_rows
+
+    def refuse_foreign(self, obj: Any) -> None:
+        """Raise if `obj`, which this strategy does not mirror, is mirrored by another strategy."""
+        is_tensor = type(obj) is MirroredTensor
+        if record_of(obj).tensor is obj if is_tensor else is_mirrored_class(type(obj)):
+            raise FailedPreconditionError(
+                f"A step may use the variables of one strategy; {title(obj)} belongs to another one than "
+                f"{self._name}. Create it under this strategy's scope, or call run() of its own strategy."
+            )
+
+    def require(self, new: Sequence[Any]) -> None:
+        """Raise unless all of these objects were created under the scope.
+
+        Args:
+            new: Modules, parameters, optimizers, ... that no step has used before, outer modules first.
+        """
+        for obj in new:
+            if isinstance(obj, torch.Tensor):
+                self.require_device(obj, new)
+            if isinstance(obj, torch.nn.Parameter):
+                self._require_parameter(obj, new)
+        for obj in new:
+            if isinstance(obj, torch.nn.Module) and not self._is_made_here(obj):
+                raise FailedPreconditionError(
+                    f"Modules that a step uses must be made under the scope of {self._name}; a {type(obj).__name__} "
+                    f"was not. Create it inside `with strategy.scope():`."
+                )
+
+    def require_device(self, tensor: torch.Tensor, new: Sequence[Any] = ()) -> None:
+        """Raise if a variable was moved to a device type that the strategy does not use."""
+        device = tensor.device
+        if device.type == "cpu" or device.type in self._devices():
+            return
+        kinds = " or ".join(sorted({"cpu", *self._devices()}))
+        raise FailedPreconditionError(
+            f"Variables must be where their strategy has them ({kinds}); {self._place(tensor, new)} was moved to "
+            f"{device}. Leave out .to(device): each replica has the model, and gets its batches, on its own device."
+        )
+
+    def _require_parameter(self, parameter: torch.nn.Parameter, new: Sequence[Any]) -> None:
+        if is_lazy(parameter):
+            raise FailedPreconditionError(
+                f"Parameters must be initialised before a step uses them, {self._place(parameter, new)} is lazy. "
+                f"Call the module once on an example under the scope."
+            )
+        if not self._serves_rows and spec_of(parameter) is not None:
+            raise FailedPreconditionError(
+                f"Rows of a ShardedEmbedding must lie on parameter servers, {self._name} has none. Use "
+                "rd.ParameterServerStrategy (or OneDeviceStrategy), or torch.nn.Embedding, which replicas have whole."
+            )
+        if parameter not in self._scope:
+            raise FailedPreconditionError(
+                f"Everything that a step trains must be made under the scope of {self._name}; "
+                f"{self._place(parameter, new)} was not. Create it inside `with strategy.scope():`."
+            )
+
+    def _is_made_here(self, module: torch.nn.Module) -> bool:
+        if module in self._scope:  # a cast or a move may have replaced the buffers since
+            return True
+        tensors = [*module.parameters(), *module.buffers()]
+        return not tensors or any(tensor in self._scope or self._is_known(tensor) for tensor in tensors)
+
+    def _place(self, parameter: torch.Tensor, new: Sequence[Any]) -> str:
+        """Describe the place of a parameter or buffer in the new objects and in the known ones."""
+        inner, outer = (next(_places(objects, parameter), "") for objects in (new, self._known()))
+        if inner and outer:
+            return f"{inner} ({outer})"
+        return inner or outer or title(parameter)
+
+
+def _places(objects: Sequence[Any], parameter: torch.Tensor) -> Iterator[str]:
+    """Yield descriptions of the places of a parameter: in outermost modules first, then in optimizers."""
+    for obj in objects:
+        if isinstance(obj, torch.nn.Module) and (name := _name_in(obj, parameter)):
+            kind = "parameter" if isinstance(parameter, torch.nn.Parameter) else "buffer"
+            yield f"{kind} {name!r} of module {type(obj).__name__}"
+    for obj in objects:
+        groups = attributes(obj)["param_groups"] if isinstance(obj, torch.optim.Optimizer) else ()
+        for index, group in enumerate(groups):
+            if any(found is parameter for found in group["params"]):
+                yield f"a parameter in param_groups[{index}] of optimizer {type(obj).__name__}"
+
+
+def _name_in(module: torch.nn.Module, parameter: torch.Tensor) -> str:
+    """Return the name of a parameter in a module, without attribute access: a mirrored module would call replicas."""
+    waiting, seen = [("", module)], {id(module)}
+    for prefix, current in waiting:
+        own = {**parameter_table(current), **buffer_table(current)}
+        found = next((name for name, tensor in own.items() if tensor is parameter), "")
+        if found:
+            return prefix + found
+        children = [(name, child) for name, child in module_table(current).items() if child is not None]
+        waiting += [(f"{prefix}{name}.", child) for name, child in children if id(child) not in seen]
+        seen.update(id(child) for _, child in children)
+    return ""
+
+
+def title(obj: Any) -> str:
+    """Return a description of an object for messages."""
+    if isinstance(obj, torch.Tensor):
+        with plain_tensors():
+            return f"a {'parameter' if isinstance(obj, torch.nn.Parameter) else 'buffer'} of shape {tuple(obj.shape)}"
+    return f"a {type(obj).__name__}"

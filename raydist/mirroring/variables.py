@@ -10,16 +10,12 @@ from typing import final
 import torch
 
 from raydist.compat.torch_internals import plain_tensors
+from raydist.mirroring.aggregation import Aggregations, aggregate
 from raydist.mirroring.attempt import attempt_all
-from raydist.mirroring.buffers.aggregation import Aggregations
-from raydist.mirroring.buffers.shares import aggregate
-from raydist.mirroring.calls import MirrorCalls, ReplicaLink
-from raydist.mirroring.driver_hooks import DriverHooks
-from raydist.mirroring.gradients import Gradients
+from raydist.mirroring.gradients import DriverHooks, Gradients
 from raydist.mirroring.handles import DriverTable
-from raydist.mirroring.origin import Origin
-from raydist.mirroring.scope import Scope
-from raydist.mirroring.shipment import Writes, overwrite
+from raydist.mirroring.messages import MirrorCalls, ReplicaLink, Writes, overwrite
+from raydist.mirroring.scope import Origin, Scope
 from raydist.mirroring.tensor import UNKNOWN_VERSION, TensorRecord, mirror_tensor, plain_tensor
 from raydist.torch_modes import outside_inference_mode
 
@@ -202,7 +198,11 @@ class Variables:
             self._fetch(written)  # the driver changed some elements only, by an alias from before the last step
         with plain_tensors():
             writes.tensors = {handle: tensor.detach() for handle, tensor in written.items()}
-            changed = {handle: tensor for handle, (each, tensor) in touched.items() if each.requires_grad != tensor.requires_grad}
+            changed = {
+                handle: tensor
+                for handle, (each, tensor) in touched.items()
+                if each.requires_grad != tensor.requires_grad
+            }
             writes.requires_grad = {handle: tensor.requires_grad for handle, tensor in changed.items()}
 
     def mark_sent(self) -> None:

@@ -28,10 +28,13 @@ import torch
 
 from raydist.actors.class_tracking import cloudpickle
 from raydist.pickling.by_value import Reach, globals_are_installed, has_name, is_installed_name, replaced_methods
-from raydist.pickling.compiled import reduce_compiled
-from raydist.pickling.parametrized import reduce_parametrized
-from raydist.pickling.step_methods import require_step_of_class
-from raydist.pickling.tensors import ReplicaDevice, TensorReducer
+from raydist.pickling.torch_objects import (
+    ReplicaDevice,
+    TensorReducer,
+    reduce_compiled,
+    reduce_parametrized,
+    require_step_of_class,
+)
 
 __all__ = ["HandlePickler", "HandleUnpickler", "PersistentId", "WithGlobals", "dumps", "loads"]
 

@@ -16,7 +16,7 @@ from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import DeadlineExceededError
-from raydist.mirroring.calls import MirrorCalls
+from raydist.mirroring.messages import MirrorCalls
 from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
 from raydist.replicas.dispatched_steps import DispatchedSteps

@@ -20,7 +20,7 @@ from raydist.checkpoints.sharing.share_writer import begin_share
 from raydist.checkpoints.sharing.shares import ShareRequest
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.driver import MirrorDriver
-from raydist.mirroring.parts import has_load_hooks
+from raydist.mirroring.object_kinds import has_load_hooks
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.replicas.rules import ReplicaRules
 from raydist.replicas.step import ReplicaSetup

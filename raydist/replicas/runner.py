@@ -33,7 +33,7 @@ from raydist.collectives.single_rank import SingleRank
 from raydist.context.run_call import advise
 from raydist.errors import CancelledError, CollectiveMismatchError, FailedPreconditionError
 from raydist.foreign_errors import annotate
-from raydist.mirroring.calls import MirrorCalls, answer
+from raydist.mirroring.messages import MirrorCalls, answer
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.mirroring.trained_state import names_of, row_tables
 from raydist.owning_process import call_here

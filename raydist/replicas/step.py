@@ -13,9 +13,9 @@ from raydist.checkpoints.random_state import RESTORED_REPLICAS
 from raydist.collectives.delegating import RootReduction
 from raydist.context.seed_calls import num_seed_calls
 from raydist.errors import InvalidArgumentError
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.options import RunOptions
-from raydist.pickling.by_fields import by_fields
+from raydist.pickling.packed_tensors import by_fields
 from raydist.replicas.rules import ReplicaRules
 from raydist.summary.recording import SummaryOrder
 from raydist.torch_modes import TorchModes

@@ -16,7 +16,7 @@ from raydist.coordinator.per_worker_input import PerWorkerInput
 from raydist.coordinator.remote_value import RemoteValue, holds_remote
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.mirroring.driver import MirrorDriver
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.nest import leaves_in
 from raydist.options import RunOptions
 from raydist.preemption.boundaries import boundary_number

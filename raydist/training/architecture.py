@@ -17,7 +17,7 @@ from torch import nn
 
 from raydist.compat.torch_internals import module_table
 from raydist.errors import InvalidArgumentError
-from raydist.mirroring.buffers.aggregation import is_chosen_for
+from raydist.mirroring.aggregation import is_chosen_for
 
 __all__ = ["Architecture", "architecture_of", "build_module"]
 

@@ -5,7 +5,7 @@ import pickle
 import torch
 
 from raydist.coordinator.closure_header import closure_header
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.options import RunOptions
 from raydist.replicas.step import StepHeader
 from raydist.values import PerReplica, ReduceOp

@@ -19,7 +19,7 @@ import torch
 import raydist as rd
 from raydist.coordinator.closures import Closure
 from raydist.coordinator.coordinator import Coordinator
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.replicas.step import StepHeader
 from tests.coordinator.in_process import TIMEOUTS, coordinated
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raydist.coordinator.closures import Closure, ClosureQueue
 from raydist.coordinator.coordinator import Coordinator
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.nest import flatten
 from raydist.replicas.results import StepResult
 from raydist.replicas.served.work_message import PlannedWork

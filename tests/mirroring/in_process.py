@@ -12,10 +12,9 @@ import torch
 from cloudpickle import cloudpickle
 from torch import nn
 
-from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.driver import MirrorDriver
+from raydist.mirroring.messages import MirrorCalls, Shipment, answer
 from raydist.mirroring.on_replica.replica import MirrorReplica
-from raydist.mirroring.shipment import Shipment
 from raydist.values import PerReplica
 
 T = TypeVar("T")

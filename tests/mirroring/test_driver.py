@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.shipment import Writes
+from raydist.mirroring.messages import Writes
+from raydist.parameter_servers.rows.sharded_embedding import ShardedEmbedding
 from tests.mirroring.in_process import Mirror, linear
 
 
@@ -353,3 +354,32 @@ def test_a_replica_tells_all_of_it_again_to_a_driver_that_has_heard_another_one(
     nothing = replica.collect_control(True)
     replica.tell_everything()
     assert len(replica.collect_control(True)) > len(nothing)
+
+
+def test_the_driver_reads_and_writes_rows_of_the_first_replica() -> None:
+    mirror = Mirror(2, serves_rows=True)
+    with mirror.scope():
+        embedding = ShardedEmbedding(10, 2, initializer="zeros")
+    mirror.run(lambda: embedding(torch.tensor([3, 7])).sum().item())
+    rows = torch.tensor([7, 3, 7])
+    with torch.no_grad():
+        assert embedding(rows).tolist() == [[0, 0]] * 3
+        (state,) = embedding.export_rows()
+        assert state["rows"].tolist() == [3, 7]
+        embedding.import_rows([{**state, "values": torch.tensor([[3.0, 4.0], [7.0, 8.0]])}])
+        assert embedding(rows).tolist() == [[7, 8], [3, 4], [7, 8]]
+    told = mirror.run(lambda: embedding(torch.tensor([7])).tolist())
+    assert told == [[[7, 8]], [[0, 0]]]
+    assert mirror.link.calls.count("pull_rows") == 2
+
+
+def test_rows_from_before_travel_with_the_module_and_are_given_up_here() -> None:
+    mirror = Mirror(1, serves_rows=True)
+    with mirror.scope():
+        embedding = ShardedEmbedding(10, 2, seed=1)
+    other = ShardedEmbedding(10, 2, seed=2)
+    expected = other(torch.tensor([3]))
+    embedding.import_rows(other.export_rows())
+    assert mirror.run(lambda: embedding(torch.tensor([3])).tolist()) == [expected.tolist()]
+    assert torch.equal(embedding(torch.tensor([3])), expected)
+    assert mirror.link.calls.count("pull_rows") == 1

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from raydist.mirroring.driver_hooks import HOOKS_OF_DRIVER, DriverHooks
-from raydist.mirroring.shipment import Writes
+from raydist.mirroring.gradients import HOOKS_OF_DRIVER, DriverHooks
+from raydist.mirroring.messages import Writes
 from raydist.mirroring.tensor import TensorRecord
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.buffers.shares import average
-from raydist.mirroring.shipment import overwrite
+from raydist.mirroring.aggregation import average
+from raydist.mirroring.messages import overwrite
 from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, linear, rank_of
 

@@ -10,7 +10,7 @@ import pytest
 from raydist.actors.software import Software, installed_software
 from raydist.actors.supervision import root_cause
 from raydist.errors import CancelledError
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.replicas.results import StepOutcome, pack_result
 from raydist.replicas.step import StepHeader
 from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage

@@ -16,7 +16,7 @@ from raydist.checkpoints.sharing.share_writer import ShareWriter
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import distribute
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.options import InputOptions
 from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.function_calls import FunctionCalls

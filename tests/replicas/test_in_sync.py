@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from raydist.errors import CollectiveMismatchError
-from raydist.mirroring.buffers.aggregation import set_aggregation
+from raydist.mirroring.aggregation import set_aggregation
 from raydist.replicas.in_sync import SyncCheck
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.replicas.device_copies import Copying, DeviceCopies, PartsAhead
 from raydist.replicas.step import PartSource, StepHeader
 from raydist.values import Leaves

@@ -12,7 +12,7 @@ import raydist as rd
 from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.portable_errors import PortableError
 from raydist.collectives.base import Communicator, Membership
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.replicas.rules import ReplicaRules
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup, StepHeader

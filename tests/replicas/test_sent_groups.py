@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.errors import CancelledError
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.owning_process import OwningProcess
 from raydist.replicas.dispatched_steps import DispatchedSteps, SentGroup
 from raydist.replicas.results import pack_result

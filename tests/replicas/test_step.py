@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raydist.errors import InvalidArgumentError
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import PartSource, StepHeader, address_parts, batch_rows, require_parts, resolve_parts
 from raydist.replicas.step_message import GroupResult

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raydist.checkpoints.random_state import RESTORED_REPLICAS
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.options import RunOptions
 from raydist.replicas.step import StepHeader, StepHeaders
 from raydist.values import ReduceOp

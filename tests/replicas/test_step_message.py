@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import PartSource, StepHeader
 from raydist.replicas.step_message import GroupResult, PlannedStep, SentObjects, address_steps

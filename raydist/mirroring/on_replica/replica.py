@@ -11,31 +11,133 @@ from typing import Any, final
 
 import torch
 
+from raydist.checkpoints.saved_kinds import SHARES
+from raydist.checkpoints.sharing.share_writer import MergedStates
 from raydist.collectives.reducer.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.buffers.replica_buffers import ReplicaBuffers
-from raydist.mirroring.calls import MirrorCalls
+from raydist.mirroring.aggregation import Aggregation, aggregate
 from raydist.mirroring.handles import ReplicaTable
+from raydist.mirroring.messages import MirrorCalls, Shipment, TensorImage
 from raydist.mirroring.metric_states import (
     divide_states,
     hold_states,
+    merge_states,
+    metrics_in,
     restore_states,
     share_of_states,
     state_names,
 )
-from raydist.mirroring.on_replica.arrivals import Arrivals
-from raydist.mirroring.on_replica.externals import Externals
-from raydist.mirroring.on_replica.merged_states import StateMerger
-from raydist.mirroring.on_replica.replica_hooks import ParameterGuard, note_steps
-from raydist.mirroring.on_replica.report import ControlCollector
-from raydist.mirroring.on_replica.sent_functions import SentFunctions
-from raydist.mirroring.on_replica.update_log import UpdateLog
-from raydist.mirroring.shipment import Shipment, TensorImage
+from raydist.mirroring.on_replica.apply_update import Arrivals, ControlCollector
+from raydist.mirroring.on_replica.buffers import ReplicaBuffers
+from raydist.mirroring.on_replica.hooks import ParameterGuard, UpdateLog, note_steps
+from raydist.mirroring.on_replica.step_functions import SentFunctions
 from raydist.parameter_servers.rows.local_rows import access_to
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import PersistentId, dumps, loads
 
-__all__ = ["MirrorReplica"]
+__all__ = ["Externals", "MirrorReplica", "StateMerger"]
+
+
+@final
+class Externals:
+    """Values by name, made when they are first reached.
+
+    Args:
+        values: Those that are there.
+
+    >>> found = Externals({"strategy": 1})
+    >>> found.add("numbers", list)
+    >>> found.value("strategy"), found.value("numbers"), found.drop("numbers"), found.drop("numbers")
+    (1, [], [], None)
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+        self._makers: dict[str, Callable[[], Any]] = {}
+
+    def add(self, name: str, make: Callable[[], Any]) -> None:
+        """Something may be reached by this name from now on.
+
+        Args:
+            name: Of the value.
+            make: Makes it, when it is first reached. What this raises, whoever reaches it raises.
+        """
+        self._makers[name] = make
+
+    def drop(self, name: str) -> Any:
+        """Nothing will be reached by this name any more; the value, None where it was never reached."""
+        self._makers.pop(name, None)
+        return self._values.pop(name, None)
+
+    def value(self, name: str) -> Any:
+        """The value of this name."""
+        if name not in self._values:
+            self._values[name] = self._makers[name]()
+        return self._values[name]
+
+    def holds(self, obj: Any) -> bool:
+        """Return True if an object is one of the values."""
+        return any(obj is known for known in self._values.values())
+
+
+_CPU = torch.device("cpu")
+
+
+@final
+class StateMerger:
+    """One replica's end; all replicas call it at the same place, for the same objects.
+
+    Args:
+        buffers: The replica's.
+        gather: Every replica's value of its argument, in the order of ranks.
+    """
+
+    def __init__(self, buffers: ReplicaBuffers, gather: Callable[[Any], list[Any]]) -> None:
+        self._buffers = buffers
+        self._gather = gather
+
+    def __call__(self, objects: Mapping[str, Any], alone: Mapping[str, Mapping[str, int]]) -> MergedStates:
+        """Return the values that the driver would read of metrics, and of buffers that differ.
+
+        Args:
+            objects: Objects by name.
+            alone: By name of a metric, see `merge_states`.
+        """
+        metrics = {name: obj for name, obj in metrics_in(objects).items() if name in objects or _is_saved_within(obj)}
+        buffers = self._differing(objects) if any(isinstance(obj, torch.nn.Module) for obj in objects.values()) else []
+        if not metrics and not buffers:
+            return MergedStates()
+        states = {name: hold_states(metric, _CPU) for name, metric in metrics.items()}
+        values = [buffer.detach().to("cpu", copy=True) for buffer, _ in buffers]
+        everyone = self._gather((states, values))
+        shares = {name: [held[name] for held, _ in everyone] for name in metrics}
+        merged = {name: merge_states(metric, shares[name], alone.get(name, {})) for name, metric in metrics.items()}
+        return MergedStates(
+            {name: {**each, **_shares(shares[name])} for name, each in merged.items() if name in objects},
+            nested=tuple((attributes(metrics[name]), each) for name, each in merged.items() if name not in objects),
+            buffers=tuple(
+                (buffer, aggregate([held[place] for _, held in everyone], how.aggregation))
+                for place, (buffer, how) in enumerate(buffers)
+            ),
+        )
+
+    def _differing(self, objects: Mapping[str, Any]) -> list[tuple[torch.Tensor, Aggregation]]:
+        """Buffers in these objects that the driver would gather, in an order that is the same on all replicas."""
+        modules = [obj for obj in objects.values() if isinstance(obj, torch.nn.Module)]
+        mine = {id(buffer) for module in modules for buffer in module.buffers()}
+        self._buffers.look()
+        found = [(buffer, self._buffers.aggregations.of(handle, buffer)) for handle, buffer in self._buffers.items()]
+        return [(buffer, how) for buffer, how in found if id(buffer) in mine and how.is_gathered]
+
+
+def _is_saved_within(metric: Any) -> bool:
+    """Return True if a module's `state_dict` contains states of the metric, which is so only for persistent states."""
+    return any(attributes(metric)["_persistent"].values())
+
+
+def _shares(shares: list[dict[str, Any]]) -> dict[str, Any]:
+    return {SHARES: shares} if len(shares) > 1 else {}
+
 
 _NO_ARGUMENTS = dumps(((), {}), lambda _: None)
 

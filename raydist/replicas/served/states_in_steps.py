@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.mirroring.shipment import TensorImage
+from raydist.mirroring.messages import TensorImage
 from raydist.parameter_servers.requests import PushKey
 from raydist.pickling.attribute_table import attributes
 from raydist.replicas.served.served_optimizers import ServedOptimizers

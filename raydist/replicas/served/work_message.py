@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from raydist.actors.portable_errors import PortableError
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.replicas.results import StepResult
 from raydist.replicas.served.worker_rules import ClosureLabel
 from raydist.replicas.step import PartSource, StepHeader, address_parts

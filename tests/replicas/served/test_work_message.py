@@ -5,7 +5,7 @@ import pickle
 import torch
 
 from raydist.actors.portable_errors import pack_error
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.nest import flatten
 from raydist.replicas.results import StepResult
 from raydist.replicas.served.work_message import (

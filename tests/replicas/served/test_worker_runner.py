@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.messages import Shipment
 from raydist.replicas.rules import VariablesView
 from raydist.replicas.served.work_message import LogEntry, PlannedWork, WorkResult, address_work
 from raydist.replicas.served.worker_rules import ClosureLabel, WorkerRules

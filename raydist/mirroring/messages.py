@@ -1,0 +1,321 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, TypeVar, TypeVarTuple, final
+
+import numpy as np
+import torch
+
+from raydist.collectives.flat_bytes import flat_bytes
+from raydist.collectives.reducer.parameter_hooks import ParameterHooks, detach_hooks
+from raydist.compat.torch_internals import plain_tensors
+from raydist.errors import FailedPreconditionError
+from raydist.pickling.attribute_table import AttributePath
+from raydist.values import PerReplica
+
+__all__ = [
+    "HookChanges",
+    "MirrorCalls",
+    "ReplicaLink",
+    "Shipment",
+    "ShipmentContents",
+    "TensorImage",
+    "Writes",
+    "answer",
+    "overwrite",
+]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShipmentContents:
+    """A summary of a shipment, kept by the driver.
+
+    Attributes:
+        values: True if the shipment contains tensors, optimizer states or new objects.
+        settings: The attributes that the shipment changes (a learning rate, a training flag), if later steps need
+            nothing else from it: a later shipment of the same attributes replaces this one.
+    """
+
+    values: bool = False
+    settings: frozenset[tuple[int, AttributePath]] = frozenset()
+
+
+@final
+@dataclass(slots=True)  # immutable, but not frozen: unpickling a frozen one takes twice as long, in every step
+class Shipment:
+    """Everything that one step needs and the replicas do not have yet; the same for every replica.
+
+    Attributes:
+        released: Handles whose objects the driver's program has dropped.
+        bundle: Pickle of the objects that are new to the replicas; empty if there are none.
+        writes: Pickle of the driver's changes since the last step (`Writes`); empty if there are none.
+        function: Pickle of the step function; empty if the replicas have the function under `digest`.
+        digest: Digest of the function's pickle; empty for a function that replicas do not keep.
+        forget: Digests of functions that replicas drop.
+        arguments: Pickle of `(args, kwargs)`, with placeholders for `PerReplica` leaves.
+        per_replica: The `PerReplica` leaves by placeholder number; not sent.
+        contents: Summary of the shipment; not sent.
+    """
+
+    released: tuple[int, ...] = ()
+    bundle: bytes = b""
+    writes: bytes = b""
+    function: bytes = b""
+    digest: bytes = b""
+    forget: tuple[bytes, ...] = ()
+    arguments: bytes = b""
+    per_replica: tuple[PerReplica, ...] = ()
+    contents: ShipmentContents = ShipmentContents()
+
+    @property
+    def num_bytes(self) -> int:
+        """The number of bytes sent to each replica."""
+        return len(self.bundle) + len(self.writes) + len(self.function) + len(self.arguments)
+
+    @property
+    def travelling(self) -> tuple[Any, ...]:
+        """The fields that are sent to a replica."""
+        return self.released, self.bundle, self.writes, self.function, self.digest, self.forget, self.arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Shipment, self.travelling
+
+    def knowing(self, writes: Writes) -> Shipment:
+        """Return this shipment with its `contents`, computed from the unpickled `writes`."""
+        values = bool(self.bundle or writes.tensors or writes.optimizer_states)
+        kept = self.without_step()
+        others = kept is None or kept.released or kept.bundle or kept.function or kept.forget
+        if others or not writes.only_settings:
+            return replace(self, contents=ShipmentContents(values))
+        settings = frozenset((handle, path) for handle in writes.control for path in writes.control[handle])
+        return replace(self, contents=ShipmentContents(values, settings))
+
+    def without_parts(self) -> Shipment:
+        """Return the shipment without the fields that stay on the driver."""
+        return replace(self, per_replica=(), contents=ShipmentContents())
+
+    def without_step(self) -> Shipment | None:
+        """Return the part of the shipment that later steps need as well; None if there is none."""
+        function = self.function if self.digest else b""
+        if not (self.released or self.bundle or self.writes or function or self.forget):
+            return None  # nearly always; a copy before this check took 3 us a step
+        return replace(self.without_parts(), arguments=b"", function=function)
+
+    def of_step(self) -> Shipment:
+        """Return the part of the shipment that only this step needs."""
+        return Shipment(function=b"" if self.digest else self.function, digest=self.digest, arguments=self.arguments)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TensorImage:
+    """The values of a tensor as a numpy array of bytes, which the object store passes without a copy (bfloat16 too).
+
+    Attributes:
+        array: The bytes; empty for a sparse tensor.
+        dtype: dtype of the tensor.
+        shape: Shape of the tensor.
+        layout: Layout of the tensor.
+        parts: Images of the indices and values of a sparse tensor.
+    """
+
+    array: np.ndarray[Any, np.dtype[np.uint8]]
+    dtype: torch.dtype
+    shape: torch.Size
+    layout: torch.layout = torch.strided
+    parts: tuple[TensorImage, ...] = ()
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> TensorImage:
+        """Return an image of the present values; it shares the memory of a contiguous CPU tensor."""
+        with plain_tensors():
+            held = tensor.detach().to("cpu")
+            if held.layout is not torch.strided:
+                parts = tuple(TensorImage.of(part) for part in _parts(held))
+                return TensorImage(np.empty(0, np.uint8), tensor.dtype, tensor.shape, tensor.layout, parts)
+            return TensorImage(flat_bytes(held).numpy(), tensor.dtype, tensor.shape)
+
+    def tensor(self) -> torch.Tensor:
+        """Return the values as a tensor with its own memory."""
+        if self.layout is not torch.strided:
+            return _joined(self.layout, [part.tensor() for part in self.parts], self.shape)
+        if not self.array.size:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.from_numpy(self.array.copy()).view(self.dtype).reshape(self.shape)
+
+    def shows(self, tensor: torch.Tensor) -> bool:
+        """Return True if `tensor` has bitwise the same values, dtype, shape and layout."""
+        return self._equals(TensorImage.of(tensor))
+
+    def _equals(self, other: TensorImage) -> bool:
+        mine, theirs = ((each.dtype, each.shape, each.layout, len(each.parts)) for each in (self, other))
+        parts = zip(self.parts, other.parts, strict=False)
+        return mine == theirs and np.array_equal(self.array, other.array) and all(a._equals(b) for a, b in parts)
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce()
+        return tensor.indices(), tensor.values()
+    return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+
+
+def _joined(layout: torch.layout, parts: Sequence[torch.Tensor], shape: torch.Size) -> torch.Tensor:
+    if layout is torch.sparse_coo:
+        indices, values = parts
+        return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=False)
+    rows, columns, values = parts
+    return torch.sparse_csr_tensor(rows, columns, values, shape, check_invariants=False)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HookChanges:
+    """The driver's changes to the hooks on one parameter.
+
+    Attributes:
+        removed: Keys of the removed hooks.
+        added: The new hooks.
+    """
+
+    removed: tuple[Hashable, ...]
+    added: ParameterHooks
+
+    def apply(self, parameter: torch.Tensor) -> None:
+        """Apply the changes to a replica's parameter."""
+        detach_hooks(parameter, self.removed)
+        self.added.attach(parameter)
+
+
+@final
+@dataclass(slots=True)
+class Writes:
+    """The driver's changes between two steps, by handle.
+
+    A metric has two sets of states: one for the first replica, and one for each other replica.
+    """
+
+    control: dict[int, dict[AttributePath, Any]] = field(default_factory=dict)
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    requires_grad: dict[int, bool] = field(default_factory=dict)
+    optimizer_states: dict[int, Any] = field(default_factory=dict)
+    metrics: dict[int, tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=dict)
+
+    cleared_gradients: list[int] = field(default_factory=list)
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    hooks: dict[int, HookChanges] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, column.name) for column in fields(self))
+
+    @property
+    def only_settings(self) -> bool:
+        """Return True if there are no changes except to attributes of objects."""
+        return not any(getattr(self, column.name) for column in fields(self) if column.name != "control")
+
+
+def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Give `tensor` these values in place.
+
+    The tensor gets new memory only if shape, dtype or layout differ, or it is sparse or expanded.
+    """
+    with torch.no_grad(), plain_tensors():
+        alike = tensor.shape == values.shape and tensor.dtype == values.dtype and tensor.layout is values.layout
+        # An assignment to the `.data` of a CSR tensor has no effect.
+        if alike and tensor.layout is not torch.sparse_coo and not _is_expanded(tensor):
+            tensor.copy_(values)
+        else:
+            tensor.data = values.to(tensor.device)
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Return True if several elements share one memory location: torch refuses to write to such a tensor."""
+    if tensor.layout is not torch.strided:
+        return False
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
+
+
+class MirrorCalls(ABC):
+    """The methods of a replica that the driver may call between steps."""
+
+    @abstractmethod
+    def collect_control(self, modules: bool) -> bytes:
+        """Return the pickled control state that changed since the last call.
+
+        Args:
+            modules: True for modules and `requires_grad`, False for all other objects (modules take longer to compare).
+        """
+
+    @abstractmethod
+    def tensor_images(self, handles: Sequence[int]) -> dict[int, TensorImage]:
+        """Return the present values of these parameters and buffers, except of those that this replica does not have."""
+
+    @abstractmethod
+    def collect_gradients(self) -> dict[int, TensorImage]:
+        """Return the gradients of all parameters that have one."""
+
+    @abstractmethod
+    def collect_optimizer_state(self, handle: int) -> bytes:
+        """Return the pickled `state` of an optimizer (momentum and similar)."""
+
+    @abstractmethod
+    def collect_metrics(self) -> bytes:
+        """Return the pickled states of all metrics by handle."""
+
+    @abstractmethod
+    def pull_rows(self, handle: int, rows: torch.Tensor) -> torch.Tensor:
+        """Return the present values of these rows of an embedding table."""
+
+    @abstractmethod
+    def export_rows(self, handle: int) -> list[dict[str, Any]]:
+        """Return all rows of an embedding table; see `RowAccess`."""
+
+    @abstractmethod
+    def import_rows(self, handle: int, states: Sequence[Mapping[str, Any]]) -> None:
+        """Replace all rows of an embedding table; see `RowAccess`."""
+
+    @abstractmethod
+    def dump(self) -> tuple[bytes, frozenset[int]]:
+        """Return the pickled state of this replica, to be given to `load` of others, and the handles in it."""
+
+    @abstractmethod
+    def load(self, state: bytes) -> None:
+        """Load the state that another replica returned from `dump`, except the state that each replica gathers itself.
+
+        Running statistics and metric states of this replica stay. A metric that is new to this replica gets states that
+        merge with the states of the other replica to exactly the latter.
+        """
+
+
+class ReplicaLink(Protocol):
+    """The interface by which the driver calls the replicas, ranks 0, 1, ..."""
+
+    def call(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
+        """Call a method of one replica after all dispatched steps; raise the error of a step that failed. Blocks."""
+
+    def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
+        """Call a method of every replica after all dispatched steps; return the results in rank order. Blocks."""
+
+
+def answer(replica: MirrorCalls, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
+    """Call the method of `replica` that overrides `method`: the receiving end of a link.
+
+    Raises:
+        FailedPreconditionError: `method` is not a method of :class:`MirrorCalls`.
+    """
+    if getattr(MirrorCalls, method.__name__, None) is not method:
+        raise FailedPreconditionError(
+            f"raydist bug: a replica answers the methods of MirrorCalls only, got {method!r}."
+        )
+    found: Any = getattr(replica, method.__name__)
+    result: _T = found(*args)
+    return result

@@ -1,0 +1,249 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from raydist.class_memory import remembered_by_class
+from raydist.compat.torch_internals import module_table, num_writes, parameter_table, plain_tensors
+from raydist.pickling.attribute_table import (
+    AttributePath,
+    AttributeTable,
+    Digest,
+    Identity,
+    Witness,
+    attributes,
+    capture,
+    patch,
+    witness_of,
+)
+from raydist.pickling.torch_objects import match_class
+
+__all__ = [
+    "ObjectKind",
+    "capture_object",
+    "content_digest",
+    "has_load_hooks",
+    "has_plain_state",
+    "held_parameters",
+    "is_just_seeded",
+    "is_metric",
+    "kind_of",
+    "kind_of_class",
+    "modules_of",
+    "patch_object",
+]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ObjectKind:
+    """A family of mirrored objects.
+
+    Attributes:
+        name: Name of the kind, for messages.
+        type: The base class of the objects.
+        skip: Attributes that are not control state: tensors that are sent separately, and state of one process.
+    """
+
+    name: str
+    type: type
+    skip: frozenset[str] = frozenset()
+
+
+MODULES = ObjectKind("module", torch.nn.Module)
+OPTIMIZERS = ObjectKind("optimizer", torch.optim.Optimizer, frozenset({"state", "step", "zero_grad"}))
+SCHEDULERS = ObjectKind("scheduler", LRScheduler)
+SCALERS = ObjectKind("gradient scaler", torch.amp.GradScaler)
+GENERATORS = ObjectKind("generator", torch.Generator)
+KINDS = (MODULES, OPTIMIZERS, SCHEDULERS, SCALERS, GENERATORS)
+
+# Wrappers around the instance's own methods, and results that each side caches for itself.
+_METRIC_SKIP = frozenset(
+    {"update", "compute", "_update_signature", "_computed", "_cache", "_forward_cache", "_update_count"}
+)
+
+
+def kind_of(obj: Any) -> ObjectKind | None:
+    """Return the kind of `obj`, None if it has none (as tensors, which need a look at the scope)."""
+    cls: Any = type(obj)
+    return kind_of_class(cls)
+
+
+@remembered_by_class
+def kind_of_class(cls: Any) -> ObjectKind | None:
+    """Return the kind of the objects of a class, None if there is none."""
+    return next((kind for kind in KINDS if issubclass(cls, kind.type)), None)
+
+
+def is_metric(obj: Any) -> bool:
+    """Return True if `obj` is a torchmetrics Metric; torchmetrics is not imported."""
+    return any(base.__name__ == "Metric" and base.__module__.startswith("torchmetrics.") for base in type(obj).__mro__)
+
+
+def _skip(obj: Any) -> frozenset[str]:
+    kind = kind_of(obj)
+    if kind is SCALERS:
+        # A GradScaler's state per optimizer lasts one step; its key, id(optimizer), differs between processes.
+        return frozenset(name for name, value in attributes(obj).items() if isinstance(value, defaultdict))
+    if kind is not None and kind is not MODULES:
+        return kind.skip
+    if is_metric(obj):
+        return _METRIC_SKIP | frozenset(attributes(obj).get("_defaults", ()))
+    # A compiled module only wraps the original module; its own state belongs to this process.
+    return frozenset(attributes(obj)) if "dynamo_ctx" in attributes(obj) else frozenset()
+
+
+def capture_object(obj: Any, digest: Digest) -> AttributeTable:
+    """Return the control state of a mirrored object."""
+    if isinstance(obj, torch.Generator):
+        return capture({"state": bytes(obj.get_state().numpy())})
+    return capture(attributes(obj), skip=_skip(obj), digest=digest)
+
+
+def witness_object(obj: Any, digest: Digest) -> Witness | None:
+    """Return an identity snapshot of the control state for a fast comparison later; None if identity is not enough."""
+    if isinstance(obj, torch.Generator):
+        return None
+    return witness_of(attributes(obj), skip=_skip(obj), digest=digest)
+
+
+def is_as_witnessed(obj: Any, witness: Witness) -> bool:
+    """Return True if the control state of a mirrored object is unchanged since the snapshot."""
+    return witness.same_attributes(attributes(obj), _skip(obj))
+
+
+def patch_object(obj: Any, changes: Mapping[AttributePath, Any]) -> None:
+    """Apply changes of the control state from the other side to a mirrored object, in place."""
+    if isinstance(obj, torch.Generator):
+        state = changes.get(("state",))
+        if state is not None:
+            obj.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return
+    patch(attributes(obj), changes, skip=_skip(obj))
+    if isinstance(obj, torch.nn.Module):
+        match_class(obj)
+
+
+def is_just_seeded(generator: torch.Generator) -> bool:
+    """Return True if no number was drawn since the seed was set."""
+    fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+    return torch.equal(fresh.get_state(), generator.get_state())
+
+
+def _number_in(tensor: torch.Tensor) -> str | None:
+    """Return the text of a CPU scalar: some kernels (GradScaler's growth tracker) write without counting the write."""
+    if tensor.dim() or not tensor.is_cpu or tensor.layout is not torch.strided:
+        return None
+    return repr(tensor.item())  # text, since NaN != NaN
+
+
+def content_digest(handle_of: Callable[[Any], int | None]) -> Digest:
+    """Return a function that gives comparable marks for the leaves of control states.
+
+    The mark is the handle for mirrored objects, identity and version for tensors (with the value for CPU scalars),
+    identity for functions and classes, and a digest of the pickle for other mutable objects (identity if unpicklable).
+    """
+
+    def digest(value: Any) -> Hashable:
+        handle = handle_of(value)
+        if handle is not None:
+            return "handle", handle
+        if isinstance(value, torch.Tensor):
+            with plain_tensors():
+                return Identity(value), num_writes(value), _number_in(value)
+        if kind_of(value) is not None or isinstance(value, type) or callable(value):
+            return Identity(value)
+        if type(value) is set and all(isinstance(item, str | int) for item in value):
+            return frozenset(value)
+        try:
+            return hashlib.blake2b(pickle.dumps(value), digest_size=16).digest()
+        except Exception:  # a user's __reduce__ may raise anything: fall back to identity
+            return Identity(value)
+
+    return digest
+
+
+_EXTRA = "get_extra_state"
+_TORCHS = ("torch.nn.", "torch.optim.")
+
+
+def modules_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield a module and all modules in it.
+
+    >>> [type(each).__name__ for each in modules_of(torch.nn.Sequential(torch.nn.Tanh()))]
+    ['Sequential', 'Tanh']
+    """
+    yield module
+    for part in module_table(module).values():
+        if part is not None:
+            yield from modules_of(part)
+
+
+def held_parameters(obj: Any) -> Iterator[torch.Tensor]:
+    """Yield the parameters of a module or an optimizer.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> [len(list(held_parameters(each))) for each in (layer, torch.optim.SGD([layer.bias], 0.1))]
+    [2, 1]
+    """
+    if isinstance(obj, torch.nn.Module):
+        for part in modules_of(obj):
+            yield from (each for each in parameter_table(part).values() if each is not None)
+    else:
+        for group in attributes(obj)["param_groups"]:
+            yield from group["params"]
+
+
+def has_load_hooks(obj: Any) -> bool:
+    """Return True if a module or an optimizer has hooks on `load_state_dict`.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> _ = layer.register_load_state_dict_post_hook(print)
+    >>> has_load_hooks(torch.nn.Sequential(layer)), has_load_hooks(torch.nn.Linear(2, 1))
+    (True, False)
+    """
+    parts = modules_of(obj) if isinstance(obj, torch.nn.Module) else [obj]
+    return any(_has_hooks(part, "load_state_dict") for part in parts)
+
+
+def has_plain_state(obj: Any) -> bool:
+    """Return True if a module or optimizer uses torch's own `state_dict` and `load_state_dict`, without hooks.
+
+    >>> class Own(torch.nn.Linear):
+    ...     def load_state_dict(self, state, strict=True, assign=False): ...
+    >>> has_plain_state(torch.nn.BatchNorm1d(2)), has_plain_state(torch.nn.Sequential(Own(1, 1)))
+    (True, False)
+    """
+    if has_load_hooks(obj):
+        return False
+    parts = list(modules_of(obj)) if isinstance(obj, torch.nn.Module) else [obj]
+    return all(map(_is_plain, parts))
+
+
+def _is_plain(part: Any) -> bool:
+    held = attributes(part)
+    if _has_hooks(part, "state_dict") or _EXTRA in held:
+        return False
+    return not any("state_dict" in name and callable(each) for name, each in held.items()) and _has_torchs(type(part))
+
+
+def _has_hooks(part: Any, kind: str) -> bool:
+    """Return True if a module or an optimizer has hooks of a kind."""
+    return any(value for name, value in attributes(part).items() if kind in name and name.endswith("hooks"))
+
+
+@remembered_by_class
+def _has_torchs(cls: Any) -> bool:
+    """Return True if the `state_dict` methods of a class are torch's own."""
+    methods = [getattr(cls, name) for name in dir(cls) if "state_dict" in name]
+    own = [each for each in methods if callable(each) and not each.__module__.startswith(_TORCHS)]
+    return not own and getattr(cls, _EXTRA, None) in (None, torch.nn.Module.get_extra_state)

@@ -1,0 +1,301 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+
+from raydist.class_memory import remembered_by_class
+from raydist.collectives.reducer.parameter_hooks import ParameterHooks
+from raydist.compat.torch_internals import BUFFERS, buffer_table
+from raydist.errors import FailedPreconditionError
+from raydist.mirroring.gradients import HOOKS_OF_DRIVER
+from raydist.mirroring.handles import DriverTable
+from raydist.mirroring.messages import Shipment, Writes
+from raydist.mirroring.object_kinds import kind_of, kind_of_class
+from raydist.mirroring.scope import Origin, Scope, title
+from raydist.mirroring.tensor import MirroredTensor, record_of
+from raydist.pickling.by_value import Reach
+from raydist.pickling.pickle_error_path import find_culprit
+from raydist.pickling.pickler import HandlePickler, PersistentId, WithGlobals, dumps
+from raydist.values import PerReplica
+
+__all__ = ["ArgumentForms", "Discovery", "StepFunctions", "argument_form"]
+
+
+@remembered_by_class
+def is_candidate_class(cls: Any) -> bool:
+    """Return True if objects of a class may be pickled as handles or placeholders."""
+    return issubclass(cls, torch.Tensor | PerReplica) or kind_of_class(cls) is not None
+
+
+@final
+class Discovery:
+    """The pickling of one step. No object changes until the driver adopts `new`.
+
+    Attributes:
+        new: Reserved handles with the objects that had none so far.
+        per_replica: PerReplica leaves in the order of their placeholders.
+    """
+
+    def __init__(self, table: DriverTable, scope: Scope, origin: Origin, externals: Mapping[str, Any]) -> None:
+        self._table = table
+        self._scope = scope
+        self._origin = origin
+        self._externals = {id(obj): key for key, obj in externals.items()}
+        self._handles: dict[int, int] = {}
+        self.new: list[tuple[int, Any]] = []
+        self.per_replica: list[PerReplica] = []
+
+    def pickle(self, obj: Any, what: str) -> bytes:
+        """Pickle a function or its arguments; mirrored objects become handles.
+
+        Args:
+            obj: The object to pickle.
+            what: Name of the object in error messages.
+        """
+        with self._explaining(obj, what):
+            return dumps(obj, self._identify, reach=Reach(self._is_shared))
+
+    def pickle_function(self, fn: Any) -> bytes:
+        """Pickle a step function, with the numbers and strings among the globals of the modules that it calls into."""
+        reach = Reach(self._is_shared)
+        with self._explaining(fn, f"the step function {getattr(fn, '__name__', type(fn).__name__)!r}"):
+            return dumps(WithGlobals(fn, reach), self._identify, reach=reach)
+
+    def adopt_buffers(self, writes: Writes) -> None:
+        """Reserve handles for tensors that replaced buffers of mirrored modules, as a cast does."""
+        for changes in writes.control.values():
+            for path, value in changes.items():
+                is_buffer = path[0] == BUFFERS and len(path) == 2 and type(value) is torch.Tensor
+                if is_buffer and self._table.handle_of(value) is None:
+                    self._handle(value)
+
+    def is_elsewhere(self, obj: Any) -> bool:
+        """Return True if every replica has `obj` already, by handle or by name."""
+        return self._table.handle_of(obj) is not None or id(obj) in self._externals
+
+    def bundle(self) -> bytes:
+        """Pickle every new object with the objects, hooks and gradients it references; empty if there is none."""
+        if not self.new:
+            return b""
+        file = io.BytesIO()
+        pickler = HandlePickler(file, self._identify_in_bundle, reach=Reach(self._is_shared), to_replica=True)
+        with self._explaining([obj for _, obj in self.new], "what the step uses"):
+            pickler.dump([obj for _, obj in self.new])
+            self._dump_hooks(pickler)
+            pickler.dump(self.new)
+            pickler.dump(self._gradients())
+        self._origin.require([obj for _, obj in self.new])
+        return file.getvalue()
+
+    def _dump_hooks(self, pickler: HandlePickler) -> None:
+        """Pickle the hooks on new parameters by handle, then None. Hooks may add further parameters to `new`."""
+        for handle, obj in self.new:
+            hooks = ParameterHooks.of(obj) if isinstance(obj, torch.nn.Parameter) else None
+            if hooks:
+                with self._explaining([*hooks.before.values(), *hooks.after.values()], f"the hooks on {title(obj)}"):
+                    pickler.dump((handle, hooks.under(HOOKS_OF_DRIVER)))
+        pickler.dump(None)
+
+    def _gradients(self) -> dict[int, torch.Tensor]:
+        """Return the gradients of new parameters, which the pickles of parameters do not contain."""
+        parameters = [(handle, obj) for handle, obj in self.new if isinstance(obj, torch.nn.Parameter)]
+        return {handle: obj.grad.detach() for handle, obj in parameters if obj.grad is not None}
+
+    @contextmanager
+    def _explaining(self, obj: Any, what: str) -> Iterator[None]:
+        """Turn a pickling error into one that names the object that cannot be pickled."""
+        try:
+            yield
+        except (TypeError, AttributeError, pickle.PicklingError, NotImplementedError, RuntimeError) as error:
+            culprit = find_culprit(obj, self._can_pickle)
+            raise FailedPreconditionError(
+                f"What a step reaches is sent to the replicas and must be picklable. In {what}, this is not: {culprit} "
+                f"({error}). Create it inside the function, or keep it out of its reach."
+            ) from error
+
+    def _can_pickle(self, obj: Any) -> bool:
+        try:
+            dumps(obj, self._identify_quietly, reach=Reach(self._is_shared))
+        except Exception:  # any error means that the object cannot be pickled
+            return False
+        return True
+
+    def _identify_quietly(self, obj: Any) -> PersistentId | None:
+        return ("object", 0) if self._is_candidate(obj) and self._elsewhere_quietly(obj) else None
+
+    def _identify(self, obj: Any) -> PersistentId | None:
+        if not self._is_candidate(obj):
+            return None
+        pid = self._elsewhere(obj)
+        if pid is None and self._is_mirrorable(obj):
+            return "object", self._handle(obj)
+        if pid is None and type(obj) is MirroredTensor:  # it shares memory with a variable: a copy of fresh values
+            record_of(obj).owner.before_values(record_of(obj))
+        return pid
+
+    def _identify_in_bundle(self, obj: Any) -> PersistentId | None:
+        if not self._is_candidate(obj):
+            return None
+        pid = self._elsewhere(obj)
+        if pid is None and self._is_mirrorable(obj):
+            self._handle(obj)
+        return pid
+
+    def _is_candidate(self, obj: Any) -> bool:
+        """Return True if `obj` may need a persistent id; a cheap first test, as most objects in a pickle do not."""
+        cls: Any = type(obj)
+        return is_candidate_class(cls) or id(obj) in self._externals
+
+    def _elsewhere(self, obj: Any) -> PersistentId | None:
+        """Return the persistent id of an object that every replica has already, else None."""
+        handle = self._table.handle_of(obj)
+        if handle is not None:
+            return "object", handle
+        if isinstance(obj, PerReplica):
+            return self._part(obj)
+        name = self._externals.get(id(obj))
+        return None if name is None else ("external", name)
+
+    def _part(self, value: PerReplica) -> PersistentId:
+        for index, known in enumerate(self.per_replica):
+            if known is value:
+                return "part", index
+        self.per_replica.append(value)
+        return "part", len(self.per_replica) - 1
+
+    def _handle(self, obj: Any) -> int:
+        if id(obj) not in self._handles:
+            # Objects of this strategy have a handle already and do not come here.
+            self._origin.refuse_foreign(obj)
+            self._handles[id(obj)] = self._table.reserve()
+            self.new.append((self._handles[id(obj)], obj))
+            if isinstance(obj, torch.nn.Module):
+                self._add_buffers(obj)
+        return self._handles[id(obj)]
+
+    def _add_buffers(self, module: torch.nn.Module) -> None:
+        """Reserve handles for the buffers of a module; only the module tells them from other tensors."""
+        for buffer in buffer_table(module).values():
+            if buffer is not None and self._table.handle_of(buffer) is None:
+                self._handle(buffer)
+
+    def _is_shared(self, obj: Any) -> bool:
+        """Return True if a function that references `obj` must be pickled by value."""
+        return self._is_candidate(obj) and (self._elsewhere_quietly(obj) or self._is_mirrorable(obj))
+
+    def _elsewhere_quietly(self, obj: Any) -> bool:
+        return self.is_elsewhere(obj) or isinstance(obj, PerReplica)
+
+    def _is_mirrorable(self, obj: Any) -> bool:
+        if isinstance(obj, torch.Tensor):
+            return isinstance(obj, torch.nn.Parameter) or id(obj) in self._handles or obj in self._scope
+        return kind_of(obj) is not None
+
+
+_KEPT = 64
+_PLAIN = (bool, int, str, bytes, type(None))
+
+
+@final
+class ArgumentForms:
+    """An LRU cache of pickled arguments, keyed by form."""
+
+    def __init__(self) -> None:
+        self._pickles: OrderedDict[Hashable, bytes] = OrderedDict()
+
+    def pickled(self, discovery: Discovery, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """Return the cached pickle of a step's arguments, or make one; `discovery` receives the PerReplica leaves."""
+        form = None if discovery.per_replica else argument_form(args, kwargs)
+        known = self.pickle_of(form[0]) if form else b""
+        if form and known:
+            discovery.per_replica.extend(form[1])
+            return known
+        pickled = discovery.pickle((tuple(args), dict(kwargs)), "the arguments of run")
+        if form:
+            self.remember(form[0], pickled)
+        return pickled
+
+    def pickle_of(self, form: Hashable) -> bytes:
+        """Return the cached pickle of arguments of this form; empty if there is none."""
+        if form not in self._pickles:
+            return b""
+        self._pickles.move_to_end(form)
+        return self._pickles[form]
+
+    def remember(self, form: Hashable, pickled: bytes) -> None:
+        """Cache the pickle of arguments of this form."""
+        self._pickles[form] = pickled
+        if len(self._pickles) > _KEPT:
+            self._pickles.popitem(last=False)
+
+
+def argument_form(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, tuple[PerReplica, ...]] | None:
+    """Return a key for the pickle of these arguments, and the PerReplica leaves in the order of their placeholders.
+
+    Return None if the arguments cannot be compared cheaply: objects, tensors, one leaf in two places.
+    """
+    leaves: list[PerReplica] = []
+    try:
+        form = _form((tuple(args), dict(kwargs)), leaves)
+    except TypeError:
+        return None
+    return (form, tuple(leaves)) if len({id(leaf) for leaf in leaves}) == len(leaves) else None
+
+
+def _form(value: Any, leaves: list[PerReplica]) -> Hashable:
+    kind = type(value)
+    if kind is tuple:
+        return (tuple, *(_form(item, leaves) for item in value))
+    if kind is dict:
+        return (dict, *((_form(key, leaves), _form(item, leaves)) for key, item in value.items()))
+    if isinstance(value, PerReplica):
+        leaves.append(value)
+        return PerReplica
+    if kind in _PLAIN:
+        return kind, value
+    raise TypeError(f"A {kind.__name__} has no form.")
+
+
+_KEPT = 64
+
+
+@final
+class StepFunctions:
+    """The driver's side of `SentFunctions`."""
+
+    def __init__(self) -> None:
+        self._sent: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
+
+    def pickle(self, discovery: Discovery, fn: Any) -> tuple[bytes, bytes]:
+        """Return the pickled function (empty if the replicas have it) and the digest of the pickle."""
+        function = discovery.pickle_function(fn)
+        if discovery.per_replica:  # a function that holds PerReplica values differs in every step
+            return function, b""
+        digest = hashlib.blake2b(function, digest_size=16).digest()
+        return b"" if digest in self._sent else function, digest
+
+    def too_many(self, digest: bytes) -> tuple[bytes, ...]:
+        """Return the digest of the least recently used function if the cache is full and `digest` is new."""
+        full = digest and digest not in self._sent and len(self._sent) >= _KEPT
+        return (next(iter(self._sent)),) if full else ()
+
+    def mark_sent(self, shipment: Shipment) -> None:
+        """Record that a shipment was sent."""
+        if shipment.digest:
+            self._sent[shipment.digest] = None
+            self._sent.move_to_end(shipment.digest)
+        for digest in shipment.forget:
+            del self._sent[digest]
+
+    def forget(self) -> None:
+        """Drop all records: the replicas have lost their functions."""
+        self._sent.clear()

@@ -1,0 +1,254 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch.nn.utils import parametrize
+
+from raydist.compat.torch_internals import is_wrapped_step, module_table, plain_tensors
+from raydist.errors import FailedPreconditionError
+from raydist.parameter_servers.rows.row_gradient import RowGradient
+from raydist.pickling.attribute_table import attributes
+
+__all__ = [
+    "ReplicaDevice",
+    "StorageBytes",
+    "TensorReducer",
+    "match_class",
+    "original_of",
+    "reduce_compiled",
+    "reduce_parametrized",
+    "require_step_of_class",
+]
+
+
+def require_step_of_class(optimizer: torch.optim.Optimizer) -> None:
+    """Raise if the program has set `step` on an optimizer instance; a learning rate scheduler's wrapper is allowed.
+
+    Raises:
+        FailedPreconditionError: The optimizer has another `step`.
+
+    >>> optimizer = torch.optim.SGD([torch.zeros(1)])
+    >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    >>> require_step_of_class(optimizer)
+    """
+    own = attributes(optimizer).get("step")  # of a mirrored one, `vars` would wait for the steps under way
+    if own is not None and not is_wrapped_step(own):
+        name = type(optimizer).__name__
+        raise FailedPreconditionError(
+            f"The step of an optimizer must be that of its class, since replicas run that one, but this {name} was "
+            f"given another: {own!r:.80}. Use register_step_pre_hook or register_step_post_hook, or derive a class."
+        )
+
+
+@final
+class StorageBytes:
+    """The storage of one or more tensors as a numpy byte array, which pickles without torch."""
+
+    def __init__(self, array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        self._array = array
+        self._tensor: torch.Tensor | None = None
+
+    def bytes_tensor(self) -> torch.Tensor:
+        """Return the memory as a uint8 tensor; every call returns the same memory."""
+        if self._tensor is None:
+            array = self._array if self._array.flags.writeable else self._array.copy()
+            self._tensor = torch.from_numpy(array)
+        return self._tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StorageBytes, (self._array,)
+
+
+def _rebuild_view(
+    storage: StorageBytes, dtype: torch.dtype, geometry: tuple[int, tuple[int, ...], tuple[int, ...]]
+) -> torch.Tensor:
+    offset, size, stride = geometry
+    empty = torch.empty(0, dtype=dtype)
+    return empty.set_(storage.bytes_tensor().untyped_storage(), offset, size, stride)
+
+
+def _rebuild_tensor(values: torch.Tensor, device: str, requires_grad: bool) -> torch.Tensor:
+    return values.to(device).requires_grad_(requires_grad)
+
+
+def _rebuild_parameter(values: torch.Tensor, device: str, requires_grad: bool) -> torch.nn.Parameter:
+    return torch.nn.Parameter(values.to(device), requires_grad)
+
+
+@final
+class ReplicaDevice:
+    """A placeholder that unpickles as the device of the reading replica (see `pickler.HandlePickler`)."""
+
+
+@final
+class TensorReducer:
+    """The reductions of the tensors in one pickle.
+
+    Args:
+        to_replica: Move tensors to the device of the replica that unpickles them, except CPU scalars that are not
+            parameters (optimizers' step counts). If False, CPU tensors stay on the CPU. GPU tensors always move.
+    """
+
+    def __init__(self, *, to_replica: bool) -> None:
+        self._to_replica = to_replica
+        self._replica_device = ReplicaDevice()
+        self._storages: dict[tuple[int, int], StorageBytes] = {}
+        self._copies: list[torch.Tensor] = []  # kept alive because storages are told apart by address
+
+    def reduce(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
+        """Return the reduction of `tensor`; None to use torch's own (sparse, quantised, ...)."""
+        with plain_tensors():
+            if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+                return None
+            if tensor.is_conj() or tensor.is_neg():  # the memory does not hold the values
+                return None
+            if isinstance(tensor, RowGradient):
+                return None
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            moves = tensor.device.type != "cpu" or (self._to_replica and (tensor.dim() > 0 or is_parameter))
+            device = self._replica_device if moves else "cpu"
+            arguments = (_Values(self, self._readable(tensor.detach())), device, tensor.requires_grad)
+            return _rebuild_parameter if is_parameter else _rebuild_tensor, arguments
+
+    def _readable(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor, or a CPU copy of an XLA tensor, whose storage has no bytes."""
+        if tensor.device.type != "xla":
+            return tensor
+        self._copies.append(tensor.cpu())
+        return self._copies[-1]
+
+    def storage_of(self, tensor: torch.Tensor) -> StorageBytes:
+        """Return the one `StorageBytes` in this pickle for the memory of `tensor`."""
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr(), storage.nbytes()
+        if key not in self._storages:
+            memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            self._storages[key] = StorageBytes(memory.cpu().numpy())
+        return self._storages[key]
+
+
+@final
+class _Values:
+    """A detached tensor that pickles as a view of its storage."""
+
+    def __init__(self, owner: TensorReducer, tensor: torch.Tensor) -> None:
+        self._owner = owner
+        self._tensor = tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        tensor = self._tensor
+        geometry = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
+        return _rebuild_view, (self._owner.storage_of(tensor), tensor.dtype, geometry)
+
+
+_MARK = "get_compiler_config"  # an attribute that torch sets on each function that it compiles
+
+
+def reduce_compiled(obj: Any) -> tuple[Any, ...] | None:
+    """Return the pickle reduction of a compiled function or module, None for other objects."""
+    original = original_of(obj)
+    if original is None:
+        return None
+    context = _context_of(obj)
+    return _compile_again, (original, {} if context is None else _arguments(context))
+
+
+def original_of(obj: Any) -> Any:
+    """Return the original of a result of `torch.compile`, None for other objects."""
+    if isinstance(obj, types.FunctionType):
+        # functools.wraps copies the mark to functions that wrap a compiled one, too.
+        inner = vars(obj).get("__wrapped__")
+        return inner if _MARK in vars(obj) and _MARK not in getattr(inner, "__dict__", {}) else None
+    if isinstance(obj, torch.nn.Module) and "dynamo_ctx" in vars(obj):
+        return next(iter(module_table(obj).values()))
+    return None
+
+
+def _context_of(obj: Any) -> Any:
+    if isinstance(obj, torch.nn.Module):
+        return vars(obj)["dynamo_ctx"]
+    return inspect.getclosurevars(obj).nonlocals.get("self")
+
+
+def _arguments(context: Any) -> dict[str, Any]:
+    """Return the keyword arguments of the `torch.compile` call that made `context`."""
+    backend = _backend_of(context)
+    found: dict[str, Any] = {
+        "fullgraph": bool(getattr(context, "fullgraph", False)),
+        "dynamic": getattr(backend, "dynamic", None),
+    }
+    if hasattr(backend, "compiler_fn"):
+        found["backend"] = backend.compiler_fn
+        found["options"] = getattr(backend, "kwargs", {}).get("options")
+    elif getattr(backend, "config", None):
+        found["options"] = dict(backend.config)
+    return found
+
+
+def _backend_of(context: Any) -> Any:
+    """Return the object in the chain of compiler callbacks that holds `backend`, `options` and `dynamic`; else None."""
+    waiting, seen = [getattr(context, "callback", None)], set()
+    for each in waiting:
+        held = getattr(each, "__dict__", {})
+        if "dynamic" in held and ("compiler_fn" in held or "config" in held):
+            return each
+        seen.add(id(each))
+        waiting += [value for value in held.values() if callable(value) and id(value) not in seen]
+    return None
+
+
+def _compile_again(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    return torch.compile(original, **arguments)
+
+
+def reduce_parametrized(module: Any) -> tuple[Any, ...] | None:
+    """Return the pickle reduction of a parametrized module, None for other objects."""
+    if not isinstance(module, torch.nn.Module) or not _names(module):
+        return None
+    return _new, (parametrize.type_before_parametrizations(module),), attributes(module), None, None, _set_state
+
+
+def match_class(module: torch.nn.Module) -> None:
+    """Give a module the class that fits its `parametrizations`, which may have changed."""
+    # `__class__` instead of type(): the type of a mirrored module is a subclass of the class to compare.
+    cls, names = module.__class__, _names(module)
+    plain = cls.__bases__[0] if _is_injected(cls) else cls
+    if not names and plain is not cls:
+        module.__class__ = plain
+    elif any(not isinstance(vars(cls).get(name), property) for name in names):
+        module.__class__ = _parametrized_class(plain, names)
+
+
+def _parametrized_class(cls: type[torch.nn.Module], names: Sequence[str]) -> type[torch.nn.Module]:
+    """Return a parametrized class, which torch makes for a temporary module."""
+    shell = _new(cls)
+    torch.nn.Module.__init__(shell)
+    for name in names:
+        torch.nn.Module.register_parameter(shell, name, torch.nn.Parameter(torch.empty(0)))
+        parametrize.register_parametrization(shell, name, torch.nn.Identity(), unsafe=True)
+    return shell.__class__
+
+
+def _names(module: torch.nn.Module) -> list[str]:
+    held = module_table(module).get("parametrizations")
+    return [] if held is None else list(module_table(held))
+
+
+def _is_injected(cls: type) -> bool:
+    return cls.__name__.startswith("Parametrized") and "__getstate__" in vars(cls)
+
+
+def _new(cls: type[torch.nn.Module]) -> torch.nn.Module:
+    return cls.__new__(cls)
+
+
+def _set_state(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    attributes(module).update(state)
+    match_class(module)

@@ -1,0 +1,363 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import raydist as rd
+from raydist.mirroring.aggregation import Aggregation, Aggregations, aggregate, share_of, wide
+from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.values import PerReplica
+from tests.mirroring.in_process import Mirror, rank_of
+
+
+class Holder(nn.Module):
+    """One buffer."""
+
+    held: torch.Tensor
+
+    def __init__(self, value: Any = 0.0, **how: Any) -> None:
+        super().__init__()
+        self.register_buffer("held", torch.as_tensor(value))
+        if how:
+            rd.set_aggregation(self, "held", **how)
+
+
+def holder(mirror: Mirror, value: Any = 0.0, **how: Any) -> Holder:
+    with mirror.scope():
+        return Holder(value, **how)
+
+
+def on_replicas(mirror: Mirror) -> list[Any]:
+    return [replica.export_buffers()[0].tolist() for replica in mirror.replicas]
+
+
+# tf.distribute's table of variables that are aggregated on reading: replicas assign 1 and 2, or add them to 10.
+@pytest.mark.parametrize(("how", "assigned", "added"), [("sum", 3.0, 13.0), ("mean", 1.5, 11.5), ("first", 1.0, 11.0)])
+def test_read_on_the_driver(how: str, assigned: float, added: float) -> None:
+    mirror = Mirror()
+    module = holder(mirror, aggregation=how)
+    mirror.run(lambda rank: module.held.fill_(rank + 1.0).sum(), rank_of(mirror))
+    assert module.held.item() == assigned
+    module.held.fill_(10.0)
+    mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
+    assert module.held.item() == added
+    assert module.state_dict()["held"].item() == added
+
+
+@pytest.mark.parametrize(
+    ("how", "value", "expected"),
+    [("sum", 8.0, [4.0, 4.0]), ("sum", 7, [4, 3]), ("mean", 8.0, [8.0, 8.0]), ("first", 8.0, [8.0, 8.0])],
+)
+def test_what_the_driver_writes_is_divided_and_reads_the_same(how: str, value: float, expected: list[float]) -> None:
+    mirror = Mirror()
+    module = holder(mirror, type(value)(0), aggregation=how)
+    mirror.run(lambda: module.held.add_(1).sum())
+    module.load_state_dict({"held": torch.tensor(value)})
+    assert mirror.run(lambda: module.held.item()) == expected
+    assert on_replicas(mirror) == expected
+    assert module.held.item() == value
+
+
+def test_what_was_there_before_the_first_step_is_divided() -> None:
+    mirror = Mirror(3)
+    module = holder(mirror, 7, aggregation="sum")
+    assert mirror.run(lambda: module.held.item()) == [3, 2, 2]
+    assert module.held.item() == 7
+
+
+def test_a_sum_saved_on_two_is_restored_on_three() -> None:
+    two, three = Mirror(2), Mirror(3)
+    saved, restored = (holder(mirror, aggregation="sum") for mirror in (two, three))
+    two.run(lambda rank: saved.held.fill_(rank + 1.0).sum(), rank_of(two))
+    restored.load_state_dict(saved.state_dict())
+    assert three.run(lambda: restored.held.item()) == [1.0, 1.0, 1.0]
+    assert restored.held.item() == 3.0
+
+
+def test_the_default_is_the_mean_of_floats_and_the_first_of_the_rest() -> None:
+    mirror = Mirror()
+    floats, count = holder(mirror, [0.0]), holder(mirror, [0])
+    mirror.run(lambda rank: (floats.held.fill_(rank), count.held.fill_(rank + 3)), rank_of(mirror))
+    assert (floats.held.tolist(), count.held.tolist()) == ([0.5], [3])
+
+
+def test_chosen_later_the_value_stays_and_steps_add_to_it() -> None:
+    mirror = Mirror()
+    module = holder(mirror)
+    mirror.run(lambda rank: module.held.fill_(2.0 * rank + 2.0).sum(), rank_of(mirror))
+    rd.set_aggregation(module, "held", aggregation="sum")
+    assert module.held.item() == 3.0
+    mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
+    assert module.held.item() == 6.0
+    assert on_replicas(mirror) == [2.5, 3.5]
+
+
+def test_chosen_again_the_last_choice_holds() -> None:
+    mirror = Mirror()
+    module = holder(mirror, aggregation="sum")
+    mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
+    rd.set_aggregation(module, "held", aggregation="first")
+    mirror.run(lambda rank: module.held.add_(rank).sum(), rank_of(mirror))
+    assert module.held.item() == 3.0
+
+
+def test_by_the_path_from_an_outer_module() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        model = nn.Sequential(nn.Linear(1, 1), Holder(aggregation="mean"))
+    rd.set_aggregation(model, "1.held", aggregation=rd.ReduceOp.SUM, synchronization="ON_READ")
+    inner: Any = model[1]
+    mirror.run(lambda rank: inner.held.add_(rank + 1.0).sum(), rank_of(mirror))
+    assert model.state_dict()["1.held"].item() == 3.0
+
+
+def test_casts_keep_it_and_divide_anew() -> None:
+    mirror = Mirror()
+    module = holder(mirror, 4.0, aggregation="sum")
+    mirror.run(lambda rank: module.held.add_(rank).sum(), rank_of(mirror))
+    module.double()
+    mirror.run(lambda rank: module.held.add_(rank).sum(), rank_of(mirror))
+    assert (module.held.item(), module.held.dtype) == (6.0, torch.float64)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_copies_have_it_too(inside: bool) -> None:
+    mirror = Mirror()
+    module = holder(mirror, aggregation="sum")
+    mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
+    if inside:
+        with mirror.scope():
+            twin = copy.deepcopy(module)
+    else:
+        snapshot = io.BytesIO()
+        torch.save(module, snapshot)
+        snapshot.seek(0)
+        with mirror.scope():
+            twin = torch.load(snapshot, weights_only=False)
+    assert mirror.run(lambda: twin.held.item()) == [1.5, 1.5]
+    mirror.run(lambda: twin.held.add_(1.0).sum())
+    assert (module.held.item(), twin.held.item()) == (3.0, 5.0)
+
+
+def test_a_buffer_that_a_step_assigns_anew() -> None:
+    mirror = Mirror()
+    module = holder(mirror, aggregation="sum")
+
+    def step(rank: int) -> None:
+        module.held = module.held + rank + 1
+
+    for _ in range(2):
+        mirror.run(step, rank_of(mirror))
+    assert module.held.item() == 6.0
+
+
+@pytest.mark.parametrize("source", [0, 1])
+def test_a_failed_step_loses_no_share(source: int) -> None:
+    mirror = Mirror(3)
+    module = holder(mirror, aggregation="sum")
+    mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
+    mirror.driver.reset(source)
+    assert module.held.item() == 6.0
+    assert on_replicas(mirror) == [1.0, 2.0, 3.0]
+
+
+def test_a_new_replica_adds_nothing() -> None:
+    mirror = Mirror(2)
+    module = holder(mirror, aggregation="sum")
+    mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
+    mirror.link.replicas[1] = MirrorReplica(1, world_size=2)
+    mirror.driver.reset()
+    assert module.held.item() == 1.0
+
+
+def test_dropped_modules_are_forgotten() -> None:
+    mirror = Mirror()
+    modules = [holder(mirror, aggregation="sum", synchronization="on_write")]
+    mirror.run(lambda module: module.held.item(), modules[0])
+    assert [len(replica.written_buffers()) for replica in mirror.replicas] == [1, 1]
+    modules.clear()
+    mirror.run(lambda: 1)
+    mirror.run(lambda: 1)
+    assert [replica.written_buffers() for replica in mirror.replicas] == [[], []]
+
+
+def test_after_release_it_is_the_last_aggregate() -> None:
+    mirror = Mirror()
+    module = holder(mirror, aggregation="sum")
+    mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
+    mirror.driver.release()
+    assert module.held.item() == 3.0
+    assert type(module.held) is torch.Tensor
+
+
+def test_nothing_is_sent_for_it_again() -> None:
+    mirror = Mirror()
+    module = holder(mirror, 5.0, aggregation="sum")
+    for _ in range(3):
+        mirror.run(lambda: module.held.item())
+    assert module.held.item() == 5.0
+    mirror.run(lambda: module.held.item())
+    assert mirror.bytes_of_last["writes"] == 0
+
+
+def test_on_one_device_it_changes_nothing() -> None:
+    strategy = rd.OneDeviceStrategy("cpu")
+    with strategy.scope():
+        module = Holder(2.0, aggregation="sum", synchronization="on_write")
+    strategy.run(lambda: module.held.add_(1.0))
+    assert module.held.item() == 3.0
+    assert copy.deepcopy(module).held.item() == 3.0
+
+
+def test_shared_buffers_have_one() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        one, other = Holder(), Holder()
+        other.held = one.held
+    rd.set_aggregation(one, "held", aggregation="sum")
+    mirror.run(lambda rank: (one.held.add_(rank + 1.0), other.training), rank_of(mirror))
+    assert other.held.item() == 3.0
+    rd.set_aggregation(other, "held", aggregation="mean")
+    with pytest.raises(rd.FailedPreconditionError, match="'held' of Holder is .*mean.*Call rd.set_aggregation alike"):
+        mirror.run(lambda: (one.training, other.training))
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "message"),
+    [
+        ("weight", {"aggregation": "mean"}, "'weight' of BatchNorm1d is a parameter: the same on every replica"),
+        ("mean", {"aggregation": "mean"}, "which has 'running_mean', 'running_var', 'num_batches_tracked'"),
+        ("0.running_mean", {"aggregation": "mean"}, "must be a buffer of BatchNorm1d"),
+        ("running_mean", {"aggregation": "max"}, r'must be "mean", "sum" or "first", got \'max\''),
+        ("running_mean", {"aggregation": "none"}, "replicas would part and nobody would see it"),
+        ("running_mean", {"aggregation": rd.ReduceOp.MAX}, 'must be "mean", "sum" or "first"'),
+        ("running_mean", {"aggregation": "sum", "synchronization": "none"}, 'must be "on_read"'),
+        ("num_batches_tracked", {"aggregation": "mean"}, 'A mean must be a value .* torch.int64. Use "first" or "sum"'),
+    ],
+)
+def test_bad_choices(name: str, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        rd.set_aggregation(nn.BatchNorm1d(1), name, **how)
+
+
+def test_bad_buffers() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="A sum must be a value .* torch.bool"):
+        rd.set_aggregation(Holder(True), "held", aggregation="sum")
+    with pytest.raises(rd.InvalidArgumentError, match="Only dense buffers are aggregated"):
+        rd.set_aggregation(Holder(torch.eye(2).to_sparse()), "held", aggregation="sum")
+    with pytest.raises(rd.InvalidArgumentError, match="belongs to a torch.nn.Module, got list"):
+        rd.set_aggregation([], "held", aggregation="sum")  # type: ignore[arg-type]  # the point
+
+
+def test_in_a_step_it_is_refused() -> None:
+    strategy = rd.OneDeviceStrategy("cpu")
+    with strategy.scope():
+        module = Holder()
+    with pytest.raises(rd.FailedPreconditionError, match="must be called by the driver"):
+        strategy.run(lambda: rd.set_aggregation(module, "held", aggregation="sum"))
+
+
+def test_what_is_written_is_known_in_order() -> None:
+    found, module = Aggregations(), Holder(aggregation="sum", synchronization="on_write")
+    found.update([(1, module), (2, module.held)], lambda obj: 2 if obj is module.held else 1)
+    assert found.written() == [(2, "sum")]
+    assert found.of(2, module.held) == Aggregation("on_write", "sum")
+    assert not found.of(2, module.held).is_gathered
+    found.forget(2)
+    assert found.of(2, module.held) == Aggregation("on_read", "mean")
+
+
+def test_parameters_are_read_from_the_first() -> None:
+    assert Aggregations().of(1, nn.Parameter(torch.zeros(1))) == Aggregation("on_read", "first")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.sampled_from([torch.int64, torch.float64]),
+    st.lists(
+        st.tuples(st.sampled_from(["step", "assign", "write", "add", "fail", "read"]), st.integers(-50, 50)), max_size=8
+    ),
+)
+def test_a_sum_is_that_of_one_device(num_replicas: int, dtype: torch.dtype, program: list[tuple[str, int]]) -> None:
+    mirror, total = Mirror(num_replicas), 5
+    module = holder(mirror, torch.tensor(5, dtype=dtype), aggregation="sum")
+    ranks = range(num_replicas)
+
+    def step(number: int) -> None:
+        module.held += number
+
+    def step_anew(number: int) -> None:
+        module.held = module.held + number
+
+    for kind, number in program:
+        if kind in ("step", "assign"):
+            mirror.run(step if kind == "step" else step_anew, PerReplica([number + rank for rank in ranks]))
+            total += sum(number + rank for rank in ranks)
+        elif kind == "write":
+            module.load_state_dict({"held": torch.tensor(number)})
+            total = number
+        elif kind == "add":
+            module.held.add_(number)
+            total += number
+        elif kind == "fail":
+            mirror.run(lambda: module.training)
+            mirror.driver.reset(number % num_replicas)
+        else:
+            assert module.held.item() == pytest.approx(total, rel=1e-12, abs=1e-12)
+    mirror.run(lambda: module.training)
+    assert module.held.item() == pytest.approx(total, rel=1e-12, abs=1e-12)
+    assert sum(on_replicas(mirror)) == pytest.approx(total, rel=1e-12, abs=1e-12)
+
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False, width=64), min_size=1, max_size=5),
+    st.sampled_from(FLOATS),
+    st.integers(1, 50),
+)
+def test_shares_of_a_number_add_up_to_its_every_bit(numbers: list[float], dtype: torch.dtype, world_size: int) -> None:
+    value = torch.tensor(numbers, dtype=dtype)
+    value = torch.where(torch.isfinite(value), value, torch.zeros_like(value))
+    shares = [share_of(value, rank, world_size) for rank in range(world_size)]
+    assert {share.dtype for share in shares} == {dtype}
+    assert torch.equal(aggregate(shares, "sum"), value)
+    if world_size > 1:
+        assert all(torch.equal(share, shares[1]) for share in shares[1:])
+
+
+@given(st.integers(-(2**62), 2**62), st.integers(1, 9))
+def test_shares_of_a_whole_number_are_whole(number: int, world_size: int) -> None:
+    shares = [share_of(torch.tensor(number), rank, world_size) for rank in range(world_size)]
+    assert aggregate(shares, "sum").item() == number
+    assert abs(shares[0].item() - shares[-1].item()) < world_size
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_not_finite_stays_so(number: float) -> None:
+    shares = [share_of(torch.tensor(number), rank, 3) for rank in range(3)]
+    torch.testing.assert_close(aggregate(shares, "sum"), torch.tensor(number), equal_nan=True)
+
+
+@pytest.mark.parametrize(("how", "expected"), [("sum", 3 + 1j), ("mean", 1.5 + 0.5j), ("first", 1 + 1j)])
+def test_complex_numbers(how: str, expected: complex) -> None:
+    values = [torch.tensor(1 + 1j, dtype=torch.complex64), torch.tensor(2, dtype=torch.complex64)]
+    assert aggregate(values, how).item() == expected
+    assert aggregate(values, how).dtype is torch.complex64
+
+
+def test_sums_are_of_the_type_of_what_is_added() -> None:
+    assert aggregate([torch.tensor(200, dtype=torch.uint8), torch.tensor(5, dtype=torch.uint8)], "sum").item() == 205
+    assert wide(torch.tensor(1.0)).dtype is torch.float64
+    assert wide(torch.tensor(1, dtype=torch.int8)).dtype is torch.int64

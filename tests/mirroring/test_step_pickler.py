@@ -1,0 +1,189 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from raydist.mirroring.handles import DriverTable
+from raydist.mirroring.messages import Shipment
+from raydist.mirroring.scope import Origin, Scope
+from raydist.mirroring.step_pickler import ArgumentForms, Discovery, StepFunctions, argument_form, is_candidate_class
+from raydist.values import PerReplica
+
+
+def discovery(scope: Scope, table: DriverTable | None = None, **externals: Any) -> Discovery:
+    known = table or DriverTable()
+    origin = Origin("TestStrategy", scope, lambda: (), lambda obj: known.handle_of(obj) is not None, lambda: ())
+    return Discovery(known, scope, origin, externals)
+
+
+def test_finds_what_is_reached_and_what_that_leads_to() -> None:
+    scope = Scope()
+    with scope.enter():
+        layer = nn.BatchNorm1d(1)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    found = discovery(scope)
+    found.pickle(lambda: optimizer, "it")
+    assert [obj for _, obj in found.new] == [optimizer]
+    assert found.bundle()
+    assert {id(obj) for _, obj in found.new} == {id(optimizer), *(id(parameter) for parameter in layer.parameters())}
+    found.pickle(lambda: layer, "it")
+    found.bundle()
+    assert {id(obj) for _, obj in found.new} >= {id(layer), *(id(buffer) for buffer in layer.buffers())}
+
+
+def test_known_objects_are_not_new() -> None:
+    scope, table = Scope(), DriverTable()
+    with scope.enter():
+        layer = nn.Linear(1, 1)
+    table.add(layer, table.reserve())
+    found = discovery(scope, table)
+    found.pickle([layer, layer], "it")
+    assert found.new == []
+    assert found.bundle() == b""
+
+
+def test_placeholders_in_order_of_appearance() -> None:
+    one, other = PerReplica([1]), PerReplica([2])
+    found = discovery(Scope())
+    found.pickle((other, one, other), "it")
+    assert found.per_replica == [other, one]
+
+
+def test_externals_are_named() -> None:
+    strategy = object()
+    assert b"the_strategy" in discovery(Scope(), the_strategy=strategy).pickle([strategy], "it")
+
+
+def test_ordinary_values_are_passed_over() -> None:
+    assert [is_candidate_class(cls) for cls in (int, dict, object, torch.dtype)] == [False] * 4
+    assert [is_candidate_class(cls) for cls in (nn.Linear, nn.Parameter, PerReplica, torch.optim.Adam)] == [True] * 4
+
+
+def test_batches_in_one_nest_have_one_form() -> None:
+    first, second = PerReplica([1, 2]), PerReplica([3, 4])
+    one = argument_form(((first, {"y": second}),), {"k": 1})
+    two = argument_form(((second, {"y": first}),), {"k": 1})
+    assert one is not None
+    assert two is not None
+    assert one[0] == two[0]
+    assert (one[1], two[1]) == ((first, second), (second, first))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        (([1],), {}),
+        ((np.zeros(1),), {}),
+        ((1.0,), {}),
+        ((object(),), {}),
+        ((), {"a": {1, 2}}),
+    ],
+)
+def test_what_cannot_be_compared_has_none(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    assert argument_form(args, kwargs) is None
+
+
+def test_one_leaf_in_two_places_has_none() -> None:
+    leaf = PerReplica([1, 2])
+    assert argument_form((leaf, leaf), {}) is None
+
+
+nests = st.recursive(
+    st.one_of(st.integers(0, 1), st.booleans(), st.none(), st.text(max_size=1)),
+    lambda inner: st.one_of(
+        st.tuples(inner), st.tuples(inner, inner), st.dictionaries(st.sampled_from(["a", "b"]), inner)
+    ),
+)
+
+
+@given(nests, nests)
+def test_equal_forms_are_pickled_alike(one: Any, two: Any) -> None:
+    first, second = argument_form((one,), {}), argument_form((two,), {})
+    assert first is not None
+    assert second is not None
+    same = type(one) is type(two) and repr(one) == repr(two)
+    assert (first[0] == second[0]) == same
+
+
+def test_the_forms_used_last_are_kept() -> None:
+    forms = ArgumentForms()
+    for number in range(100):
+        forms.remember(number, pickle.dumps(number))
+        assert forms.pickle_of(0)
+    assert forms.pickle_of(99) == pickle.dumps(99)
+    assert forms.pickle_of(1) == b""
+    assert forms.pickle_of("never seen") == b""
+
+
+class Pickles:
+    """Stands for a `Discovery`: pickles a function as its name."""
+
+    def __init__(self, *per_replica: Any) -> None:
+        self.per_replica = list(per_replica)
+        self.pickled: list[str] = []
+
+    def pickle_function(self, fn: Any) -> bytes:
+        self.pickled.append(fn.__name__)
+        return str(fn.__name__).encode()
+
+
+def named(name: str) -> Callable[[], None]:
+    def step() -> None: ...
+
+    step.__name__ = name
+    return step
+
+
+def sent(functions: StepFunctions, fn: Any) -> tuple[bytes, bytes, tuple[bytes, ...]]:
+    """What a shipment with a function brings, which is dispatched."""
+    found: Any = Pickles()
+    function, digest = functions.pickle(found, fn)
+    forget = functions.too_many(digest)
+    functions.mark_sent(Shipment(function=function, digest=digest, forget=forget))
+    return function, digest, forget
+
+
+def test_a_function_is_sent_once() -> None:
+    functions, step = StepFunctions(), named("step")
+    function, digest, _ = sent(functions, step)
+    assert function == b"step"
+    assert sent(functions, step) == (b"", digest, ())
+
+
+def test_what_was_not_dispatched_is_sent_again() -> None:
+    functions, pickles = StepFunctions(), Pickles()
+    found: Any = pickles
+    step = named("step")
+    assert functions.pickle(found, step) == functions.pickle(found, step)
+    assert pickles.pickled == ["step"] * 2
+
+
+def test_a_function_with_parts_of_its_own_is_another_one_in_every_step() -> None:
+    found: Any = Pickles(PerReplica([1, 2]))
+    assert StepFunctions().pickle(found, named("step")) == (b"step", b"")
+
+
+def test_replicas_that_forgot_are_sent_it_again() -> None:
+    functions, step = StepFunctions(), named("step")
+    sent(functions, step)
+    functions.forget()
+    assert sent(functions, step)[0] == b"step"
+
+
+def test_the_one_that_was_unused_for_longest_makes_room() -> None:
+    functions = StepFunctions()
+    steps = [named(f"step {number}") for number in range(65)]
+    digests = [sent(functions, step)[1] for step in steps[:64]]
+    sent(functions, steps[0])
+    assert sent(functions, steps[64])[2] == (digests[1],)
+    assert sent(functions, steps[1])[0] == b"step 1"

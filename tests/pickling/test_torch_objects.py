@@ -1,0 +1,303 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from raydist.errors import FailedPreconditionError
+from raydist.pickling.pickler import dumps, loads
+from raydist.pickling.torch_objects import (
+    TensorReducer,
+    match_class,
+    original_of,
+    reduce_compiled,
+    reduce_parametrized,
+    require_step_of_class,
+)
+from tests.mirroring.in_process import Mirror, linear
+
+
+def through(obj: Any, *, device: str = "cpu", to_replica: bool = False) -> Any:
+    data = dumps(obj, lambda _: None, to_replica=to_replica)
+    return loads(data, lambda pid: device if pid == ("device",) else pid)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).reshape(2, 3).t(),
+        torch.tensor(3, dtype=torch.int8),
+        torch.zeros(0, 4),
+        torch.randn(3, dtype=torch.complex128),
+        torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        torch.tensor([True, False]),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    ],
+)
+def test_values_strides_and_dtypes(tensor: torch.Tensor) -> None:
+    copy = through(tensor)
+    assert torch.equal(copy, tensor)
+    assert (copy.dtype, copy.stride(), copy.shape) == (tensor.dtype, tensor.stride(), tensor.shape)
+    assert type(copy) is torch.Tensor
+
+
+@pytest.mark.parametrize("view", [torch.conj, lambda tensor: tensor.conj().imag], ids=["conjugated", "negated"])
+def test_views_that_show_their_memory_otherwise(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensor = view(torch.tensor([1 + 2j, 3 - 1j]))
+    assert torch.equal(through(tensor), tensor)
+
+
+def test_copy_is_private_and_writable() -> None:
+    tensor = torch.zeros(2)
+    copy = through(tensor)
+    copy += 1
+    assert tensor.tolist() == [0.0, 0.0]
+
+
+def test_views_share_memory() -> None:
+    base = torch.arange(4.0)
+    whole, part = through((base, base[1:3]))
+    part.fill_(9.0)
+    assert whole.tolist() == [0.0, 9.0, 9.0, 3.0]
+
+
+def test_parameter_and_requires_grad() -> None:
+    frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+    leaf = torch.ones(1, requires_grad=True)
+    result, other, same = through((frozen, leaf, frozen))
+    assert type(result) is nn.Parameter
+    assert (result.requires_grad, other.requires_grad) == (False, True)
+    assert result is same
+
+
+def test_result_of_a_computation_arrives_as_a_leaf() -> None:
+    result = through(torch.ones(1, requires_grad=True) * 2)
+    assert result.is_leaf
+    assert result.item() == 2.0
+
+
+def test_model_moves_to_the_replicas_device_and_counters_stay() -> None:
+    moved = through([torch.ones(2), torch.tensor(1.0), nn.Parameter(torch.tensor(1.0))], device="meta", to_replica=True)
+    assert [tensor.device.type for tensor in moved] == ["meta", "cpu", "meta"]
+    assert through(torch.ones(2), device="meta").device.type == "cpu"
+
+
+def test_sparse_tensors_are_left_to_torch() -> None:
+    sparse = torch.eye(2).to_sparse()
+    assert TensorReducer(to_replica=True).reduce(sparse) is None
+    assert torch.equal(through(sparse).to_dense(), torch.eye(2))
+
+
+def optimizer() -> torch.optim.SGD:
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+
+
+def test_what_a_program_puts_in_place_of_step_is_told() -> None:
+    own: Any = optimizer()
+    own.step = lambda *args: None
+    told = r"this SGD was given another: <function .*register_step_pre_hook"
+    for ask in (require_step_of_class, lambda it: dumps(it, lambda _: None, to_replica=False)):
+        with pytest.raises(FailedPreconditionError, match=told):
+            ask(own)
+    del own.step
+    require_step_of_class(own)
+
+
+def test_a_scheduler_s_wrapper_is_none() -> None:
+    scheduled = optimizer()
+    torch.optim.lr_scheduler.ExponentialLR(scheduled, 0.9)
+    require_step_of_class(scheduled)
+    dumps(scheduled, lambda _: None, to_replica=False)
+
+
+ONES = torch.ones(2)
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_arguments_are_found_again() -> None:
+    compiled = torch.compile(double, backend="eager", dynamic=True, fullgraph=True)
+    reduced = reduce_compiled(compiled)
+    assert reduced is not None
+    original, arguments = reduced[1]
+    assert original is double
+    assert (arguments["dynamic"], arguments["fullgraph"]) == (True, True)
+    again = reduced[0](original, arguments)
+    assert again(ONES).tolist() == [2.0, 2.0]
+    assert reduce_compiled(again)[1] == reduced[1]  # type: ignore[index]
+
+
+def test_inductor_options_are_found_again() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, when inductor is imported
+        reduced = reduce_compiled(torch.compile(double, mode="reduce-overhead"))
+    assert reduced is not None
+    assert reduced[1][1]["options"]["triton.cudagraphs"] is True
+    assert "backend" not in reduced[1][1]
+
+
+def test_what_is_not_compiled() -> None:
+    compiled = torch.compile(double, backend="eager")
+    around = functools.wraps(compiled)(lambda x: compiled(x))
+    assert original_of(double) is None
+    assert original_of(around) is None
+    assert original_of(compiled) is double
+    assert original_of(nn.Linear(1, 1)) is None
+    assert original_of(3) is None
+
+
+def test_compiled_step_trains_the_replicas_model() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    with mirror.scope():
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+
+    @torch.compile(backend="eager")
+    def loss_of(x: torch.Tensor) -> Any:
+        return layer(x).sum()
+
+    def step(x: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = loss_of(x)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    assert mirror.run(step, ONES) == [3.0, 3.0]
+    assert mirror.run(step, ONES) == [1.0, 1.0]
+    assert layer.weight.tolist() == [[-1.0, 0.0]]
+
+
+def test_compiled_module() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    compiled: Any = torch.compile(layer, backend="eager")
+    step = lambda x: (compiled(x).item(), compiled._orig_mod is layer, type(compiled).__name__)  # noqa: E731
+    assert mirror.run(step, ONES) == [(3.0, True, "OptimizedModule")] * 2
+    mirror.run(lambda: layer.weight.data.add_(1).sum())
+    assert compiled(ONES).item() == 5.0
+    assert compiled.state_dict()["_orig_mod.weight"].tolist() == [[2.0, 3.0]]
+    compiled.eval()
+    assert mirror.run(lambda: (layer.training, compiled.training)) == [(False, False)] * 2
+    layer.weight.data.zero_()
+    assert mirror.run(step, ONES)[1][0] == 0.0
+
+
+def test_compiled_function_called_on_the_driver() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+
+    @torch.compile(backend="eager")
+    def forward(x: torch.Tensor) -> Any:
+        return layer(x)
+
+    assert forward(ONES).item() == 3.0
+    assert mirror.run(lambda x: forward(x).item(), ONES) == [3.0, 3.0]
+    mirror.run(lambda: layer.weight.data.add_(1).sum())
+    assert forward(ONES).item() == 5.0
+    mirror.run(lambda: layer.weight.data.add_(1).sum())
+    assert forward(ONES).item() == 7.0
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_compiled_step_is_the_whole_function(train: bool) -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    layer.train(train)
+
+    @torch.compile(backend="eager")
+    def step(x: torch.Tensor) -> Any:
+        return layer(x) + float(layer.training)
+
+    assert [value.item() for value in mirror.run(step, ONES)] == [3.0 + train] * 2
+    layer.train(not train)
+    assert [value.item() for value in mirror.run(step, ONES)] == [4.0 - train] * 2
+
+
+class Double(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 2
+
+
+def doubled(mirror: Mirror) -> Any:
+    layer = linear(mirror)
+    with mirror.scope():
+        parametrize.register_parametrization(layer, "weight", Double())
+    return layer
+
+
+def test_parametrized_before_the_first_step() -> None:
+    mirror = Mirror()
+    layer = doubled(mirror)
+    assert mirror.run(lambda: (layer(torch.ones(2)).item(), parametrize.is_parametrized(layer))) == [(6.0, True)] * 2
+    mirror.run(lambda: layer.parametrizations.weight.original.data.add_(1).sum())
+    assert layer.weight.tolist() == [[4.0, 6.0]]
+    assert [len(replica.parameters()) for replica in mirror.replicas] == [1, 1]
+
+
+def test_parametrized_after_the_first_step_and_removed_again() -> None:
+    mirror = Mirror()
+    layer: Any = linear(mirror)
+    value = lambda: layer(torch.ones(2)).item()  # noqa: E731
+    assert mirror.run(value) == [3.0, 3.0]
+    with mirror.scope():
+        parametrize.register_parametrization(layer, "weight", Double())
+    assert mirror.run(value) == [6.0, 6.0]
+    assert type(layer).__name__ == "ParametrizedLinear"
+    with mirror.scope():
+        parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
+    assert mirror.run(value) == [3.0, 3.0]
+    assert mirror.run(lambda: type(layer)) == [nn.Linear] * 2
+    mirror.driver.release()
+    assert type(layer) is nn.Linear
+
+
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.orthogonal])
+def test_ready_made(norm: Any) -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        layer = norm(nn.Linear(2, 2))
+    results = mirror.run(lambda: layer(torch.ones(2)).detach())
+    torch.testing.assert_close(results[1], layer(torch.ones(2)).detach())
+
+
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_read_after_a_step_changed_an_attribute_or_failed(norm: Any) -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        model: Any = nn.Sequential(norm(nn.Linear(2, 2)), norm(nn.Linear(2, 2)))
+    mirror.run(lambda: model.eval() and None)
+    assert not model[0].training
+    mirror.driver.reset()
+    for layer in model:
+        assert type(layer).__name__ == "ParametrizedLinear"
+        assert layer.weight.shape == (2, 2)
+    values = mirror.run(lambda: model[1].weight.detach())
+    torch.testing.assert_close(values[1], model[1].weight.detach())
+    mirror.driver.release()
+    assert type(model[0]).__bases__ == (nn.Linear,)
+
+
+def test_reduction_and_class() -> None:
+    layer: Any = nn.Linear(2, 1)
+    assert reduce_parametrized(layer) is None
+    assert reduce_parametrized(3) is None
+    parametrize.register_parametrization(layer, "weight", Double())
+    reduced = reduce_parametrized(layer)
+    assert reduced is not None
+    twin = reduced[0](*reduced[1])
+    assert type(twin) is nn.Linear
+    reduced[5](twin, reduced[2])
+    assert torch.equal(twin.weight, layer.weight)
+    match_class(twin)
+    assert type(twin).__bases__ == (nn.Linear,)
