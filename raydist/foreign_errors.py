@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar, final
@@ -20,6 +20,7 @@ __all__ = [
     "RemoteTraceback",
     "annotate",
     "as_exception",
+    "attempt_all",
     "describe",
     "fold",
     "folded",
@@ -222,3 +223,20 @@ def _fold_text(found: traceback.TracebackException | None) -> None:
             _fold_text(each)
         _fold_text(found.__cause__)
         found = found.__context__
+
+
+def attempt_all(calls: Iterable[Callable[[], object]]) -> None:
+    """Make every call in order, even if an earlier one raises; then raise the first error.
+
+    >>> attempt_all([lambda: print("first"), lambda: print("second")])
+    first
+    second
+    """
+    errors: list[Exception] = []
+    for call in calls:
+        try:
+            call()
+        except Exception as error:  # raised below
+            errors.append(error)
+    if errors:
+        raise errors[0]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from raydist.foreign_errors import Carried, annotate, as_exception, message_of, shown, what_was_raised
+from raydist.foreign_errors import Carried, annotate, as_exception, attempt_all, message_of, shown, what_was_raised
 
 
 class Mute(Exception):
@@ -83,3 +83,15 @@ def test_what_cannot_say_its_message_is_described() -> None:
     assert "its __str__ raised RuntimeError" in message_of(Mute(3))
     assert "(3,)" in message_of(Mute(3))
     assert shown(Mute()) == "<Mute>"
+
+
+def test_every_call_is_made_in_order_and_the_first_error_is_raised() -> None:
+    made: list[int] = []
+
+    def fail(number: int) -> None:
+        made.append(number)
+        raise ValueError(f"call {number}")
+
+    with pytest.raises(ValueError, match="call 1"):
+        attempt_all([lambda: fail(1), lambda: fail(2), lambda: made.append(3)])
+    assert made == [1, 2, 3]

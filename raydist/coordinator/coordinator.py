@@ -140,10 +140,10 @@ class Coordinator:
         kept = shipment.without_step()
         if kept is None:
             return
-        if shipment.contents.values:
+        if shipment.has_values:
             self._settle(LogEntry(kept))
         else:
-            self.record(LogEntry(kept), frozenset(shipment.contents.settings))
+            self.record(LogEntry(kept), shipment.settings)
         with self._changed:
             self._dropped += kept.released
 

@@ -1,4 +1,7 @@
-"""TODO."""
+"""Buffers that differ between replicas: `rd.set_aggregation`, combining the values of replicas, dividing one value.
+
+A module keeps its choices in an attribute, so that copies, pickles and the replicas' modules have them too.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def aggregate(values: Sequence[torch.Tensor], how: str) -> torch.Tensor:
 
 
 def share_of(value: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
-    """One replica's share: an N-th part, and for the first what is missing to the sum, so that it is `value` again.
+    """Return one replica's share of a value: an N-th part; rank 0 gets the remainder, so that the sum is exact.
 
     >>> [share_of(torch.tensor(8), rank, 3).item() for rank in range(3)]
     [4, 2, 2]
@@ -52,7 +55,8 @@ def share_of(value: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
     part = torch.div(whole, world_size, rounding_mode="trunc" if is_integer else None).to(value.dtype)
     if rank or world_size == 1:
         return part
-    # Added up as `aggregate` does, the others' is at least half of the whole: this difference has no rounding error.
+    # The sum of the other shares, added in the order of `aggregate`, is at least half of the whole: the difference has
+    # no rounding error.
     missing = (whole - _added([part] * (world_size - 1))).to(value.dtype)
     return missing if is_integer else torch.where(torch.isfinite(whole), missing, part)
 
@@ -65,14 +69,14 @@ def _added(values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def wide(value: torch.Tensor) -> torch.Tensor:
-    """The value in the widest type of its kind: sums of it are rounded once."""
+    """Return a value in the widest type of its kind, so that a sum is rounded once."""
     if value.is_complex():
         return value.to(torch.complex128)
     return value.to(torch.float64 if value.is_floating_point() else torch.int64)
 
 
 def average(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The elementwise mean; elements that are equal everywhere keep their exact value.
+    """Return the elementwise mean; elements that are equal everywhere keep their exact value.
 
     >>> average([torch.tensor([1.0, 0.1]), torch.tensor([3.0, 0.1])])
     tensor([2.0000, 0.1000])
@@ -98,8 +102,8 @@ class Aggregation:
     """The rule that combines the values of one buffer on all replicas.
 
     Attributes:
-        synchronization: "on_read": each replica keeps its own, the driver reads all; "on_write": they agree after each
-            batch.
+        synchronization: "on_read": each replica keeps its own value, and the driver reads all; "on_write": the replicas
+            agree on one value after each batch.
         aggregation: "mean", "sum" or "first".
     """
 
@@ -108,12 +112,12 @@ class Aggregation:
 
     @property
     def is_gathered(self) -> bool:
-        """The driver needs every replica's value."""
+        """True if the driver needs every replica's value."""
         return self.synchronization == "on_read" and self.aggregation != "first"
 
     @property
     def is_divided(self) -> bool:
-        """Each replica holds a share, and the shares add up to the value."""
+        """True if each replica holds a share, and the shares add up to the value."""
         return self.synchronization == "on_read" and self.aggregation == "sum"
 
 
@@ -129,11 +133,11 @@ def is_averaged(tensor: torch.Tensor) -> bool:
 def set_aggregation(
     module: torch.nn.Module, name: str, *, aggregation: str | ReduceOp, synchronization: str = "on_read"
 ) -> None:
-    """Say what a buffer is when each replica has a value of its own.
+    """Choose the rule that combines the values of a buffer on all replicas.
 
-    Nothing said, floating-point buffers are read as the mean over replicas (running statistics), all others as the
-    first replica's; replicas that find their values different warn once, except of torch's BatchNorm. On one replica,
-    and under `OneDeviceStrategy`, it changes nothing.
+    By default the driver reads a floating-point buffer as the mean over replicas (running statistics), and any other
+    buffer from the first replica; replicas with different values warn once, except for torch's BatchNorm. On one
+    replica, and under `OneDeviceStrategy`, the choice changes nothing.
 
     | synchronization | aggregation | on the replicas | on the driver, in `state_dict()` |
     |---|---|---|---|
@@ -141,24 +145,24 @@ def set_aggregation(
     | on_read | sum | each keeps its own share | the sum |
     | on_read | first | each keeps its own | the first replica's |
     | on_write | mean | the mean, after each batch | the same |
-    | on_write | sum | what all added to it since the last batch, after each batch | the same |
+    | on_write | sum | the sum of all additions since the last batch, after each batch | the same |
     | on_write | first | the first replica's, after each batch | the same |
 
-    What the driver writes (`load_state_dict`, `copy_`) reaches every replica; of what is a sum on reading, each gets an
-    N-th part, so that it reads the same again (of whole numbers the first gets the rest, too). Replicas without rows of
-    a batch count nowhere. The choice goes along with copies of the module and with casts, and is no part of its
-    `state_dict`. May be called at any time outside of steps: what the driver reads stays as it is.
+    Values that the driver writes (`load_state_dict`, `copy_`) reach every replica. If the driver reads a sum, each
+    replica gets an N-th part of the written value (rank 0 also the remainder of integers), so that the driver reads the
+    same value again. Replicas without rows of a batch are left out. Copies and casts of the module keep the choice; it
+    is no part of the `state_dict`. May be called at any time outside of steps: the value on the driver stays the same.
 
     Args:
         module: The module that has the buffer, or one around it.
         name: The buffer's name in `module.named_buffers()`.
-        aggregation: "mean", "sum" or "first" (or "only_first_replica", `ReduceOp.MEAN`, `ReduceOp.SUM`). Means are
-            of floating-point or complex buffers, and sums of all but boolean ones.
+        aggregation: "mean", "sum" or "first" (or "only_first_replica", `ReduceOp.MEAN`, `ReduceOp.SUM`). A mean needs a
+            floating-point or complex buffer, a sum any buffer but a boolean one.
         synchronization: "on_read" or "on_write", see above.
 
     Raises:
-        InvalidArgumentError: The module has no buffer of that name, it is a parameter, or a value is none of the above.
-        FailedPreconditionError: It was called in a step.
+        InvalidArgumentError: The module has no buffer of that name, or an argument has none of the values above.
+        FailedPreconditionError: The function was called in a step.
 
     Source: tf.Variable's arguments `synchronization` and `aggregation`.
 
@@ -174,8 +178,8 @@ def set_aggregation(
     """
     if has_strategy() and not in_cross_replica_context():
         raise FailedPreconditionError(
-            "rd.set_aggregation must be called by the driver: all replicas are to agree, but this is one step of one "
-            "of them. Call it where the module is made, under the scope."
+            "rd.set_aggregation must be called by the driver, so that all replicas agree, but this call is in the step "
+            "of one replica. Call it where the module is made, under the scope."
         )
     owner, key = _find(module, name)
     chosen = Aggregation(_synchronization(synchronization), _aggregation(aggregation))
@@ -183,7 +187,7 @@ def set_aggregation(
     if buffer is not None and not is_lazy(buffer):
         _require_fit(buffer, name, chosen)
         with torch.no_grad():
-            buffer.copy_(buffer.detach().clone())  # a write: what is read now is divided anew
+            buffer.copy_(buffer.detach().clone())  # a write, so that the present value is divided among the replicas
     others = tuple(note for note in getattr(owner, _NOTE, ()) if note[0] != key)
     setattr(owner, _NOTE, (*others, (key, chosen.synchronization, chosen.aggregation)))
 
@@ -194,7 +198,7 @@ def is_chosen_for(module: torch.nn.Module) -> bool:
 
 
 def _find(module: Any, name: str) -> tuple[torch.nn.Module, str]:
-    """The module that has the buffer itself, and its name there."""
+    """Return the module that has the buffer itself, and the buffer's name there."""
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgumentError(
             f"A buffer belongs to a torch.nn.Module, got {type(module).__name__}: {module!r:.80}."
@@ -228,8 +232,7 @@ def _aggregation(value: Any) -> str:
     found = _AGGREGATIONS.get((value.name if isinstance(value, ReduceOp) else str(value)).lower())
     if found is None:
         raise InvalidArgumentError(
-            f'aggregation must be "mean", "sum" or "first", got {value!r}. Without any, replicas would part and nobody '
-            f"would see it."
+            f'aggregation must be "mean", "sum" or "first", got {value!r}. Without one, replicas differ unnoticed.'
         )
     return found
 
@@ -263,10 +266,10 @@ class Aggregations:
         self.are_chosen = False
 
     def update(self, items: Iterable[tuple[int, Any]], handle_of: Callable[[Any], int | None]) -> None:
-        """Look at all modules again.
+        """Read the choices of all modules again.
 
         Raises:
-            FailedPreconditionError: Two modules share a buffer, and different things were chosen for it.
+            FailedPreconditionError: Two modules share a buffer and have different choices for it.
         """
         self._chosen, self.are_chosen = {}, False
         for _, obj in items:
@@ -281,12 +284,12 @@ class Aggregations:
         self.are_chosen = True
         if before != chosen:
             raise FailedPreconditionError(
-                f"A buffer has one aggregation, also where modules share it; {name} is {chosen}, and {before} "
-                f"elsewhere. Call rd.set_aggregation alike for both."
+                f"A buffer that modules share must have one aggregation; {name} is {chosen}, and {before} in another "
+                f"module. Call rd.set_aggregation alike for both."
             )
 
     def forget(self, handle: int) -> None:
-        """The program has dropped a buffer."""
+        """Drop the choice for a buffer that the program has dropped."""
         self._chosen.pop(handle, None)
         self.are_chosen = bool(self._chosen)
 
@@ -295,7 +298,7 @@ class Aggregations:
         return self._chosen.get(handle) or (_MEAN if is_averaged(tensor) else _FIRST)
 
     def written(self) -> list[tuple[int, str]]:
-        """Handles of the buffers that replicas agree on after each batch, in order, each with how."""
+        """Return the handles of buffers that replicas agree on after each batch, each with the aggregation."""
         if not self._chosen:
             return []
         chosen = sorted(self._chosen.items())

@@ -15,7 +15,7 @@ import torch
 
 from raydist.compat import torch_internals as own_tables
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.attempt import attempt_all
+from raydist.foreign_errors import attempt_all
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.messages import MirrorCalls, ReplicaLink, Writes
 from raydist.mirroring.object_kinds import (

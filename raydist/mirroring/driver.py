@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NoReturn, final
+from typing import Any, Literal, final
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from raydist.checkpoints.sharing.started_save import ShareSaver
 from raydist.compat.torch_internals import buffer_table, mark_as_stepped
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.attempt import attempt_all
+from raydist.foreign_errors import attempt_all
 from raydist.mirroring.attributes import ControlState
 from raydist.mirroring.gradients import clearing
 from raydist.mirroring.handles import DriverTable
@@ -29,159 +29,14 @@ from raydist.mirroring.metric_states import metrics_in
 from raydist.mirroring.object_kinds import held_parameters, modules_of
 from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.scope import Origin, Scope
-from raydist.mirroring.step_pickler import ArgumentForms, Discovery, StepFunctions
+from raydist.mirroring.step_pickler import Discovery, StepFunctions
 from raydist.mirroring.variables import Variables
 from raydist.parameter_servers.rows.access import attach_access
 from raydist.pickling.attribute_table import AttributeTable
 from raydist.pickling.pickler import PersistentId, loads
 from raydist.torch_modes import outside_inference_mode
 
-__all__ = ["Aspects", "GoneRows", "MirrorDriver", "MirroredRows"]
-
-
-@final
-class MirroredRows:
-    """The rows of one table (a `RowAccess`).
-
-    Args:
-        link: Calls methods of the replicas.
-        handle: Handle of the parameter that represents the table.
-    """
-
-    def __init__(self, link: ReplicaLink, handle: int) -> None:
-        self._link = link
-        self._handle = handle
-
-    def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self._link.call(0, MirrorCalls.pull_rows, self._handle, rows)
-
-    def export_rows(self, weight: torch.Tensor) -> list[dict[str, Any]]:
-        return self._link.call(0, MirrorCalls.export_rows, self._handle)
-
-    def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
-        self._link.call(0, MirrorCalls.import_rows, self._handle, states)
-
-
-@final
-class GoneRows:
-    """The replacement of `MirroredRows` after the strategy is closed: every call raises, as the rows are gone."""
-
-    def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> NoReturn:
-        self._refuse()
-
-    def export_rows(self, weight: torch.Tensor) -> NoReturn:
-        self._refuse()
-
-    def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> NoReturn:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise FailedPreconditionError(
-            "The rows of this embedding lay on parameter servers, and went with them when the strategy was closed. "
-            "Save an rd.Checkpoint, or call export_rows(), before close(); restore it in the scope of a new strategy."
-        )
-
-
-@final
-class Aspects:
-    """The driver side of all three parts of the state of mirrored objects.
-
-    Args:
-        link: Calls methods of the replicas.
-        table: Handles of the driver's objects.
-        classes: Classes of mirrored objects, which report every attribute access.
-        control: Attributes.
-        variables: Parameters and buffers.
-        states: Optimizer and metric states, fetched when the program reads them.
-    """
-
-    def __init__(
-        self,
-        link: ReplicaLink,
-        table: DriverTable,
-        classes: MirroredClasses,
-        control: ControlState,
-        variables: Variables,
-        states: LazyStates,
-    ) -> None:
-        self._link = link
-        self._table = table
-        self._classes = classes
-        self._control = control
-        self._variables = variables
-        self._states = states
-
-    def collect(self, writes: Writes) -> dict[int, AttributeTable]:
-        """Add all changes of the driver to `writes`; return the current attributes, to be given to `mark_sent`."""
-        tables = self._control.collect(writes)
-        self._variables.collect(writes)
-        self._states.collect(writes)
-        return tables
-
-    def mark_sent(self, tables: Mapping[int, AttributeTable], *, with_new: bool) -> None:
-        """Record that the collected changes were sent; `with_new`: the shipment also contained new objects."""
-        self._control.mark_sent(tables, with_new=with_new)
-        self._variables.mark_sent()
-        self._states.mark_sent()
-
-    def expire(self) -> None:
-        """Mark all values that the driver has read as stale."""
-        self._variables.expire()
-        self._control.expire()
-        self._states.expire()
-
-    def refresh(self) -> None:
-        """Fetch everything that changed on the replicas."""
-        attempt_all(
-            [
-                lambda: self._control.refresh(modules=True),
-                lambda: self._control.refresh(modules=False),
-                self._variables.refresh,
-                self._states.refresh,
-            ]
-        )
-
-    def adopt(self, new: Sequence[tuple[int, Any]]) -> None:
-        """Start mirroring these objects, given with their handles."""
-        for handle, obj in new:
-            self._table.add(obj, handle)
-        for handle, obj in new:
-            if isinstance(obj, torch.Tensor):
-                self._variables.add(obj, handle)
-                attach_access(obj, MirroredRows(self._link, handle))
-            else:
-                self._control.add(obj, handle)
-                self._states.add(obj, handle)
-                self._classes.mirror(obj)
-
-    def forget(self, handle: int) -> None:
-        """Drop the records of an object that the program has dropped."""
-        self._variables.forget(handle)
-        self._control.forget(handle)
-        self._states.forget(handle)
-
-    def abandon(self, handle: int, obj: Any) -> None:
-        """Make an object plain again because no replica has it."""
-        self._table.remove(handle)
-        self._control.forget(handle)
-        self._states.forget(handle)
-        if isinstance(obj, torch.Tensor):
-            self._variables.abandon(handle)
-            attach_access(obj, None)
-        else:
-            self._classes.plain(obj)
-
-    def make_plain(self) -> None:
-        """Make every mirrored object plain again."""
-        to_plain = [functools.partial(self._make_plain, obj) for _, obj in self._table.objects()]
-        attempt_all([self._table.clear, self._variables.release, self._states.expire, *to_plain])
-
-    def _make_plain(self, obj: Any) -> None:
-        if isinstance(obj, torch.Tensor):
-            attach_access(obj, GoneRows())
-        else:
-            self._classes.plain(obj)
-
+__all__ = ["MirrorDriver"]
 
 _READ_SEVERAL = {
     *("forward", "state_dict", "parameters", "named_parameters", "buffers", "named_buffers", "param_groups"),
@@ -193,6 +48,9 @@ _READ_SEVERAL = {
 @final
 class MirrorDriver:
     """The mirrored objects of one strategy.
+
+    Their state has three parts, each of which caches what the driver read and finds what it wrote: attributes
+    (`ControlState`), parameters and buffers (`Variables`), and states of optimizers and metrics (`LazyStates`).
 
     Args:
         name: Name of the strategy, for messages.
@@ -214,13 +72,12 @@ class MirrorDriver:
         self._lock = threading.RLock()
         self._scope = Scope()
         self._table = DriverTable()
-        self._origin = Origin(name, self._scope, devices, self.is_mirrored, self._mirrored, serves_rows=serves_rows)
-        self._variables = Variables(link, self._table, self._scope, self._origin, self._refresh_modules)
+        self._origin = Origin(name, self._scope, devices, self._table, serves_rows=serves_rows)
+        self._classes = MirroredClasses(self)
+        self._variables = Variables(link, self._table, self._origin, self._refresh_modules)
         self._control = ControlState(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
         self._states = LazyStates(link, self._table, loads=self._loads)
-        self._aspects = Aspects(link, self._table, MirroredClasses(self), self._control, self._variables, self._states)
         self._functions = StepFunctions()
-        self._forms = ArgumentForms()
         self._pending: Shipment | None = None
         self._found: tuple[list[tuple[int, Any]], dict[int, AttributeTable]] = [], {}
         self._released = False
@@ -231,10 +88,8 @@ class MirrorDriver:
         """Return "divided" if every replica saves a part of an object, "whole" if the first replica saves all of it."""
         if not isinstance(obj, torch.nn.Module):
             return "divided"
-        if self.has_metrics(obj):
-            return "whole"
-        buffers = (buffer_table(part).values() for part in modules_of(obj))
-        return "whole" if any(buffer is not None for held in buffers for buffer in held) else "divided"
+        buffers = (buffer for part in modules_of(obj) for buffer in buffer_table(part).values())
+        return "whole" if self.has_metrics(obj) or any(buffer is not None for buffer in buffers) else "divided"
 
     def items_alone(self, objects: Mapping[str, Any]) -> dict[str, dict[str, int]]:
         """Return, by metric and state, the number of list items the first replica gets from the driver, up to now."""
@@ -266,9 +121,6 @@ class MirrorDriver:
     def is_mirrored(self, obj: Any) -> bool:
         """Return True if the replicas have `obj` already."""
         return self._table.handle_of(obj) is not None
-
-    def _mirrored(self) -> list[Any]:
-        return [obj for _, obj in self._table.objects()]
 
     def has_made(self, obj: Any) -> bool:
         """Return True if a module or variable was created under the scope. Does not block."""
@@ -307,15 +159,15 @@ class MirrorDriver:
         """
         with self._lock:
             self._require_open()
-            discovery = Discovery(self._table, self._scope, self._origin, externals or {})
+            discovery = Discovery(self._table, self._origin, externals or {})
             function, digest = self._functions.pickle(discovery, fn)
-            arguments = self._forms.pickled(discovery, args, kwargs or {})
+            arguments = discovery.pickle((tuple(args), dict(kwargs or {})), "the arguments of run")
             for each in carried:
                 if not self.is_mirrored(each):
                     discovery.pickle(each, "what all steps have")
             released = self._table.released  # objects dropped later may be in `writes`: the next shipment releases them
             writes = Writes()
-            states = self._aspects.collect(writes)
+            attributes = self._collect(writes)
             discovery.adopt_buffers(writes)
             shipment = Shipment(
                 released=released,
@@ -327,9 +179,17 @@ class MirrorDriver:
                 arguments=arguments,
                 per_replica=tuple(discovery.per_replica),
             )
-            self._pending = shipment.knowing(writes)
-            self._found = discovery.new, states
-            return self._pending
+            shipment.summarize(writes)
+            self._pending = shipment
+            self._found = discovery.new, attributes
+            return shipment
+
+    def _collect(self, writes: Writes) -> dict[int, AttributeTable]:
+        """Add all changes of the driver to `writes`; return the present attributes of the objects that may differ."""
+        attributes = self._control.collect(writes)
+        self._variables.collect(writes)
+        self._states.collect(writes)
+        return attributes
 
     def dispatched(self) -> None:
         """Record that the last shipment was sent: its new objects become mirrored, and the driver's values stale.
@@ -340,21 +200,39 @@ class MirrorDriver:
             if self._pending is not None:
                 self._mark_sent(self._pending)
                 self._pending = None
-            self._aspects.expire()
+            for part in (self._variables, self._control, self._states):
+                part.expire()
 
     def _mark_sent(self, shipment: Shipment) -> None:
-        new, states = self._found
+        new, attributes = self._found
         self._found = [], {}
-        self._aspects.adopt(new)
-        self._aspects.mark_sent(states, with_new=bool(new))
+        self._adopt(new)
+        self._control.mark_sent(attributes, with_new=bool(new))
+        self._variables.mark_sent()
+        self._states.mark_sent()
         self._functions.mark_sent(shipment)
         for handle in self._table.take_released(len(shipment.released)):
-            self._aspects.forget(handle)
+            for part in (self._variables, self._control, self._states):
+                part.forget(handle)
+
+    def _adopt(self, new: Sequence[tuple[int, Any]]) -> None:
+        """Make objects mirrored, given with their handles."""
+        for handle, obj in new:
+            self._table.add(obj, handle)
+        for handle, obj in new:
+            if isinstance(obj, torch.Tensor):
+                self._variables.add(obj, handle)
+                attach_access(obj, _MirroredRows(self._link, handle))
+            else:
+                self._control.add(obj, handle)
+                self._states.add(obj, handle)
+                self._classes.mirror(obj)
 
     def refresh(self) -> None:
         """Fetch everything that changed on the replicas. Blocks until the dispatched steps end."""
         with self._lock:
-            self._aspects.refresh()
+            attributes = [functools.partial(self._control.refresh, modules=modules) for modules in (True, False)]
+            attempt_all([*attributes, self._variables.refresh, self._states.refresh])
 
     @outside_inference_mode
     def reset(self, source: int = 0) -> None:
@@ -366,8 +244,19 @@ class MirrorDriver:
             self._functions.forget()
             for handle, obj in list(self._table.objects()):
                 if handle not in held:  # the shipment with it failed: the next step sends it again
-                    self._aspects.abandon(handle, obj)
+                    self._abandon(handle, obj)
             self.dispatched()
+
+    def _abandon(self, handle: int, obj: Any) -> None:
+        """Make an object plain again because no replica has it."""
+        self._table.remove(handle)
+        self._control.forget(handle)
+        self._states.forget(handle)
+        if isinstance(obj, torch.Tensor):
+            self._variables.abandon(handle)
+            attach_access(obj, None)
+        else:
+            self._classes.plain(obj)
 
     @property
     def is_behind(self) -> bool:
@@ -389,7 +278,14 @@ class MirrorDriver:
                     self.refresh()
             finally:
                 self._released = True
-                self._aspects.make_plain()
+                to_plain = [functools.partial(self._make_plain, obj) for _, obj in self._table.objects()]
+                attempt_all([self._table.clear, self._variables.release, self._states.expire, *to_plain])
+
+    def _make_plain(self, obj: Any) -> None:
+        if isinstance(obj, torch.Tensor):
+            attach_access(obj, _MirroredRows(None, 0))
+        else:
+            self._classes.plain(obj)
 
     def before_read(self, obj: Any, name: str) -> None:
         """Fetch the values that reading attribute `name` of a mirrored object shows."""
@@ -450,3 +346,35 @@ class MirrorDriver:
     def _require_open(self) -> None:
         if self._released:
             raise FailedPreconditionError(f"{self._name} must be open, it was closed. Create a new strategy.")
+
+
+@final
+class _MirroredRows:
+    """The rows of one embedding table (a `RowAccess`), by calls to the first replica after all dispatched steps.
+
+    Args:
+        link: Calls methods of the replicas; None after the strategy was closed: the rows are gone.
+        handle: Handle of the parameter that represents the table.
+    """
+
+    def __init__(self, link: ReplicaLink | None, handle: int) -> None:
+        self._link = link
+        self._handle = handle
+
+    def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return self._open_link().call(0, MirrorCalls.pull_rows, self._handle, rows)
+
+    def export_rows(self, weight: torch.Tensor) -> list[dict[str, Any]]:
+        return self._open_link().call(0, MirrorCalls.export_rows, self._handle)
+
+    def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
+        self._open_link().call(0, MirrorCalls.import_rows, self._handle, states)
+
+    def _open_link(self) -> ReplicaLink:
+        if self._link is None:
+            raise FailedPreconditionError(
+                "The rows of this embedding lay on parameter servers, and went with them when the strategy was closed. "
+                "Save an rd.Checkpoint, or call export_rows(), before close(); restore it in the scope of a new "
+                "strategy."
+            )
+        return self._link

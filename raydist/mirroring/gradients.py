@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from raydist.checkpoints.metric_shares import OWNER
 from raydist.collectives.reducer.parameter_hooks import OwnHook, ParameterHooks
 from raydist.compat.torch_internals import hook_tables, num_writes, plain_tensors
-from raydist.mirroring.messages import HookChanges, MirrorCalls, ReplicaLink, TensorImage, Writes
+from raydist.mirroring.messages import MirrorCalls, ReplicaLink, TensorImage, Writes
 from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of, tensor_address
 from raydist.pickling.attribute_table import attributes
 from raydist.torch_modes import outside_inference_mode
@@ -244,7 +244,9 @@ class DriverHooks:
                 tensor = record.tensor
                 if tensor is not None and (now := _keys_of(tensor)) != known:
                     self._pending[handle] = now
-                    writes.hooks[handle] = _changes(ParameterHooks.of(tensor), frozenset(chain(*known)))
+                    hooks, before = ParameterHooks.of(tensor), frozenset(chain(*known))
+                    removed = tuple((HOOKS_OF_DRIVER, key) for key in before - hooks.keys())
+                    writes.hooks[handle] = removed, hooks.without(before).under(HOOKS_OF_DRIVER)
 
     def mark_sent(self) -> None:
         """Record that the changes from `collect` were sent."""
@@ -261,8 +263,3 @@ def _keys_of(tensor: torch.Tensor) -> _Keys:
     """Return the keys of all hooks of both kinds, raydist's included: leaving these out takes three times as long."""
     before, after = hook_tables(tensor)
     return tuple(before or ()), tuple(after or ())
-
-
-def _changes(now: ParameterHooks, known: frozenset[Hashable]) -> HookChanges:
-    gone = tuple((HOOKS_OF_DRIVER, key) for key in known - now.keys())
-    return HookChanges(gone, now.without(known).under(HOOKS_OF_DRIVER))

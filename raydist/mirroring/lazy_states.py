@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.attempt import attempt_all
+from raydist.foreign_errors import attempt_all
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.messages import MirrorCalls, ReplicaLink, TensorImage, Writes
 from raydist.mirroring.metric_states import (

@@ -1,4 +1,8 @@
-"""TODO."""
+"""The messages between driver and replicas: a shipment before each step, and calls of the driver between steps.
+
+The driver names a call by the method: `link.call(0, MirrorCalls.tensor_images, handles)`, so that a type checker sees
+arguments and results on both sides. The method itself is sent; the replica looks its name up on its own object.
+"""
 
 from __future__ import annotations
 
@@ -11,38 +15,16 @@ import numpy as np
 import torch
 
 from raydist.collectives.flat_bytes import flat_bytes
-from raydist.collectives.reducer.parameter_hooks import ParameterHooks, detach_hooks
+from raydist.collectives.reducer.parameter_hooks import ParameterHooks
 from raydist.compat.torch_internals import plain_tensors
 from raydist.errors import FailedPreconditionError
 from raydist.pickling.attribute_table import AttributePath
 from raydist.values import PerReplica
 
-__all__ = [
-    "HookChanges",
-    "MirrorCalls",
-    "ReplicaLink",
-    "Shipment",
-    "ShipmentContents",
-    "TensorImage",
-    "Writes",
-    "answer",
-    "overwrite",
-]
+__all__ = ["MirrorCalls", "ReplicaLink", "Shipment", "TensorImage", "Writes", "answer", "overwrite"]
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class ShipmentContents:
-    """A summary of a shipment, kept by the driver.
-
-    Attributes:
-        values: True if the shipment contains tensors, optimizer states or new objects.
-        settings: The attributes that the shipment changes (a learning rate, a training flag), if later steps need
-            nothing else from it: a later shipment of the same attributes replaces this one.
-    """
-
-    values: bool = False
-    settings: frozenset[tuple[int, AttributePath]] = frozenset()
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
 
 
 @final
@@ -59,7 +41,9 @@ class Shipment:
         forget: Digests of functions that replicas drop.
         arguments: Pickle of `(args, kwargs)`, with placeholders for `PerReplica` leaves.
         per_replica: The `PerReplica` leaves by placeholder number; not sent.
-        contents: Summary of the shipment; not sent.
+        has_values: True if there are tensors, optimizer states or new objects in it; not sent.
+        settings: The attributes that the shipment changes (a learning rate, a training flag), if later steps need
+            nothing else from it: a later shipment of the same attributes replaces this one. Not sent.
     """
 
     released: tuple[int, ...] = ()
@@ -70,34 +54,23 @@ class Shipment:
     forget: tuple[bytes, ...] = ()
     arguments: bytes = b""
     per_replica: tuple[PerReplica, ...] = ()
-    contents: ShipmentContents = ShipmentContents()
-
-    @property
-    def num_bytes(self) -> int:
-        """The number of bytes sent to each replica."""
-        return len(self.bundle) + len(self.writes) + len(self.function) + len(self.arguments)
-
-    @property
-    def travelling(self) -> tuple[Any, ...]:
-        """The fields that are sent to a replica."""
-        return self.released, self.bundle, self.writes, self.function, self.digest, self.forget, self.arguments
+    has_values: bool = False
+    settings: frozenset[tuple[int, AttributePath]] = frozenset()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Shipment, self.travelling
+        sent = self.released, self.bundle, self.writes, self.function, self.digest, self.forget, self.arguments
+        return Shipment, sent
 
-    def knowing(self, writes: Writes) -> Shipment:
-        """Return this shipment with its `contents`, computed from the unpickled `writes`."""
-        values = bool(self.bundle or writes.tensors or writes.optimizer_states)
-        kept = self.without_step()
-        others = kept is None or kept.released or kept.bundle or kept.function or kept.forget
-        if others or not writes.only_settings:
-            return replace(self, contents=ShipmentContents(values))
-        settings = frozenset((handle, path) for handle in writes.control for path in writes.control[handle])
-        return replace(self, contents=ShipmentContents(values, settings))
+    def summarize(self, writes: Writes) -> None:
+        """Set `has_values` and `settings` by the unpickled `writes`."""
+        self.has_values = bool(self.bundle or writes.tensors or writes.optimizer_states)
+        others = self.released or self.bundle or self.forget or (self.function and self.digest)
+        if writes.control and writes.only_settings and not others:
+            self.settings = frozenset((handle, path) for handle in writes.control for path in writes.control[handle])
 
     def without_parts(self) -> Shipment:
         """Return the shipment without the fields that stay on the driver."""
-        return replace(self, per_replica=(), contents=ShipmentContents())
+        return replace(self, per_replica=(), has_values=False, settings=frozenset())
 
     def without_step(self) -> Shipment | None:
         """Return the part of the shipment that later steps need as well; None if there is none."""
@@ -174,30 +147,12 @@ def _joined(layout: torch.layout, parts: Sequence[torch.Tensor], shape: torch.Si
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class HookChanges:
-    """The driver's changes to the hooks on one parameter.
-
-    Attributes:
-        removed: Keys of the removed hooks.
-        added: The new hooks.
-    """
-
-    removed: tuple[Hashable, ...]
-    added: ParameterHooks
-
-    def apply(self, parameter: torch.Tensor) -> None:
-        """Apply the changes to a replica's parameter."""
-        detach_hooks(parameter, self.removed)
-        self.added.attach(parameter)
-
-
-@final
 @dataclass(slots=True)
 class Writes:
     """The driver's changes between two steps, by handle.
 
-    A metric has two sets of states: one for the first replica, and one for each other replica.
+    A metric has two sets of states: one for the first replica, and one for each other replica. Changes to the hooks on
+    a parameter are the keys of removed hooks, and the new hooks.
     """
 
     control: dict[int, dict[AttributePath, Any]] = field(default_factory=dict)
@@ -208,7 +163,7 @@ class Writes:
 
     cleared_gradients: list[int] = field(default_factory=list)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
-    hooks: dict[int, HookChanges] = field(default_factory=dict)
+    hooks: dict[int, tuple[tuple[Hashable, ...], ParameterHooks]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return any(getattr(self, column.name) for column in fields(self))
@@ -240,10 +195,6 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
     return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-_T = TypeVar("_T")
-_Args = TypeVarTuple("_Args")
-
-
 class MirrorCalls(ABC):
     """The methods of a replica that the driver may call between steps."""
 
@@ -257,7 +208,7 @@ class MirrorCalls(ABC):
 
     @abstractmethod
     def tensor_images(self, handles: Sequence[int]) -> dict[int, TensorImage]:
-        """Return the present values of these parameters and buffers, except of those that this replica does not have."""
+        """Return the present values of these parameters and buffers, as far as this replica has them."""
 
     @abstractmethod
     def collect_gradients(self) -> dict[int, TensorImage]:

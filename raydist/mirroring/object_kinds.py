@@ -1,4 +1,7 @@
-"""TODO."""
+"""The kinds of mirrored objects, the attributes of each kind that are control state, and the parts of objects.
+
+Parts are read without attribute access: a mirrored object would wait for the dispatched steps.
+"""
 
 from __future__ import annotations
 

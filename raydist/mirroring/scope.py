@@ -1,4 +1,4 @@
-"""The record of the objects that are created under `strategy.scope()`.
+"""The record of the objects that are created under `strategy.scope()`, and the check that steps use only these.
 
 PyTorch calls hooks when a module registers a parameter, a buffer or a submodule; inside the scope the hooks record the
 registered object. The patched constructor of `Parameter` records parameters without a module, and the patched
@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from raydist.compat.torch_internals import buffer_table, module_table, parameter_table, plain_tensors
 from raydist.errors import FailedPreconditionError
+from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.objects import is_mirrored_class
 from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.parameter_servers.rows.access import spec_of
@@ -123,8 +124,7 @@ class Origin:
         name: Name of the strategy, for messages.
         scope: The objects that were created under the strategy.
         devices: Returns the device types ("cuda") that variables may be on; "cpu" is always allowed.
-        is_known: Returns True for an object that an earlier step used.
-        known: Returns all objects that earlier steps used, to name the places of new objects.
+        known: Handles of the objects that earlier steps used.
         serves_rows: True if the strategy stores rows of embedding tables.
     """
 
@@ -133,15 +133,13 @@ class Origin:
         name: str,
         scope: Scope,
         devices: Callable[[], Collection[str]],
-        is_known: Callable[[Any], bool],
-        known: Callable[[], Sequence[Any]],
+        known: DriverTable,
         *,
         serves_rows: bool = False,
     ) -> None:
         self._name = name
         self._devices = devices
-        self._scope = scope
-        self._is_known = is_known
+        self.scope = scope
         self._known = known
         self._serves_rows = serves_rows
 
@@ -194,21 +192,22 @@ class Origin:
                 f"Rows of a ShardedEmbedding must lie on parameter servers, {self._name} has none. Use "
                 "rd.ParameterServerStrategy (or OneDeviceStrategy), or torch.nn.Embedding, which replicas have whole."
             )
-        if parameter not in self._scope:
+        if parameter not in self.scope:
             raise FailedPreconditionError(
                 f"Everything that a step trains must be made under the scope of {self._name}; "
                 f"{self._place(parameter, new)} was not. Create it inside `with strategy.scope():`."
             )
 
     def _is_made_here(self, module: torch.nn.Module) -> bool:
-        if module in self._scope:  # a cast or a move may have replaced the buffers since
+        if module in self.scope:  # a cast or a move may have replaced the buffers since
             return True
         tensors = [*module.parameters(), *module.buffers()]
-        return not tensors or any(tensor in self._scope or self._is_known(tensor) for tensor in tensors)
+        return not tensors or any(each in self.scope or self._known.handle_of(each) is not None for each in tensors)
 
     def _place(self, parameter: torch.Tensor, new: Sequence[Any]) -> str:
         """Describe the place of a parameter or buffer in the new objects and in the known ones."""
-        inner, outer = (next(_places(objects, parameter), "") for objects in (new, self._known()))
+        known = [obj for _, obj in self._known.objects()]
+        inner, outer = (next(_places(objects, parameter), "") for objects in (new, known))
         if inner and outer:
             return f"{inner} ({outer})"
         return inner or outer or title(parameter)

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Pickle a step: the objects that it references and the replicas do not have are found, and pickled once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import io
 import pickle
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -20,14 +20,14 @@ from raydist.mirroring.gradients import HOOKS_OF_DRIVER
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.messages import Shipment, Writes
 from raydist.mirroring.object_kinds import kind_of, kind_of_class
-from raydist.mirroring.scope import Origin, Scope, title
+from raydist.mirroring.scope import Origin, title
 from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.pickling.by_value import Reach
 from raydist.pickling.pickle_error_path import find_culprit
 from raydist.pickling.pickler import HandlePickler, PersistentId, WithGlobals, dumps
 from raydist.values import PerReplica
 
-__all__ = ["ArgumentForms", "Discovery", "StepFunctions", "argument_form"]
+__all__ = ["Discovery", "StepFunctions"]
 
 
 @remembered_by_class
@@ -45,9 +45,8 @@ class Discovery:
         per_replica: PerReplica leaves in the order of their placeholders.
     """
 
-    def __init__(self, table: DriverTable, scope: Scope, origin: Origin, externals: Mapping[str, Any]) -> None:
+    def __init__(self, table: DriverTable, origin: Origin, externals: Mapping[str, Any]) -> None:
         self._table = table
-        self._scope = scope
         self._origin = origin
         self._externals = {id(obj): key for key, obj in externals.items()}
         self._handles: dict[int, int] = {}
@@ -197,72 +196,8 @@ class Discovery:
 
     def _is_mirrorable(self, obj: Any) -> bool:
         if isinstance(obj, torch.Tensor):
-            return isinstance(obj, torch.nn.Parameter) or id(obj) in self._handles or obj in self._scope
+            return isinstance(obj, torch.nn.Parameter) or id(obj) in self._handles or obj in self._origin.scope
         return kind_of(obj) is not None
-
-
-_KEPT = 64
-_PLAIN = (bool, int, str, bytes, type(None))
-
-
-@final
-class ArgumentForms:
-    """An LRU cache of pickled arguments, keyed by form."""
-
-    def __init__(self) -> None:
-        self._pickles: OrderedDict[Hashable, bytes] = OrderedDict()
-
-    def pickled(self, discovery: Discovery, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-        """Return the cached pickle of a step's arguments, or make one; `discovery` receives the PerReplica leaves."""
-        form = None if discovery.per_replica else argument_form(args, kwargs)
-        known = self.pickle_of(form[0]) if form else b""
-        if form and known:
-            discovery.per_replica.extend(form[1])
-            return known
-        pickled = discovery.pickle((tuple(args), dict(kwargs)), "the arguments of run")
-        if form:
-            self.remember(form[0], pickled)
-        return pickled
-
-    def pickle_of(self, form: Hashable) -> bytes:
-        """Return the cached pickle of arguments of this form; empty if there is none."""
-        if form not in self._pickles:
-            return b""
-        self._pickles.move_to_end(form)
-        return self._pickles[form]
-
-    def remember(self, form: Hashable, pickled: bytes) -> None:
-        """Cache the pickle of arguments of this form."""
-        self._pickles[form] = pickled
-        if len(self._pickles) > _KEPT:
-            self._pickles.popitem(last=False)
-
-
-def argument_form(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, tuple[PerReplica, ...]] | None:
-    """Return a key for the pickle of these arguments, and the PerReplica leaves in the order of their placeholders.
-
-    Return None if the arguments cannot be compared cheaply: objects, tensors, one leaf in two places.
-    """
-    leaves: list[PerReplica] = []
-    try:
-        form = _form((tuple(args), dict(kwargs)), leaves)
-    except TypeError:
-        return None
-    return (form, tuple(leaves)) if len({id(leaf) for leaf in leaves}) == len(leaves) else None
-
-
-def _form(value: Any, leaves: list[PerReplica]) -> Hashable:
-    kind = type(value)
-    if kind is tuple:
-        return (tuple, *(_form(item, leaves) for item in value))
-    if kind is dict:
-        return (dict, *((_form(key, leaves), _form(item, leaves)) for key, item in value.items()))
-    if isinstance(value, PerReplica):
-        leaves.append(value)
-        return PerReplica
-    if kind in _PLAIN:
-        return kind, value
-    raise TypeError(f"A {kind.__name__} has no form.")
 
 
 _KEPT = 64
@@ -270,7 +205,7 @@ _KEPT = 64
 
 @final
 class StepFunctions:
-    """The driver's side of `SentFunctions`."""
+    """The step functions that the replicas have (see `SentFunctions`): each is sent once, and again after a change."""
 
     def __init__(self) -> None:
         self._sent: OrderedDict[bytes, None] = OrderedDict()  # least recently used first

@@ -10,12 +10,12 @@ from typing import final
 import torch
 
 from raydist.compat.torch_internals import plain_tensors
+from raydist.foreign_errors import attempt_all
 from raydist.mirroring.aggregation import Aggregations, aggregate
-from raydist.mirroring.attempt import attempt_all
 from raydist.mirroring.gradients import DriverHooks, Gradients
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.messages import MirrorCalls, ReplicaLink, Writes, overwrite
-from raydist.mirroring.scope import Origin, Scope
+from raydist.mirroring.scope import Origin
 from raydist.mirroring.tensor import UNKNOWN_VERSION, TensorRecord, mirror_tensor, plain_tensor
 from raydist.torch_modes import outside_inference_mode
 
@@ -31,19 +31,17 @@ class Variables:
     Args:
         link: Calls methods of the replicas.
         table: Handles of the driver's objects.
-        scope: Records copies that are made inside the scope.
-        origin: Checks the devices of variables.
+        origin: Checks the devices of variables, and records copies that are made inside the scope.
         refresh_flags: Called before `requires_grad` is read or written.
     """
 
     def __init__(
-        self, link: ReplicaLink, table: DriverTable, scope: Scope, origin: Origin, refresh_flags: Callable[[], None]
+        self, link: ReplicaLink, table: DriverTable, origin: Origin, refresh_flags: Callable[[], None]
     ) -> None:
         self._origin = origin
         self._link = link
         self._table = table
         self._aggregations = Aggregations()
-        self._scope = scope
         self._refresh_flags = refresh_flags
         self.gradients = Gradients(link)
         self.hooks = DriverHooks()
@@ -128,8 +126,8 @@ class Variables:
             self.gradients.watch(record)
 
     def copied(self, copy: torch.Tensor) -> None:
-        if self._scope.is_active:
-            self._scope.mark(copy)
+        if self._origin.scope.is_active:
+            self._origin.scope.mark(copy)
 
     def refresh(self) -> None:
         """Fetch every value that is stale. Blocks until the dispatched steps end."""

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The packed form of tensors that a step returned, without graph and device, and fast pickling of small dataclasses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""TODO."""
+"""Pickling of torch objects that torch or pickle would not send as replicas need them.
+
+Tensors are sent as bytes, each storage once, so that views and tied tensors still share memory. Results of
+`torch.compile` hold guards and compiled code of this process; the original and the arguments are sent, and each replica
+compiles again. A module under `torch.nn.utils.parametrize` has a class made at run time, which torch refuses to pickle;
+the replica makes the class again from the module's `parametrizations`.
+"""
 
 from __future__ import annotations
 

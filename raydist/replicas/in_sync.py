@@ -13,8 +13,7 @@ from raydist.collectives.base import Communicator
 from raydist.collectives.checked import all_hold, describe_call
 from raydist.collectives.translation import describe_each, describe_odd_ones
 from raydist.errors import CollectiveMismatchError
-from raydist.mirroring.aggregation import is_averaged, is_chosen_for
-from raydist.mirroring.aggregation import aggregate, wide
+from raydist.mirroring.aggregation import aggregate, is_averaged, is_chosen_for, wide
 from raydist.mirroring.messages import overwrite
 from raydist.mirroring.trained_state import digest_of, trained_state
 from raydist.values import ReduceOp

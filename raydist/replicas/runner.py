@@ -217,7 +217,7 @@ class ReplicaRunner:
 
     def _merged(self, objects: Mapping[str, Any], alone: Mapping[str, Mapping[str, int]]) -> MergedStates:
         """Merge the values that differ between replicas; a collective of all replicas."""
-        return self._mirror.merger(self.variables.gather_objects)(objects, alone)
+        return self._mirror.merge_states(self.variables.gather_objects, objects, alone)
 
     def _step_optimizer(
         self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], *args: Any, **kwargs: Any

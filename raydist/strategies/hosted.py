@@ -21,8 +21,7 @@ from raydist.context.strategy import Strategy
 from raydist.context.strategy_input import require_dataset
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
-from raydist.foreign_errors import folded, user_line
-from raydist.mirroring.attempt import attempt_all
+from raydist.foreign_errors import attempt_all, folded, user_line
 from raydist.options import InputOptions, RunOptions, Timeouts
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.step_summaries import StepSummaries

@@ -29,9 +29,8 @@ from raydist.context.run_call import plain_call, require_call
 from raydist.context.strategy_values import StrategyStats, ValueContext, regroup
 from raydist.distributed_dataset import InputSide
 from raydist.foreign_errors import folded
-from raydist.mirroring.messages import MirrorCalls
 from raydist.mirroring.driver import MirrorDriver
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import MirrorCalls, Shipment
 from raydist.nest import NOTHING
 from raydist.options import CommunicationOptions, RunOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup

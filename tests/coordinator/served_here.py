@@ -19,8 +19,8 @@ from raydist.coordinator.remote_value import RemoteValue
 from raydist.coordinator.restoring import SERVED_RESTORES, ServedRestorer
 from raydist.coordinator.saving import SERVED_SHARES, ServedSaver, ask_served
 from raydist.coordinator.served_side import ServedSide
-from raydist.mirroring.messages import MirrorCalls
 from raydist.mirroring.driver import MirrorDriver
+from raydist.mirroring.messages import MirrorCalls
 from raydist.options import Timeouts
 from raydist.parameter_servers.consistency import BoundedStaleness, Consistency
 from raydist.parameter_servers.server import ParameterServer

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Buffers that differ between replicas: choosing an aggregation, combining and dividing values."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_shared_buffers_have_one() -> None:
         ("mean", {"aggregation": "mean"}, "which has 'running_mean', 'running_var', 'num_batches_tracked'"),
         ("0.running_mean", {"aggregation": "mean"}, "must be a buffer of BatchNorm1d"),
         ("running_mean", {"aggregation": "max"}, r'must be "mean", "sum" or "first", got \'max\''),
-        ("running_mean", {"aggregation": "none"}, "replicas would part and nobody would see it"),
+        ("running_mean", {"aggregation": "none"}, "replicas differ unnoticed"),
         ("running_mean", {"aggregation": rd.ReduceOp.MAX}, 'must be "mean", "sum" or "first"'),
         ("running_mean", {"aggregation": "sum", "synchronization": "none"}, 'must be "on_read"'),
         ("num_batches_tracked", {"aggregation": "mean"}, 'A mean must be a value .* torch.int64. Use "first" or "sum"'),

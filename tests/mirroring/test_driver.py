@@ -196,7 +196,7 @@ def test_what_goes_while_changes_are_collected_goes_with_the_next_step(
     """As Python's garbage collector may have it, at any moment."""
     mirror = Mirror()
     held = [run_and_change(mirror, change)]
-    collect = mirror.driver._aspects.collect
+    collect = mirror.driver._collect
 
     def collect_and_drop(writes: Writes) -> Any:
         found = collect(writes)
@@ -204,7 +204,7 @@ def test_what_goes_while_changes_are_collected_goes_with_the_next_step(
         gc.collect()
         return found
 
-    monkeypatch.setattr(mirror.driver._aspects, "collect", collect_and_drop)
+    monkeypatch.setattr(mirror.driver, "_collect", collect_and_drop)
     assert mirror.run(lambda: 1) == [1, 1]
     assert mirror.run(lambda: 2) == [2, 2]
     assert mirror.replicas[0].items() == []
@@ -330,19 +330,19 @@ def test_a_shipment_tells_the_driver_whether_it_has_values_or_only_settings() ->
         return float(optimizer.param_groups[0]["lr"] + 0 * len(model.weight))
 
     mirror.run(step)
-    assert mirror.shipments[-1].contents.values
+    assert mirror.shipments[-1].has_values
     optimizer.param_groups[0]["lr"] = 0.5
     assert mirror.run(step) == [0.5]
-    first = mirror.shipments[-1].contents
+    first = mirror.shipments[-1]
     optimizer.param_groups[0]["lr"] = 0.25
     mirror.run(step)
-    assert not first.values
+    assert not first.has_values
     assert first.settings
-    assert mirror.shipments[-1].contents.settings == first.settings
+    assert mirror.shipments[-1].settings == first.settings
     with torch.no_grad():
         model.weight.fill_(1.0)
     mirror.run(step)
-    assert mirror.shipments[-1].contents.values
+    assert mirror.shipments[-1].has_values
 
 
 def test_a_replica_tells_all_of_it_again_to_a_driver_that_has_heard_another_one() -> None:

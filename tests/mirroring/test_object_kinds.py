@@ -1,4 +1,4 @@
-"""TODO."""
+"""Kinds and parts of mirrored objects."""
 
 from __future__ import annotations
 

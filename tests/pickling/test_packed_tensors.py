@@ -1,4 +1,4 @@
-"""TODO."""
+"""Tensors of results, and small dataclasses, in packed form."""
 
 from __future__ import annotations
 

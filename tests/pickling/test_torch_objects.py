@@ -1,4 +1,4 @@
-"""TODO."""
+"""Tensors, optimizers, compiled functions and parametrized modules through a pickle."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from raydist.checkpoints.loops.replica_loops import ReplicaLoops
 from raydist.checkpoints.sharing.share_writer import ShareWriter
 from raydist.collectives.base import Membership
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
-from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.mirroring.messages import Shipment
+from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.replicas.connected import Connected
 from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.function_calls import FunctionCalls

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Hooks of a replica on mirrored objects: refuse moves and new parameters in a step, and note optimizer steps."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ __all__ = ["ParameterGuard", "UpdateLog", "note_steps"]
 
 @final
 class ParameterGuard:
-    """While it is on, mirrored modules take no parameters and no submodules with parameters but mirrored ones, and
-    stay where they are.
+    """Refuses, during a step, new parameters in mirrored modules, and moves of mirrored modules.
 
-    A parameter that a step creates in a mirrored module would exist once per replica, unsynchronised; one that it moves
-    away, the driver would not find. Modules that a step makes for itself are its own affair. The guard is on during
-    every step, so torch has its hooks all the time, and they do nothing else: putting them in place anew took eight
-    calls.
+    A parameter that a step creates in a mirrored module would exist once per replica, unsynchronised, and the driver
+    would not find a parameter that a step moved away. Modules that a step makes for itself are not checked. torch keeps
+    the hooks between steps, where they do nothing: registering them in each step took eight calls.
 
     Args:
-        is_mirrored: Whether the driver made an object.
+        is_mirrored: Returns True for an object that the driver made.
 
     Attributes:
-        is_on: Whether a step runs.
+        is_on: True while a step runs.
     """
 
     def __init__(self, is_mirrored: Callable[[Any], bool]) -> None:
@@ -40,14 +38,14 @@ class ParameterGuard:
         self._is_hooked = False
 
     def hook(self) -> None:
-        """Let torch ask it from now on. May be called again."""
+        """Make torch call the guard from now on. Idempotent."""
         if not self._is_hooked:
             self._is_hooked = True
             _guards.add(weakref.ref(self, _guards.discard))
             _hook_into_torch()
 
     def check(self, module: torch.nn.Module, name: str, value: Any) -> None:
-        """Raise where this value must not be registered in the module under this name."""
+        """Raise if this value must not be registered in the module under this name."""
         if not self.is_on or value is None or not self._is_mirrored(module):
             return
         parameters = [value] if isinstance(value, torch.Tensor) else value.parameters()
@@ -59,7 +57,7 @@ class ParameterGuard:
             )
 
     def check_move(self, module: torch.nn.Module, move: Callable[[torch.nn.Module], object]) -> None:
-        """Raise where `move` would take this module, or one in it, to another device."""
+        """Raise if `move` would take this module, or a module in it, to another device."""
         for part in module.modules() if self.is_on else ():
             here = next((tensor.device for tensor in (*part.parameters(), *part.buffers())), None)
             if here is None or not self._is_mirrored(part):
@@ -85,9 +83,9 @@ def _living_guards() -> list[ParameterGuard]:
 
 @functools.cache
 def _hook_into_torch() -> None:
-    """Have all guards asked before a module takes a parameter or a submodule, or is moved or cast.
+    """Make torch call all guards before a module registers a parameter or a submodule, or is moved or cast.
 
-    For good: torch iterates over its hooks, which must not change while another thread builds a module.
+    The hooks are never removed: torch iterates over them, maybe while another thread builds a module.
     """
 
     def check(module: torch.nn.Module, name: str, value: Any) -> None:
@@ -116,13 +114,16 @@ def note_steps(
     carry_out: Callable[..., Any] | None = None,
     on_cleared: Callable[[torch.optim.Optimizer], None] = lambda _: None,
 ) -> None:
-    """Let `optimizer` call `on_step` when it steps, and note it as every scheduler arranges for on construction.
+    """Make an optimizer report its steps, and mark itself as stepped, as a scheduler's constructor arranges.
 
-    `carry_out(optimizer, step, *args, **kwargs)` then does the step, and returns what the program gets; None: `step`
-    does. `on_cleared(optimizer)` is called after each `zero_grad`.
+    A scheduler warns if it steps before its optimizer. The constructor of the scheduler ran on the driver, but the
+    optimizer steps here; the driver gets the mark with the control state.
 
-    A scheduler warns when it steps before its optimizer. Its constructor ran on the driver, the optimizer steps here;
-    the note travels back with the control state.
+    Args:
+        optimizer: The optimizer.
+        on_step: Called before each step.
+        carry_out: Called with (optimizer, step, *args, **kwargs) in place of `step`; None to call `step` itself.
+        on_cleared: Called with the optimizer after each `zero_grad`.
     """
     if is_wrapped_step(optimizer.step):
         return
@@ -157,11 +158,11 @@ def _clearing(
     @functools.wraps(torch.optim.Optimizer.zero_grad)
     def zero_grad(set_to_none: bool = True) -> None:
         owner = reference()
-        if owner is not None:  # else nobody could use what is cleared
+        if owner is not None:  # else nobody can use the gradients
             torch.optim.Optimizer.zero_grad(owner, set_to_none)
             on_cleared(owner)
 
-    zero_grad.stays_here = True  # type: ignore[attr-defined]  # where the optimizer is sent, it gets another
+    zero_grad.stays_here = True  # type: ignore[attr-defined]  # not pickled with the optimizer
     return zero_grad
 
 
@@ -170,10 +171,10 @@ class UpdateLog:
     """Steps and learning rates of the mirrored optimizers of one replica.
 
     Args:
-        table: Where they are found.
+        table: The replica's objects.
 
     Attributes:
-        count: Steps since the log was begun, or begun again.
+        count: Number of steps since the last restart.
     """
 
     def __init__(self, table: ReplicaTable) -> None:
@@ -183,22 +184,22 @@ class UpdateLog:
         self._optimizers: list[torch.optim.Optimizer] = []
 
     def note(self) -> None:
-        """An optimizer steps."""
+        """Count a step of an optimizer."""
         self.count += 1
 
     def restart(self) -> None:
-        """Count from 0 again: all replicas hold the same now."""
+        """Count from 0 again, because all replicas hold the same values now."""
         self.count = 0
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """All of them, in an order that is the same on every replica."""
+        """Return all mirrored optimizers, in an order that is the same on every replica."""
         if self._looked_at != self._table.changes:
             self._looked_at = self._table.changes
             self._optimizers = [obj for _, obj in self._table.items() if isinstance(obj, torch.optim.Optimizer)]
         return self._optimizers
 
     def rates(self) -> tuple[float, ...]:
-        """The learning rates of all groups of all optimizers; those that lie on another device are passed over."""
+        """Return the learning rates of all groups of all optimizers, except of rates that are CUDA tensors."""
         rates = [group.get("lr") for optimizer in self.optimizers() for group in optimizer.param_groups]
-        # Reading a number from a GPU would wait for all that was sent there.
+        # Reading a number from a GPU would wait for all work of the GPU.
         return tuple(float(rate) for rate in rates if rate is not None and not getattr(rate, "is_cuda", False))

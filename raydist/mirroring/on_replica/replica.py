@@ -1,7 +1,7 @@
-"""The replica half of mirroring: plain PyTorch objects under the handles that the driver gave them.
+"""The replica side of mirroring: plain PyTorch objects under the handles that the driver gave them.
 
 A step pays nothing for being mirrored. Between steps the driver sends what it changed (`apply`) and asks for what it
-wants to read (`collect_*`).
+wants to read (the methods of `MirrorCalls`).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from raydist.mirroring.metric_states import (
 )
 from raydist.mirroring.on_replica.apply_update import Arrivals, ControlCollector
 from raydist.mirroring.on_replica.buffers import ReplicaBuffers
+from raydist.mirroring.on_replica.function_cache import FunctionCache
 from raydist.mirroring.on_replica.hooks import ParameterGuard, UpdateLog, note_steps
-from raydist.mirroring.on_replica.step_functions import SentFunctions
 from raydist.parameter_servers.rows.local_rows import access_to
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import PersistentId, dumps, loads
 
-__all__ = ["Externals", "MirrorReplica", "StateMerger"]
+__all__ = ["MirrorReplica"]
+
+_CPU = torch.device("cpu")
+_NO_ARGUMENTS = dumps(((), {}), lambda _: None)
 
 
 @final
 class Externals:
-    """Values by name, made when they are first reached.
-
-    Args:
-        values: Those that are there.
+    """The objects that functions reference by name and each replica has by itself: strategy, iterators, saves.
 
     >>> found = Externals({"strategy": 1})
     >>> found.add("numbers", list)
@@ -56,21 +56,16 @@ class Externals:
         self._makers: dict[str, Callable[[], Any]] = {}
 
     def add(self, name: str, make: Callable[[], Any]) -> None:
-        """Something may be reached by this name from now on.
-
-        Args:
-            name: Of the value.
-            make: Makes it, when it is first reached. What this raises, whoever reaches it raises.
-        """
+        """Add a name; `make` creates the value on first use. An error of `make` reaches the user of the value."""
         self._makers[name] = make
 
     def drop(self, name: str) -> Any:
-        """Nothing will be reached by this name any more; the value, None where it was never reached."""
+        """Remove a name; return the value, None if it was never used."""
         self._makers.pop(name, None)
         return self._values.pop(name, None)
 
     def value(self, name: str) -> Any:
-        """The value of this name."""
+        """Return the value of a name."""
         if name not in self._values:
             self._values[name] = self._makers[name]()
         return self._values[name]
@@ -80,83 +75,21 @@ class Externals:
         return any(obj is known for known in self._values.values())
 
 
-_CPU = torch.device("cpu")
-
-
-@final
-class StateMerger:
-    """One replica's end; all replicas call it at the same place, for the same objects.
-
-    Args:
-        buffers: The replica's.
-        gather: Every replica's value of its argument, in the order of ranks.
-    """
-
-    def __init__(self, buffers: ReplicaBuffers, gather: Callable[[Any], list[Any]]) -> None:
-        self._buffers = buffers
-        self._gather = gather
-
-    def __call__(self, objects: Mapping[str, Any], alone: Mapping[str, Mapping[str, int]]) -> MergedStates:
-        """Return the values that the driver would read of metrics, and of buffers that differ.
-
-        Args:
-            objects: Objects by name.
-            alone: By name of a metric, see `merge_states`.
-        """
-        metrics = {name: obj for name, obj in metrics_in(objects).items() if name in objects or _is_saved_within(obj)}
-        buffers = self._differing(objects) if any(isinstance(obj, torch.nn.Module) for obj in objects.values()) else []
-        if not metrics and not buffers:
-            return MergedStates()
-        states = {name: hold_states(metric, _CPU) for name, metric in metrics.items()}
-        values = [buffer.detach().to("cpu", copy=True) for buffer, _ in buffers]
-        everyone = self._gather((states, values))
-        shares = {name: [held[name] for held, _ in everyone] for name in metrics}
-        merged = {name: merge_states(metric, shares[name], alone.get(name, {})) for name, metric in metrics.items()}
-        return MergedStates(
-            {name: {**each, **_shares(shares[name])} for name, each in merged.items() if name in objects},
-            nested=tuple((attributes(metrics[name]), each) for name, each in merged.items() if name not in objects),
-            buffers=tuple(
-                (buffer, aggregate([held[place] for _, held in everyone], how.aggregation))
-                for place, (buffer, how) in enumerate(buffers)
-            ),
-        )
-
-    def _differing(self, objects: Mapping[str, Any]) -> list[tuple[torch.Tensor, Aggregation]]:
-        """Buffers in these objects that the driver would gather, in an order that is the same on all replicas."""
-        modules = [obj for obj in objects.values() if isinstance(obj, torch.nn.Module)]
-        mine = {id(buffer) for module in modules for buffer in module.buffers()}
-        self._buffers.look()
-        found = [(buffer, self._buffers.aggregations.of(handle, buffer)) for handle, buffer in self._buffers.items()]
-        return [(buffer, how) for buffer, how in found if id(buffer) in mine and how.is_gathered]
-
-
-def _is_saved_within(metric: Any) -> bool:
-    """Return True if a module's `state_dict` contains states of the metric, which is so only for persistent states."""
-    return any(attributes(metric)["_persistent"].values())
-
-
-def _shares(shares: list[dict[str, Any]]) -> dict[str, Any]:
-    return {SHARES: shares} if len(shares) > 1 else {}
-
-
-_NO_ARGUMENTS = dumps(((), {}), lambda _: None)
-
-
 @final
 class MirrorReplica(MirrorCalls):
     """The mirrored objects of one replica.
 
     Args:
-        rank: The replica's number.
-        world_size: All replicas.
-        device: Where mirrored tensors live.
-        externals: What functions may reach that every replica has by itself, by name.
-        carry_out: How steps of optimizers are carried out; see `note_steps`.
+        rank: Rank of the replica.
+        world_size: Number of replicas.
+        device: Device of mirrored tensors.
+        externals: Objects by name that functions reference and every replica has by itself.
+        carry_out: Performs the steps of optimizers; see `note_steps`.
         on_cleared: Called with an optimizer after its `zero_grad`.
 
     Attributes:
-        externals: The same, for functions that are sent from now on.
-        updates: What its optimizers have done.
+        externals: The objects by name that functions reference; more may be added.
+        updates: The log of optimizer steps.
     """
 
     def __init__(
@@ -177,7 +110,7 @@ class MirrorReplica(MirrorCalls):
         self.externals = Externals(externals or {})
         self._parts: Sequence[Any] = ()
         self._guard = ParameterGuard(lambda obj: self._table.handle_of(obj) is not None)
-        self._functions = SentFunctions(self._loads, self._is_shared, rank)
+        self._functions = FunctionCache(self._loads, self._is_shared, rank)
         self._start_empty()
 
     def _start_empty(self) -> None:
@@ -197,10 +130,10 @@ class MirrorReplica(MirrorCalls):
         )
 
     def apply(self, shipment: Shipment, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """Take in a shipment; the step's function, positional and keyword arguments.
+        """Apply a shipment; return the step's function, positional and keyword arguments.
 
         Args:
-            shipment: What the driver prepared.
+            shipment: The driver's message.
             parts: This replica's part of every `PerReplica` leaf, in the order of `Shipment.per_replica`.
         """
         if shipment.released or shipment.bundle or shipment.writes or shipment.forget:
@@ -215,7 +148,7 @@ class MirrorReplica(MirrorCalls):
         return function, args, kwargs
 
     def take(self, shipment: Shipment) -> None:
-        """Take in what a shipment brings beside arguments, without a step: objects, what was written, a function."""
+        """Apply a shipment without running its step: objects, writes, and the function."""
         self._take_objects(shipment)
         if shipment.function and shipment.digest:
             self._functions.function_of(shipment)
@@ -225,38 +158,38 @@ class MirrorReplica(MirrorCalls):
         self._functions.forget(shipment.forget)
 
     def guard(self) -> ParameterGuard:
-        """While it is on, a parameter created in a mirrored module is an error."""
+        """Return the guard that, while it is on, refuses a parameter that is created in a mirrored module."""
         self._guard.hook()
         return self._guard
 
     def after_run(self) -> None:
-        """The function of the shipment that was applied last has run to its end: changed copies are noted."""
+        """Check the function of the last shipment, which has run to its end, for changes of captured copies."""
         self._functions.after_run()
 
     def settle(self) -> None:
-        """See that what a step has put into places of mirrored objects is what these hold."""
-        self._buffers.places.settle()
+        """Give buffers that a step replaced the new values."""
+        self._buffers.settle()
 
     def take_remarks(self) -> tuple[str, ...]:
         """Return the new warnings for the program, each once."""
         return self._functions.take_remarks()
 
     def take_loaded_states(self) -> frozenset[int]:
-        """Handles of optimizers whose state the driver has replaced since this was asked last."""
+        """Return the handles of optimizers whose state the driver has replaced since the last call."""
         return self._arrivals.take_loaded_states()
 
     def items(self) -> list[tuple[int, Any]]:
-        """Handles and objects of everything that is mirrored, in an order that is the same on all replicas."""
+        """Return handles and objects, in an order that is the same on all replicas."""
         return self._table.items()
 
     @property
     def num_gradients_set(self) -> int:
-        """Gradients that the driver has set or cleared so far."""
+        """The number of gradients that the driver has set or cleared so far."""
         return self._arrivals.num_gradients_set
 
     @property
     def changes(self) -> int:
-        """Another number once objects have come or gone."""
+        """A number that changes when an object is added or released."""
         return self._table.changes
 
     def object_of(self, handle: int) -> Any:
@@ -264,57 +197,97 @@ class MirrorReplica(MirrorCalls):
         return self._table.object_of(handle)
 
     def objects(self) -> list[Any]:
-        """Everything that is mirrored, in an order that is the same on all replicas."""
+        """Return all mirrored objects, in an order that is the same on all replicas."""
         return [obj for _, obj in self._table.items()]
 
     def parameters(self) -> tuple[torch.nn.Parameter, ...]:
-        """Every mirrored parameter, in an order that is the same on all replicas; one tuple until that changes."""
+        """Return all mirrored parameters, in an order that is the same on all replicas; one tuple until they change."""
         if self._table.changes != self._parameters_at:
             self._parameters_at = self._table.changes
-            self._parameters = tuple(obj for _, obj in self._table.items() if isinstance(obj, torch.nn.Parameter))
+            self._parameters = tuple(obj for obj in self.objects() if isinstance(obj, torch.nn.Parameter))
         return self._parameters
 
     def export_buffers(self) -> list[torch.Tensor]:
-        """Copies of every mirrored buffer, in an order that is the same on all replicas."""
-        return self._buffers.copies()
+        """Return copies of all mirrored buffers, in an order that is the same on all replicas."""
+        return [buffer.detach().clone() for _, buffer in self._buffers.items()]
 
     def import_buffers(self, values: Sequence[torch.Tensor], own: Sequence[torch.Tensor] = ()) -> None:
-        """Take another replica's `export_buffers()`, but what this one had where shares add up; see `take_over`."""
+        """Set buffers to another replica's `export_buffers()`, except where shares add up; see `take_over`."""
         self._buffers.take_over(values, own)
 
     @property
     def aggregates_buffers(self) -> bool:
-        """Return True if the program chose an aggregation for a buffer; else there are no `written_buffers`."""
+        """True if the program chose an aggregation for a buffer; else there are no `written_buffers`."""
         return self._buffers.aggregations.are_chosen
 
     def written_buffers(self) -> list[tuple[torch.Tensor, str]]:
-        """The buffers that replicas agree on after each batch, and how; in an order that is the same on all."""
+        """Return the buffers that replicas agree on after each batch, each with the rule; in the same order on all."""
         return self._buffers.written()
 
     def given_alike(self, objects: Iterable[Any]) -> None:
-        """All replicas have given these the same states: of buffers whose shares add up, keep this replica's."""
+        """Keep this replica's share of buffers in objects whose state all replicas have set to the same values."""
         mine = {id(buffer) for obj in objects if isinstance(obj, torch.nn.Module) for buffer in obj.buffers()}
         self._buffers.arrived([handle for handle, buffer in self._buffers.items() if id(buffer) in mine])
 
-    def merger(self, gather: Callable[[Any], list[Any]]) -> StateMerger:
-        """Merges what replicas hold apart; see there."""
-        return StateMerger(self._buffers, gather)
+    def merge_states(
+        self,
+        gather: Callable[[Any], list[Any]],
+        objects: Mapping[str, Any],
+        alone: Mapping[str, Mapping[str, int]],
+    ) -> MergedStates:
+        """Return the values that the driver would read of metrics, and of buffers that differ between replicas.
+
+        All replicas call this at the same place, for the same objects; the driver would have to wait for the steps.
+
+        Args:
+            gather: Returns every replica's value of its argument, in rank order.
+            objects: Objects by name.
+            alone: By name of a metric, see :func:`~raydist.mirroring.metric_states.merge_states`.
+        """
+        metrics = {name: obj for name, obj in metrics_in(objects).items() if name in objects or _is_saved_within(obj)}
+        buffers = self._differing_buffers(objects)
+        if not metrics and not buffers:
+            return MergedStates()
+        states = {name: hold_states(metric, _CPU) for name, metric in metrics.items()}
+        values = [buffer.detach().to("cpu", copy=True) for buffer, _ in buffers]
+        everyone = gather((states, values))
+        shares = {name: [held[name] for held, _ in everyone] for name in metrics}
+        merged = {name: merge_states(metric, shares[name], alone.get(name, {})) for name, metric in metrics.items()}
+        kept = {name: {SHARES: each} if len(each) > 1 else {} for name, each in shares.items()}
+        return MergedStates(
+            {name: {**each, **kept[name]} for name, each in merged.items() if name in objects},
+            nested=tuple((attributes(metrics[name]), each) for name, each in merged.items() if name not in objects),
+            buffers=tuple(
+                (buffer, aggregate([held[place] for _, held in everyone], how.aggregation))
+                for place, (buffer, how) in enumerate(buffers)
+            ),
+        )
+
+    def _differing_buffers(self, objects: Mapping[str, Any]) -> list[tuple[torch.Tensor, Aggregation]]:
+        """Return the buffers in modules that the driver would gather, in an order that is the same on all replicas."""
+        modules = [obj for obj in objects.values() if isinstance(obj, torch.nn.Module)]
+        mine = {id(buffer) for module in modules for buffer in module.buffers()}
+        if not mine:
+            return []
+        self._buffers.update_aggregations()
+        found = [(buffer, self._buffers.aggregations.of(handle, buffer)) for handle, buffer in self._buffers.items()]
+        return [(buffer, how) for buffer, how in found if id(buffer) in mine and how.is_gathered]
 
     def hold_metrics(self) -> dict[int, dict[str, Any]]:
-        """The states of every metric, to be given to `restore_metrics` after a step that must not count."""
+        """Return copies of the states of all metrics, for `restore_metrics` after a step that must not count."""
         return {handle: hold_states(metric) for handle, metric in self._table.items() if state_names(metric)}
 
     def restore_metrics(self, held: dict[int, dict[str, Any]]) -> None:
-        """Put back what `hold_metrics` gave."""
+        """Set the states of metrics to the result of `hold_metrics`."""
         for handle, states in held.items():
             restore_states(self._table.object_of(handle), states)
 
     def collect_control(self, modules: bool) -> bytes:
-        self._buffers.places.settle()
+        self._buffers.settle()
         return self._control.collect(modules=modules)
 
     def tensor_images(self, handles: Sequence[int]) -> dict[int, TensorImage]:
-        self._buffers.places.settle()
+        self._buffers.settle()
         return {handle: TensorImage.of(self._table.object_of(handle)) for handle in handles if self._table.has(handle)}
 
     def collect_gradients(self) -> dict[int, TensorImage]:
@@ -328,7 +301,7 @@ class MirrorReplica(MirrorCalls):
         return dumps(self.hold_metrics(), self._identify)
 
     def tell_everything(self) -> None:
-        """Take all that the driver may ask for as news to it."""
+        """Make the next `collect_control` contain everything, for a driver that has asked another replica so far."""
         self._control.forget_known()
 
     def pull_rows(self, handle: int, rows: torch.Tensor) -> torch.Tensor:
@@ -344,7 +317,7 @@ class MirrorReplica(MirrorCalls):
         access_to(weight).import_rows(weight, states)
 
     def dump(self) -> tuple[bytes, frozenset[int]]:
-        self._buffers.places.settle()
+        self._buffers.settle()
         items = self._table.items()
         parameters = [(handle, obj) for handle, obj in items if isinstance(obj, torch.nn.Parameter)]
         hooks = [(handle, found) for handle, obj in parameters if (found := ParameterHooks.of(obj))]
@@ -353,19 +326,16 @@ class MirrorReplica(MirrorCalls):
         return state, frozenset(handle for handle, _ in items)
 
     def load(self, state: bytes) -> None:
-        self._buffers.places.settle()
         metrics, statistics = self.hold_metrics(), self._buffers.own_values()
         self._start_empty()
         items, hooks, gradients = self._loads(state)
-        self._arrivals.add(items)
-        self._buffers.look()
-        self._arrivals.add_hooks(hooks)
-        self._arrivals.set_gradients(gradients)
+        self._arrivals.add(items, hooks, gradients)
+        self._buffers.update_aggregations()
         for handle, obj in items:
             if isinstance(obj, torch.Tensor):
                 self._buffers.restore_own(handle, statistics)
             elif state_names(obj):
-                # What the other one counted is counted there.
+                # The other replica keeps what it counted.
                 restore_states(obj, metrics.get(handle) or divide_states(obj)[1])
         self._functions.clear()  # they refer to the objects of before; the driver sends them again
 
@@ -391,3 +361,8 @@ class MirrorReplica(MirrorCalls):
             case ("external", name):
                 return self.externals.value(name)
         raise FailedPreconditionError(f"raydist bug: a replica was sent the unknown persistent id {pid!r}.")
+
+
+def _is_saved_within(metric: Any) -> bool:
+    """Return True if a module's `state_dict` contains states of the metric, which is so only for persistent states."""
+    return any(attributes(metric)["_persistent"].values())

@@ -19,8 +19,7 @@ from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.single_rank import SingleRank
 from raydist.errors import FailedPreconditionError, OutOfRangeError
-from raydist.mirroring.messages import MirrorCalls
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import MirrorCalls, Shipment
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.served.work_message import ClosureResult, LogEntry, WorkItem, WorkMessage, WorkResult
 from raydist.replicas.served.worker_rules import ClosureLabel, WorkerRules

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Shipments that a replica applies, and changes of attributes that it reports."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_flags_and_families() -> None:
         table, lambda obj: None if table.handle_of(obj) is None else ("object", table.handle_of(obj))
     )
     collector.mark_known(1)
-    collector.mark_flag_known(0)
+    collector.mark_known(0)
     parameter.requires_grad_(False)
     optimizer.param_groups[0]["lr"] = 2.0
     assert collected(collector) == ({}, {0: False})

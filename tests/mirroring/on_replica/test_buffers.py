@@ -1,4 +1,4 @@
-"""TODO."""
+"""The buffers of a replica: values that a step replaced, and shares of values that add up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 import raydist as rd
 from raydist.mirroring.handles import ReplicaTable
-from raydist.mirroring.on_replica.buffers import BufferPlaces, ReplicaBuffers
+from raydist.mirroring.on_replica.buffers import ReplicaBuffers
 from raydist.mirroring.tensor import MirroredTensor
 from tests.mirroring.in_process import Mirror, rank_of
 
@@ -108,8 +108,8 @@ def table_of(*objects: Any) -> ReplicaTable:
 def test_only_values_are_put_back() -> None:
     module, other = Averaging(), torch.ones(3)
     mean, count = module.mean, module.count
-    places = BufferPlaces(table_of(module, mean, count, other))
-    places.note(0)
+    places = ReplicaBuffers(table_of(module, mean, count, other), 0, 1)
+    places.note_places(0)
     module.mean = torch.full((2,), 7.0)
     del module.count
     places.settle()
@@ -143,12 +143,12 @@ def buffers_of(module: nn.Module, rank: int = 1, world_size: int = 4) -> Replica
     for handle, obj in enumerate((module, *module.buffers(), *module.parameters())):
         table.add(handle, obj)
     buffers = ReplicaBuffers(table, rank, world_size)
-    buffers.look()
+    buffers.update_aggregations()
     return buffers
 
 
 def values(buffers: ReplicaBuffers) -> list[Any]:
-    return [tensor.tolist() for tensor in buffers.copies()]
+    return [tensor.tolist() for _, tensor in buffers.items()]
 
 
 def test_parameters_are_no_buffers() -> None:
@@ -157,14 +157,16 @@ def test_parameters_are_no_buffers() -> None:
 
 def test_what_arrives_is_divided_once() -> None:
     buffers = buffers_of(Two(8.0))
-    assert buffers.arrived([0, 1, 2, 1]) == [1]
+    buffers.arrived([0, 1, 2, 1])
     assert values(buffers) == [2.0, 8.0]
-    assert buffers.arrived([0]) == []
+    buffers.arrived([0])
+    assert values(buffers) == [2.0, 8.0]
 
 
 def test_a_stand_in_keeps_its_share_and_takes_over_the_rest() -> None:
     buffers = buffers_of(Two(1.0))
-    own, others = buffers.copies(), [torch.tensor(5.0), torch.tensor(6.0)]
+    own = [tensor.clone() for _, tensor in buffers.items()]
+    others = [torch.tensor(5.0), torch.tensor(6.0)]
     buffers.take_over(others, own)
     assert values(buffers) == [1.0, 6.0]
     buffers.take_over(others, ())

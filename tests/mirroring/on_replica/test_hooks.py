@@ -1,4 +1,4 @@
-"""TODO."""
+"""Hooks of a replica: new parameters and moves are refused, optimizer steps are noted."""
 
 from __future__ import annotations
 

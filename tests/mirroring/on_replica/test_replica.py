@@ -214,7 +214,7 @@ def merged(mirror: Mirror, objects: Mapping[str, Any]) -> tuple[list[MergedState
     meeting = Meeting(len(own))
 
     def find(rank: int) -> MergedStates:
-        return mirror.replicas[rank].merger(meeting.of(rank))(own[rank], alone)
+        return mirror.replicas[rank].merge_states(meeting.of(rank), own[rank], alone)
 
     with ThreadPoolExecutor(len(own)) as threads:
         return list(threads.map(find, range(len(own)))), own, meeting

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.mirroring.on_replica.step_functions import Captures, CaptureWatch
+from raydist.mirroring.on_replica.function_cache import ClosureMutationCheck
 from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, linear
 
@@ -84,7 +84,7 @@ def changes() -> dict[str, tuple[Callable[[], object], str]]:
 @pytest.mark.parametrize("case", changes())
 def test_what_was_changed_has_a_name(case: str) -> None:
     function, name = changes()[case]
-    captures = Captures(function, nobody)
+    captures = ClosureMutationCheck(function, nobody)
     assert captures.changed() == ""
     function()
     assert captures.changed() == name
@@ -98,7 +98,7 @@ def test_what_is_read_or_replaced_by_itself_is_not_changed() -> None:
         local.append(RATE)
         return sum(local) + trainer.count + float(missing.sum())
 
-    captures = Captures(step, nobody)
+    captures = ClosureMutationCheck(step, nobody)
     step()
     assert captures.changed() == ""
 
@@ -106,7 +106,7 @@ def test_what_is_read_or_replaced_by_itself_is_not_changed() -> None:
 def test_shared_objects_libraries_and_imported_functions_are_passed_over() -> None:
     shared, loop = Trainer(), list[Any]()
     loop.append(loop)
-    captures = Captures(lambda: (shared, loop, nn.Linear, np, changes), lambda obj: obj is shared)
+    captures = ClosureMutationCheck(lambda: (shared, loop, nn.Linear, np, changes), lambda obj: obj is shared)
     shared.step()
     assert captures.changed() == ""
 
@@ -118,7 +118,7 @@ def test_looks_become_rare_and_one_warning_is_enough() -> None:
         if number > 5:
             seen.append(number)
 
-    watch = CaptureWatch(step, nobody)
+    watch = ClosureMutationCheck(step, nobody)
     said = []
     for number in range(1, 200):
         step(number)
@@ -138,7 +138,7 @@ class Callee:
 
 def test_an_object_that_is_called() -> None:
     step = Callee()
-    watch = CaptureWatch(step, nobody)
+    watch = ClosureMutationCheck(step, nobody)
     step()
     assert "The step function, a Callee, changed calls:" in watch.after_run()
 
@@ -154,9 +154,9 @@ class Odd:
 
 def test_odd_objects_fail_no_step() -> None:
     odd = Odd()
-    assert CaptureWatch(lambda: odd, nobody).after_run() == ""
+    assert ClosureMutationCheck(lambda: odd, nobody).after_run() == ""
     later: list[Any] = []
-    watch = CaptureWatch(lambda: later, nobody)
+    watch = ClosureMutationCheck(lambda: later, nobody)
     later.append(odd)
     assert "changed later" in watch.after_run()
 
@@ -173,7 +173,7 @@ def test_odd_objects_fail_no_step() -> None:
     ids=["dates", "strided", "scalar", "empty", "records"],
 )
 def test_arrays_of_every_kind(array: Any) -> None:
-    captures = Captures(lambda: array, nobody)
+    captures = ClosureMutationCheck(lambda: array, nobody)
     assert captures.changed() == ""
     if array.size:
         array[...] = np.full(array.shape, 5).astype(array.dtype) if array.dtype.names is None else (1, b"x")
