@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import hashlib
 import io
 import pickle
+import types
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -22,12 +25,12 @@ from raydist.mirroring.messages import Shipment, Writes
 from raydist.mirroring.object_kinds import kind_of, kind_of_class
 from raydist.mirroring.scope import Origin, title
 from raydist.mirroring.tensor import MirroredTensor, record_of
-from raydist.pickling.by_value import Reach
-from raydist.pickling.pickle_error_path import find_culprit
+from raydist.pickling.attribute_table import attributes
+from raydist.pickling.by_value import Reach, referenced_globals
 from raydist.pickling.pickler import HandlePickler, PersistentId, WithGlobals, dumps
 from raydist.values import PerReplica
 
-__all__ = ["Discovery", "StepFunctions"]
+__all__ = ["Discovery", "StepFunctions", "find_culprit"]
 
 
 @remembered_by_class
@@ -109,7 +112,7 @@ class Discovery:
         parameters = [(handle, obj) for handle, obj in self.new if isinstance(obj, torch.nn.Parameter)]
         return {handle: obj.grad.detach() for handle, obj in parameters if obj.grad is not None}
 
-    @contextmanager
+    @contextlib.contextmanager
     def _explaining(self, obj: Any, what: str) -> Iterator[None]:
         """Turn a pickling error into one that names the object that cannot be pickled."""
         try:
@@ -234,3 +237,68 @@ class StepFunctions:
     def forget(self) -> None:
         """Drop all records: the replicas have lost their functions."""
         self._sent.clear()
+
+
+_DEPTH = 12
+
+
+def find_culprit(root: Any, can_pickle: Callable[[Any], bool]) -> str:
+    """Return the path from `root` to the innermost object that cannot be pickled, and the object's type.
+
+    >>> import threading
+    >>> find_culprit({"a": 1, "locks": [threading.Lock()]}, lambda obj: "lock" not in repr(obj))
+    "['locks'], [0]: _thread.lock"
+    """
+    way: list[str] = []
+    obj, seen = root, {id(root)}
+    while len(way) < _DEPTH:
+        for name, child in _named_children(obj):
+            if id(child) not in seen and not can_pickle(child):
+                seen.add(id(child))
+                way.append(name)
+                obj = child
+                break
+        else:
+            break
+    cls = type(obj)
+    return f"{', '.join(way) or 'the object itself'}: {cls.__module__}.{cls.__qualname__}"
+
+
+def _named_children(obj: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(obj, types.FunctionType):
+        yield from _of_function(obj)
+    elif isinstance(obj, types.MethodType):
+        yield f"self of {obj.__func__.__qualname__}", obj.__self__
+        yield f"method {obj.__func__.__qualname__}", obj.__func__
+    elif isinstance(obj, functools.partial):
+        yield "function of a partial", obj.func
+        yield "arguments of a partial", obj.args
+        yield "keyword arguments of a partial", obj.keywords
+    elif isinstance(obj, dict):
+        yield from ((f"[{key!r}]", value) for key, value in obj.items())
+    elif isinstance(obj, list | tuple | set | frozenset):
+        yield from ((f"[{index}]", value) for index, value in enumerate(obj))
+    elif not isinstance(obj, type | types.ModuleType):
+        yield from ((f"attribute {key!r} of {type(obj).__name__}", value) for key, value in _attributes(obj).items())
+
+
+def _attributes(obj: Any) -> dict[str, Any]:
+    with contextlib.suppress(AttributeError):  # hasattr would be answered by the referent of a weak proxy
+        return attributes(obj)
+    names = [field.name for field in dataclasses.fields(obj)] if dataclasses.is_dataclass(obj) else []
+    return {name: getattr(obj, name) for name in names if hasattr(obj, name)}
+
+
+def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    name = function.__name__
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"closure variable {variable!r} of {name}", cell.cell_contents
+        except ValueError:  # a variable without a value yet
+            continue
+    for variable, value in referenced_globals(function).items():
+        yield f"global {variable!r} of {name}", value
+    for value in function.__defaults__ or ():
+        yield f"a default of {name}", value
+    for keyword, value in (function.__kwdefaults__ or {}).items():
+        yield f"default of {keyword!r} of {name}", value

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from raydist.pickling.pickle_error_path import find_culprit
+from raydist.mirroring.step_pickler import find_culprit
 
 LOCK = threading.Lock()
 
