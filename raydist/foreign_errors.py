@@ -20,7 +20,7 @@ __all__ = [
     "RemoteTraceback",
     "annotate",
     "as_exception",
-    "attempt_all",
+    "collect_errors",
     "describe",
     "fold",
     "folded",
@@ -225,10 +225,10 @@ def _fold_text(found: traceback.TracebackException | None) -> None:
         found = found.__context__
 
 
-def attempt_all(calls: Iterable[Callable[[], object]]) -> None:
+def collect_errors(calls: Iterable[Callable[[], object]]) -> None:
     """Make every call in order, even if an earlier one raises; then raise the first error.
 
-    >>> attempt_all([lambda: print("first"), lambda: print("second")])
+    >>> collect_errors([lambda: print("first"), lambda: print("second")])
     first
     second
     """

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from raydist.foreign_errors import Carried, annotate, as_exception, attempt_all, message_of, shown, what_was_raised
+from raydist.foreign_errors import Carried, annotate, as_exception, collect_errors, message_of, shown, what_was_raised
 
 
 class Mute(Exception):
@@ -93,5 +93,5 @@ def test_every_call_is_made_in_order_and_the_first_error_is_raised() -> None:
         raise ValueError(f"call {number}")
 
     with pytest.raises(ValueError, match="call 1"):
-        attempt_all([lambda: fail(1), lambda: fail(2), lambda: made.append(3)])
+        collect_errors([lambda: fail(1), lambda: fail(2), lambda: made.append(3)])
     assert made == [1, 2, 3]

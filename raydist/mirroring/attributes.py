@@ -15,7 +15,7 @@ import torch
 
 from raydist.compat import torch_internals as own_tables
 from raydist.errors import FailedPreconditionError
-from raydist.foreign_errors import attempt_all
+from raydist.foreign_errors import collect_errors
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.messages import MirrorCalls, ReplicaLink, Writes
 from raydist.mirroring.object_kinds import (
@@ -24,18 +24,18 @@ from raydist.mirroring.object_kinds import (
     OPTIMIZERS,
     capture_object,
     content_digest,
-    is_as_witnessed,
     is_just_seeded,
+    is_unchanged,
     kind_of,
     patch_object,
-    witness_object,
+    snapshot_object,
 )
 from raydist.pickling.attribute_table import (
     Attribute,
     AttributePath,
     AttributeTable,
+    IdentitySnapshot,
     Keys,
-    Witness,
     attribute_name,
     changed,
     seal,
@@ -71,7 +71,7 @@ class ControlState:
         self._set_flag = set_flag
         self._digest = content_digest(table.handle_of)
         self._known: dict[int, AttributeTable] = {}
-        self._witnesses: dict[int, Witness] = {}  # of the states in `_known` that an identity check can compare
+        self._snapshots: dict[int, IdentitySnapshot] = {}  # of states in `_known` that have one
         self._conflicts: dict[int, frozenset[AttributePath]] = {}
         self._touched: set[int] = set()
         self._always: set[int] = set()
@@ -86,7 +86,7 @@ class ControlState:
 
     def forget(self, handle: int) -> None:
         """Drop the records of an object that the program has dropped."""
-        for held in (self._known, self._witnesses, self._conflicts):
+        for held in (self._known, self._snapshots, self._conflicts):
             held.pop(handle, None)
         self._touched.discard(handle)
         self._always.discard(handle)
@@ -120,12 +120,12 @@ class ControlState:
         # The replica reports each change once: all must be applied, even if one fails.
         living = [(handle, self._table.object_of(handle), change) for handle, change in changes.items()]
         arrivals = [functools.partial(self._take_over, *change) for change in living if change[1] is not None]
-        attempt_all([*arrivals, *(functools.partial(self._set_flag, *flag) for flag in flags.items())])
+        collect_errors([*arrivals, *(functools.partial(self._set_flag, *flag) for flag in flags.items())])
 
     def _take_over(self, handle: int, obj: Any, change: Mapping[AttributePath, Any]) -> None:
         """Apply the changes of replicas, except to paths that the driver has changed in the meantime."""
         known = self._known.get(handle, {})
-        self._witnesses.pop(handle, None)
+        self._snapshots.pop(handle, None)
         mine = changed(known, self._capture(obj))
         both = frozenset(path for path in change if path in mine and _can_conflict(obj, path))
         if both:
@@ -149,7 +149,7 @@ class ControlState:
                 continue
             if kind_of(obj) is OPTIMIZERS:
                 require_step_of_class(obj)
-            if handle in self._witnesses and is_as_witnessed(obj, self._witnesses[handle]):
+            if handle in self._snapshots and is_unchanged(obj, self._snapshots[handle]):
                 continue
             states[handle], values = self._changes(handle, obj)
             if values:
@@ -196,15 +196,10 @@ class ControlState:
             self._known[handle] = seal(flat)
             if _is_open(obj, flat):
                 self._always.add(handle)
-            self._witness(handle, obj)
+            self._snapshots.pop(handle, None)
+            if obj is not None and (snapshot := snapshot_object(obj, self._digest)) is not None:
+                self._snapshots[handle] = snapshot
         self._touched.clear()
-
-    def _witness(self, handle: int, obj: Any) -> None:
-        witness = None if obj is None else witness_object(obj, self._digest)
-        if witness is None:
-            self._witnesses.pop(handle, None)
-        else:
-            self._witnesses[handle] = witness
 
     def _capture(self, obj: Any) -> AttributeTable:
         return capture_object(obj, self._digest)

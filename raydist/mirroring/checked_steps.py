@@ -22,7 +22,7 @@ from raydist.class_memory import remembered_by_class
 from raydist.compat.torch_internals import module_table, parameter_table
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.object_kinds import held_parameters
-from raydist.mirroring.scope import Origin, Scope
+from raydist.mirroring.scope import Scope, ScopeCheck
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.by_value import referenced_globals, references_of
 
@@ -71,7 +71,7 @@ class CheckedSteps:
 
     def __init__(self, name: str, device: str = "cpu") -> None:
         self.scope = Scope()
-        self._origin = Origin(name, self.scope, lambda: (device,), DriverTable(), serves_rows=True)
+        self._scope_check = ScopeCheck(name, self.scope, lambda: (device,), DriverTable(), serves_rows=True)
         self._checked: dict[Hashable, _Checked] = {}
 
     def check(self, fn: Any, arguments: Iterable[Any]) -> None:
@@ -109,14 +109,14 @@ class CheckedSteps:
             seen.add(id(obj))
             references = list(_references(obj))
             if _is_of_strategy(type(obj)):
-                self._origin.refuse_foreign(obj)
+                self._scope_check.refuse_foreign(obj)
                 checked.append(obj)
                 inner.update(map(id, references))
             if id(obj) not in inner and (ids := _watched_ids(obj)):
                 with contextlib.suppress(TypeError):  # no weak references to `obj`
                     watched.append((weakref.ref(obj), ids))
             waiting.extend(references)
-        self._origin.require(checked)
+        self._scope_check.require(checked)
         return watched
 
 

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from raydist.checkpoints.sharing.started_save import ShareSaver
 from raydist.compat.torch_internals import buffer_table, mark_as_stepped
 from raydist.errors import FailedPreconditionError
-from raydist.foreign_errors import attempt_all
+from raydist.foreign_errors import collect_errors
 from raydist.mirroring.attributes import ControlState
 from raydist.mirroring.gradients import clearing
 from raydist.mirroring.handles import DriverTable
@@ -28,8 +28,8 @@ from raydist.mirroring.messages import MirrorCalls, ReplicaLink, Shipment, Write
 from raydist.mirroring.metric_states import metrics_in
 from raydist.mirroring.object_kinds import held_parameters, modules_of
 from raydist.mirroring.objects import MirroredClasses
-from raydist.mirroring.scope import Origin, Scope
-from raydist.mirroring.step_pickler import Discovery, StepFunctions
+from raydist.mirroring.scope import Scope, ScopeCheck
+from raydist.mirroring.step_pickler import SentFunctions, StepPickler
 from raydist.mirroring.variables import Variables
 from raydist.parameter_servers.rows.access import attach_access
 from raydist.pickling.attribute_table import AttributeTable
@@ -72,12 +72,12 @@ class MirrorDriver:
         self._lock = threading.RLock()
         self._scope = Scope()
         self._table = DriverTable()
-        self._origin = Origin(name, self._scope, devices, self._table, serves_rows=serves_rows)
+        self._scope_check = ScopeCheck(name, self._scope, devices, self._table, serves_rows=serves_rows)
         self._classes = MirroredClasses(self)
-        self._variables = Variables(link, self._table, self._origin, self._refresh_modules)
+        self._variables = Variables(link, self._table, self._scope_check, self._refresh_modules)
         self._control = ControlState(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
         self._states = LazyStates(link, self._table, loads=self._loads)
-        self._functions = StepFunctions()
+        self._functions = SentFunctions()
         self._pending: Shipment | None = None
         self._found: tuple[list[tuple[int, Any]], dict[int, AttributeTable]] = [], {}
         self._released = False
@@ -159,29 +159,29 @@ class MirrorDriver:
         """
         with self._lock:
             self._require_open()
-            discovery = Discovery(self._table, self._origin, externals or {})
-            function, digest = self._functions.pickle(discovery, fn)
-            arguments = discovery.pickle((tuple(args), dict(kwargs or {})), "the arguments of run")
+            pickler = StepPickler(self._table, self._scope_check, externals or {})
+            function, digest = self._functions.pickle(pickler, fn)
+            arguments = pickler.pickle((tuple(args), dict(kwargs or {})), "the arguments of run")
             for each in carried:
                 if not self.is_mirrored(each):
-                    discovery.pickle(each, "what all steps have")
+                    pickler.pickle(each, "what all steps have")
             released = self._table.released  # objects dropped later may be in `writes`: the next shipment releases them
             writes = Writes()
             attributes = self._collect(writes)
-            discovery.adopt_buffers(writes)
+            pickler.adopt_buffers(writes)
             shipment = Shipment(
                 released=released,
-                writes=discovery.pickle(writes, "what the driver changed") if writes else b"",
-                bundle=discovery.bundle(),
+                writes=pickler.pickle(writes, "what the driver changed") if writes else b"",
+                bundle=pickler.bundle(),
                 function=function,
                 digest=digest,
                 forget=self._functions.too_many(digest),
                 arguments=arguments,
-                per_replica=tuple(discovery.per_replica),
+                per_replica=tuple(pickler.per_replica),
             )
             shipment.summarize(writes)
             self._pending = shipment
-            self._found = discovery.new, attributes
+            self._found = pickler.new, attributes
             return shipment
 
     def _collect(self, writes: Writes) -> dict[int, AttributeTable]:
@@ -232,7 +232,7 @@ class MirrorDriver:
         """Fetch everything that changed on the replicas. Blocks until the dispatched steps end."""
         with self._lock:
             attributes = [functools.partial(self._control.refresh, modules=modules) for modules in (True, False)]
-            attempt_all([*attributes, self._variables.refresh, self._states.refresh])
+            collect_errors([*attributes, self._variables.refresh, self._states.refresh])
 
     @outside_inference_mode
     def reset(self, source: int = 0) -> None:
@@ -279,7 +279,7 @@ class MirrorDriver:
             finally:
                 self._released = True
                 to_plain = [functools.partial(self._make_plain, obj) for _, obj in self._table.objects()]
-                attempt_all([self._table.clear, self._variables.release, self._states.expire, *to_plain])
+                collect_errors([self._table.clear, self._variables.release, self._states.expire, *to_plain])
 
     def _make_plain(self, obj: Any) -> None:
         if isinstance(obj, torch.Tensor):

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 
 from raydist.errors import FailedPreconditionError
-from raydist.foreign_errors import attempt_all
+from raydist.foreign_errors import collect_errors
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.messages import MirrorCalls, ReplicaLink, TensorImage, Writes
 from raydist.mirroring.metric_states import (
@@ -106,7 +106,7 @@ class LazyStates:
     def refresh(self) -> None:
         """Fetch all states."""
         living = [(self._table.object_of(handle), handle) for handle in sorted(self._optimizers | self._metrics)]
-        attempt_all([functools.partial(self._fetch, obj, handle) for obj, handle in living if obj is not None])
+        collect_errors([functools.partial(self._fetch, obj, handle) for obj, handle in living if obj is not None])
 
     @outside_inference_mode
     def _fetch(self, obj: Any, handle: int) -> None:

@@ -22,11 +22,11 @@ from raydist.pickling.attribute_table import (
     AttributeTable,
     Digest,
     Identity,
-    Witness,
+    IdentitySnapshot,
     attributes,
     capture,
     patch,
-    witness_of,
+    snapshot_of,
 )
 from raydist.pickling.torch_objects import match_class
 
@@ -112,16 +112,19 @@ def capture_object(obj: Any, digest: Digest) -> AttributeTable:
     return capture(attributes(obj), skip=_skip(obj), digest=digest)
 
 
-def witness_object(obj: Any, digest: Digest) -> Witness | None:
+def snapshot_object(obj: Any, digest: Digest) -> IdentitySnapshot | None:
     """Return an identity snapshot of the control state for a fast comparison later; None if identity is not enough."""
-    if isinstance(obj, torch.Generator):
-        return None
-    return witness_of(attributes(obj), skip=_skip(obj), digest=digest)
+    return None if isinstance(obj, torch.Generator) else snapshot_of(_control_state(obj), digest)
 
 
-def is_as_witnessed(obj: Any, witness: Witness) -> bool:
+def is_unchanged(obj: Any, snapshot: IdentitySnapshot) -> bool:
     """Return True if the control state of a mirrored object is unchanged since the snapshot."""
-    return witness.same_attributes(attributes(obj), _skip(obj))
+    return snapshot(_control_state(obj))
+
+
+def _control_state(obj: Any) -> dict[str, Any]:
+    skip, held = _skip(obj), attributes(obj)
+    return {name: value for name, value in held.items() if name not in skip} if skip else held
 
 
 def patch_object(obj: Any, changes: Mapping[AttributePath, Any]) -> None:

@@ -25,7 +25,7 @@ from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.parameter_servers.rows.access import spec_of
 from raydist.pickling.attribute_table import attributes
 
-__all__ = ["Origin", "Scope", "title"]
+__all__ = ["ScopeCheck", "Scope", "title"]
 
 
 _active: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("raydist_scope", default=None)
@@ -117,7 +117,7 @@ class Scope:
 
 
 @final
-class Origin:
+class ScopeCheck:
     """The scope check of one strategy.
 
     Args:

@@ -23,14 +23,14 @@ from raydist.mirroring.gradients import HOOKS_OF_DRIVER
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.messages import Shipment, Writes
 from raydist.mirroring.object_kinds import kind_of, kind_of_class
-from raydist.mirroring.scope import Origin, title
+from raydist.mirroring.scope import ScopeCheck, title
 from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.pickling.attribute_table import attributes
-from raydist.pickling.by_value import Reach, referenced_globals
+from raydist.pickling.by_value import ByValuePolicy, referenced_globals
 from raydist.pickling.pickler import HandlePickler, PersistentId, WithGlobals, dumps
 from raydist.values import PerReplica
 
-__all__ = ["Discovery", "StepFunctions", "find_culprit"]
+__all__ = ["StepPickler", "SentFunctions", "pickle_error_path"]
 
 
 @remembered_by_class
@@ -40,7 +40,7 @@ def is_candidate_class(cls: Any) -> bool:
 
 
 @final
-class Discovery:
+class StepPickler:
     """The pickling of one step. No object changes until the driver adopts `new`.
 
     Attributes:
@@ -48,9 +48,9 @@ class Discovery:
         per_replica: PerReplica leaves in the order of their placeholders.
     """
 
-    def __init__(self, table: DriverTable, origin: Origin, externals: Mapping[str, Any]) -> None:
+    def __init__(self, table: DriverTable, origin: ScopeCheck, externals: Mapping[str, Any]) -> None:
         self._table = table
-        self._origin = origin
+        self._scope_check = origin
         self._externals = {id(obj): key for key, obj in externals.items()}
         self._handles: dict[int, int] = {}
         self.new: list[tuple[int, Any]] = []
@@ -64,13 +64,13 @@ class Discovery:
             what: Name of the object in error messages.
         """
         with self._explaining(obj, what):
-            return dumps(obj, self._identify, reach=Reach(self._is_shared))
+            return dumps(obj, self._identify, policy=ByValuePolicy(self._is_shared))
 
     def pickle_function(self, fn: Any) -> bytes:
         """Pickle a step function, with the numbers and strings among the globals of the modules that it calls into."""
-        reach = Reach(self._is_shared)
+        policy = ByValuePolicy(self._is_shared)
         with self._explaining(fn, f"the step function {getattr(fn, '__name__', type(fn).__name__)!r}"):
-            return dumps(WithGlobals(fn, reach), self._identify, reach=reach)
+            return dumps(WithGlobals(fn, policy), self._identify, policy=policy)
 
     def adopt_buffers(self, writes: Writes) -> None:
         """Reserve handles for tensors that replaced buffers of mirrored modules, as a cast does."""
@@ -89,13 +89,13 @@ class Discovery:
         if not self.new:
             return b""
         file = io.BytesIO()
-        pickler = HandlePickler(file, self._identify_in_bundle, reach=Reach(self._is_shared), to_replica=True)
+        pickler = HandlePickler(file, self._identify_in_bundle, policy=ByValuePolicy(self._is_shared), to_replica=True)
         with self._explaining([obj for _, obj in self.new], "what the step uses"):
             pickler.dump([obj for _, obj in self.new])
             self._dump_hooks(pickler)
             pickler.dump(self.new)
             pickler.dump(self._gradients())
-        self._origin.require([obj for _, obj in self.new])
+        self._scope_check.require([obj for _, obj in self.new])
         return file.getvalue()
 
     def _dump_hooks(self, pickler: HandlePickler) -> None:
@@ -118,15 +118,15 @@ class Discovery:
         try:
             yield
         except (TypeError, AttributeError, pickle.PicklingError, NotImplementedError, RuntimeError) as error:
-            culprit = find_culprit(obj, self._can_pickle)
+            path = pickle_error_path(obj, self._can_pickle)
             raise FailedPreconditionError(
-                f"What a step reaches is sent to the replicas and must be picklable. In {what}, this is not: {culprit} "
+                f"What a step reaches is sent to the replicas and must be picklable. In {what}, this is not: {path} "
                 f"({error}). Create it inside the function, or keep it out of its reach."
             ) from error
 
     def _can_pickle(self, obj: Any) -> bool:
         try:
-            dumps(obj, self._identify_quietly, reach=Reach(self._is_shared))
+            dumps(obj, self._identify_quietly, policy=ByValuePolicy(self._is_shared))
         except Exception:  # any error means that the object cannot be pickled
             return False
         return True
@@ -177,7 +177,7 @@ class Discovery:
     def _handle(self, obj: Any) -> int:
         if id(obj) not in self._handles:
             # Objects of this strategy have a handle already and do not come here.
-            self._origin.refuse_foreign(obj)
+            self._scope_check.refuse_foreign(obj)
             self._handles[id(obj)] = self._table.reserve()
             self.new.append((self._handles[id(obj)], obj))
             if isinstance(obj, torch.nn.Module):
@@ -199,7 +199,7 @@ class Discovery:
 
     def _is_mirrorable(self, obj: Any) -> bool:
         if isinstance(obj, torch.Tensor):
-            return isinstance(obj, torch.nn.Parameter) or id(obj) in self._handles or obj in self._origin.scope
+            return isinstance(obj, torch.nn.Parameter) or id(obj) in self._handles or obj in self._scope_check.scope
         return kind_of(obj) is not None
 
 
@@ -207,16 +207,16 @@ _KEPT = 64
 
 
 @final
-class StepFunctions:
+class SentFunctions:
     """The step functions that the replicas have (see `SentFunctions`): each is sent once, and again after a change."""
 
     def __init__(self) -> None:
         self._sent: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
 
-    def pickle(self, discovery: Discovery, fn: Any) -> tuple[bytes, bytes]:
+    def pickle(self, pickler: StepPickler, fn: Any) -> tuple[bytes, bytes]:
         """Return the pickled function (empty if the replicas have it) and the digest of the pickle."""
-        function = discovery.pickle_function(fn)
-        if discovery.per_replica:  # a function that holds PerReplica values differs in every step
+        function = pickler.pickle_function(fn)
+        if pickler.per_replica:  # a function that holds PerReplica values differs in every step
             return function, b""
         digest = hashlib.blake2b(function, digest_size=16).digest()
         return b"" if digest in self._sent else function, digest
@@ -242,11 +242,11 @@ class StepFunctions:
 _DEPTH = 12
 
 
-def find_culprit(root: Any, can_pickle: Callable[[Any], bool]) -> str:
+def pickle_error_path(root: Any, can_pickle: Callable[[Any], bool]) -> str:
     """Return the path from `root` to the innermost object that cannot be pickled, and the object's type.
 
     >>> import threading
-    >>> find_culprit({"a": 1, "locks": [threading.Lock()]}, lambda obj: "lock" not in repr(obj))
+    >>> pickle_error_path({"a": 1, "locks": [threading.Lock()]}, lambda obj: "lock" not in repr(obj))
     "['locks'], [0]: _thread.lock"
     """
     way: list[str] = []

@@ -10,12 +10,12 @@ from typing import final
 import torch
 
 from raydist.compat.torch_internals import plain_tensors
-from raydist.foreign_errors import attempt_all
+from raydist.foreign_errors import collect_errors
 from raydist.mirroring.aggregation import Aggregations, aggregate
 from raydist.mirroring.gradients import DriverHooks, Gradients
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.messages import MirrorCalls, ReplicaLink, Writes, overwrite
-from raydist.mirroring.scope import Origin
+from raydist.mirroring.scope import ScopeCheck
 from raydist.mirroring.tensor import UNKNOWN_VERSION, TensorRecord, mirror_tensor, plain_tensor
 from raydist.torch_modes import outside_inference_mode
 
@@ -36,9 +36,9 @@ class Variables:
     """
 
     def __init__(
-        self, link: ReplicaLink, table: DriverTable, origin: Origin, refresh_flags: Callable[[], None]
+        self, link: ReplicaLink, table: DriverTable, origin: ScopeCheck, refresh_flags: Callable[[], None]
     ) -> None:
-        self._origin = origin
+        self._scope_check = origin
         self._link = link
         self._table = table
         self._aggregations = Aggregations()
@@ -126,8 +126,8 @@ class Variables:
             self.gradients.watch(record)
 
     def copied(self, copy: torch.Tensor) -> None:
-        if self._origin.scope.is_active:
-            self._origin.scope.mark(copy)
+        if self._scope_check.scope.is_active:
+            self._scope_check.scope.mark(copy)
 
     def refresh(self) -> None:
         """Fetch every value that is stale. Blocks until the dispatched steps end."""
@@ -159,7 +159,7 @@ class Variables:
             for handle in per_replica[0] if per_replica else ():
                 shares = [images[handle].tensor() for images in per_replica]
                 values[handle] = aggregate(shares, rules[handle].aggregation)
-            attempt_all([functools.partial(self._store, handle, value, began) for handle, value in values.items()])
+            collect_errors([functools.partial(self._store, handle, value, began) for handle, value in values.items()])
 
     def _store(self, handle: int, fresh: torch.Tensor, fetched_at: int) -> None:
         record = self._records.get(handle)
@@ -191,7 +191,7 @@ class Variables:
         with self._storing:
             written = {handle: tensor for handle, (record, tensor) in touched.items() if record.is_written(tensor)}
         for tensor in written.values():
-            self._origin.require_device(tensor)
+            self._scope_check.require_device(tensor)
         if any(self._records[handle].fetched_at != self._num_expired for handle in written):
             self._fetch(written)  # the driver changed some elements only, by an alias from before the last step
         with plain_tensors():

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, final
 
 __all__ = [
-    "Reach",
+    "ByValuePolicy",
     "globals_are_installed",
     "global_names",
     "has_name",
@@ -176,7 +176,7 @@ def global_names(code: types.CodeType) -> tuple[tuple[str, ...], frozenset[str]]
 
 
 @final
-class Reach:
+class ByValuePolicy:
     """The decisions about by-value pickling in one pickle; an assignment to a global may change them later.
 
     Args:

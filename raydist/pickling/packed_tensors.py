@@ -15,10 +15,10 @@ from raydist.host_copy import begin_host_copy
 from raydist.pipelines.elements.small_floats import array_of_tensor, tensor_of_array
 
 __all__ = [
-    "ArrivingTensor",
-    "Travelling",
-    "TravellingNumber",
-    "TravellingTensor",
+    "PendingTensor",
+    "Packed",
+    "PackedNumber",
+    "PackedTensor",
     "begin_packing",
     "by_fields",
     "pack_tensor",
@@ -57,7 +57,7 @@ _EXACT = frozenset(
 
 @final
 @dataclass(frozen=True, slots=True)
-class TravellingTensor:
+class PackedTensor:
     """A tensor as a numpy array, which the object store maps without a copy."""
 
     array: np.ndarray[Any, np.dtype[Any]]
@@ -81,7 +81,7 @@ class TravellingTensor:
 
 @final
 @dataclass(slots=True)  # immutable, but not frozen: unpickling a frozen one takes twice as long, in every step
-class TravellingNumber:
+class PackedNumber:
     """A zero-dimensional tensor, most often a loss: pickling an array takes ten times as long.
 
     Attributes:
@@ -107,11 +107,11 @@ class TravellingNumber:
         return torch.tensor(self.value, dtype=self.dtype)
 
 
-Travelling = TravellingTensor | TravellingNumber
+Packed = PackedTensor | PackedNumber
 
 
 @final
-class ArrivingTensor:
+class PendingTensor:
     """A GPU tensor whose copy to the host is under way.
 
     Args:
@@ -123,30 +123,30 @@ class ArrivingTensor:
     def __init__(self, read: Callable[[], torch.Tensor]) -> None:
         self._read = read
 
-    def arrived(self) -> Travelling | torch.Tensor:
+    def arrived(self) -> Packed | torch.Tensor:
         """Return the packed tensor. Waits for the device."""
         return pack_tensor(self._read())
 
 
-def begin_packing(tensor: torch.Tensor) -> Travelling | torch.Tensor | ArrivingTensor:
+def begin_packing(tensor: torch.Tensor) -> Packed | torch.Tensor | PendingTensor:
     """Pack a tensor as `pack_tensor` does; for a GPU tensor, start the copy to the host and return without waiting."""
     if tensor.is_cuda and tensor.layout is torch.strided:
-        return ArrivingTensor(begin_host_copy(tensor))
+        return PendingTensor(begin_host_copy(tensor))
     return pack_tensor(tensor)
 
 
-def pack_tensor(tensor: torch.Tensor) -> Travelling | torch.Tensor:
+def pack_tensor(tensor: torch.Tensor) -> Packed | torch.Tensor:
     """Pack a tensor, detached and on the CPU (waits for a GPU); return a plain copy if numpy lacks its layout.
 
     >>> pack_tensor(torch.tensor(0.5, requires_grad=True)).unpack()
     tensor(0.5000)
     """
     if tensor.dim() == 0 and tensor.dtype in _EXACT and tensor.layout is torch.strided:
-        return TravellingNumber(tensor.item(), tensor.dtype)
+        return PackedNumber(tensor.item(), tensor.dtype)
     plain = tensor.detach().cpu()
     if type(plain) is not torch.Tensor:
         plain = plain.as_subclass(torch.Tensor)
     try:
-        return TravellingTensor(array_of_tensor(plain).copy())
+        return PackedTensor(array_of_tensor(plain).copy())
     except (TypeError, RuntimeError):  # sparse, quantised, ...
         return plain.clone()

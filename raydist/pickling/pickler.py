@@ -27,7 +27,13 @@ from typing import Any, final
 import torch
 
 from raydist.actors.class_tracking import cloudpickle
-from raydist.pickling.by_value import Reach, globals_are_installed, has_name, is_installed_name, replaced_methods
+from raydist.pickling.by_value import (
+    ByValuePolicy,
+    globals_are_installed,
+    has_name,
+    is_installed_name,
+    replaced_methods,
+)
 from raydist.pickling.torch_objects import (
     ReplicaDevice,
     TensorReducer,
@@ -51,7 +57,7 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
     Args:
         file: The file to write to.
         identify: Returns the persistent id of an object, or None to pickle the object by value.
-        reach: Decides which functions and classes are pickled by value although replicas could import them.
+        policy: Decides which functions and classes are pickled by value although replicas could import them.
         to_replica: Device of the tensors afterwards, see `TensorReducer`.
     """
 
@@ -60,12 +66,12 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
         file: io.BytesIO,
         identify: Callable[[Any], PersistentId | None],
         *,
-        reach: Reach | None = None,
+        policy: ByValuePolicy | None = None,
         to_replica: bool = False,
     ) -> None:
         super().__init__(file, protocol=_PROTOCOL)
         self._identify = identify
-        self._reach = reach
+        self._policy = policy
         self._tensors = TensorReducer(to_replica=to_replica)
 
     def persistent_id(self, obj: Any) -> PersistentId | None:
@@ -77,21 +83,21 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
         reduced = self._reduce_torch(obj)
         if reduced is not None:
             return reduced
-        if self._reach is not None:
-            reduced = self._reduce_reaching(obj, self._reach)
+        if self._policy is not None:
+            reduced = self._reduce_by_value(obj, self._policy)
         return super().reducer_override(obj) if reduced is None else reduced
 
-    def _reduce_reaching(self, obj: Any, reach: Reach) -> Any:
+    def _reduce_by_value(self, obj: Any, policy: ByValuePolicy) -> Any:
         """Reduce an object that cloudpickle would write as a name although replicas must not use their own import."""
         if isinstance(obj, types.ModuleType):
-            values = reach.module_values(obj)
+            values = policy.module_values(obj)
             return (_module_with, (obj.__name__, values)) if values else None
-        if isinstance(obj, types.FunctionType) and reach.by_value(obj):
+        if isinstance(obj, types.FunctionType) and policy.by_value(obj):
             return self._dynamic_function_reduce(obj)
-        if isinstance(obj, type) and reach.by_value(obj):
+        if isinstance(obj, type) and policy.by_value(obj):
             return cloudpickle.cloudpickle._dynamic_class_reduce(obj)
         if isinstance(obj, functools._lru_cache_wrapper):  # pickle would write the name
-            by_value = obj.__module__ == "__main__" or not has_name(obj) or reach.reaches(obj)
+            by_value = obj.__module__ == "__main__" or not has_name(obj) or policy.reaches(obj)
             return (_cache_again, (obj.__wrapped__, obj.cache_parameters())) if by_value else None
         return _reduce_patched(obj) if isinstance(obj, type) else None
 
@@ -187,22 +193,22 @@ def _patched(module: str, name: str, patches: list[tuple[str, str, dict[str, Any
 @final
 @dataclass(frozen=True, slots=True)
 class WithGlobals:
-    """A function that, when unpickled, also sets the globals from `Reach.settings` (read after pickling it)."""
+    """A function that, when unpickled, also sets the globals from `ByValuePolicy.settings` (read after pickling it)."""
 
     function: Any
-    reach: Reach
+    policy: ByValuePolicy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _function_of, (self.function, _Settings(self.reach))
+        return _function_of, (self.function, _Settings(self.policy))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    reach: Reach
+    policy: ByValuePolicy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _set_globals, (self.reach.settings(),)
+        return _set_globals, (self.policy.settings(),)
 
 
 def _set_globals(settings: list[tuple[str, dict[str, Any]]]) -> None:

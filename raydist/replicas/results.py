@@ -18,7 +18,7 @@ from raydist.context.strategy_values import require_one_structure
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.foreign_errors import folded
 from raydist.nest import LEAF, NOTHING, Structure, flatten, unflatten
-from raydist.pickling.packed_tensors import ArrivingTensor, Travelling, begin_packing, by_fields
+from raydist.pickling.packed_tensors import Packed, PendingTensor, begin_packing, by_fields
 from raydist.summary.record import Record
 from raydist.values import Part, PerReplica
 
@@ -54,16 +54,16 @@ class StepResult:
 
     def arrived(self) -> StepResult:
         """Return the result with all its tensors on the host. Blocks until the GPU has copied them."""
-        if not any(isinstance(leaf, ArrivingTensor) for leaf in self.leaves):
+        if not any(isinstance(leaf, PendingTensor) for leaf in self.leaves):
             return self
         return replace(
-            self, leaves=tuple(leaf.arrived() if isinstance(leaf, ArrivingTensor) else leaf for leaf in self.leaves)
+            self, leaves=tuple(leaf.arrived() if isinstance(leaf, PendingTensor) else leaf for leaf in self.leaves)
         )
 
     def leaf(self, index: int) -> Any:
         """Return leaf `index` as the program sees it."""
         value = self.leaves[index]
-        return value.unpack() if isinstance(value, Travelling) else value
+        return value.unpack() if isinstance(value, Packed) else value
 
 
 def _num_bytes(leaf: Any) -> int:

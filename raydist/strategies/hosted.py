@@ -21,7 +21,7 @@ from raydist.context.strategy import Strategy
 from raydist.context.strategy_input import require_dataset
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
-from raydist.foreign_errors import attempt_all, folded, user_line
+from raydist.foreign_errors import collect_errors, folded, user_line
 from raydist.options import InputOptions, RunOptions, Timeouts
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.step_summaries import StepSummaries
@@ -257,4 +257,4 @@ def close_all() -> None:
     Source: raydist's own.
     """
     found = [each for each in open_strategies() if isinstance(each, Strategy) and not isinstance(each, ReplicaView)]
-    attempt_all([each.close for each in found if each._process.is_this])
+    collect_errors([each.close for each in found if each._process.is_this])

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from raydist.mirroring.step_pickler import find_culprit
+from raydist.mirroring.step_pickler import pickle_error_path
 
 LOCK = threading.Lock()
 
@@ -56,14 +56,14 @@ def closure() -> Callable[[], object]:
     ],
 )
 def test_way(obj: Any, message: str) -> None:
-    assert find_culprit(obj, can_pickle) == message
+    assert pickle_error_path(obj, can_pickle) == message
 
 
 def test_global() -> None:
-    assert find_culprit(lambda: LOCK, lambda obj: obj is not LOCK) == "global 'LOCK' of <lambda>: _thread.lock"
+    assert pickle_error_path(lambda: LOCK, lambda obj: obj is not LOCK) == "global 'LOCK' of <lambda>: _thread.lock"
 
 
 def test_loop_ends() -> None:
     loop: list[Any] = [LOCK]
     loop.insert(0, loop)
-    assert find_culprit(loop, can_pickle) == "[1]: _thread.lock"
+    assert pickle_error_path(loop, can_pickle) == "[1]: _thread.lock"

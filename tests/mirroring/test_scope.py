@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.handles import DriverTable
-from raydist.mirroring.scope import Origin, Scope, title
+from raydist.mirroring.scope import Scope, ScopeCheck, title
 from raydist.parameter_servers.rows.sharded_embedding import ShardedEmbedding
 from tests.mirroring.in_process import Mirror, linear
 
@@ -322,11 +322,11 @@ def test_an_average_made_outside_is_the_drivers() -> None:
         mirror.run(lambda: average.update_parameters(layer))
 
 
-def origin(known: tuple[Any, ...] = ()) -> Origin:
+def origin(known: tuple[Any, ...] = ()) -> ScopeCheck:
     table = DriverTable()
     for obj in known:
         table.add(obj, table.reserve())
-    return Origin("Mine", Scope(), lambda: ("cuda",), table)
+    return ScopeCheck("Mine", Scope(), lambda: ("cuda",), table)
 
 
 def test_a_new_parameter_is_named_where_it_is_and_where_that_is() -> None:

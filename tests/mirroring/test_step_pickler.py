@@ -10,14 +10,14 @@ from torch import nn
 
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.messages import Shipment
-from raydist.mirroring.scope import Origin, Scope
-from raydist.mirroring.step_pickler import Discovery, StepFunctions, is_candidate_class
+from raydist.mirroring.scope import Scope, ScopeCheck
+from raydist.mirroring.step_pickler import SentFunctions, StepPickler, is_candidate_class
 from raydist.values import PerReplica
 
 
-def discovery(scope: Scope, table: DriverTable | None = None, **externals: Any) -> Discovery:
+def discovery(scope: Scope, table: DriverTable | None = None, **externals: Any) -> StepPickler:
     known = table or DriverTable()
-    return Discovery(known, Origin("TestStrategy", scope, lambda: (), known), externals)
+    return StepPickler(known, ScopeCheck("TestStrategy", scope, lambda: (), known), externals)
 
 
 def test_finds_what_is_reached_and_what_that_leads_to() -> None:
@@ -64,7 +64,7 @@ def test_ordinary_values_are_passed_over() -> None:
 
 
 class Pickles:
-    """Stands for a `Discovery`: pickles a function as its name."""
+    """Stands for a `StepPickler`: pickles a function as its name."""
 
     def __init__(self, *per_replica: Any) -> None:
         self.per_replica = list(per_replica)
@@ -82,7 +82,7 @@ def named(name: str) -> Callable[[], None]:
     return step
 
 
-def sent(functions: StepFunctions, fn: Any) -> tuple[bytes, bytes, tuple[bytes, ...]]:
+def sent(functions: SentFunctions, fn: Any) -> tuple[bytes, bytes, tuple[bytes, ...]]:
     """What a shipment with a function brings, which is dispatched."""
     found: Any = Pickles()
     function, digest = functions.pickle(found, fn)
@@ -92,14 +92,14 @@ def sent(functions: StepFunctions, fn: Any) -> tuple[bytes, bytes, tuple[bytes, 
 
 
 def test_a_function_is_sent_once() -> None:
-    functions, step = StepFunctions(), named("step")
+    functions, step = SentFunctions(), named("step")
     function, digest, _ = sent(functions, step)
     assert function == b"step"
     assert sent(functions, step) == (b"", digest, ())
 
 
 def test_what_was_not_dispatched_is_sent_again() -> None:
-    functions, pickles = StepFunctions(), Pickles()
+    functions, pickles = SentFunctions(), Pickles()
     found: Any = pickles
     step = named("step")
     assert functions.pickle(found, step) == functions.pickle(found, step)
@@ -108,18 +108,18 @@ def test_what_was_not_dispatched_is_sent_again() -> None:
 
 def test_a_function_with_parts_of_its_own_is_another_one_in_every_step() -> None:
     found: Any = Pickles(PerReplica([1, 2]))
-    assert StepFunctions().pickle(found, named("step")) == (b"step", b"")
+    assert SentFunctions().pickle(found, named("step")) == (b"step", b"")
 
 
 def test_replicas_that_forgot_are_sent_it_again() -> None:
-    functions, step = StepFunctions(), named("step")
+    functions, step = SentFunctions(), named("step")
     sent(functions, step)
     functions.forget()
     assert sent(functions, step)[0] == b"step"
 
 
 def test_the_one_that_was_unused_for_longest_makes_room() -> None:
-    functions = StepFunctions()
+    functions = SentFunctions()
     steps = [named(f"step {number}") for number in range(65)]
     digests = [sent(functions, step)[1] for step in steps[:64]]
     sent(functions, steps[0])

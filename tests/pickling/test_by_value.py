@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydist.pickling.by_value import Reach, global_names, is_installed, is_installed_name, referenced_globals
+from raydist.pickling.by_value import ByValuePolicy, global_names, is_installed, is_installed_name, referenced_globals
 from raydist.pickling.pickler import dumps, loads
 from tests.mirroring.in_process import Mirror
 
@@ -148,8 +148,8 @@ LOOP: list[Any] = []
 LOOP.append(LOOP)
 
 
-def reach() -> Reach:
-    return Reach(lambda obj: type(obj) is Target)
+def reach() -> ByValuePolicy:
+    return ByValuePolicy(lambda obj: type(obj) is Target)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_what_pip_has_put_into_a_folder_of_another_name_is_installed(
 
 def test_an_installed_package_goes_by_name_and_is_not_walked(package: Any) -> None:
     looked_at: list[Any] = []
-    found = Reach(lambda obj: looked_at.append(obj) or isinstance(obj, torch.nn.Module))  # type: ignore[func-returns-value]
+    found = ByValuePolicy(lambda obj: looked_at.append(obj) or isinstance(obj, torch.nn.Module))  # type: ignore[func-returns-value]
     for obj in (package.activation, package.quiet, package.Plain, package.Plain.forward):
         assert is_installed_name(obj)
         assert not found.by_value(obj)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 
 from raydist.nest import LEAF, flatten
-from raydist.pickling.packed_tensors import TravellingNumber, TravellingTensor, by_fields, pack_tensor
+from raydist.pickling.packed_tensors import PackedNumber, PackedTensor, by_fields, pack_tensor
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import PartSource
 from raydist.replicas.step_message import GroupResult, StepMessage
@@ -48,7 +48,7 @@ def test_the_largest_whole_numbers_arrive(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16, torch.uint64])
 def test_what_is_no_plain_number_is_an_array(dtype: torch.dtype) -> None:
     one = torch.tensor(3, dtype=dtype)
-    assert isinstance(pack_tensor(one), TravellingTensor)
+    assert isinstance(pack_tensor(one), PackedTensor)
     assert torch.equal(travelled(one), one)
 
 
@@ -57,9 +57,9 @@ def test_the_graph_stays_behind_and_later_changes_do_not_show() -> None:
     rows = torch.zeros(3)
     kept, array = pack_tensor(loss), pack_tensor(rows)
     rows += 1
-    assert isinstance(kept, TravellingNumber)
+    assert isinstance(kept, PackedNumber)
     assert not kept.unpack().requires_grad
-    assert isinstance(array, TravellingTensor)
+    assert isinstance(array, PackedTensor)
     assert array.unpack().tolist() == [0, 0, 0]
 
 
@@ -72,7 +72,7 @@ def test_what_numpy_does_not_know_is_a_tensor() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Travelling:
+class Packed:
     first: int
     second: tuple[str, ...] = ()
     third: dict[str, int] = field(default_factory=dict, compare=False)
@@ -83,7 +83,7 @@ class Travelling:
 @pytest.mark.parametrize(
     "value",
     [
-        Travelling(1, ("a", "b"), {"x": 3}),
+        Packed(1, ("a", "b"), {"x": 3}),
         PartSource(None, value=b"x", on_host=True),
         StepMessage(b"headers", ((PartSource(1),), ()), (4, 5)),
         StepResult(LEAF, (3.0,), absent=True, rows=7),
@@ -95,7 +95,7 @@ def test_what_is_read_back_is_equal(value: object) -> None:
 
 
 def test_all_fields_travel() -> None:
-    read = pickle.loads(pickle.dumps(Travelling(1, ("a",), {"x": 3})))
+    read = pickle.loads(pickle.dumps(Packed(1, ("a",), {"x": 3})))
     assert read.third == {"x": 3}
     result = GroupResult((StepResult(LEAF, (1,)),), 2.5, None, ("remark",))
     back = pickle.loads(pickle.dumps(result))
@@ -103,4 +103,4 @@ def test_all_fields_travel() -> None:
 
 
 def test_it_is_read_in_one_call() -> None:
-    assert Travelling(1).__reduce__() == (Travelling, (1, (), {}))
+    assert Packed(1).__reduce__() == (Packed, (1, (), {}))

@@ -12,7 +12,7 @@ import torch
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF, NOTHING, flatten
-from raydist.pickling.packed_tensors import ArrivingTensor
+from raydist.pickling.packed_tensors import PendingTensor
 from raydist.replicas import results
 from raydist.replicas.results import ResultLeaf, ReturnedStructures, StepResult, StepValues, pack_result
 from raydist.values import Part
@@ -137,12 +137,12 @@ def test_a_result_knows_its_size() -> None:
 def test_the_host_waits_for_tensors_of_a_gpu_once_they_are_to_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[float] = []
 
-    def begin(tensor: torch.Tensor) -> ArrivingTensor:
+    def begin(tensor: torch.Tensor) -> PendingTensor:
         def wait() -> torch.Tensor:
             read.append(tensor.item())
             return tensor
 
-        return ArrivingTensor(wait)
+        return PendingTensor(wait)
 
     monkeypatch.setattr(results, "begin_packing", begin)
     sent = [pack_result({"loss": torch.tensor(float(step)), "step": step}, absent=False) for step in range(3)]

@@ -17,7 +17,7 @@ from raydist.mirroring.on_replica.buffers import ReplicaBuffers
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, attributes, changed, seal
 from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
 
-__all__ = ["Arrivals", "ControlCollector"]
+__all__ = ["UpdateApplier", "ControlCollector"]
 
 
 @final
@@ -61,7 +61,7 @@ class ControlCollector:
 
 
 @final
-class Arrivals:
+class UpdateApplier:
     """Applies shipments, in their order.
 
     Args:

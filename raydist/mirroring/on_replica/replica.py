@@ -27,7 +27,7 @@ from raydist.mirroring.metric_states import (
     share_of_states,
     state_names,
 )
-from raydist.mirroring.on_replica.apply_update import Arrivals, ControlCollector
+from raydist.mirroring.on_replica.apply_update import ControlCollector, UpdateApplier
 from raydist.mirroring.on_replica.buffers import ReplicaBuffers
 from raydist.mirroring.on_replica.function_cache import FunctionCache
 from raydist.mirroring.on_replica.hooks import ParameterGuard, UpdateLog, note_steps
@@ -42,10 +42,10 @@ _NO_ARGUMENTS = dumps(((), {}), lambda _: None)
 
 
 @final
-class Externals:
+class InjectedObjects:
     """The objects that functions reference by name and each replica has by itself: strategy, iterators, saves.
 
-    >>> found = Externals({"strategy": 1})
+    >>> found = InjectedObjects({"strategy": 1})
     >>> found.add("numbers", list)
     >>> found.value("strategy"), found.value("numbers"), found.drop("numbers"), found.drop("numbers")
     (1, [], [], None)
@@ -107,7 +107,7 @@ class MirrorReplica(MirrorCalls):
         self._carry_out = carry_out
         self._on_cleared = on_cleared
         self._device = device
-        self.externals = Externals(externals or {})
+        self.externals = InjectedObjects(externals or {})
         self._parts: Sequence[Any] = ()
         self._guard = ParameterGuard(lambda obj: self._table.handle_of(obj) is not None)
         self._functions = FunctionCache(self._loads, self._is_shared, rank)
@@ -120,7 +120,7 @@ class MirrorReplica(MirrorCalls):
         self._control = ControlCollector(self._table, self._identify)
         self._buffers = ReplicaBuffers(self._table, self.rank, self._world_size)
         self.updates = UpdateLog(self._table)
-        self._arrivals = Arrivals(
+        self._applier = UpdateApplier(
             self._table,
             self._buffers,
             self._control,
@@ -154,7 +154,7 @@ class MirrorReplica(MirrorCalls):
             self._functions.function_of(shipment)
 
     def _take_objects(self, shipment: Shipment) -> None:
-        self._arrivals.take(shipment)
+        self._applier.take(shipment)
         self._functions.forget(shipment.forget)
 
     def guard(self) -> ParameterGuard:
@@ -176,7 +176,7 @@ class MirrorReplica(MirrorCalls):
 
     def take_loaded_states(self) -> frozenset[int]:
         """Return the handles of optimizers whose state the driver has replaced since the last call."""
-        return self._arrivals.take_loaded_states()
+        return self._applier.take_loaded_states()
 
     def items(self) -> list[tuple[int, Any]]:
         """Return handles and objects, in an order that is the same on all replicas."""
@@ -185,7 +185,7 @@ class MirrorReplica(MirrorCalls):
     @property
     def num_gradients_set(self) -> int:
         """The number of gradients that the driver has set or cleared so far."""
-        return self._arrivals.num_gradients_set
+        return self._applier.num_gradients_set
 
     @property
     def changes(self) -> int:
@@ -329,7 +329,7 @@ class MirrorReplica(MirrorCalls):
         metrics, statistics = self.hold_metrics(), self._buffers.own_values()
         self._start_empty()
         items, hooks, gradients = self._loads(state)
-        self._arrivals.add(items, hooks, gradients)
+        self._applier.add(items, hooks, gradients)
         self._buffers.update_aggregations()
         for handle, obj in items:
             if isinstance(obj, torch.Tensor):
