@@ -23,9 +23,8 @@ from raydist.foreign_errors import collect_errors
 from raydist.mirroring.attributes import ControlState
 from raydist.mirroring.gradients import clearing
 from raydist.mirroring.handles import DriverTable
-from raydist.mirroring.lazy_states import LazyStates
+from raydist.mirroring.lazy_states import LazyStates, metrics_in
 from raydist.mirroring.messages import MirrorCalls, ReplicaLink, Shipment, Writes
-from raydist.mirroring.metric_states import metrics_in
 from raydist.mirroring.object_kinds import held_parameters, modules_of
 from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.scope import Scope, ScopeCheck

@@ -15,7 +15,7 @@ from raydist.collectives.translation import describe_each, describe_odd_ones
 from raydist.errors import CollectiveMismatchError
 from raydist.mirroring.aggregation import aggregate, is_averaged, is_chosen_for, wide
 from raydist.mirroring.messages import overwrite
-from raydist.mirroring.trained_state import digest_of, trained_state
+from raydist.mirroring.object_kinds import digest_of, trained_state
 from raydist.values import ReduceOp
 
 __all__ = ["SyncCheck", "WrittenBuffers"]

@@ -18,7 +18,7 @@ from raydist.context.strategy_values import require_one_structure
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.foreign_errors import folded
 from raydist.nest import LEAF, NOTHING, Structure, flatten, unflatten
-from raydist.pickling.packed_tensors import Packed, PendingTensor, begin_packing, by_fields
+from raydist.pickling.torch_objects import Packed, PendingTensor, begin_packing, by_fields
 from raydist.summary.record import Record
 from raydist.values import Part, PerReplica
 

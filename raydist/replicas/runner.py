@@ -34,8 +34,8 @@ from raydist.context.run_call import advise
 from raydist.errors import CancelledError, CollectiveMismatchError, FailedPreconditionError
 from raydist.foreign_errors import annotate
 from raydist.mirroring.messages import MirrorCalls, answer
+from raydist.mirroring.object_kinds import names_of, row_tables
 from raydist.mirroring.on_replica.replica import MirrorReplica
-from raydist.mirroring.trained_state import names_of, row_tables
 from raydist.owning_process import call_here
 from raydist.replicas.connected import Connected
 from raydist.replicas.device_copies import Accelerator, DeviceCopies, PartsAhead, take_gpu

@@ -15,7 +15,7 @@ from raydist.context.seed_calls import num_seed_calls
 from raydist.errors import InvalidArgumentError
 from raydist.mirroring.messages import Shipment
 from raydist.options import RunOptions
-from raydist.pickling.packed_tensors import by_fields
+from raydist.pickling.torch_objects import by_fields
 from raydist.replicas.rules import ReplicaRules
 from raydist.summary.recording import SummaryOrder
 from raydist.torch_modes import TorchModes

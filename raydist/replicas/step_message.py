@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError
-from raydist.pickling.packed_tensors import by_fields
+from raydist.pickling.torch_objects import by_fields
 from raydist.replicas.results import StepResult, require_nest
 from raydist.replicas.step import PartSource, StepHeader, address_parts
 from raydist.values import PerReplica

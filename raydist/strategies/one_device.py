@@ -27,7 +27,7 @@ from raydist.distributed_dataset import LocalDistributedDataset, require_batches
 from raydist.errors import InvalidArgumentError
 from raydist.foreign_errors import annotate, folded
 from raydist.mirroring.checked_steps import CheckedSteps
-from raydist.mirroring.trained_state import names_of
+from raydist.mirroring.object_kinds import names_of
 from raydist.nest import leaves_in, map_structure
 from raydist.options import InputOptions, RunOptions
 from raydist.pipelines.elements.object_leaves import map_parts

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torchmetrics.classification import BinaryAUROC, BinaryConfusionMatrix, MulticlassAccuracy
 from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef
 
-from raydist.mirroring.metric_states import (
+from raydist.mirroring.lazy_states import (
     divide_states,
     merge_states,
     restore_states,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from raydist.mirroring.trained_state import digest_of, trained_state
+from raydist.mirroring.object_kinds import digest_of, trained_state
 
 
 def test_names_are_those_of_the_outermost_module() -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 
 from raydist.nest import LEAF, flatten
-from raydist.pickling.packed_tensors import PackedNumber, PackedTensor, by_fields, pack_tensor
+from raydist.pickling.torch_objects import PackedNumber, PackedTensor, by_fields, pack_tensor
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import PartSource
 from raydist.replicas.step_message import GroupResult, StepMessage

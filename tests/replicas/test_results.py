@@ -12,7 +12,7 @@ import torch
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF, NOTHING, flatten
-from raydist.pickling.packed_tensors import PendingTensor
+from raydist.pickling.torch_objects import PendingTensor
 from raydist.replicas import results
 from raydist.replicas.results import ResultLeaf, ReturnedStructures, StepResult, StepValues, pack_result
 from raydist.values import Part

@@ -17,7 +17,7 @@ from torchmetrics.wrappers import ClasswiseWrapper
 
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.context.replica_context import ReplicaContext
-from raydist.mirroring.metric_states import hold_states, merge_states, restore_states
+from raydist.mirroring.lazy_states import hold_states, merge_states, restore_states
 from raydist.replicas.connected import Connected
 from raydist.replicas.replica_view import ReplicaView
 from raydist.training.steps import guessing, update_alike

@@ -17,8 +17,7 @@ from raydist.collectives.reducer.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.aggregation import Aggregation, aggregate
 from raydist.mirroring.handles import ReplicaTable
-from raydist.mirroring.messages import MirrorCalls, Shipment, TensorImage
-from raydist.mirroring.metric_states import (
+from raydist.mirroring.lazy_states import (
     divide_states,
     hold_states,
     merge_states,
@@ -27,8 +26,8 @@ from raydist.mirroring.metric_states import (
     share_of_states,
     state_names,
 )
-from raydist.mirroring.on_replica.apply_update import ControlCollector, UpdateApplier
-from raydist.mirroring.on_replica.buffers import ReplicaBuffers
+from raydist.mirroring.messages import MirrorCalls, Shipment, TensorImage
+from raydist.mirroring.on_replica.apply_update import ControlCollector, ReplicaBuffers, UpdateApplier
 from raydist.mirroring.on_replica.function_cache import FunctionCache
 from raydist.mirroring.on_replica.hooks import ParameterGuard, UpdateLog, note_steps
 from raydist.parameter_servers.rows.local_rows import access_to
@@ -242,7 +241,7 @@ class MirrorReplica(MirrorCalls):
         Args:
             gather: Returns every replica's value of its argument, in rank order.
             objects: Objects by name.
-            alone: By name of a metric, see :func:`~raydist.mirroring.metric_states.merge_states`.
+            alone: By name of a metric, see :func:`~raydist.mirroring.lazy_states.merge_states`.
         """
         metrics = {name: obj for name, obj in metrics_in(objects).items() if name in objects or _is_saved_within(obj)}
         buffers = self._differing_buffers(objects)

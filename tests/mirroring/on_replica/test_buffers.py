@@ -10,7 +10,7 @@ from torch import nn
 
 import raydist as rd
 from raydist.mirroring.handles import ReplicaTable
-from raydist.mirroring.on_replica.buffers import ReplicaBuffers
+from raydist.mirroring.on_replica.apply_update import ReplicaBuffers
 from raydist.mirroring.tensor import MirroredTensor
 from tests.mirroring.in_process import Mirror, rank_of
 
