@@ -21,7 +21,6 @@ from raydist.compat.torch_internals import buffer_table, mark_as_stepped
 from raydist.errors import FailedPreconditionError
 from raydist.foreign_errors import collect_errors
 from raydist.mirroring.attributes import ControlState
-from raydist.mirroring.gradients import clearing
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.lazy_states import LazyStates, metrics_in
 from raydist.mirroring.messages import MirrorCalls, ReplicaLink, Shipment, Writes
@@ -295,10 +294,6 @@ class MirrorDriver:
                 self._states.before_read(obj, handle, name)
                 if name in _READ_SEVERAL:
                     self._variables.want_all()
-
-    def zero_grad_of(self, obj: Any, method: Any) -> Any:
-        """Return the `zero_grad` that the program gets from a mirrored object, instead of `method`."""
-        return clearing(obj, method)
 
     def clear_gradients(self, obj: Any) -> None:
         """Set the gradients of a mirrored module or optimizer to None, on the replicas before their next step."""

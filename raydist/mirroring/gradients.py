@@ -18,8 +18,8 @@ from raydist.checkpoints.metric_shares import OWNER
 from raydist.collectives.reducer.parameter_hooks import OwnHook, ParameterHooks
 from raydist.compat.torch_internals import hook_tables, num_writes, plain_tensors
 from raydist.mirroring.messages import MirrorCalls, ReplicaLink, TensorImage, Writes
+from raydist.mirroring.object_kinds import held_parameters
 from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of, tensor_address
-from raydist.pickling.attribute_table import attributes
 from raydist.torch_modes import outside_inference_mode
 
 __all__ = ["DriverHooks", "Gradients", "HOOKS_OF_DRIVER", "clearing"]
@@ -153,7 +153,7 @@ class Gradients:
     def clear(self, obj: Any) -> None:
         """Set the gradients of a module or an optimizer to None."""
         with plain_tensors():
-            for parameter in _parameters(obj):
+            for parameter in held_parameters(obj):
                 if type(parameter) is MirroredTensor and record_of(parameter).handle in self._records:
                     parameter.grad = None
                     self.after_write(record_of(parameter))
@@ -184,13 +184,6 @@ _Mark = tuple[int, int, torch.dtype]
 def _mark(gradient: torch.Tensor) -> _Mark:
     """Return a mark that changes when the gradient is written to or (`model.half()`) gets other memory."""
     return num_writes(gradient), tensor_address(gradient), gradient.dtype
-
-
-def _parameters(obj: Any) -> Iterable[torch.Tensor]:
-    if isinstance(obj, torch.optim.Optimizer):
-        groups: list[dict[str, Any]] = attributes(obj)["param_groups"]
-        return [parameter for group in groups for parameter in group["params"]]
-    return list(torch.nn.Module.parameters(obj)) if isinstance(obj, torch.nn.Module) else []
 
 
 def clearing(obj: Any, method: Any) -> Any:

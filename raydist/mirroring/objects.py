@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from raydist.checkpoints.metric_shares import OWNER
 from raydist.foreign_errors import fold
+from raydist.mirroring.gradients import clearing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,9 +32,6 @@ class AttributeOwner(Protocol):
 
     def before_write(self, obj: Any, name: str) -> None:
         """Prepare for the program setting or deleting `obj.name`."""
-
-    def zero_grad_of(self, obj: Any, method: Any) -> Any:
-        """Return the `obj.zero_grad` that the program gets instead of `method`."""
 
 
 @final
@@ -109,7 +107,7 @@ class MirroredClasses:
                     _failed.error = error
                 raise
             value = read(obj, name)
-            return owner.zero_grad_of(obj, value) if name == "zero_grad" else value
+            return clearing(obj, value) if name == "zero_grad" else value
 
         return __getattribute__
 

@@ -72,8 +72,9 @@ class Scope:
                 torch_module.register_module_module_registration_hook,
             ):
                 stack.callback(register(self._registered).remove)
-            stack.enter_context(self._constructed_parameters())
-            stack.enter_context(self._restored_modules())
+            # torch has no hooks for parameters without a module, nor for modules that deepcopy and pickle create.
+            stack.enter_context(_replaced(torch.nn.Parameter, "__new__", self._constructing))
+            stack.enter_context(_replaced(torch.nn.Module, "__setstate__", self._restoring))
             yield
 
     def _registered(self, module: torch.nn.Module, name: str, value: Any) -> None:
@@ -82,38 +83,33 @@ class Scope:
             if value is not None:
                 self.mark(value)
 
-    @contextmanager
-    def _constructed_parameters(self) -> Iterator[None]:
-        """Record parameters that are created without a module; torch has no hook for these."""
-        original: Callable[..., Any] = torch.nn.Parameter.__new__
-
+    def _constructing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def construct(cls: type, *args: Any, **kwargs: Any) -> Any:
             parameter = original(cls, *args, **kwargs)
             if self.is_active:
                 self.mark(parameter)
             return parameter
 
-        torch.nn.Parameter.__new__ = construct  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            torch.nn.Parameter.__new__ = original  # type: ignore[method-assign]
+        return construct
 
-    @contextmanager
-    def _restored_modules(self) -> Iterator[None]:
-        """Record modules that `copy.deepcopy` and pickle create; torch has no hook for these."""
-        original: Callable[[torch.nn.Module, Any], None] = torch.nn.Module.__setstate__
-
+    def _restoring(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def restore(module: torch.nn.Module, state: Any) -> None:
             original(module, state)
             if self.is_active:
                 self.mark(module)
 
-        torch.nn.Module.__setstate__ = restore  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            torch.nn.Module.__setstate__ = original  # type: ignore[method-assign]
+        return restore
+
+
+@contextmanager
+def _replaced(cls: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replace a method of a class by `make(method)` inside the block."""
+    original = getattr(cls, name)
+    setattr(cls, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(cls, name, original)
 
 
 @final

@@ -27,7 +27,7 @@ from raydist.mirroring.scope import ScopeCheck, title
 from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.by_value import ByValuePolicy, referenced_globals
-from raydist.pickling.pickler import HandlePickler, PersistentId, WithGlobals, dumps
+from raydist.pickling.pickler import HandlePickler, PersistentId, dumps, with_globals
 from raydist.values import PerReplica
 
 __all__ = ["StepPickler", "SentFunctions", "pickle_error_path"]
@@ -70,7 +70,7 @@ class StepPickler:
         """Pickle a step function, with the numbers and strings among the globals of the modules that it calls into."""
         policy = ByValuePolicy(self._is_shared)
         with self._explaining(fn, f"the step function {getattr(fn, '__name__', type(fn).__name__)!r}"):
-            return dumps(WithGlobals(fn, policy), self._identify, policy=policy)
+            return dumps(with_globals(fn, policy), self._identify, policy=policy)
 
     def adopt_buffers(self, writes: Writes) -> None:
         """Reserve handles for tensors that replaced buffers of mirrored modules, as a cast does."""

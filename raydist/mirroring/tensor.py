@@ -128,9 +128,6 @@ class TensorOwner(Protocol):
     def want_all(self) -> None:
         """Prepare for a read of the values of several tensors."""
 
-    def before_nothing(self, record: TensorRecord) -> None:
-        """Do nothing: the operation needs no value from the replicas."""
-
     def before_flags(self, record: TensorRecord) -> None:
         """Prepare for a read or write of `requires_grad`."""
 
@@ -275,14 +272,14 @@ _NO_VALUES: frozenset[Callable[..., Any]] = _getters(
     ["shape", "dtype", "device", "ndim", "is_leaf", "layout", "grad_fn", "is_cuda", "is_sparse", "is_cpu"]
     + ["is_quantized", "is_meta", "is_nested", "itemsize", "nbytes", "names"]
 ) | frozenset((*_METHODS, *VALUELESS_GETTERS))
-# The owner's methods to call before and after functions that do not concern the values.
+# The owner's methods to call before (none if empty) and after functions that do not concern the values.
 _ANNOUNCED: dict[Callable[..., Any], tuple[str, str]] = {
     _getter("requires_grad"): ("before_flags", "after_use"),
     _setter("requires_grad"): ("before_flags", "after_use"),
     torch.Tensor.requires_grad_: ("before_flags", "after_use"),
     _getter("grad"): ("before_gradient", "after_use"),
-    _setter("grad"): ("before_nothing", "after_gradient"),
-    _descriptor("grad").__delete__: ("before_nothing", "after_gradient"),
+    _setter("grad"): ("", "after_gradient"),
+    _descriptor("grad").__delete__: ("", "after_gradient"),
     torch.Tensor.register_hook: ("before_flags", "after_hook"),
     torch.Tensor.register_post_accumulate_grad_hook: ("before_flags", "after_hook"),
 }
@@ -312,7 +309,7 @@ class MirroredTensor(torch.Tensor):
         before, after = _ANNOUNCED.get(func, ("before_values", "after_use"))
         if len(records) > 1 and before == "before_values":
             records[0].owner.want_all()
-        for record in records:
+        for record in records if before else ():
             getattr(record.owner, before)(record)
         with plain_tensors():
             earlier = _values_of(records) if func in _WRITE_UNCOUNTED else []

@@ -103,9 +103,6 @@ class Variables:
     def before_flags(self, record: TensorRecord) -> None:
         self._refresh_flags()
 
-    def before_nothing(self, record: TensorRecord) -> None:
-        return None
-
     def before_gradient(self, record: TensorRecord) -> None:
         self.gradients.before_read(record)
 

@@ -242,11 +242,14 @@ def snapshot_of(value: Any, digest: Digest, above: frozenset[int] = frozenset())
     mark = digest(value)
     if type(mark) is not Identity and not (type(mark) is tuple and mark[0] == "handle"):
         return None
-    seen = weakref.ref(value)
+    try:
+        seen = weakref.ref(value)
+    except TypeError:  # a value without weak references, as a weak reference itself
+        return None
     return lambda now: now is not None and now is seen()  # a dead weak reference gives None
 
 
-def _has_same(kind: type, names: Sequence[Hashable], checks: Sequence[IdentitySnapshot], container: Any) -> bool:
+def _has_same(kind: Any, names: Sequence[Hashable], checks: Sequence[IdentitySnapshot], container: Any) -> bool:
     """Return True if a container of this type has items with these names (indices of a list) that pass the checks."""
     if type(container) is not kind or len(container) != len(names):
         return False

@@ -21,7 +21,6 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -35,6 +34,7 @@ from raydist.pickling.by_value import (
     replaced_methods,
 )
 from raydist.pickling.torch_objects import (
+    DeferredReduction,
     ReplicaDevice,
     TensorReducer,
     reduce_compiled,
@@ -42,7 +42,7 @@ from raydist.pickling.torch_objects import (
     require_step_of_class,
 )
 
-__all__ = ["HandlePickler", "HandleUnpickler", "PersistentId", "WithGlobals", "dumps", "loads"]
+__all__ = ["HandlePickler", "HandleUnpickler", "PersistentId", "dumps", "loads", "with_globals"]
 
 PersistentId = tuple[Any, ...]
 _PROTOCOL = 5
@@ -109,7 +109,7 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
         used = {name: here[name] for name in own._extract_code_globals(code) if name in here}
         submodules = _submodules_of(code, [*used.values(), *_closure_values(func)])
         if globals_are_installed(func):
-            globals_there, used = _ModuleGlobals(here["__name__"]), {}
+            globals_there, used = DeferredReduction(lambda: (_globals_of, (here["__name__"],))), {}
         slots = {
             # New strings, so that the pickle does not depend on which strings are interned: see cloudpickle.
             "__name__": "".join(func.__name__),
@@ -190,25 +190,10 @@ def _patched(module: str, name: str, patches: list[tuple[str, str, dict[str, Any
     return found
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class WithGlobals:
-    """A function that, when unpickled, also sets the globals from `ByValuePolicy.settings` (read after pickling it)."""
-
-    function: Any
-    policy: ByValuePolicy
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _function_of, (self.function, _Settings(self.policy))
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    policy: ByValuePolicy
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _set_globals, (self.policy.settings(),)
+def with_globals(function: Any, policy: ByValuePolicy) -> Any:
+    """Return a stand-in that unpickles as the function, after setting the globals from `ByValuePolicy.settings`."""
+    settings = DeferredReduction(lambda: (_set_globals, (policy.settings(),)))  # known once the function is pickled
+    return DeferredReduction(lambda: (_function_of, (function, settings)))
 
 
 def _set_globals(settings: list[tuple[str, dict[str, Any]]]) -> None:
@@ -218,17 +203,6 @@ def _set_globals(settings: list[tuple[str, dict[str, Any]]]) -> None:
 
 def _function_of(function: Any, _: None) -> Any:
     return function
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _ModuleGlobals:
-    """A placeholder that unpickles as the globals of the module of this name."""
-
-    name: str
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _globals_of, (self.name,)
 
 
 def _globals_of(name: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from raydist.pickling.attribute_table import attributes
 from raydist.pipelines.elements.small_floats import array_of_tensor, tensor_of_array
 
 __all__ = [
+    "DeferredReduction",
     "Packed",
     "PackedNumber",
     "PackedTensor",
@@ -107,6 +108,21 @@ class ReplicaDevice:
 
 
 @final
+class DeferredReduction:
+    """An object whose reduction is computed when the pickler reaches it.
+
+    Args:
+        reduce: Returns the reduction.
+    """
+
+    def __init__(self, reduce: Callable[[], tuple[Any, ...]]) -> None:
+        self._reduce = reduce
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._reduce()
+
+
+@final
 class TensorReducer:
     """The reductions of the tensors in one pickle.
 
@@ -133,8 +149,13 @@ class TensorReducer:
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             moves = tensor.device.type != "cpu" or (self._to_replica and (tensor.dim() > 0 or is_parameter))
             device = self._replica_device if moves else "cpu"
-            arguments = (_Values(self, self._readable(tensor.detach())), device, tensor.requires_grad)
+            values = self._readable(tensor.detach())
+            arguments = (DeferredReduction(lambda: self._reduce_view(values)), device, tensor.requires_grad)
             return _rebuild_parameter if is_parameter else _rebuild_tensor, arguments
+
+    def _reduce_view(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        geometry = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
+        return _rebuild_view, (self.storage_of(tensor), tensor.dtype, geometry)
 
     def _readable(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor, or a CPU copy of an XLA tensor, whose storage has no bytes."""
@@ -151,20 +172,6 @@ class TensorReducer:
             memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             self._storages[key] = StorageBytes(memory.cpu().numpy())
         return self._storages[key]
-
-
-@final
-class _Values:
-    """A detached tensor that pickles as a view of its storage."""
-
-    def __init__(self, owner: TensorReducer, tensor: torch.Tensor) -> None:
-        self._owner = owner
-        self._tensor = tensor
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        tensor = self._tensor
-        geometry = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
-        return _rebuild_view, (self._owner.storage_of(tensor), tensor.dtype, geometry)
 
 
 _MARK = "get_compiler_config"  # an attribute that torch sets on each function that it compiles

@@ -337,7 +337,8 @@ def connected(group: Communicator, parts: Parts, bucket_bytes: int) -> Connected
             parameter for group in optimizer.param_groups for parameter in group["params"]
         ),
     )
-    mirror._arrivals.add(list(enumerate([*parts.model.modules(), *parts.model.parameters(), *parts.optimizers])))
+    held = [*parts.model.modules(), *parts.model.parameters(), *parts.optimizers]
+    mirror._applier.add(list(enumerate(held)), [], {})
     policy = NonfinitePolicy(lambda parameters: names_of(parameters, mirror.objects()))
     reducer = GradientReducer(
         group,

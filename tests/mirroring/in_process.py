@@ -46,7 +46,7 @@ class InProcessLink:
 
 
 class _ClassTracker:
-    """Which classes cloudpickle has made from which: in one process, a replica's must not be the driver's."""
+    """cloudpickle's record of the classes that it made: in one process, replicas must not find the driver's classes."""
 
     def __init__(self) -> None:
         self._by_id: Any = weakref.WeakValueDictionary()

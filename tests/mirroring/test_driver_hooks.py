@@ -1,4 +1,4 @@
-"""What changed about the hooks on the driver's parameters since the last step."""
+"""Changes to the hooks on the driver's parameters since the last step."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_only_changes_are_sent_and_again_until_they_are_on_their_way() -> None:
     assert not collected(hooks)
     second = parameter.register_hook(torch.abs)
     for _ in range(2):
-        change = collected(hooks).hooks[3]
-        assert (change.removed, change.added.before) == ((), {(HOOKS_OF_DRIVER, second.id): torch.abs})
+        removed, added = collected(hooks).hooks[3]
+        assert (removed, added.before) == ((), {(HOOKS_OF_DRIVER, second.id): torch.abs})
     hooks.mark_sent()
     assert not collected(hooks)
     first.remove()
-    change = collected(hooks).hooks[3]
-    assert (change.removed, change.added.keys()) == (((HOOKS_OF_DRIVER, first.id),), frozenset())
+    removed, added = collected(hooks).hooks[3]
+    assert (removed, added.keys()) == (((HOOKS_OF_DRIVER, first.id),), frozenset())
 
 
 def test_parameters_are_watched_from_their_first_hook_on() -> None:
@@ -46,7 +46,7 @@ def test_parameters_are_watched_from_their_first_hook_on() -> None:
     handle = parameter.register_post_accumulate_grad_hook(torch.neg)
     hooks.registered(known)
     hooks.registered(known)
-    assert collected(hooks).hooks[3].added.keys() == {(HOOKS_OF_DRIVER, handle.id)}
+    assert collected(hooks).hooks[3][1].keys() == {(HOOKS_OF_DRIVER, handle.id)}
     hooks.forget(3)
     hooks.mark_sent()
     assert not collected(hooks)

@@ -26,9 +26,6 @@ class Recorder:
     def before_write(self, obj: Any, name: str) -> None:
         self.seen.append(("write", name))
 
-    def zero_grad_of(self, obj: Any, method: Any) -> Any:
-        return method
-
 
 class Thing:
     """Something with state."""

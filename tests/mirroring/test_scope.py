@@ -1,4 +1,4 @@
-"""What counts as created under a strategy's scope."""
+"""Objects that count as created under a strategy's scope."""
 
 from __future__ import annotations
 

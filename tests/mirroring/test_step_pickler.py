@@ -83,7 +83,7 @@ def named(name: str) -> Callable[[], None]:
 
 
 def sent(functions: SentFunctions, fn: Any) -> tuple[bytes, bytes, tuple[bytes, ...]]:
-    """What a shipment with a function brings, which is dispatched."""
+    """Return the fields of a dispatched shipment with a function."""
     found: Any = Pickles()
     function, digest = functions.pickle(found, fn)
     forget = functions.too_many(digest)

@@ -1,4 +1,4 @@
-"""What else PyTorch does with parameters must work with mirrored ones."""
+"""Mirrored parameters in everything else that PyTorch does with parameters."""
 
 from __future__ import annotations
 

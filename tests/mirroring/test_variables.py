@@ -181,7 +181,7 @@ def test_a_tensor_that_was_fetched_and_written_stays_written_when_others_are_fet
 def test_reads_of_a_hundred_small_tensors_are_one_message() -> None:
     mirror = Mirror()
     with mirror.scope():
-        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(50)))
+        model: Any = nn.Sequential(*(nn.Linear(4, 4) for _ in range(50)))
     mirror.run(lambda: len(model))
     mirror.link.calls.clear()
     assert len([each.sum().item() for layer in model for each in (layer.weight, layer.bias)]) == 100

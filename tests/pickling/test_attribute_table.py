@@ -128,6 +128,11 @@ def test_what_was_not_touched_is_the_same() -> None:
     assert seen(root)
 
 
+def test_there_is_none_of_what_takes_no_weak_reference() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    assert snapshot_of({"optimizer": weakref.ref(optimizer)}, Identity) is None
+
+
 @pytest.mark.parametrize("value", [torch.zeros(2), {1, 2}, [torch.zeros(2)]])
 def test_there_is_none_of_what_changes_inside(value: Any) -> None:
     assert snapshot({"value": value}) is None

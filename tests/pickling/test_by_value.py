@@ -1,4 +1,4 @@
-"""What leads to a mirrored object."""
+"""References that lead to a mirrored object."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ def test_a_module_that_no_import_finds_goes_by_value(
     monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
     monkeypatch.setattr(package.Plain, "propagate", module.propagate, raising=False)
-    data = dumps([package.Plain, module.propagate, module.Size], lambda obj: None, reach=reach())
+    data = dumps([package.Plain, module.propagate, module.Size], lambda obj: None, policy=reach())
     monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(package.Plain, "propagate")
     loaded: Any = loads(data, lambda pid: None)
@@ -384,7 +384,7 @@ class CachedProperty:
 
 def here(obj: Any) -> Any:
     """As an object arrives; what counts as mirrored is `TARGET` there as well."""
-    data = dumps(obj, lambda found: ("target",) if found is TARGET else None, reach=reach())
+    data = dumps(obj, lambda found: ("target",) if found is TARGET else None, policy=reach())
     return loads(data, lambda pid: "the replica's")
 
 
@@ -406,10 +406,10 @@ def test_weak_references_arrive() -> None:
 def test_a_method_that_the_program_replaced_in_an_installed_class_goes_along(package: Any) -> None:
     original = package.Twice.forward
     package.Twice.forward = lambda self, x: original(self, x) + 1
-    data = dumps([package.Twice, package.Twice()], lambda obj: None, reach=reach())
+    data = dumps([package.Twice, package.Twice()], lambda obj: None, policy=reach())
     package.Twice.forward = original  # as another process imports it
     cls, model = loads(data, lambda pid: None)
     assert cls is package.Twice
     assert cls.forward is not original
     assert torch.equal(model(torch.ones(1, 1)), original(model, torch.ones(1, 1)) + 1)
-    assert b"forward" not in dumps(torch.nn.Linear, lambda obj: None, reach=reach())
+    assert b"forward" not in dumps(torch.nn.Linear, lambda obj: None, policy=reach())

@@ -1,4 +1,4 @@
-"""What a step function reaches, however it reaches it, is the replica's own."""
+"""Step functions through a pickle: mirrored objects that they reach are the replica's own."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def on_ranks(world_size: int, make: Make, body: Callable[..., T]) -> list[T]:
     def main(communicator: Communicator) -> T:
         objects = make()
         mirror = MirrorReplica(communicator.rank)
-        mirror._arrivals.add(list(enumerate(objects)))
+        mirror._applier.add(list(enumerate(objects)), [], {})
         rows = (1,) * world_size
         view = VariablesView(communicator, mirror, lambda value: gather_objects(communicator, value), lambda: rows)
         return body(view, *objects)

@@ -58,8 +58,6 @@ class Nobody:
 
     def before_write(self, obj: Any, name: str) -> None: ...
 
-    def zero_grad_of(self, obj: Any, method: Any) -> Any: ...
-
 
 def test_mirrored_modules_are_described_as_what_they_were() -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
