@@ -7,7 +7,7 @@ import pickle
 import torch
 
 from raydist.context.seed_calls import num_seed_calls
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.options import RunOptions
 from raydist.replicas.step import StepHeader, batch_rows
 from raydist.summary.recording import SummaryOrder
@@ -18,7 +18,7 @@ __all__ = ["closure_header"]
 
 
 def closure_header(
-    shipment: Shipment,
+    payload: StepPayload,
     options: RunOptions,
     gradient_reduce_op: ReduceOp,
     summaries: SummaryOrder | None,
@@ -29,7 +29,7 @@ def closure_header(
     """Return the pickle of a closure's `StepHeader`.
 
     Args:
-        shipment: The driver's changes and the arguments that the closure needs.
+        payload: The driver's changes and the arguments that the closure needs.
         options: Run options; `on_nonfinite` is used.
         gradient_reduce_op: How gradients of replicas are combined.
         summaries: Where the closure's summaries are written; None: nowhere.
@@ -39,8 +39,8 @@ def closure_header(
     header = StepHeader(
         step=number,
         generation=0,
-        shipment=shipment.of_step(),
-        rows=batch_rows(shipment.per_replica),
+        payload=payload.of_step(),
+        rows=batch_rows(payload.per_replica),
         gradient_reduce_op=gradient_reduce_op,
         stand_in=False,
         on_nonfinite=options.on_nonfinite,

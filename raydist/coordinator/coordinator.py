@@ -13,14 +13,14 @@ from typing import Any, TypeVar, final
 
 from raydist.coordinator.closure_waits import ClosureWaits
 from raydist.coordinator.closures import Closure, ClosureQueue
+from raydist.coordinator.payload_log import StepPayloadLog
 from raydist.coordinator.ports import ServerSide, WorkerPort
 from raydist.coordinator.roster import Roster
-from raydist.coordinator.shipment_log import ShipmentLog
 from raydist.coordinator.worker_questions import WorkerQuestions
 from raydist.coordinator.workforce import Workforce
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.foreign_errors import what_was_raised
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.nest import unflatten
 from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
@@ -63,7 +63,7 @@ class Coordinator:
         self._servers = servers
         self._timeouts = timeouts
         self._queue = ClosureQueue(max_clocks)
-        self._log = ShipmentLog(num_workers)
+        self._log = StepPayloadLog(num_workers)
         self._roster = Roster(port, servers, num_workers, self._queue, self._log, timeouts)
         self._force = Workforce(self._roster, port, self._queue, self._log)
         self._waits = ClosureWaits(self._force, self._queue, timeouts)
@@ -94,7 +94,7 @@ class Coordinator:
 
     def schedule(
         self,
-        shipment: Shipment,
+        payload: StepPayload,
         make_header: Callable[[int], bytes],
         key: bytes = b"",
         *,
@@ -104,7 +104,7 @@ class Coordinator:
         """Run a closure on the next free worker. Blocks while too many closures wait.
 
         Args:
-            shipment: The driver's changes and the arguments that the closure needs.
+            payload: The driver's changes and the arguments that the closure needs.
             make_header: Returns the pickle of the closure's `StepHeader`, given the closure's number.
             key: Identifies the function.
             alone: See `Closure.alone`.
@@ -115,14 +115,14 @@ class Coordinator:
         """
         self._process.require("used")
         self.raise_error()
-        self._enter(shipment)
+        self._enter(payload)
         with self._changed:
-            self._waits.wait_until(lambda: self._has_room(shipment), "room in the queue of closures")
+            self._waits.wait_until(lambda: self._has_room(payload), "room in the queue of closures")
             self._waits.require_open()
             self._questions.require_workers()
             number = self._queue.next_number()
             work = PlannedWork(
-                number, make_header(number), shipment.per_replica, self._force.seen, self._log.end, self._queue.epoch
+                number, make_header(number), payload.per_replica, self._force.seen, self._log.end, self._queue.epoch
             )
             closure = Closure(number, work, key, alone=alone, boundary=boundary)
             self._queue.add(closure)
@@ -130,20 +130,20 @@ class Coordinator:
             self._changed.notify_all()
         return closure
 
-    def _has_room(self, shipment: Shipment) -> bool:
+    def _has_room(self, payload: StepPayload) -> bool:
         waiting = self._queue.num_waiting
-        most = _MOST_WITH_BATCHES if shipment.per_replica else _MOST_WAITING
-        return waiting < most and waiting * len(shipment.arguments) < _MOST_BYTES
+        most = _MOST_WITH_BATCHES if payload.per_replica else _MOST_WAITING
+        return waiting < most and waiting * len(payload.arguments) < _MOST_BYTES
 
-    def _enter(self, shipment: Shipment) -> None:
-        """Append the part of a shipment that all workers need to the log."""
-        kept = shipment.without_step()
+    def _enter(self, payload: StepPayload) -> None:
+        """Append the part of a payload that all workers need to the log."""
+        kept = payload.without_step()
         if kept is None:
             return
-        if shipment.has_values:
+        if payload.has_values:
             self._settle(LogEntry(kept))
         else:
-            self.record(LogEntry(kept), shipment.settings)
+            self.record(LogEntry(kept), payload.settings)
         with self._changed:
             self._dropped += kept.released
 
@@ -166,7 +166,7 @@ class Coordinator:
         worker, (plan, told) = self._questions.with_reader(settle)
         with self._changed:
             self._force.note_seen(told)
-            self._log.append(LogEntry(entry.shipment, plan).packed())
+            self._log.append(LogEntry(entry.payload, plan).packed())
             self._force.due(worker)  # that worker already has this entry
 
     def note_seen(self, versions: Sequence[int]) -> None:

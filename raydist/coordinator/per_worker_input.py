@@ -67,7 +67,7 @@ class PerWorkerInput:
         self._links: dict[str, PipelineLink] = {}
         self._listens = False
 
-    def externals(self) -> dict[str, Any]:
+    def injected(self) -> dict[str, Any]:
         """Return the values that functions may use on every worker, by name. Workers drop collected values."""
         if self._dropped:
             names = tuple(self._dropped.popleft() for _ in range(len(self._dropped)))

@@ -13,8 +13,8 @@ from typing import Any, final
 
 from raydist.actors.software import installed_software, require_devices, require_same_software
 from raydist.coordinator.closures import ClosureQueue
+from raydist.coordinator.payload_log import StepPayloadLog
 from raydist.coordinator.ports import Question, ServerSide, WorkerPort
-from raydist.coordinator.shipment_log import ShipmentLog
 from raydist.coordinator.worker_record import WorkerRecord, WorkerState
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 from raydist.options import Timeouts
@@ -53,7 +53,7 @@ class Roster:
         servers: ServerSide,
         num_workers: int,
         queue: ClosureQueue,
-        log: ShipmentLog,
+        log: StepPayloadLog,
         timeouts: Timeouts,
     ) -> None:
         self.members = [WorkerRecord(number) for number in range(num_workers)]

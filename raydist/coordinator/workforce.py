@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from raydist.coordinator.closures import Closure, ClosureQueue
+from raydist.coordinator.payload_log import StepPayloadLog
 from raydist.coordinator.ports import Question, WorkerPort
 from raydist.coordinator.roster import Roster
-from raydist.coordinator.shipment_log import ShipmentLog
 from raydist.coordinator.worker_record import WorkerRecord
 from raydist.replicas.results import StepResult
 from raydist.replicas.served.work_message import PlannedWork, WorkResult, address_work
@@ -72,7 +72,7 @@ class Workforce:
         on_result: Called with the only result of each closure that succeeds. Must not raise or block.
     """
 
-    def __init__(self, roster: Roster, port: WorkerPort, queue: ClosureQueue, log: ShipmentLog) -> None:
+    def __init__(self, roster: Roster, port: WorkerPort, queue: ClosureQueue, log: StepPayloadLog) -> None:
         self.roster = roster
         self.seen: tuple[int, ...] = ()
         self.remarks: list[str] = []

@@ -23,7 +23,7 @@ from raydist.foreign_errors import collect_errors
 from raydist.mirroring.attributes import ControlState
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.lazy_states import LazyStates, metrics_in
-from raydist.mirroring.messages import MirrorCalls, ReplicaLink, Shipment, Writes
+from raydist.mirroring.messages import MirrorCalls, ReplicaLink, StepPayload, Writes
 from raydist.mirroring.object_kinds import held_parameters, modules_of
 from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.scope import Scope, ScopeCheck
@@ -76,7 +76,7 @@ class MirrorDriver:
         self._control = ControlState(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
         self._states = LazyStates(link, self._table, loads=self._loads)
         self._functions = SentFunctions()
-        self._pending: Shipment | None = None
+        self._pending: StepPayload | None = None
         self._found: tuple[list[tuple[int, Any]], dict[int, AttributeTable]] = [], {}
         self._released = False
         self.share_saver: ShareSaver | None = None
@@ -96,7 +96,7 @@ class MirrorDriver:
             return {name: self._states.alone(obj, self._table.handle_of(obj)) for name, obj in metrics.items()}
 
     def handle_of(self, obj: Any) -> int | None:
-        """Return the handle of an object on the replicas (also one in the last shipment); None for a driver object."""
+        """Return the handle of an object on the replicas (also one in the last payload); None for a driver object."""
         known = self._table.handle_of(obj)
         return next((handle for handle, new in self._found[0] if new is obj), None) if known is None else known
 
@@ -136,19 +136,19 @@ class MirrorDriver:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        externals: Mapping[str, Any] | None = None,
+        injected: Mapping[str, Any] | None = None,
         carried: Sequence[Any] = (),
-    ) -> Shipment:
-        """Return a shipment with everything that one step needs and the replicas do not have.
+    ) -> StepPayload:
+        """Return a payload with everything that one step needs and the replicas do not have.
 
-        Every replica must apply the shipments in the order of the calls; if one cannot, call :meth:`reset`. Waits for
+        Every replica must apply the payloads in the order of the calls; if one cannot, call :meth:`reset`. Waits for
         dispatched steps only if the driver changed an object without having read it.
 
         Args:
             fn: The step function.
             args: Positional arguments of `fn`; `PerReplica` leaves become placeholders.
             kwargs: Keyword arguments of `fn`.
-            externals: Objects that every replica has by itself, under the names given to `MirrorReplica`.
+            injected: Objects that every replica has by itself, under the names given to `MirrorReplica`.
             carried: Modules to send to the replicas even if the step does not reference them.
 
         Raises:
@@ -157,17 +157,17 @@ class MirrorDriver:
         """
         with self._lock:
             self._require_open()
-            pickler = StepPickler(self._table, self._scope_check, externals or {})
+            pickler = StepPickler(self._table, self._scope_check, injected or {})
             function, digest = self._functions.pickle(pickler, fn)
             arguments = pickler.pickle((tuple(args), dict(kwargs or {})), "the arguments of run")
             for each in carried:
                 if not self.is_mirrored(each):
                     pickler.pickle(each, "what all steps have")
-            released = self._table.released  # objects dropped later may be in `writes`: the next shipment releases them
+            released = self._table.released  # objects dropped later may be in `writes`: the next payload releases them
             writes = Writes()
             attributes = self._collect(writes)
             pickler.adopt_buffers(writes)
-            shipment = Shipment(
+            payload = StepPayload(
                 released=released,
                 writes=pickler.pickle(writes, "what the driver changed") if writes else b"",
                 bundle=pickler.bundle(),
@@ -177,10 +177,10 @@ class MirrorDriver:
                 arguments=arguments,
                 per_replica=tuple(pickler.per_replica),
             )
-            shipment.summarize(writes)
-            self._pending = shipment
+            payload.summarize(writes)
+            self._pending = payload
             self._found = pickler.new, attributes
-            return shipment
+            return payload
 
     def _collect(self, writes: Writes) -> dict[int, AttributeTable]:
         """Add all changes of the driver to `writes`; return the present attributes of the objects that may differ."""
@@ -190,9 +190,9 @@ class MirrorDriver:
         return attributes
 
     def dispatched(self) -> None:
-        """Record that the last shipment was sent: its new objects become mirrored, and the driver's values stale.
+        """Record that the last payload was sent: its new objects become mirrored, and the driver's values stale.
 
-        A shipment that is never dispatched has no effect; the next one contains the same changes again.
+        A payload that is never dispatched has no effect; the next one contains the same changes again.
         """
         with self._lock:
             if self._pending is not None:
@@ -201,15 +201,15 @@ class MirrorDriver:
             for part in (self._variables, self._control, self._states):
                 part.expire()
 
-    def _mark_sent(self, shipment: Shipment) -> None:
+    def _mark_sent(self, payload: StepPayload) -> None:
         new, attributes = self._found
         self._found = [], {}
         self._adopt(new)
         self._control.mark_sent(attributes, with_new=bool(new))
         self._variables.mark_sent()
         self._states.mark_sent()
-        self._functions.mark_sent(shipment)
-        for handle in self._table.take_released(len(shipment.released)):
+        self._functions.mark_sent(payload)
+        for handle in self._table.take_released(len(payload.released)):
             for part in (self._variables, self._control, self._states):
                 part.forget(handle)
 
@@ -241,7 +241,7 @@ class MirrorDriver:
             self._pending = None
             self._functions.forget()
             for handle, obj in list(self._table.objects()):
-                if handle not in held:  # the shipment with it failed: the next step sends it again
+                if handle not in held:  # the payload with it failed: the next step sends it again
                     self._abandon(handle, obj)
             self.dispatched()
 

@@ -1,4 +1,4 @@
-"""The messages between driver and replicas: a shipment before each step, and calls of the driver between steps.
+"""The messages between driver and replicas: a payload before each step, and calls of the driver between steps.
 
 The driver names a call by the method: `link.call(0, MirrorCalls.tensor_images, handles)`, so that a type checker sees
 arguments and results on both sides. The method itself is sent; the replica looks its name up on its own object.
@@ -21,7 +21,7 @@ from raydist.errors import FailedPreconditionError
 from raydist.pickling.attribute_table import AttributePath
 from raydist.values import PerReplica
 
-__all__ = ["MirrorCalls", "ReplicaLink", "Shipment", "TensorImage", "Writes", "answer", "overwrite"]
+__all__ = ["MirrorCalls", "ReplicaLink", "StepPayload", "TensorImage", "Writes", "answer", "overwrite"]
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
@@ -29,7 +29,7 @@ _Args = TypeVarTuple("_Args")
 
 @final
 @dataclass(slots=True)  # immutable, but not frozen: unpickling a frozen one takes twice as long, in every step
-class Shipment:
+class StepPayload:
     """Everything that one step needs and the replicas do not have yet; the same for every replica.
 
     Attributes:
@@ -42,8 +42,8 @@ class Shipment:
         arguments: Pickle of `(args, kwargs)`, with placeholders for `PerReplica` leaves.
         per_replica: The `PerReplica` leaves by placeholder number; not sent.
         has_values: True if there are tensors, optimizer states or new objects in it; not sent.
-        settings: The attributes that the shipment changes (a learning rate, a training flag), if later steps need
-            nothing else from it: a later shipment of the same attributes replaces this one. Not sent.
+        settings: The attributes that the payload changes (a learning rate, a training flag), if later steps need
+            nothing else from it: a later payload of the same attributes replaces this one. Not sent.
     """
 
     released: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ class Shipment:
 
     def __reduce__(self) -> tuple[Any, ...]:
         sent = self.released, self.bundle, self.writes, self.function, self.digest, self.forget, self.arguments
-        return Shipment, sent
+        return StepPayload, sent
 
     def summarize(self, writes: Writes) -> None:
         """Set `has_values` and `settings` by the unpickled `writes`."""
@@ -68,20 +68,20 @@ class Shipment:
         if writes.control and writes.only_settings and not others:
             self.settings = frozenset((handle, path) for handle in writes.control for path in writes.control[handle])
 
-    def without_parts(self) -> Shipment:
-        """Return the shipment without the fields that stay on the driver."""
+    def without_parts(self) -> StepPayload:
+        """Return the payload without the fields that stay on the driver."""
         return replace(self, per_replica=(), has_values=False, settings=frozenset())
 
-    def without_step(self) -> Shipment | None:
-        """Return the part of the shipment that later steps need as well; None if there is none."""
+    def without_step(self) -> StepPayload | None:
+        """Return the part of the payload that later steps need as well; None if there is none."""
         function = self.function if self.digest else b""
         if not (self.released or self.bundle or self.writes or function or self.forget):
             return None  # nearly always; a copy before this check took 3 us a step
         return replace(self.without_parts(), arguments=b"", function=function)
 
-    def of_step(self) -> Shipment:
-        """Return the part of the shipment that only this step needs."""
-        return Shipment(function=b"" if self.digest else self.function, digest=self.digest, arguments=self.arguments)
+    def of_step(self) -> StepPayload:
+        """Return the part of the payload that only this step needs."""
+        return StepPayload(function=b"" if self.digest else self.function, digest=self.digest, arguments=self.arguments)
 
 
 @final

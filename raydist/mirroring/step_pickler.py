@@ -21,7 +21,7 @@ from raydist.compat.torch_internals import BUFFERS, buffer_table
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.gradients import HOOKS_OF_DRIVER
 from raydist.mirroring.handles import DriverTable
-from raydist.mirroring.messages import Shipment, Writes
+from raydist.mirroring.messages import StepPayload, Writes
 from raydist.mirroring.object_kinds import kind_of, kind_of_class
 from raydist.mirroring.scope import ScopeCheck, title
 from raydist.mirroring.tensor import MirroredTensor, record_of
@@ -48,10 +48,10 @@ class StepPickler:
         per_replica: PerReplica leaves in the order of their placeholders.
     """
 
-    def __init__(self, table: DriverTable, origin: ScopeCheck, externals: Mapping[str, Any]) -> None:
+    def __init__(self, table: DriverTable, origin: ScopeCheck, injected: Mapping[str, Any]) -> None:
         self._table = table
         self._scope_check = origin
-        self._externals = {id(obj): key for key, obj in externals.items()}
+        self._injected = {id(obj): key for key, obj in injected.items()}
         self._handles: dict[int, int] = {}
         self.new: list[tuple[int, Any]] = []
         self.per_replica: list[PerReplica] = []
@@ -82,7 +82,7 @@ class StepPickler:
 
     def is_elsewhere(self, obj: Any) -> bool:
         """Return True if every replica has `obj` already, by handle or by name."""
-        return self._table.handle_of(obj) is not None or id(obj) in self._externals
+        return self._table.handle_of(obj) is not None or id(obj) in self._injected
 
     def bundle(self) -> bytes:
         """Pickle every new object with the objects, hooks and gradients it references; empty if there is none."""
@@ -155,7 +155,7 @@ class StepPickler:
     def _is_candidate(self, obj: Any) -> bool:
         """Return True if `obj` may need a persistent id; a cheap first test, as most objects in a pickle do not."""
         cls: Any = type(obj)
-        return is_candidate_class(cls) or id(obj) in self._externals
+        return is_candidate_class(cls) or id(obj) in self._injected
 
     def _elsewhere(self, obj: Any) -> PersistentId | None:
         """Return the persistent id of an object that every replica has already, else None."""
@@ -164,8 +164,8 @@ class StepPickler:
             return "object", handle
         if isinstance(obj, PerReplica):
             return self._part(obj)
-        name = self._externals.get(id(obj))
-        return None if name is None else ("external", name)
+        name = self._injected.get(id(obj))
+        return None if name is None else ("injected", name)
 
     def _part(self, value: PerReplica) -> PersistentId:
         for index, known in enumerate(self.per_replica):
@@ -226,12 +226,12 @@ class SentFunctions:
         full = digest and digest not in self._sent and len(self._sent) >= _KEPT
         return (next(iter(self._sent)),) if full else ()
 
-    def mark_sent(self, shipment: Shipment) -> None:
-        """Record that a shipment was sent."""
-        if shipment.digest:
-            self._sent[shipment.digest] = None
-            self._sent.move_to_end(shipment.digest)
-        for digest in shipment.forget:
+    def mark_sent(self, payload: StepPayload) -> None:
+        """Record that a payload was sent."""
+        if payload.digest:
+            self._sent[payload.digest] = None
+            self._sent.move_to_end(payload.digest)
+        for digest in payload.forget:
             del self._sent[digest]
 
     def forget(self) -> None:

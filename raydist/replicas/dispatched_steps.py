@@ -99,7 +99,7 @@ class SentGroup:
 
     def __init__(self, steps: Sequence[PlannedStep], refs: Sequence[Any]) -> None:
         self.first_step = steps[0].header.step
-        self.keys = tuple(step.header.shipment.digest for step in steps)
+        self.keys = tuple(step.header.payload.digest for step in steps)
         self.refs = tuple(refs)
         # the results of every replica, or the error, of each step; empty until these are known
         self.outcomes: list[list[StepResult] | Exception] = []
@@ -280,7 +280,7 @@ class DispatchedSteps:
 
     def _keys(self, *more: PlannedStep) -> list[bytes]:
         with self._changed:
-            return [step.header.shipment.digest for step in (*(planned for _, planned in self._gathered), *more)]
+            return [step.header.payload.digest for step in (*(planned for _, planned in self._gathered), *more)]
 
     def _send_gathered(self) -> None:
         with self._changed:

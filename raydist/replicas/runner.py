@@ -165,7 +165,7 @@ class ReplicaRunner:
             setup.rank,
             world_size=setup.world_size,
             device=str(self._device),
-            externals={"strategy": self._view, "saves": self._saves, "restores": self._restores},
+            injected={"strategy": self._view, "saves": self._saves, "restores": self._restores},
             carry_out=self._step_optimizer,
             on_cleared=self._note_cleared,
         )
@@ -313,7 +313,7 @@ class ReplicaRunner:
 
     def _refuse(self, header: StepHeader) -> NoReturn:
         # The payload must be applied nevertheless: the driver will not send it again.
-        self._mirror.apply(header.shipment, [None] * len(header.sources))
+        self._mirror.apply(header.payload, [None] * len(header.sources))
         self._note_refused(header)
         reason = "another replica failed" if self._failure is None else f"step {self._failure[0]} failed"
         raise CancelledError(f"Step {header.step} was given up on replica {self._setup.rank}, because {reason}.")
@@ -329,7 +329,7 @@ class ReplicaRunner:
         parts = [self._copies.finish(part) for part in self._ahead.begun(header, objects)] if sources else []
         if coming is not None:
             self._ahead.begin(coming, objects)
-        fn, args, kwargs = self._mirror.apply(header.shipment, parts)
+        fn, args, kwargs = self._mirror.apply(header.payload, parts)
         if header.looks_only:
             self._mirror.settle()
             return pack_result(call_here(fn, *args, **kwargs), absent=False)

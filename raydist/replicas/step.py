@@ -13,7 +13,7 @@ from raydist.checkpoints.random_state import RESTORED_REPLICAS
 from raydist.collectives.delegating import RootReduction
 from raydist.context.seed_calls import num_seed_calls
 from raydist.errors import InvalidArgumentError
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.options import RunOptions
 from raydist.pickling.torch_objects import by_fields
 from raydist.replicas.rules import ReplicaRules
@@ -78,7 +78,7 @@ class StepHeader:
 
     step: int  # number of the step, counted by the strategy
     generation: int  # generation of the group; a replica refuses steps of another generation
-    shipment: Shipment  # the step payload: the function, its plain arguments and the driver's changes
+    payload: StepPayload  # the function, its plain arguments and the driver's changes
     sources: tuple[PartSource, ...] = ()  # locations of the PerReplica arguments, in the order of the payload
     # rows of the first distributed batch among the arguments on each replica; None without one
     rows: tuple[int, ...] | None = None
@@ -199,7 +199,7 @@ class StepHeaders:
 
     def following(
         self,
-        shipment: Shipment,
+        payload: StepPayload,
         options: RunOptions,
         gradient_reduce_op: ReduceOp,
         *,
@@ -212,8 +212,8 @@ class StepHeaders:
         return StepHeader(
             step=self.count - 1,
             generation=generation,
-            shipment=shipment.without_parts(),
-            rows=batch_rows(shipment.per_replica),
+            payload=payload.without_parts(),
+            rows=batch_rows(payload.per_replica),
             gradient_reduce_op=gradient_reduce_op,
             stand_in=options.empty_batch == "stand_in",
             check_in_sync=options.check_in_sync,

@@ -16,7 +16,7 @@ from raydist.coordinator.per_worker_input import PerWorkerInput
 from raydist.coordinator.remote_value import RemoteValue, holds_remote
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.mirroring.driver import MirrorDriver
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.nest import leaves_in
 from raydist.options import RunOptions
 from raydist.preemption.boundaries import boundary_number
@@ -91,25 +91,25 @@ class ClosureScheduler:
             )
         with self._turn:
             coordinator = self._free_for(leaves)
-            externals = {"strategy": strategy, **self._per_worker.externals()}
+            injected = {"strategy": strategy, **self._per_worker.injected()}
             with self._summaries.noting():
-                shipment = self._mirror.prepare(fn, args, kwargs, externals=externals, carried=carried())
-            make_header = functools.partial(self._header, shipment, options, self._summaries.order())
-            closure = coordinator.schedule(shipment, make_header, shipment.digest, boundary=boundary_number())
+                payload = self._mirror.prepare(fn, args, kwargs, injected=injected, carried=carried())
+            make_header = functools.partial(self._header, payload, options, self._summaries.order())
+            closure = coordinator.schedule(payload, make_header, payload.digest, boundary=boundary_number())
             self._mirror.dispatched()
             self.num_steps += 1
             return RemoteValue(coordinator, closure)
 
     def schedule_alone(
-        self, function: Callable[..., Any], args: tuple[Any, ...], externals: Mapping[str, Any], *, strategy: Any
+        self, function: Callable[..., Any], args: tuple[Any, ...], injected: Mapping[str, Any], *, strategy: Any
     ) -> Closure:
         """Schedule work that is not a step of the program, to run while nothing else runs."""
         with self._turn:
-            shipment = self._mirror.prepare(
-                function, args, externals={"strategy": strategy, **externals, **self._per_worker.externals()}
+            payload = self._mirror.prepare(
+                function, args, injected={"strategy": strategy, **injected, **self._per_worker.injected()}
             )
-            make_header = functools.partial(self._header, shipment, RunOptions(), None, looks_only=True)
-            closure = self._coordinator().schedule(shipment, make_header, shipment.digest, alone=True)
+            make_header = functools.partial(self._header, payload, RunOptions(), None, looks_only=True)
+            closure = self._coordinator().schedule(payload, make_header, payload.digest, alone=True)
             self._mirror.dispatched()
             return closure
 
@@ -128,10 +128,10 @@ class ClosureScheduler:
 
     def _header(
         self,
-        shipment: Shipment,
+        payload: StepPayload,
         options: RunOptions,
         summaries: SummaryOrder | None,
         number: int,
         looks_only: bool = False,
     ) -> bytes:
-        return closure_header(shipment, options, self._reduce_op(options), summaries, number, looks_only=looks_only)
+        return closure_header(payload, options, self._reduce_op(options), summaries, number, looks_only=looks_only)

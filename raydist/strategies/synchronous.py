@@ -30,7 +30,7 @@ from raydist.context.strategy_values import StrategyStats, ValueContext, regroup
 from raydist.distributed_dataset import InputSide
 from raydist.foreign_errors import folded
 from raydist.mirroring.driver import MirrorDriver
-from raydist.mirroring.messages import MirrorCalls, Shipment
+from raydist.mirroring.messages import MirrorCalls, StepPayload
 from raydist.nest import NOTHING
 from raydist.options import CommunicationOptions, RunOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
@@ -238,17 +238,17 @@ class SynchronousStrategy(HostedStrategy):
         *,
         returns_none: bool,
     ) -> StepValues:
-        group, externals = self._replicas(), {"strategy": self}
+        group, injected = self._replicas(), {"strategy": self}
         loop = begin_loop((args, named), self._loop_replicas)
         with self._summaries.noting(), contextlib.nullcontext() if loop is None else lending_managers():
-            ship = functools.partial(self._mirror.prepare, fn, args, named, externals=externals)
-            shipment = ship(carried=self._carried())
+            ship = functools.partial(self._mirror.prepare, fn, args, named, injected=injected)
+            payload = ship(carried=self._carried())
             if loop is not None and (unreached := loop.unreached()):
-                shipment = ship(carried=(*self._carried(), *unreached))
-        header = self._next_header(shipment, options)
+                payload = ship(carried=(*self._carried(), *unreached))
+        header = self._next_header(payload, options)
         if loop is not None:
             header = replace(header, loop=loop.order())
-        outcome = group.steps.dispatch(PlannedStep(header, shipment.per_replica, returns_none=returns_none))
+        outcome = group.steps.dispatch(PlannedStep(header, payload.per_replica, returns_none=returns_none))
         self._mirror.dispatched()
         if loop is not None:
             self._loop = loop
@@ -273,15 +273,15 @@ class SynchronousStrategy(HostedStrategy):
         return [result.leaf(0) for result in outcome.results()]
 
     def _dispatch_beside(
-        self, function: Callable[..., Any], args: tuple[Any, ...], externals: Mapping[str, Any]
+        self, function: Callable[..., Any], args: tuple[Any, ...], injected: Mapping[str, Any]
     ) -> tuple[int, StepOutcome]:
         """Dispatch a call that is not a step of the program; return its number and its outcome."""
         group = self._replicas()
         with self._turn:
-            shipment = self._mirror.prepare(function, args, externals={"strategy": self, **externals})
-            header = replace(self._next_header(shipment, RunOptions()), looks_only=True, summaries=None)
+            payload = self._mirror.prepare(function, args, injected={"strategy": self, **injected})
+            header = replace(self._next_header(payload, RunOptions()), looks_only=True, summaries=None)
             self._num_looks += 1
-            outcome = group.steps.dispatch(PlannedStep(header, shipment.per_replica))
+            outcome = group.steps.dispatch(PlannedStep(header, payload.per_replica))
             self._mirror.dispatched()
         return header.step, outcome
 
@@ -289,11 +289,11 @@ class SynchronousStrategy(HostedStrategy):
         """Return the nodes of the replicas, as far as they are placed."""
         return () if self._launched is None else self._launched.hosts
 
-    def _next_header(self, shipment: Shipment, options: RunOptions) -> StepHeader:
+    def _next_header(self, payload: StepPayload, options: RunOptions) -> StepHeader:
         """Return the header of the next step, without the locations of its parts."""
-        require_parts(shipment.per_replica, self.num_replicas_in_sync)
+        require_parts(payload.per_replica, self.num_replicas_in_sync)
         return self._headers.following(
-            shipment,
+            payload,
             options,
             self._gradient_reduce_op(options),
             generation=self._replicas().steps.generation,

@@ -62,7 +62,7 @@ class Served:
         self.restorer = ServedRestorer(
             self.mirror, self._run_alone, coordinator.join, lambda: side, coordinator.note_seen, 20.0
         )
-        self.externals = {"strategy": self, "shares": SERVED_SHARES, "served_restores": SERVED_RESTORES}
+        self.injected = {"strategy": self, "shares": SERVED_SHARES, "served_restores": SERVED_RESTORES}
 
     def call(self, rank: int, method: Callable[..., Any], *args: Any) -> Any:
         return self.coordinator.read("mirror", method, *args)
@@ -77,12 +77,12 @@ class Served:
         return RemoteValue(self.coordinator, self._schedule(fn, *args))
 
     def _schedule(self, fn: Callable[..., Any], *args: Any, looks_only: bool = False) -> Closure:
-        shipment = self.mirror.prepare(fn, args, externals=self.externals)
+        payload = self.mirror.prepare(fn, args, injected=self.injected)
 
         def make_header(number: int) -> bytes:
-            return pickle.dumps(StepHeader(number, 0, shipment.of_step(), stand_in=False, looks_only=looks_only))
+            return pickle.dumps(StepHeader(number, 0, payload.of_step(), stand_in=False, looks_only=looks_only))
 
-        closure = self.coordinator.schedule(shipment, make_header, shipment.digest, alone=looks_only)
+        closure = self.coordinator.schedule(payload, make_header, payload.digest, alone=looks_only)
         self.mirror.dispatched()
         return closure
 

@@ -19,18 +19,18 @@ import torch
 import raydist as rd
 from raydist.coordinator.closures import Closure
 from raydist.coordinator.coordinator import Coordinator
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.replicas.step import StepHeader
 from tests.coordinator.in_process import TIMEOUTS, coordinated
 
 
 def scheduled(coordinator: Coordinator, fn: Callable[..., Any], *args: Any) -> Closure:
-    shipment = Shipment(function=cloudpickle.dumps(fn), arguments=cloudpickle.dumps((args, {})))
+    payload = StepPayload(function=cloudpickle.dumps(fn), arguments=cloudpickle.dumps((args, {})))
 
     def make_header(number: int) -> bytes:
-        return pickle.dumps(StepHeader(number, 0, shipment.of_step(), stand_in=False))
+        return pickle.dumps(StepHeader(number, 0, payload.of_step(), stand_in=False))
 
-    return coordinator.schedule(shipment, make_header)
+    return coordinator.schedule(payload, make_header)
 
 
 def test_closures_run_on_all_workers_and_their_values_come_back() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raydist.coordinator.closures import Closure, ClosureQueue
 from raydist.coordinator.coordinator import Coordinator
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.nest import flatten
 from raydist.replicas.results import StepResult
 from raydist.replicas.served.work_message import PlannedWork
@@ -55,10 +55,8 @@ def busy(log: str, workers: list[str], seconds: dict[str, float]) -> None:
 
 
 def schedule(coordinator: Coordinator, *args: object) -> None:
-    shipment = Shipment(function=cloudpickle.dumps(busy), arguments=cloudpickle.dumps((args, {})))
-    coordinator.schedule(
-        shipment, lambda number: pickle.dumps(StepHeader(number, 0, shipment.of_step(), stand_in=False))
-    )
+    payload = StepPayload(function=cloudpickle.dumps(busy), arguments=cloudpickle.dumps((args, {})))
+    coordinator.schedule(payload, lambda number: pickle.dumps(StepHeader(number, 0, payload.of_step(), stand_in=False)))
 
 
 @pytest.mark.parametrize("bound", [0, 1, 4])

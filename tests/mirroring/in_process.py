@@ -13,7 +13,7 @@ from cloudpickle import cloudpickle
 from torch import nn
 
 from raydist.mirroring.driver import MirrorDriver
-from raydist.mirroring.messages import MirrorCalls, Shipment, answer
+from raydist.mirroring.messages import MirrorCalls, StepPayload, answer
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.values import PerReplica
 
@@ -74,7 +74,7 @@ class Mirror:
     def __init__(self, num_replicas: int = 2, name: str = "TestStrategy", *, serves_rows: bool = False) -> None:
         self.link = InProcessLink(num_replicas)
         self.driver = MirrorDriver(name, self.link, serves_rows=serves_rows)
-        self.shipments: list[Shipment] = []
+        self.payloads: list[StepPayload] = []
         self._class_trackers = [_ClassTracker() for _ in range(num_replicas)]
 
     @property
@@ -85,15 +85,15 @@ class Mirror:
         return self.driver.scope()
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        shipment = self.driver.prepare(fn, args, kwargs)
+        payload = self.driver.prepare(fn, args, kwargs)
         self.driver.dispatched()
-        self.shipments.append(shipment)
-        return [self._run_one(rank, shipment) for rank in range(self.link.num_replicas)]
+        self.payloads.append(payload)
+        return [self._run_one(rank, payload) for rank in range(self.link.num_replicas)]
 
-    def _run_one(self, rank: int, shipment: Shipment) -> Any:
-        parts = [value.values[rank] for value in shipment.per_replica]
+    def _run_one(self, rank: int, payload: StepPayload) -> Any:
+        parts = [value.values[rank] for value in payload.per_replica]
         with self._class_trackers[rank].swapped():
-            function, args, kwargs = self.replicas[rank].apply(_copied(shipment), parts)
+            function, args, kwargs = self.replicas[rank].apply(_copied(payload), parts)
         guard = self.replicas[rank].guard()
         guard.is_on = True
         try:
@@ -105,7 +105,7 @@ class Mirror:
 
     @property
     def bytes_of_last(self) -> dict[str, int]:
-        last = self.shipments[-1]
+        last = self.payloads[-1]
         return {name: len(getattr(last, name)) for name in ("bundle", "writes", "function", "arguments")}
 
 

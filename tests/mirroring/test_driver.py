@@ -320,7 +320,7 @@ def test_release_when_something_cannot_be_fetched() -> None:
     assert not mirror.link.calls
 
 
-def test_a_shipment_tells_the_driver_whether_it_has_values_or_only_settings() -> None:
+def test_a_payload_tells_the_driver_whether_it_has_values_or_only_settings() -> None:
     mirror = Mirror(1)
     with mirror.scope():
         model = nn.Linear(1, 1)
@@ -330,19 +330,19 @@ def test_a_shipment_tells_the_driver_whether_it_has_values_or_only_settings() ->
         return float(optimizer.param_groups[0]["lr"] + 0 * len(model.weight))
 
     mirror.run(step)
-    assert mirror.shipments[-1].has_values
+    assert mirror.payloads[-1].has_values
     optimizer.param_groups[0]["lr"] = 0.5
     assert mirror.run(step) == [0.5]
-    first = mirror.shipments[-1]
+    first = mirror.payloads[-1]
     optimizer.param_groups[0]["lr"] = 0.25
     mirror.run(step)
     assert not first.has_values
     assert first.settings
-    assert mirror.shipments[-1].settings == first.settings
+    assert mirror.payloads[-1].settings == first.settings
     with torch.no_grad():
         model.weight.fill_(1.0)
     mirror.run(step)
-    assert mirror.shipments[-1].has_values
+    assert mirror.payloads[-1].has_values
 
 
 def test_a_replica_tells_all_of_it_again_to_a_driver_that_has_heard_another_one() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.messages import MirrorCalls, Shipment, TensorImage, Writes, answer, overwrite
+from raydist.mirroring.messages import MirrorCalls, StepPayload, TensorImage, Writes, answer, overwrite
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.values import PerReplica
 
@@ -71,19 +71,19 @@ def test_writes_are_true_if_there_are_any() -> None:
 
 
 def test_parts_stay_with_the_driver() -> None:
-    shipment = Shipment(bundle=b"12", arguments=b"345", digest=b"d", per_replica=(PerReplica([1]),))
-    received = pickle.loads(pickle.dumps(shipment))
-    assert received == shipment.without_parts()
+    payload = StepPayload(bundle=b"12", arguments=b"345", digest=b"d", per_replica=(PerReplica([1]),))
+    received = pickle.loads(pickle.dumps(payload))
+    assert received == payload.without_parts()
     assert received.per_replica == ()
 
 
 def test_what_is_for_all_later_steps_and_what_for_one() -> None:
-    whole = Shipment(released=(1,), writes=b"w", function=b"f", digest=b"d", arguments=b"a")
+    whole = StepPayload(released=(1,), writes=b"w", function=b"f", digest=b"d", arguments=b"a")
     kept = whole.without_step()
     assert kept is not None
     assert (kept.released, kept.writes, kept.function, kept.arguments) == ((1,), b"w", b"f", b"")
     assert (whole.of_step().function, whole.of_step().digest, whole.of_step().arguments) == (b"", b"d", b"a")
-    once = Shipment(function=b"f", arguments=b"a")
+    once = StepPayload(function=b"f", arguments=b"a")
     assert once.without_step() is None
     assert once.of_step().function == b"f"
 

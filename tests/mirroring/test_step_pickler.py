@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from raydist.mirroring.handles import DriverTable
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.mirroring.scope import Scope, ScopeCheck
 from raydist.mirroring.step_pickler import SentFunctions, StepPickler, is_candidate_class
 from raydist.values import PerReplica
 
 
-def discovery(scope: Scope, table: DriverTable | None = None, **externals: Any) -> StepPickler:
+def discovery(scope: Scope, table: DriverTable | None = None, **injected: Any) -> StepPickler:
     known = table or DriverTable()
-    return StepPickler(known, ScopeCheck("TestStrategy", scope, lambda: (), known), externals)
+    return StepPickler(known, ScopeCheck("TestStrategy", scope, lambda: (), known), injected)
 
 
 def test_finds_what_is_reached_and_what_that_leads_to() -> None:
@@ -83,11 +83,11 @@ def named(name: str) -> Callable[[], None]:
 
 
 def sent(functions: SentFunctions, fn: Any) -> tuple[bytes, bytes, tuple[bytes, ...]]:
-    """Return the fields of a dispatched shipment with a function."""
+    """Return the fields of a dispatched payload with a function."""
     found: Any = Pickles()
     function, digest = functions.pickle(found, fn)
     forget = functions.too_many(digest)
-    functions.mark_sent(Shipment(function=function, digest=digest, forget=forget))
+    functions.mark_sent(StepPayload(function=function, digest=digest, forget=forget))
     return function, digest, forget
 
 

@@ -368,7 +368,7 @@ def test_a_model_of_an_installed_class_is_of_that_class_on_replicas(package: Any
     with mirror.scope():
         model = package.Plain()
     assert mirror.run(lambda: type(model) is package.Plain) == [True, True]
-    assert b"silu" not in mirror.shipments[0].bundle
+    assert b"silu" not in mirror.payloads[0].bundle
 
 
 @functools.lru_cache(maxsize=2)

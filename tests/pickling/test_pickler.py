@@ -250,7 +250,7 @@ def test_per_replica_arguments() -> None:
     step = lambda batch, scale: (batch[0].sum().item() * scale, batch[1])  # noqa: E731
     assert mirror.run(step, (images, labels), scale=2) == [(0.0, 3), (4.0, 4)]
     assert mirror.run(lambda pair: pair[0] is pair[1], [images, images]) == [True, True]
-    assert len(mirror.shipments[-1].per_replica) == 1
+    assert len(mirror.payloads[-1].per_replica) == 1
 
 
 def test_per_replica_in_a_closure() -> None:
@@ -271,15 +271,15 @@ def test_tensors_keep_views_dtypes_and_gradients() -> None:
     assert mirror.run(views) == [([0.0, 2.0, 4.0], True, torch.bfloat16, True)] * 2
 
 
-def test_externals() -> None:
+def test_injected() -> None:
     mirror = Mirror()
     strategy = types.SimpleNamespace(name="driver", lock=threading.Lock())
-    shipment = mirror.driver.prepare(lambda: strategy, externals={"strategy": strategy})
+    payload = mirror.driver.prepare(lambda: strategy, injected={"strategy": strategy})
     mirror.driver.dispatched()
     replica = mirror.replicas[0]
-    replica.externals.drop("strategy")
-    replica.externals.add("strategy", lambda: "the replica's")
-    function, args, kwargs = replica.apply(shipment, ())
+    replica.injected.drop("strategy")
+    replica.injected.add("strategy", lambda: "the replica's")
+    function, args, kwargs = replica.apply(payload, ())
     assert function(*args, **kwargs) == "the replica's"
 
 

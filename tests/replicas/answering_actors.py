@@ -10,7 +10,7 @@ import pytest
 from raydist.actors.software import Software, installed_software
 from raydist.actors.supervision import root_cause
 from raydist.errors import CancelledError
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.replicas.results import StepOutcome, pack_result
 from raydist.replicas.step import StepHeader
 from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage
@@ -88,7 +88,7 @@ def actors() -> Actors:
 
 
 def planned(step: int) -> PlannedStep:
-    return PlannedStep(StepHeader(step, 0, Shipment(digest=b"step")))
+    return PlannedStep(StepHeader(step, 0, StepPayload(digest=b"step")))
 
 
 def values(outcome: StepOutcome) -> list[Any]:

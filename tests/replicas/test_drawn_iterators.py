@@ -16,14 +16,14 @@ from raydist.checkpoints.sharing.share_writer import ShareWriter
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import distribute
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.options import InputOptions
 from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.function_calls import FunctionCalls
 from raydist.replicas.step import StepHeader
 from tests.actors.readers.fakes import fake_side
 
-_HEADER = StepHeader(7, 0, mock.create_autospec(Shipment, instance=True))
+_HEADER = StepHeader(7, 0, mock.create_autospec(StepPayload, instance=True))
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_they_draw_this_replicas_pieces_and_tell_everybodys_rows(iterators: list
 def test_where_there_are_no_rows_the_header_says_what_is_drawn(
     stand_in: bool, rows: list[int], iterators: list[ReplicaIterator], peers: Any
 ) -> None:
-    header = StepHeader(7, 0, _HEADER.shipment, stand_in=stand_in)
+    header = StepHeader(7, 0, _HEADER.payload, stand_in=stand_in)
     with draws().bound(iterators[0], header, peers):
         assert [batch.tolist() for batch in iterators[0]] == [[1], [3], rows]
 
@@ -76,7 +76,7 @@ def test_a_run_whose_draws_are_boundaries_is_known_while_it_goes_on(
     iterators: list[ReplicaIterator], peers: Any
 ) -> None:
     loops = ReplicaLoops(mock.create_autospec(ShareWriter, instance=True))
-    header = StepHeader(7, 0, _HEADER.shipment, loop=LoopOrder((), 5.0))
+    header = StepHeader(7, 0, _HEADER.payload, loop=LoopOrder((), 5.0))
     with draws(loops).bound(tuple(iterators), header, peers):
         assert peers.loop is not None
         assert loops.hold(7) == 0
@@ -87,6 +87,6 @@ def test_a_run_whose_draws_are_boundaries_is_known_while_it_goes_on(
 @pytest.mark.parametrize("arguments", [(1, "text"), ()])
 def test_a_step_that_draws_from_none_is_no_loop(arguments: Any, peers: Any) -> None:
     loops = ReplicaLoops(mock.create_autospec(ShareWriter, instance=True))
-    with draws(loops).bound(arguments, StepHeader(7, 0, _HEADER.shipment, loop=LoopOrder((), 5.0)), peers):
+    with draws(loops).bound(arguments, StepHeader(7, 0, _HEADER.payload, loop=LoopOrder((), 5.0)), peers):
         assert peers.loop is None
     assert loops.news(7) is None

@@ -14,7 +14,7 @@ from raydist.checkpoints.loops.replica_loops import ReplicaLoops
 from raydist.checkpoints.sharing.share_writer import ShareWriter
 from raydist.collectives.base import Membership
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.replicas.connected import Connected
 from raydist.replicas.device_copies import Accelerator, DeviceCopies
@@ -42,7 +42,7 @@ class Alone:
         self.calls.join(ReplicaView(("cpu",), list), self.peers)
 
     def call(self, fn: Callable[..., Any], *args: Any, **header: Any) -> StepResult:
-        said = StepHeader(0, 0, Shipment(), **header)
+        said = StepHeader(0, 0, StepPayload(), **header)
         return self.calls.pack(self.calls.call(said, self.peers, fn, args, {}), said, self.peers)
 
 

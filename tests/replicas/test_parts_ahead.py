@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.replicas.device_copies import Copying, DeviceCopies, PartsAhead
 from raydist.replicas.step import PartSource, StepHeader
 from raydist.values import Leaves
@@ -27,7 +27,7 @@ class Counted:
 
 
 def header(step: int) -> StepHeader:
-    return StepHeader(step, 0, Shipment(), sources=(PartSource(None, value=torch.ones(step + 1)),))
+    return StepHeader(step, 0, StepPayload(), sources=(PartSource(None, value=torch.ones(step + 1)),))
 
 
 def ahead() -> tuple[PartsAhead, Counted]:
@@ -55,7 +55,7 @@ def test_parts_of_another_step_are_dropped() -> None:
 
 def test_what_goes_wrong_ahead_goes_wrong_in_the_step() -> None:
     parts, _ = ahead()
-    missing = StepHeader(1, 0, Shipment(), sources=(PartSource(0, 0),))
+    missing = StepHeader(1, 0, StepPayload(), sources=(PartSource(0, 0),))
     nothing: list[Leaves] = []
     parts.begin(missing, nothing)
     try:

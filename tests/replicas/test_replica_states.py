@@ -50,7 +50,7 @@ class Restoring(Mirror):
         for rank, replica in enumerate(self.replicas):
             exchange = functools.partial(self._exchange, rank)
             reader = ShareReader(rank, num_replicas, exchange, functools.partial(given_alike, replica))
-            replica.externals.add("restores", functools.partial(itself, reader))
+            replica.injected.add("restores", functools.partial(itself, reader))
         self.restorer = ReplicaRestorer(self.driver, lambda: True, self._ask)
 
     def _exchange(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -58,13 +58,13 @@ class Restoring(Mirror):
         ByteExchange(rank, CPU, lambda tensor, root: group.broadcast(tensor, root).wait()).share(parts)
 
     def _ask(self, function: Callable[..., bytes], *args: Any) -> Sequence[bytes]:
-        shipment = self.driver.prepare(function, (RESTORES, *args), externals={"restores": RESTORES})
+        payload = self.driver.prepare(function, (RESTORES, *args), injected={"restores": RESTORES})
         self.driver.dispatched()
         self.asked.append(function.__name__)
         calls = []
         for rank, replica in enumerate(self.replicas):
             with self._class_trackers[rank].swapped():
-                calls.append(replica.apply(shipment, []))
+                calls.append(replica.apply(payload, []))
 
         def body(group: LocalGroup) -> bytes:
             self._groups[group.rank] = group

@@ -12,7 +12,7 @@ import raydist as rd
 from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.portable_errors import PortableError
 from raydist.collectives.base import Communicator, Membership
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.replicas.rules import ReplicaRules
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup, StepHeader
@@ -49,7 +49,9 @@ def generation(number: int) -> Membership:
 
 
 def steps(*numbers: int, of: int) -> Any:
-    return address_steps([PlannedStep(StepHeader(number, of, Shipment())) for number in numbers], [SentObjects()])[0][0]
+    return address_steps([PlannedStep(StepHeader(number, of, StepPayload())) for number in numbers], [SentObjects()])[
+        0
+    ][0]
 
 
 def test_an_abort_that_comes_late_leaves_the_next_generation_alone() -> None:
@@ -66,15 +68,15 @@ def test_an_abort_that_comes_late_leaves_the_next_generation_alone() -> None:
 def test_steps_behind_one_that_fails_are_refused_and_those_before_it_told() -> None:
     runner = ReplicaRunner(SETUP, Alone())
     runner.join(generation(0))
-    result = runner.steps(steps(3, 4, of=0), [])  # there is no function in the shipment
+    result = runner.steps(steps(3, 4, of=0), [])  # there is no function in the payload
     assert result.results == ()
     assert result.error is not None
     assert "In step 3 on replica 0 (cpu) of node here." in result.error.__notes__
 
 
 def looks(number: int, of: int) -> Any:
-    shipment = Shipment(function=cloudpickle.dumps(len), arguments=cloudpickle.dumps((("text",), {})))
-    step = PlannedStep(StepHeader(number, of, shipment, looks_only=True))
+    payload = StepPayload(function=cloudpickle.dumps(len), arguments=cloudpickle.dumps((("text",), {})))
+    step = PlannedStep(StepHeader(number, of, payload, looks_only=True))
     return address_steps([step], [SentObjects()])[0][0]
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.errors import CancelledError
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.owning_process import OwningProcess
 from raydist.replicas.dispatched_steps import DispatchedSteps, SentGroup
 from raydist.replicas.results import pack_result
@@ -64,7 +64,7 @@ def steps_on(replicas: Replicas) -> DispatchedSteps:
 
 
 def planned(step: int, *parts: PerReplica, key: bytes = b"known") -> PlannedStep:
-    return PlannedStep(StepHeader(step, 0, Shipment(digest=key)), parts)
+    return PlannedStep(StepHeader(step, 0, StepPayload(digest=key)), parts)
 
 
 @pytest.fixture

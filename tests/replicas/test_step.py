@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raydist.errors import InvalidArgumentError
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import PartSource, StepHeader, address_parts, batch_rows, require_parts, resolve_parts
 from raydist.replicas.step_message import GroupResult
@@ -81,7 +81,7 @@ def test_a_replica_without_rows_gets_the_stand_in() -> None:
     ],
 )
 def test_who_works_on_others_rows(rows: tuple[int, ...] | None, stand_in: bool, expected: list[bool]) -> None:
-    header = StepHeader(0, 0, Shipment(), rows=rows, stand_in=stand_in)
+    header = StepHeader(0, 0, StepPayload(), rows=rows, stand_in=stand_in)
     assert [header.stands_in(rank) for rank in range(2)] == expected
 
 
@@ -128,7 +128,7 @@ def test_the_place_in_an_object_travels_with_its_source() -> None:
 
 def test_a_header_travels() -> None:
     header = StepHeader(
-        step=3, generation=1, shipment=Shipment(function=b"f"), sources=(PartSource(0, 1),), rows=(2, 0)
+        step=3, generation=1, payload=StepPayload(function=b"f"), sources=(PartSource(0, 1),), rows=(2, 0)
     )
     assert pickle.loads(pickle.dumps(header)) == header
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raydist.checkpoints.random_state import RESTORED_REPLICAS
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.options import RunOptions
 from raydist.replicas.step import StepHeader, StepHeaders
 from raydist.values import ReduceOp
@@ -15,7 +15,7 @@ from raydist.values import ReduceOp
 
 def following(headers: StepHeaders, **options: Any) -> StepHeader:
     return headers.following(
-        Shipment(digest=b"step"), RunOptions(**options), ReduceOp.SUM, generation=2, summaries=None
+        StepPayload(digest=b"step"), RunOptions(**options), ReduceOp.SUM, generation=2, summaries=None
     )
 
 

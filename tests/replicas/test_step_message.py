@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import PartSource, StepHeader
 from raydist.replicas.step_message import GroupResult, PlannedStep, SentObjects, address_steps
@@ -25,7 +25,7 @@ class Stored(PerReplica):
 
 
 def planned(step: int, *parts: PerReplica) -> PlannedStep:
-    return PlannedStep(StepHeader(step, 0, Shipment(function=b"f")), parts)
+    return PlannedStep(StepHeader(step, 0, StepPayload(function=b"f")), parts)
 
 
 def test_an_object_that_holds_several_steps_travels_once() -> None:

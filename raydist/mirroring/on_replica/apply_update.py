@@ -1,4 +1,4 @@
-"""Apply a shipment of the driver on a replica, and collect the attributes that steps changed for the driver.
+"""Apply a payload of the driver on a replica, and collect the attributes that steps changed for the driver.
 
 A step may replace a buffer: `self.mean = 0.9 * self.mean + ...` leaves a tensor without a handle, which no other
 replica could take over. The program means a new value, so the mirrored buffer gets that value and its place again.
@@ -18,7 +18,7 @@ from raydist.compat.torch_internals import buffer_table
 from raydist.mirroring.aggregation import Aggregations, share_of
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.lazy_states import divide_states, restore_states, state_names
-from raydist.mirroring.messages import Shipment, Writes, overwrite
+from raydist.mirroring.messages import StepPayload, Writes, overwrite
 from raydist.mirroring.object_kinds import capture_object, content_digest, patch_object
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, attributes, changed, seal
 from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
@@ -170,13 +170,13 @@ class ControlCollector:
 
 @final
 class UpdateApplier:
-    """Applies shipments, in their order.
+    """Applies payloads, in their order.
 
     Args:
         table: The replica's objects.
         buffers: The replica's buffers.
         control: The attributes that the driver knows.
-        resolve: Returns the object of a persistent id in a shipment.
+        resolve: Returns the object of a persistent id in a payload.
         share: Returns a replica's share of the states of a metric that the driver sent to all replicas.
         watch: Called with each new optimizer.
 
@@ -203,14 +203,14 @@ class UpdateApplier:
         self._loaded_states: set[int] = set()
         self.num_gradients_set = 0
 
-    def take(self, shipment: Shipment) -> None:
+    def take(self, payload: StepPayload) -> None:
         """Drop released objects, add new ones, and apply the driver's writes."""
-        for handle in shipment.released:
+        for handle in payload.released:
             self._table.release(handle)
             self._buffers.forget(handle)
-        arrived = self._load_bundle(shipment.bundle) if shipment.bundle else []
-        if shipment.writes:
-            arrived += self._write(loads(shipment.writes, self._resolve))
+        arrived = self._load_bundle(payload.bundle) if payload.bundle else []
+        if payload.writes:
+            arrived += self._write(loads(payload.writes, self._resolve))
         if arrived:
             self._buffers.arrived(arrived)
 

@@ -22,7 +22,7 @@ import torch
 
 from raydist.compat.torch_internals import num_writes
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.pickling.attribute_table import attributes, is_plain
 from raydist.pickling.by_value import is_installed, referenced_globals
 
@@ -52,14 +52,14 @@ class FunctionCache:
         self._running: ClosureMutationCheck | None = None
         self._remarks: dict[str, bool] = {}  # with True until the driver is told
 
-    def function_of(self, shipment: Shipment) -> Any:
-        """Return the function of a shipment, which runs next."""
+    def function_of(self, payload: StepPayload) -> Any:
+        """Return the function of a payload, which runs next."""
         self._running = None
-        digest = shipment.digest
+        digest = payload.digest
         if not digest:
-            return self._loads(shipment.function)
-        if shipment.function:
-            self._functions[digest] = function = self._loads(shipment.function)
+            return self._loads(payload.function)
+        if payload.function:
+            self._functions[digest] = function = self._loads(payload.function)
             if self._rank == 0:
                 self._checks[digest] = ClosureMutationCheck(function, self._is_shared)
         if digest not in self._functions:

@@ -26,7 +26,7 @@ from raydist.mirroring.lazy_states import (
     share_of_states,
     state_names,
 )
-from raydist.mirroring.messages import MirrorCalls, Shipment, TensorImage
+from raydist.mirroring.messages import MirrorCalls, StepPayload, TensorImage
 from raydist.mirroring.on_replica.apply_update import ControlCollector, ReplicaBuffers, UpdateApplier
 from raydist.mirroring.on_replica.function_cache import FunctionCache
 from raydist.mirroring.on_replica.hooks import ParameterGuard, UpdateLog, note_steps
@@ -82,12 +82,12 @@ class MirrorReplica(MirrorCalls):
         rank: Rank of the replica.
         world_size: Number of replicas.
         device: Device of mirrored tensors.
-        externals: Objects by name that functions reference and every replica has by itself.
+        injected: Objects by name that functions reference and every replica has by itself.
         carry_out: Performs the steps of optimizers; see `note_steps`.
         on_cleared: Called with an optimizer after its `zero_grad`.
 
     Attributes:
-        externals: The objects by name that functions reference; more may be added.
+        injected: The objects by name that functions reference; more may be added.
         updates: The log of optimizer steps.
     """
 
@@ -97,7 +97,7 @@ class MirrorReplica(MirrorCalls):
         *,
         world_size: int = 1,
         device: str = "cpu",
-        externals: Mapping[str, Any] | None = None,
+        injected: Mapping[str, Any] | None = None,
         carry_out: Callable[..., Any] | None = None,
         on_cleared: Callable[[torch.optim.Optimizer], None] = lambda _: None,
     ) -> None:
@@ -106,7 +106,7 @@ class MirrorReplica(MirrorCalls):
         self._carry_out = carry_out
         self._on_cleared = on_cleared
         self._device = device
-        self.externals = InjectedObjects(externals or {})
+        self.injected = InjectedObjects(injected or {})
         self._parts: Sequence[Any] = ()
         self._guard = ParameterGuard(lambda obj: self._table.handle_of(obj) is not None)
         self._functions = FunctionCache(self._loads, self._is_shared, rank)
@@ -128,33 +128,33 @@ class MirrorReplica(MirrorCalls):
             watch=lambda optimizer: note_steps(optimizer, self.updates.note, self._carry_out, self._on_cleared),
         )
 
-    def apply(self, shipment: Shipment, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """Apply a shipment; return the step's function, positional and keyword arguments.
+    def apply(self, payload: StepPayload, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Apply a payload; return the step's function, positional and keyword arguments.
 
         Args:
-            shipment: The driver's message.
-            parts: This replica's part of every `PerReplica` leaf, in the order of `Shipment.per_replica`.
+            payload: The driver's message.
+            parts: This replica's part of every `PerReplica` leaf, in the order of `StepPayload.per_replica`.
         """
-        if shipment.released or shipment.bundle or shipment.writes or shipment.forget:
-            self._take_objects(shipment)
+        if payload.released or payload.bundle or payload.writes or payload.forget:
+            self._take_objects(payload)
         self._parts = parts
         try:
-            function = self._functions.function_of(shipment)
-            given = shipment.arguments
+            function = self._functions.function_of(payload)
+            given = payload.arguments
             args, kwargs = ((), {}) if given == _NO_ARGUMENTS else self._loads(given)
         finally:
             self._parts = ()
         return function, args, kwargs
 
-    def take(self, shipment: Shipment) -> None:
-        """Apply a shipment without running its step: objects, writes, and the function."""
-        self._take_objects(shipment)
-        if shipment.function and shipment.digest:
-            self._functions.function_of(shipment)
+    def take(self, payload: StepPayload) -> None:
+        """Apply a payload without running its step: objects, writes, and the function."""
+        self._take_objects(payload)
+        if payload.function and payload.digest:
+            self._functions.function_of(payload)
 
-    def _take_objects(self, shipment: Shipment) -> None:
-        self._applier.take(shipment)
-        self._functions.forget(shipment.forget)
+    def _take_objects(self, payload: StepPayload) -> None:
+        self._applier.take(payload)
+        self._functions.forget(payload.forget)
 
     def guard(self) -> ParameterGuard:
         """Return the guard that, while it is on, refuses a parameter that is created in a mirrored module."""
@@ -162,7 +162,7 @@ class MirrorReplica(MirrorCalls):
         return self._guard
 
     def after_run(self) -> None:
-        """Check the function of the last shipment, which has run to its end, for changes of captured copies."""
+        """Check the function of the last payload, which has run to its end, for changes of captured copies."""
         self._functions.after_run()
 
     def settle(self) -> None:
@@ -340,7 +340,7 @@ class MirrorReplica(MirrorCalls):
 
     def _is_shared(self, obj: Any) -> bool:
         """Return True if `obj` is a mirrored or external object, not a copy."""
-        return self._table.handle_of(obj) is not None or self.externals.holds(obj)
+        return self._table.handle_of(obj) is not None or self.injected.holds(obj)
 
     def _identify(self, obj: Any) -> PersistentId | None:
         handle = self._table.handle_of(obj)
@@ -357,8 +357,8 @@ class MirrorReplica(MirrorCalls):
                 return self._parts[index]
             case ("device",):
                 return self._device
-            case ("external", name):
-                return self.externals.value(name)
+            case ("injected", name):
+                return self.injected.value(name)
         raise FailedPreconditionError(f"raydist bug: a replica was sent the unknown persistent id {pid!r}.")
 
 

@@ -193,7 +193,7 @@ class ServedVariables(WorkerRules):
         if states:
             self._model.optimizers.read_states()
 
-    def externals(self) -> dict[str, Any]:
+    def injected(self) -> dict[str, Any]:
         return {"shares": ServedShares(self._model.held), "served_restores": ServedRestores(self._model.held)}
 
     def reading(self) -> contextlib.AbstractContextManager[None]:

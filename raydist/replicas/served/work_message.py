@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from raydist.actors.portable_errors import PortableError
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.replicas.results import StepResult
 from raydist.replicas.served.worker_rules import ClosureLabel
 from raydist.replicas.step import PartSource, StepHeader, address_parts
@@ -24,13 +24,13 @@ class LogEntry:
     """A change by the driver that every worker makes before closures scheduled after it.
 
     Attributes:
-        shipment: The program's changes of mirrored objects, without a step.
+        payload: The program's changes of mirrored objects, without a step.
         plan: Placement of new variables; None if there are none.
         values: By name, pickled functions that make the worker's per-worker values.
         dropped: Names of per-worker values that nothing uses any more.
     """
 
-    shipment: Shipment | None = None
+    payload: StepPayload | None = None
     plan: Any = None
     values: tuple[tuple[str, bytes], ...] = ()
     dropped: tuple[str, ...] = ()

@@ -96,7 +96,7 @@ class WorkerRules(ReplicaRules):
             states: Bring optimizer states up to date, too.
         """
 
-    def externals(self) -> Mapping[str, Any]:
+    def injected(self) -> Mapping[str, Any]:
         """Return, by name, the values that functions may use on this worker, beside those of every replica."""
         return {}
 

@@ -19,7 +19,7 @@ from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.single_rank import SingleRank
 from raydist.errors import FailedPreconditionError, OutOfRangeError
-from raydist.mirroring.messages import MirrorCalls, Shipment
+from raydist.mirroring.messages import MirrorCalls, StepPayload
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.served.work_message import ClosureResult, LogEntry, WorkItem, WorkMessage, WorkResult
 from raydist.replicas.served.worker_rules import ClosureLabel, WorkerRules
@@ -55,8 +55,8 @@ class WorkerRunner:
         self._rules = setup.rules
         self._context = InputContext(num_workers, setup.rank, 1)
         self._runner = ReplicaRunner(setup, _join_alone)
-        for name, value in self._rules.externals().items():
-            self._runner.mirrored.externals.add(name, functools.partial(_given, value))
+        for name, value in self._rules.injected().items():
+            self._runner.mirrored.injected.add(name, functools.partial(_given, value))
         self._objects = KeptObjects()
         self._starts = generation
         self._drawn = dict(drawn or {})
@@ -152,14 +152,14 @@ class WorkerRunner:
     def _apply(self, entry: LogEntry) -> None:
         mirror = self._runner.mirrored
         for name in entry.dropped:
-            value = mirror.externals.drop(name)
+            value = mirror.injected.drop(name)
             self._iterators.pop(name, None)
             if isinstance(value, ReplicaIterator):
                 value.end()
-        if entry.shipment is not None:
-            mirror.take(entry.shipment)
+        if entry.payload is not None:
+            mirror.take(entry.payload)
         for name, maker in entry.values:
-            mirror.externals.add(name, functools.partial(self._make, name, maker))
+            mirror.injected.add(name, functools.partial(self._make, name, maker))
 
     def _make(self, name: str, maker: bytes) -> Any:
         value = cloudpickle.loads(maker)(self._context, self._drawn.get(name, 0), self._starts)
@@ -189,7 +189,7 @@ class WorkerRunner:
 
     def _drop_unplaced(self) -> None:
         if self._unplaced:
-            self._runner.mirrored.take(Shipment(released=self._unplaced))
+            self._runner.mirrored.take(StepPayload(released=self._unplaced))
             self._unplaced = ()
 
     def mirror(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:

@@ -1,4 +1,4 @@
-"""Shipments that a replica applies, and changes of attributes that it reports."""
+"""StepPayloads that a replica applies, and changes of attributes that it reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from raydist.mirroring.handles import ReplicaTable
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.mirroring.on_replica.apply_update import ControlCollector
 from raydist.pickling.pickler import loads
 from tests.mirroring.in_process import Mirror
@@ -46,7 +46,7 @@ def test_what_was_released_and_what_was_written_without_a_step() -> None:
     handles = [handle for handle, obj in replica.items() if isinstance(obj, nn.Parameter)]
     assert len(handles) == 2
     kept = replica.object_of(handles[0])
-    replica.take(Shipment(released=(handles[1],)))
+    replica.take(StepPayload(released=(handles[1],)))
     assert replica.parameters() == (kept,)
 
 

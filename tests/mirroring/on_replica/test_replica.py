@@ -18,7 +18,7 @@ import raydist as rd
 from raydist.checkpoints.saved_kinds import SHARES
 from raydist.checkpoints.sharing.share_writer import MergedStates
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.pickling.pickler import loads
 from raydist.values import PerReplica
@@ -91,10 +91,10 @@ def test_dump_and_load_are_bit_identical() -> None:
     newcomer.load(pickle.loads(pickle.dumps(state)))
     assert len(handles) == len(newcomer._table.items())
     assert all(torch.equal(a, b) for a, b in zip(old.parameters(), newcomer.parameters(), strict=True))
-    known = mirror.shipments[0]
+    known = mirror.payloads[0]
     losses = []
     for replica in (old, newcomer):
-        function, args, kwargs = replica.apply(Shipment(function=known.function, arguments=known.arguments), [0])
+        function, args, kwargs = replica.apply(StepPayload(function=known.function, arguments=known.arguments), [0])
         losses.append(function(*args, **kwargs))
     assert losses[0] == losses[1]
     optimizers = [handle for handle, obj in old._table.items() if isinstance(obj, torch.optim.Optimizer)]
@@ -152,7 +152,7 @@ def test_reset_keeps_the_running_statistics_of_every_replica() -> None:
     assert [replica.parameters()[0].item() for replica in mirror.replicas] == [2.0, 2.0, 2.0]
 
 
-def test_reset_after_a_shipment_that_never_arrived() -> None:
+def test_reset_after_a_payload_that_never_arrived() -> None:
     mirror = Mirror()
     layer = linear(mirror)
     mirror.driver.prepare(lambda: layer.training)
@@ -176,7 +176,7 @@ def test_prepared_but_not_dispatched() -> None:
 
 def test_unknown_digest() -> None:
     with pytest.raises(FailedPreconditionError, match="raydist bug: replica 3"):
-        MirrorReplica(3).apply(Shipment(digest=b"never sent"), ())
+        MirrorReplica(3).apply(StepPayload(digest=b"never sent"), ())
 
 
 def test_function_stays_the_same_object_between_steps() -> None:

@@ -373,7 +373,7 @@ def test_what_the_driver_writes_goes_to_the_servers() -> None:
         saved = one.objects[0].state_dict(), one.objects[1].state_dict()
         kept = [{name: value.clone() for name, value in saved[0].items()}, saved[1]]
         one.run(lambda *objects: train(*objects, number=1))
-        for worker in (one, two):  # as a shipment does
+        for worker in (one, two):  # as a payload does
             worker.objects[0].load_state_dict(kept[0])
             worker.objects[1].load_state_dict(kept[1])
             worker.held.loaded.add(6)

@@ -5,7 +5,7 @@ import pickle
 import torch
 
 from raydist.actors.portable_errors import pack_error
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.nest import flatten
 from raydist.replicas.results import StepResult
 from raydist.replicas.served.work_message import (
@@ -26,11 +26,11 @@ class Odd:
 
 
 def work(number: int, *parts: PerReplica) -> PlannedWork:
-    return PlannedWork(number, pickle.dumps(StepHeader(number, 0, Shipment(arguments=b"args"))), parts, seen=(7,))
+    return PlannedWork(number, pickle.dumps(StepHeader(number, 0, StepPayload(arguments=b"args"))), parts, seen=(7,))
 
 
 def test_a_message_says_of_each_closure_what_it_is_and_what_comes_before_it() -> None:
-    entry = LogEntry(Shipment(writes=b"lr"), plan=["slices"]).packed()
+    entry = LogEntry(StepPayload(writes=b"lr"), plan=["slices"]).packed()
     works = [(work(4, PerReplica([torch.ones(2)])), [entry]), (work(5), [])]
     message, refs = address_work(works, SentObjects(), finished_below=3, used={"iterator": 2})
     there: WorkMessage = pickle.loads(pickle.dumps(message))
@@ -40,7 +40,7 @@ def test_a_message_says_of_each_closure_what_it_is_and_what_comes_before_it() ->
     assert LogEntry.unpacked(first.entries[0]).plan == ["slices"]
     assert second.entries == ()
     header = first.step(generation=9)
-    assert (header.step, header.generation, header.shipment.arguments) == (4, 9, b"args")
+    assert (header.step, header.generation, header.payload.arguments) == (4, 9, b"args")
     assert torch.equal(header.sources[0].value, torch.ones(2))
     assert there.used == {"iterator": 2}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.mirroring.messages import Shipment
+from raydist.mirroring.messages import StepPayload
 from raydist.replicas.rules import VariablesView
 from raydist.replicas.served.work_message import LogEntry, PlannedWork, WorkResult, address_work
 from raydist.replicas.served.worker_rules import ClosureLabel, WorkerRules
@@ -60,8 +60,8 @@ def worker(number: int = 1) -> tuple[WorkerRunner, Notes]:
 
 
 def work(number: int, fn: Any, *, epoch: int = 0) -> PlannedWork:
-    shipment = Shipment(function=cloudpickle.dumps(fn), arguments=pickle.dumps(((), {})))
-    return PlannedWork(number, pickle.dumps(StepHeader(number, 0, shipment, stand_in=False)), epoch=epoch)
+    payload = StepPayload(function=cloudpickle.dumps(fn), arguments=pickle.dumps(((), {})))
+    return PlannedWork(number, pickle.dumps(StepHeader(number, 0, payload, stand_in=False)), epoch=epoch)
 
 
 def run(runner: WorkerRunner, *works: PlannedWork, entries: tuple[bytes, ...] = ()) -> WorkResult:
@@ -115,18 +115,18 @@ def test_values_are_made_when_they_are_reached_and_dropped_when_told() -> None:
         made.append(context.input_pipeline_id)
         return made
 
-    runner._runner.mirrored.externals.add("mine", lambda: make(rd.InputContext(2, 1, 1), 0, 0))
+    runner._runner.mirrored.injected.add("mine", lambda: make(rd.InputContext(2, 1, 1), 0, 0))
     assert made == []
-    assert runner._runner.mirrored.externals.value("mine") is runner._runner.mirrored.externals.value("mine")
+    assert runner._runner.mirrored.injected.value("mine") is runner._runner.mirrored.injected.value("mine")
     assert made == [1]
     runner.follow([LogEntry(dropped=("mine",)).packed()])
     with pytest.raises(KeyError):
-        runner._runner.mirrored.externals.value("mine")
+        runner._runner.mirrored.injected.value("mine")
 
 
 def test_settling_gives_what_is_new_and_then_carries_out_the_plan() -> None:
     runner, notes = worker()
-    assert runner.settle([], LogEntry(Shipment()).packed()) == []
+    assert runner.settle([], LogEntry(StepPayload()).packed()) == []
     assert runner.place("plan", ClosureLabel(7)) == (5,)
     assert notes.calls == [("place", "plan"), ("follow", "plan")]
 

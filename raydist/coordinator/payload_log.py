@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import final
 
-__all__ = ["ShipmentLog"]
+__all__ = ["StepPayloadLog"]
 
 
 @final
-class ShipmentLog:
+class StepPayloadLog:
     """Entries that every worker must receive before closures scheduled after them.
 
     A restarted worker receives all entries. An entry whose effect a later entry replaces (a learning rate, set every

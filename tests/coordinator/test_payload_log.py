@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from raydist.coordinator.shipment_log import ShipmentLog
+from raydist.coordinator.payload_log import StepPayloadLog
 
 
 class Log(RuleBasedStateMachine):
@@ -14,7 +14,7 @@ class Log(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.log = ShipmentLog(2)
+        self.log = StepPayloadLog(2)
         self.written: list[dict[str, int]] = []
         self.workers: list[dict[str, int]] = [{}, {}]
 
@@ -50,7 +50,7 @@ TestLog = Log.TestCase
 
 
 def test_a_learning_rate_that_is_set_for_every_step_leaves_a_short_log() -> None:
-    log = ShipmentLog(2)
+    log = StepPayloadLog(2)
     log.append(b"model")
     for number in range(100):
         log.append(str(number).encode(), frozenset({"lr"}))
