@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from raydist import image as image
     from raydist import summary as summary
     from raydist import text as text
-    from raydist.checkpoints.background import SaveHandle as SaveHandle
     from raydist.checkpoints.checkpoint import Checkpoint as Checkpoint
-    from raydist.checkpoints.latest import checkpoints_iterator as checkpoints_iterator
-    from raydist.checkpoints.latest import latest_checkpoint as latest_checkpoint
+    from raydist.checkpoints.listing import checkpoints_iterator as checkpoints_iterator
+    from raydist.checkpoints.listing import latest_checkpoint as latest_checkpoint
     from raydist.checkpoints.manager import CheckpointManager as CheckpointManager
-    from raydist.checkpoints.state import State as State
+    from raydist.checkpoints.object_state import State as State
+    from raydist.checkpoints.saves import SaveHandle as SaveHandle
     from raydist.context.cluster_resolver import ClusterResolver as ClusterResolver
     from raydist.context.cluster_resolver import ClusterSpec as ClusterSpec
     from raydist.context.cluster_resolver import SimpleClusterResolver as SimpleClusterResolver
@@ -133,9 +133,9 @@ __version__ = "0.1.0"
 
 # The public names and their modules. The imports above give the same list to type checkers and editors.
 _MODULE_OF = {
-    "checkpoints_iterator": "raydist.checkpoints.latest",
-    "latest_checkpoint": "raydist.checkpoints.latest",
-    "SaveHandle": "raydist.checkpoints.background",
+    "checkpoints_iterator": "raydist.checkpoints.listing",
+    "latest_checkpoint": "raydist.checkpoints.listing",
+    "SaveHandle": "raydist.checkpoints.saves",
     "CheckpointManager": "raydist.checkpoints.manager",
     "Preempted": "raydist.errors",
     "AUTOTUNE": "raydist.values",
@@ -217,7 +217,7 @@ _MODULE_OF = {
     "SparseTensorValue": "raydist.pipelines.tf_example.features",
     "SpecError": "raydist.errors",
     "StageStats": "raydist.pipelines.metering.stats",
-    "State": "raydist.checkpoints.state",
+    "State": "raydist.checkpoints.object_state",
     "Strategy": "raydist.context.strategy",
     "SyncWithBackups": "raydist.parameter_servers.consistency",
     "TFConfigClusterResolver": "raydist.context.cluster_resolver",

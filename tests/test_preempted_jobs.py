@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from raydist.checkpoints.latest import latest_checkpoint
+from raydist.checkpoints.listing import latest_checkpoint
 from tests.ray_head import RAY, RayHead, ray_home, running_head, running_node
 
 ROOT = Path(__file__).parent.parent

@@ -1,20 +1,158 @@
-"""`rd.Checkpoint`: save and restore the states of several objects together."""
+"""`rd.Checkpoint`: save and restore the states of several objects together.
+
+A save copies the driver's states, and replicas copy theirs between two steps; then all write and the driver commits.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, final
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, final
 
+from torch import nn
+
+from raydist.checkpoints.capture import Capture, StagingBuffers, commit, file_stems, write_capture
 from raydist.checkpoints.contents import CheckpointContents
-from raydist.checkpoints.restoring.restored_objects import RestoreReport
-from raydist.checkpoints.sharing.started_save import start_save
-from raydist.context.current import has_strategy, in_cross_replica_context
+from raydist.checkpoints.entries import pack_state
+from raydist.checkpoints.manifest import CheckpointManifest, SavedObject
+from raydist.checkpoints.object_state import OWNER, kind_of_state, other_names
+from raydist.checkpoints.random_state import REPLICAS
+from raydist.checkpoints.restore import RestoreReport
+from raydist.checkpoints.shards import UNDIVIDED_BYTES, Shard, ShardRequest, ShardTerms, join_shards, random_values
+from raydist.checkpoints.tensor_file import NewFiles, TensorFile, new_files, write_index
+from raydist.context.current import StepCounter, has_strategy, in_cross_replica_context
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.stored.directory_files import directory_files
+from raydist.pipelines.stored.file_directory import DirectoryFiles
+from raydist.summary.writer import pending_summaries
 
-__all__ = ["Checkpoint", "contents_of"]
+__all__ = ["Checkpoint", "DispatchedShards", "ShardSaver", "StartedSave", "contents_of", "nodes_of", "start_save"]
+
+
+class DispatchedShards(Protocol):
+    """A save dispatched to replicas."""
+
+    def wait(self) -> Sequence[Shard]:
+        """Block until all replicas have written; return their shards in rank order. Raise errors. Thread-safe."""
+
+
+class ShardSaver(Protocol):
+    """A strategy whose replicas write the states that they hold."""
+
+    def how(self, obj: Any) -> Literal["divided", "whole"] | None:
+        """Return how replicas save an object: each a part, or the first the whole; None if the driver must read it."""
+
+    def begin(
+        self, request: ShardRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+    ) -> DispatchedShards:
+        """Dispatch a save to the replicas, in the order of dispatched steps."""
+
+    def nodes(self) -> Collection[str]:
+        """Return the ids of the replicas' nodes. Thread-safe."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StartedSave:
+    """A save whose states are captured, to be written."""
+
+    directory: DirectoryFiles  # directory of the checkpoint
+    names: tuple[str, ...]  # names of all objects, in order
+    capture: Capture  # states that the driver writes
+    new: NewFiles | None = None  # names of the files, if replicas are writing already
+    shards: DispatchedShards | None = None  # save dispatched to replicas
+    flush_summaries: Callable[[], None] = lambda: None  # flushes what summary writers were given before the save
+
+    def write(self) -> CheckpointManifest:
+        """Write the capture, wait for the replicas, and commit. No checkpoint exists if this raises."""
+        new = new_files(self.directory) if self.new is None else self.new
+        try:
+            stems = file_stems(dict.fromkeys(self.names), new)
+            manifest = write_capture(self.capture, new, stems)
+            if self.shards is not None:
+                manifest = self._joined(manifest, self.shards.wait(), new, stems)
+            self.flush_summaries()
+            commit(new, manifest)
+        except BaseException:
+            new.abandon()
+            raise
+        return manifest
+
+    def _joined(
+        self, manifest: CheckpointManifest, shards: Sequence[Shard], new: NewFiles, stems: Mapping[str, str]
+    ) -> CheckpointManifest:
+        objects: dict[str, SavedObject] = dict(manifest.objects)
+        files: list[TensorFile] = list(manifest.files)
+        for name, (saved, own) in join_shards(shards).items():
+            if len(own) > 1:
+                own.append(write_index(new, stems[name], tuple(own)))
+            files += own
+            objects[name] = replace(saved, files=tuple(file.name for file in own))
+        drawn = random_values(shards)
+        random = {**(manifest.random or {}), **(pack_state({REPLICAS: drawn}).values if drawn else {})}
+        ordered = {name: objects[name] for name in self.names}
+        return replace(manifest, objects=ordered, files=tuple(files), random=random)
+
+
+def start_save(
+    contents: CheckpointContents,
+    directory: DirectoryFiles,
+    details: Mapping[str, Any],
+    *,
+    staging: StagingBuffers | None = None,
+) -> StartedSave:
+    """Begin to save the current states."""
+    summaries = pending_summaries()
+    named = contents.named()
+    saver, remote = (None, {}) if directory.only_here else _remote_objects(named)
+    capture = contents.capture(copy=False, details=details, skip=remote)
+    if staging is not None:
+        capture = staging.copy_capture(capture)
+    if saver is None:
+        return StartedSave(directory, tuple(named), capture, flush_summaries=summaries)
+    new = new_files(directory)
+    stems = file_stems(named, new)
+    whole = frozenset(name for name, obj in remote.items() if saver.how(obj) == "whole")
+    request = ShardRequest(uuid.uuid4().hex, new, stems, ShardTerms(whole, UNDIVIDED_BYTES))
+    theirs = {name: obj for name, obj in named.items() if isinstance(obj, nn.Module) and _saver_of(obj) is saver}
+    shards = saver.begin(request, remote, theirs)
+    return StartedSave(directory, tuple(named), capture, new, shards, summaries)
+
+
+def _remote_objects(named: Mapping[str, Any]) -> tuple[ShardSaver | None, dict[str, Any]]:
+    """Return the objects that replicas of one strategy save, and the saver that reaches these replicas."""
+    again = other_names(named)
+    savers = {name: saver for name, obj in named.items() if (saver := _saver_of(obj)) is not None}
+    saver = next(iter(savers.values()), None)
+    if saver is None:
+        return None, {}
+    homes = [obj for obj in named.values() if isinstance(obj, nn.Module) and not isinstance(obj, StepCounter)]
+    modules_known = all(_saver_of(obj) is saver for obj in homes)
+    remote = {
+        name: named[name]
+        for name, found in savers.items()
+        if found is saver
+        and name not in again
+        and saver.how(named[name]) is not None
+        and (modules_known or kind_of_state(named[name]) != "optimizer")  # modules name its parameters
+    }
+    return (saver, remote) if remote else (None, {})
+
+
+def nodes_of(contents: CheckpointContents) -> set[str]:
+    """Return the ids of the nodes of all replicas that hold objects of the checkpoint. Thread-safe."""
+    savers = [_saver_of(obj) for obj in contents.named().values()]
+    return {node for saver in savers if saver is not None for node in saver.nodes()}
+
+
+def _saver_of(obj: Any) -> ShardSaver | None:
+    owner = vars(type(obj.module if isinstance(obj, SavedRows) else obj)).get(OWNER)
+    saver: ShardSaver | None = getattr(owner, "shard_saver", None)
+    return saver
 
 
 @final
@@ -93,7 +231,7 @@ class Checkpoint:
     ) -> RestoreReport:
         """Load saved states into the objects. Reads and compares everything before any object changes.
 
-        Replicas read the modules and optimizers that they hold or will hold: each replica reads a share of the bytes if
+        Replicas read the modules and optimizers that they hold or will hold: each replica reads a shard of the bytes if
         it can open the files. Parameter servers read their own variables. Blocks for dispatched steps, at most
         `Timeouts.step_s` for each half.
 

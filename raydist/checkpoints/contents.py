@@ -12,13 +12,17 @@ from torch import nn
 
 from raydist.checkpoints.capture import Capture, CapturedObject, captured_object
 from raydist.checkpoints.entries import pack_state, unpack_state
-from raydist.checkpoints.manifest import SavedObject
-from raydist.checkpoints.named_objects import named_objects, other_names
-from raydist.checkpoints.pending_gradients import PendingGradients
+from raydist.checkpoints.manifest import SavedCheckpoint, SavedObject, open_checkpoint
+from raydist.checkpoints.object_state import (
+    PendingGradients,
+    class_of_state,
+    kind_of_state,
+    named_objects,
+    other_names,
+    state_of,
+)
 from raydist.checkpoints.random_state import are_random_states, random_states, set_random_states
-from raydist.checkpoints.restoring.restored_objects import RestoreReport, chosen_objects, restore_objects
-from raydist.checkpoints.saved_checkpoint import SavedCheckpoint, open_checkpoint
-from raydist.checkpoints.saved_kinds import class_of_state, kind_of_state, state_of
+from raydist.checkpoints.restore import RestoreReport, chosen_objects, restore_objects
 from raydist.context.current import CountsSteps, StepCounter, open_strategies, training_strategy
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
@@ -37,12 +41,7 @@ _NO_STRATEGY = (
 
 @final
 class CheckpointContents:
-    """The objects of a checkpoint, independent of a directory.
-
-    Args:
-        objects: Objects by name; see `named_objects`.
-        gradients: Include pending gradients of modules.
-    """
+    """The objects of a checkpoint, independent of a directory."""
 
     def __init__(self, objects: Mapping[str, Any], gradients: bool = False) -> None:
         self._objects = dict(objects)
@@ -205,7 +204,7 @@ def _random_states_of(checkpoint: SavedCheckpoint) -> Any:
     try:
         states = None if values is None else unpack_state(values, {})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise checkpoint.loss(f"its random states are none: {error!s:.300}") from error
+        raise checkpoint.loss(f"its random states are invalid: {error!s:.300}") from error
     if states is not None and not are_random_states(states):
-        raise checkpoint.loss("its random states are none")
+        raise checkpoint.loss("its random states are invalid")
     return states

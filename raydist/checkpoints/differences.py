@@ -1,4 +1,4 @@
-"""Differences between a saved state and the object that will take it. Pure; computed before anything changes."""
+"""Differences between a saved state and the object that will take it, computed before anything changes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+from torch import nn
 from torch.nn.parameter import is_lazy
 
-from raydist.checkpoints.dtypes import stored_dtype, torch_dtype
-from raydist.checkpoints.manifest import SavedObject
-from raydist.checkpoints.optimizer_names import GROUPS
-from raydist.checkpoints.saved_kinds import SHARES
+from raydist.checkpoints.entries import pack_state, stored_dtype, torch_dtype
+from raydist.checkpoints.manifest import SavedCheckpoint, SavedObject
+from raydist.checkpoints.object_state import SHARES, class_of_state, kind_of_state, state_of
+from raydist.checkpoints.parameter_names import GROUPS
 from raydist.checkpoints.tensor_file import FilePlace
 
 __all__ = [
+    "Difference",
     "MISSING",
     "UNEXPECTED",
-    "Difference",
+    "differences_of",
     "in_words",
+    "refused",
     "state_differences",
     "tensor_differences",
     "tensor_named",
@@ -31,17 +34,11 @@ _MOST_SHOWN = 20
 @final
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One entry that differs.
+    """One entry that differs."""
 
-    Attributes:
-        what: "missing" or "unexpected" in the checkpoint, "reshaped" or "retyped".
-        entry: Path of the entry, beginning with the object's name.
-        more: Description of the current and of the saved entry.
-    """
-
-    what: str
-    entry: str
-    more: str = ""
+    what: str  # "missing" or "unexpected" in the checkpoint, "reshaped" or "retyped"
+    entry: str  # path of the entry, beginning with the object's name
+    more: str = ""  # description of the current and of the saved entry
 
 
 def in_words(found: Iterable[Difference]) -> str:
@@ -158,3 +155,29 @@ def tensor_differences(name: str, common: Iterable[tuple[str, Any, FilePlace]]) 
         elif (dtype := torch_dtype(tensor)) != (saved_dtype := stored_dtype(place.dtype)):
             found.append(Difference(RETYPED, f"{name}.{key}", f"{dtype} here, {saved_dtype} saved"))
     return found
+
+
+def differences_of(
+    name: str, obj: Any, modules: Mapping[str, nn.Module], checkpoint: SavedCheckpoint, saved: str
+) -> list[Difference]:
+    """Return the differences between an object and a saved state.
+
+    Raises:
+        DataLossError: The saved entry is not a valid state.
+    """
+    packed = pack_state(state_of(obj, modules), name)
+    here = SavedObject(kind_of_state(obj), class_of_state(obj), packed.values)
+    there = checkpoint.saved(saved)
+    try:
+        return state_differences(name, here, packed.tensors, there, checkpoint.places(saved))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise checkpoint.loss(f"the state of {saved!r} is invalid: {error!r:.300}") from error
+
+
+def refused(found: Iterable[Difference], strict: bool) -> list[Difference]:
+    """Return the differences that prevent a restore.
+
+    >>> refused([Difference("missing", "model.a"), Difference("reshaped", "model.b")], strict=False)
+    [Difference(what='reshaped', entry='model.b', more='')]
+    """
+    return [each for each in found if strict or each.what not in (MISSING, UNEXPECTED)]

@@ -11,90 +11,21 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, final
 
-from raydist.checkpoints.background import SaveHandle
 from raydist.checkpoints.checkpoint import Checkpoint, contents_of
-from raydist.checkpoints.loops.manager_here import ManagerHere, may_be_lent
-from raydist.checkpoints.managing.saves import ManagedSaves
-from raydist.checkpoints.managing.watch import ManagerWatch
-from raydist.checkpoints.retention import Best, Retention, seconds_of
+from raydist.checkpoints.listing import Best, FoundCheckpoint, Retention, SaveInterval, seconds_of
+from raydist.checkpoints.replica_loop import ManagerProxy, may_send_managers
 from raydist.checkpoints.run_directory import RunDirectory
-from raydist.checkpoints.save_interval import SaveInterval
-from raydist.checkpoints.saved_ones import FoundCheckpoint
+from raydist.checkpoints.saves import ManagerSaves, SaveHandle
+from raydist.checkpoints.watch import ManagerWatch
 from raydist.context.current import has_strategy, in_cross_replica_context
 from raydist.context.replica_context import loop_here
 from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from raydist.owning_process import OwningProcess
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.stored.file_directory import is_file_name
-from raydist.preemption.boundaries import end_reason, leave, leave_at_last, unwatch_steps, watch_steps
+from raydist.preemption import end_reason, leave, leave_at_last, unwatch_steps, watch_steps
 
-__all__ = ["CheckpointManager", "KeptCheckpoints", "require_arguments"]
-
-
-class KeptCheckpoints:
-    """The checkpoints of one run, and the interval between saves. Read-only part of `CheckpointManager`."""
-
-    def __init__(self, run: RunDirectory, interval: SaveInterval) -> None:
-        self._run, self._interval = run, interval
-
-    @property
-    def directory(self) -> str:
-        """The directory of the checkpoints, as given.
-
-        Source: tf.train.CheckpointManager.directory.
-        """
-        return self._run.path
-
-    @property
-    def checkpoint_interval(self) -> int | None:
-        """Steps between two saves; None without such an interval.
-
-        Source: tf.train.CheckpointManager.checkpoint_interval.
-        """
-        return self._interval.steps
-
-    @property
-    def interval_s(self) -> float | None:
-        """Seconds between two saves; None without such an interval.
-
-        Source: raydist's own.
-        """
-        return self._interval.seconds
-
-    @property
-    def best_metric(self) -> str | None:
-        """The metric that ranks checkpoints, from `best`; None without one.
-
-        Source: raydist's own.
-        """
-        best = self._run.retention.best
-        return None if best is None else best.metric
-
-    @property
-    def checkpoints(self) -> list[str]:
-        """Paths of the newest checkpoints, at most `max_to_keep`, oldest first. Reads the directory.
-
-        Checkpoints that are kept for good, or as the best, are listed only while they are among the newest.
-
-        Source: tf.train.CheckpointManager.checkpoints.
-        """
-        return self._run.newest()
-
-    @property
-    def latest_checkpoint(self) -> str | None:
-        """Path of the newest checkpoint; None if there is none. Reads the directory.
-
-        Source: tf.train.CheckpointManager.latest_checkpoint.
-        """
-        return next(reversed(self.checkpoints), None)
-
-    @property
-    def best_checkpoint(self) -> str | None:
-        """Path of the checkpoint with the best value of the metric of `best`; None if there is none.
-
-        Source: raydist's own; `best` of Orbax's CheckpointManager.
-        """
-        return self._run.best()
+__all__ = ["CheckpointManager", "require_arguments"]
 
 
 _LARGEST_NUMBER = (1 << 63) - 1  # of a checkpoint: 19 digits after its name
@@ -116,7 +47,7 @@ def require_arguments(checkpoint: Any, checkpoint_name: Any, init_fn: Any, exit_
 
 
 @final
-class CheckpointManager(KeptCheckpoints):
+class CheckpointManager:
     """A manager that saves checkpoints at intervals, keeps the newest and the best, and restores the newest.
 
     From `restore_or_initialize` or the first `save` until `close`, the manager is the only writer of the directory and
@@ -187,9 +118,9 @@ class CheckpointManager(KeptCheckpoints):
         require_arguments(checkpoint, checkpoint_name, init_fn, exit_code)
         seconds = seconds_of(keep_checkpoint_every_n_hours)
         retention = Retention(max_to_keep, seconds, Best.parse(best))
-        run = RunDirectory(path_text(directory), checkpoint_name, retention)
-        super().__init__(run, SaveInterval(checkpoint_interval, interval_s))
-        self._saves = ManagedSaves(contents_of(checkpoint), run, self._interval, step_counter)
+        self._run = RunDirectory(path_text(directory), checkpoint_name, retention)
+        self._interval = SaveInterval(checkpoint_interval, interval_s)
+        self._saves = ManagerSaves(contents_of(checkpoint), self._run, self._interval, step_counter)
         self._watch = ManagerWatch(self._saves, exit_code, asynchronous=asynchronous)
         self._checkpoint = checkpoint
         self._init_fn, self._asynchronous = init_fn, asynchronous
@@ -203,6 +134,65 @@ class CheckpointManager(KeptCheckpoints):
         Source: tf.train.CheckpointManager.checkpoint.
         """
         return self._checkpoint
+
+    @property
+    def directory(self) -> str:
+        """The directory of the checkpoints, as given.
+
+        Source: tf.train.CheckpointManager.directory.
+        """
+        return self._run.path
+
+    @property
+    def checkpoint_interval(self) -> int | None:
+        """Steps between two saves; None without such an interval.
+
+        Source: tf.train.CheckpointManager.checkpoint_interval.
+        """
+        return self._interval.steps
+
+    @property
+    def interval_s(self) -> float | None:
+        """Seconds between two saves; None without such an interval.
+
+        Source: raydist's own.
+        """
+        return self._interval.seconds
+
+    @property
+    def best_metric(self) -> str | None:
+        """The metric that ranks checkpoints, from `best`; None without one.
+
+        Source: raydist's own.
+        """
+        best = self._run.retention.best
+        return None if best is None else best.metric
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Paths of the newest checkpoints, at most `max_to_keep`, oldest first. Reads the directory.
+
+        Checkpoints that are kept for good, or as the best, are listed only while they are among the newest.
+
+        Source: tf.train.CheckpointManager.checkpoints.
+        """
+        return self._run.newest()
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """Path of the newest checkpoint; None if there is none. Reads the directory.
+
+        Source: tf.train.CheckpointManager.latest_checkpoint.
+        """
+        return next(reversed(self.checkpoints), None)
+
+    @property
+    def best_checkpoint(self) -> str | None:
+        """Path of the checkpoint with the best value of the metric of `best`; None if there is none.
+
+        Source: raydist's own; `best` of Orbax's CheckpointManager.
+        """
+        return self._run.best()
 
     def restore_or_initialize(self, fallback: bool = False) -> str | None:
         """Restore the newest checkpoint if there is one; otherwise call `init_fn`. Blocks.
@@ -263,8 +253,8 @@ class CheckpointManager(KeptCheckpoints):
     def _start(self) -> None:
         """Acquire the directory and watch for preemption; if both are done already, only check for SIGTERM."""
         self._require_usable()
-        if not self._run.is_ours:
-            self._run.take()
+        if not self._run.is_acquired:
+            self._run.acquire()
             self._watch.look()
             weakref.finalize(self, unwatch_steps).atexit = False
         watch_steps(self._watch)
@@ -345,13 +335,13 @@ class CheckpointManager(KeptCheckpoints):
         finally:
             self._closed = True
             unwatch_steps(self._watch)
-            self._run.give_back()
+            self._run.release()
 
     def _end(self) -> None:
         try:
             self._watch.settle()
             self._saves.writer.join()  # preemption during the wait counts, too
-            if self._run.is_ours and sys.exception() is None:  # otherwise that exception ends the program
+            if self._run.is_acquired and sys.exception() is None:  # otherwise that exception ends the program
                 leave_at_last()
         finally:
             self._saves.writer.close()
@@ -366,8 +356,8 @@ class CheckpointManager(KeptCheckpoints):
             self.close()
 
     def __reduce__(self) -> Any:
-        if may_be_lent():
-            return ManagerHere, (self._watch.key,)
+        if may_send_managers():
+            return ManagerProxy, (self._watch.key,)
         raise FailedPreconditionError(
             "A CheckpointManager must stay in the process that made it, but it was to be pickled. Call save() between "
             "two runs, not in a step."

@@ -81,7 +81,7 @@ class RestoredReplicas:
 
     Attributes:
         count: Number of restores.
-        states: States of each replica, in the form of `Share.random`.
+        states: States of each replica, in the form of `Shard.random`.
     """
 
     def __init__(self) -> None:

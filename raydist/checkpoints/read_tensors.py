@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, final
 
 import google_crc32c
 import torch
 
-from raydist.checkpoints.dtypes import stored_dtype
+from raydist.checkpoints.entries import stored_dtype
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 from raydist.collectives.flat_bytes import flat_bytes
 from raydist.errors import DataLossError, NotFoundError
 from raydist.pipelines.formats.files import OpenFile, file_errors
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
-__all__ = ["read_pieces", "read_rows", "read_slices", "read_tensors"]
+__all__ = ["read_pieces", "read_slices", "read_tensors"]
 
 _PIECE_BYTES = 1 << 20
 
 
-def read_tensors(
-    directory: DirectoryFiles,
-    files: Iterable[TensorFile],
-    wanted: Callable[[str], bool] = lambda name: True,
-) -> dict[str, torch.Tensor]:
+def read_tensors(directory: DirectoryFiles, files: Iterable[TensorFile]) -> dict[str, torch.Tensor]:
     """Return the tensors of one object, on the CPU, in memory of their own.
-
-    Args:
-        directory: Directory of the checkpoint.
-        files: Files of the object, from the manifest.
-        wanted: Returns True for the name of a tensor to read; default: all.
 
     Raises:
         DataLossError: A file is missing, truncated or damaged; the message names the file and the tensor.
@@ -44,7 +35,11 @@ def read_tensors(
                 pass
     for file in several:
         with _opened(directory, file) as reader:
-            reader.read_into(tensors, wanted)
+            reader.check_header()
+            for key, place in file.tensors.items():
+                if key not in tensors:
+                    tensors[key] = torch.empty(place.shape, dtype=stored_dtype(place.dtype))
+                reader.fill(tensors[key] if place.rows is None else tensors[key][slice(*place.rows)], key)
     return tensors
 
 
@@ -59,34 +54,20 @@ def read_slices(directory: DirectoryFiles, file: TensorFile, keys: Collection[st
     Raises:
         DataLossError: The file is missing, truncated or damaged; the message names the file and the tensor.
     """
+    found: dict[str, torch.Tensor] = {}
     with _opened(directory, file) as reader:
-        return reader.read_slices(keys)
-
-
-def read_rows(directory: DirectoryFiles, file: TensorFile, key: str) -> Iterator[torch.Tensor]:
-    """Yield one file's rows of a tensor, about 1 MiB at a time. Does not verify the file's header.
-
-    Args:
-        directory: Directory of the checkpoint.
-        file: The file, from the manifest.
-        key: Name of the tensor, which must have rows.
-
-    Raises:
-        DataLossError: The file is missing or truncated; or, after the last row, the checksum differs.
-    """
-    with _opened(directory, file) as reader:
-        yield from reader.rows(key)
+        reader.check_header()
+        for key, place in file.tensors.items():
+            if key in keys:
+                found[key] = torch.empty(place.slice_shape, dtype=stored_dtype(place.dtype))
+                reader.fill(found[key], key)
+    return found
 
 
 def read_pieces(
     directory: DirectoryFiles, file: TensorFile, keys: Collection[str]
 ) -> Iterator[tuple[str, int, torch.Tensor]]:
     """Yield one file's parts of several tensors, about 1 MiB at a time. Does not verify the file's header.
-
-    Args:
-        directory: Directory of the checkpoint.
-        file: The file, from the manifest.
-        keys: Names of the tensors.
 
     Yields:
         Name of the tensor, index of the first row in the piece, and the piece; for a scalar, 0 and the scalar.
@@ -95,9 +76,13 @@ def read_pieces(
         DataLossError: The file is missing or truncated; or, after the last piece of a tensor, the checksum differs.
     """
     with _opened(directory, file) as reader:
-        for key in file.tensors:
-            if key in keys:
-                yield from reader.pieces(key)
+        for key, place in file.tensors.items():
+            if key not in keys:
+                continue
+            first = 0 if place.rows is None else place.rows[0]
+            for piece in reader.pieces(key):
+                yield key, first, piece
+                first += len(piece) if piece.dim() else 0
 
 
 @contextlib.contextmanager
@@ -134,14 +119,8 @@ class _FileReader:
         if self._opened.size not in (None, self._file.num_bytes):
             raise self._loss(f"it must have {self._file.num_bytes} bytes, got {self._opened.size}", 0)
 
-    def read_into(self, tensors: dict[str, torch.Tensor], wanted: Callable[[str], bool]) -> None:
-        """Read the file's tensors into `tensors`, which other files may share."""
-        self._check_header()
-        for key, place in self._file.tensors.items():
-            if wanted(key):
-                self._read(key, place, tensors)
-
-    def _check_header(self) -> None:
+    def check_header(self) -> None:
+        """Raise DataLossError if the header differs. Called before the tensors are read."""
         crc, left = 0, self._file.header_bytes
         while left:
             piece = self._some(min(left, _PIECE_BYTES), "its header")
@@ -150,51 +129,25 @@ class _FileReader:
         if crc != self._file.header_crc32c:
             raise self._loss("its header differs from what was written", 0)
 
-    def read_slices(self, keys: Collection[str]) -> dict[str, torch.Tensor]:
-        """Return the file's slices of these tensors, each in memory of its own."""
-        self._check_header()
-        found: dict[str, torch.Tensor] = {}
-        for key, place in self._file.tensors.items():
-            if key in keys:
-                found[key] = torch.empty(place.slice_shape, dtype=stored_dtype(place.dtype))
-                self._fill(found[key], key, place)
-        return found
-
-    def _read(self, key: str, place: FilePlace, tensors: dict[str, torch.Tensor]) -> None:
-        if key not in tensors:
-            tensors[key] = torch.empty(place.shape, dtype=stored_dtype(place.dtype))
-        self._fill(tensors[key] if place.rows is None else tensors[key][slice(*place.rows)], key, place)
-
-    def pieces(self, key: str) -> Iterator[tuple[str, int, torch.Tensor]]:
-        """Yield the file's rows of a tensor with the index of the first row."""
+    def fill(self, target: torch.Tensor, key: str) -> None:
+        """Read and verify the file's rows of a tensor into contiguous memory of their shape."""
         place = self._file.tensors[key]
-        if not place.shape:
-            scalar = torch.empty((), dtype=stored_dtype(place.dtype))
-            self._fill(scalar, key, place)
-            yield key, 0, scalar
-            return
-        first = 0 if place.rows is None else place.rows[0]
-        for rows in self.rows(key):
-            yield key, first, rows
-            first += len(rows)
+        self._go_to(place.begin)
+        self._require(self._read_into(target, f"tensor {key!r}", 0), place, key)
 
-    def rows(self, key: str) -> Iterator[torch.Tensor]:
-        """Yield the file's rows of a tensor; verify the checksum after the last."""
-        place, what = self._file.tensors[key], f"tensor {key!r}"
-        count, *row = place.slice_shape
+    def pieces(self, key: str) -> Iterator[torch.Tensor]:
+        """Yield the file's rows of a tensor, or a scalar; verify the checksum after the last."""
+        place = self._file.tensors[key]
+        count, *row = place.slice_shape or (1,)
         step = max(1, _PIECE_BYTES * count // max(1, place.num_bytes))
         self._go_to(place.begin)
         crc = 0
         for begin in range(0, count, step):
-            rows = torch.empty((min(step, count - begin), *row), dtype=stored_dtype(place.dtype))
-            crc = self._read_into(rows, what, crc)
+            shape = (min(step, count - begin), *row) if place.shape else ()
+            rows = torch.empty(shape, dtype=stored_dtype(place.dtype))
+            crc = self._read_into(rows, f"tensor {key!r}", crc)
             yield rows
-        self._require(crc, place, what)
-
-    def _fill(self, target: torch.Tensor, key: str, place: FilePlace) -> None:
-        what = f"tensor {key!r}"
-        self._go_to(place.begin)
-        self._require(self._read_into(target, what, 0), place, what)
+        self._require(crc, place, key)
 
     def _go_to(self, begin: int) -> None:
         if self._at != begin:
@@ -211,9 +164,9 @@ class _FileReader:
             done += len(piece)
         return crc
 
-    def _require(self, crc: int, place: FilePlace, what: str) -> None:
+    def _require(self, crc: int, place: FilePlace, key: str) -> None:
         if crc != place.crc32c:
-            raise self._loss(f"{what} differs from what was written", place.begin)
+            raise self._loss(f"tensor {key!r} differs from what was written", place.begin)
 
     def _some(self, size: int, what: str) -> bytes:
         piece = bytes(self._opened.file.read(size) or b"")

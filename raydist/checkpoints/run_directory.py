@@ -1,22 +1,88 @@
-"""The checkpoints of one run in one directory: listing, retention, and the exclusive right to write."""
+"""The checkpoints of one run in one directory: retention, the exclusive right to write, and removal.
+
+Each removal may be killed and repeated. The directory may contain files of the user: only files that certainly come
+from a save are removed.
+"""
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
-from raydist.checkpoints.lease import Lease
-from raydist.checkpoints.removal import remove_checkpoint, remove_what_was_killed
-from raydist.checkpoints.retention import KeptCheckpoint, Retention
-from raydist.checkpoints.saved_ones import FoundCheckpoint, checkpoint_path, find_checkpoints, folders_of
+from raydist.checkpoints.directory_lock import DirectoryLock
+from raydist.checkpoints.listing import (
+    FoundCheckpoint,
+    KeptCheckpoint,
+    Retention,
+    checkpoint_path,
+    find_checkpoints,
+    folders_of,
+)
+from raydist.checkpoints.manifest import named_files
+from raydist.checkpoints.tensor_file import MANIFEST_NAME, is_new_name, may_be_of_checkpoint, stem_of
+from raydist.failpoints import failpoint
 from raydist.pipelines.formats.files import shown_uri
-from raydist.pipelines.stored.directory_files import directory_files
-from raydist.pipelines.stored.file_directory import DirectoryFiles
+from raydist.pipelines.stored.directory_files import DirectoryFiles, directory_files
 
-__all__ = ["RunDirectory"]
+__all__ = ["RunDirectory", "remove_checkpoint", "remove_what_was_killed"]
+
+
+def remove_checkpoint(files: DirectoryFiles) -> None:
+    """Remove a checkpoint: first the manifest, then the other files. Files of other origin stay."""
+    known = named_files(files)  # read first, because the listing of an object store may lag behind
+    failpoint("retention.before_manifest")
+    files.remove(MANIFEST_NAME)
+    files.sync()  # if the manifest came back, it would name removed files
+    failpoint("retention.after_manifest")
+    for name in sorted({*known, *filter(may_be_of_checkpoint, files.names())} - {MANIFEST_NAME}):
+        files.remove(name)
+        failpoint("retention.within_files")
+    _remove_directory(files)
+    failpoint("retention.after_files")
+
+
+def remove_what_was_killed(root: DirectoryFiles, folders: Iterable[str]) -> None:
+    """Remove all files that no manifest names. The caller guarantees that no process is writing.
+
+    A directory without a manifest that contains files of other origin stays.
+    """
+    failpoint("cleanup.before")
+    for folder in folders:
+        files = root.inside(folder)
+        is_whole = files.exists(MANIFEST_NAME)  # the listing of an object store may lag behind
+        for name in _unnamed(files) if is_whole else _of_no_one_else(files):
+            files.remove(name)
+            failpoint("cleanup.within")
+        if not is_whole:
+            _remove_directory(files)
+    failpoint("cleanup.after")
+
+
+def _of_no_one_else(files: DirectoryFiles) -> list[str]:
+    """Return all files of a directory if saves may have written all of them; otherwise none."""
+    names = files.names()
+    return names if all(map(may_be_of_checkpoint, names)) and not files.folders() else []
+
+
+def _unnamed(files: DirectoryFiles) -> list[str]:
+    """Return the leftovers of saves beside a complete checkpoint; none if the manifest is unreadable."""
+    named = named_files(files)
+    stems = {stem_of(name) for name in named}
+    left = [name for name in files.names() if is_new_name(name) or stem_of(name) in stems]
+    return [name for name in left if name not in named] if named else []
+
+
+def _remove_directory(files: DirectoryFiles) -> None:
+    try:
+        files.remove_directory()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
 
 _log = logging.getLogger("raydist")
 
@@ -24,11 +90,6 @@ _log = logging.getLogger("raydist")
 @final
 class RunDirectory:
     """Checkpoints of one run. `save` may be called in another thread than the other methods.
-
-    Args:
-        path: Path or URI of the directory.
-        name: Prefix of the checkpoints' names, before the number.
-        retention: Retention policy.
 
     Attributes:
         path: The argument.
@@ -41,25 +102,25 @@ class RunDirectory:
         self.retention = retention
         self.name = name
         self._files = directory_files(path)
-        self._lease = Lease(self._files)
+        self._directory_lock = DirectoryLock(self._files)
         self._lock = threading.Lock()  # guards the attributes below
-        self._kept: list[KeptCheckpoint] | None = None  # set while the lease is held
+        self._kept: list[KeptCheckpoint] | None = None  # set while the lock is held
         self._too_old: list[KeptCheckpoint] = []  # to be removed if they still exist
         self._began: float | None = None
         self._generation = 0  # of the last save into the directory
 
     @property
-    def is_ours(self) -> bool:
+    def is_acquired(self) -> bool:
         """True while this process has the exclusive right to write."""
-        return self._lease.is_taken
+        return self._directory_lock.is_acquired
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Acquire the exclusive right to write, and remove the leftovers of killed saves.
 
         Raises:
             FailedPreconditionError: Another process writes into the directory; the message says which, and since when.
         """
-        self._lease.take()
+        self._directory_lock.acquire()
         remove_what_was_killed(self._files, folders_of(self._files, self.name))
         found = self.find()
         generations = [each.kept.generation for each in find_checkpoints(self._files) if each.damage is None]
@@ -69,15 +130,15 @@ class RunDirectory:
             self._kept = [each.kept for each in found if each.damage is None]
             self._generation = max(generations, default=0)
 
-    def require_ours(self) -> None:
+    def require_acquired(self) -> None:
         """Raise FailedPreconditionError if another process has acquired the right to write."""
-        self._lease.require()
+        self._directory_lock.require()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the right to write."""
         with self._lock:
             self._kept = None
-        self._lease.give_back()
+        self._directory_lock.release()
 
     def find(self) -> list[FoundCheckpoint]:
         """Return all checkpoints in the order of their saves, including damaged ones. Reads the directory."""
@@ -130,15 +191,11 @@ class RunDirectory:
     def save(self, kept: KeptCheckpoint, write: Callable[[], object]) -> None:
         """Write a checkpoint, and apply the retention policy.
 
-        Args:
-            kept: Result of `begin`.
-            write: Writes the checkpoint.
-
         Raises:
             FailedPreconditionError: Another process has acquired the right to write.
             Exception: An error of `write`.
         """
-        self.require_ours()
+        self.require_acquired()
         try:
             write()
         except BaseException:

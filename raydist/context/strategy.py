@@ -16,7 +16,7 @@ from raydist.errors import FailedPreconditionError
 from raydist.foreign_errors import folded
 from raydist.options import RunOptions
 from raydist.owning_process import OwningProcess
-from raydist.preemption.boundaries import pass_boundary
+from raydist.preemption import pass_boundary
 from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ class Strategy(StrategyInput, StrategyValues):
         """Count steps of training; does nothing here, because steps count themselves."""
 
     def _find_restorer(self) -> Any:
-        """Return the `ShareRestorer` for objects that are held elsewhere; None if the driver restores all objects."""
+        """Return the `ShardRestorer` for objects that are held elsewhere; None if the driver restores all objects."""
         return None
 
     def _make_counter(self) -> StepCounter:

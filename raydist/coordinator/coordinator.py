@@ -24,7 +24,7 @@ from raydist.mirroring.messages import StepPayload
 from raydist.nest import unflatten
 from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
-from raydist.preemption.boundaries import GivenUp, is_to_leave
+from raydist.preemption import GivenUp, is_to_leave
 from raydist.replicas.results import StepResult
 from raydist.replicas.served.work_message import LogEntry, PlannedWork
 from raydist.replicas.served.worker_rules import ClosureLabel

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, final
 from raydist.actors.parameter_servers import ServerActors, ServerSeat
 from raydist.actors.replica import ReplicaActors, Seat, console_settings
 from raydist.actors.worker_actors import WorkerActors
-from raydist.checkpoints.sharing.part_reader import PartReader
-from raydist.checkpoints.sharing.slice_writer import SliceWriter
+from raydist.checkpoints.ps_reader import PartReader
+from raydist.checkpoints.ps_save import SliceWriter
 from raydist.cluster import hosts_of, living_nodes, place, release
 from raydist.coordinator.coordinator import Coordinator
 from raydist.coordinator.served_request import ServedPlan

@@ -12,15 +12,14 @@ from torch import nn
 
 from raydist.actors.portable_errors import PortableError
 from raydist.actors.supervision import root_cause
-from raydist.checkpoints.differences import Difference
-from raydist.checkpoints.restoring.compared_objects import refused
-from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
-from raydist.checkpoints.sharing.served_restore import (
+from raydist.checkpoints.differences import Difference, refused
+from raydist.checkpoints.ps_restore import (
     BegunRestore,
     OptionGroups,
-    begin_served_restore,
+    begin_ps_restore,
     follow_driver,
 )
+from raydist.checkpoints.restore import PreparedShard, RestoreRequest
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.object_kinds import has_plain_state
@@ -33,7 +32,7 @@ _SHORTEST_S, _LONGEST_S = 0.002, 0.1  # between two questions
 
 @final
 class _Restores:
-    """Placeholder for the `ServedRestores` of each worker."""
+    """Placeholder for the `PsRestores` of each worker."""
 
 
 SERVED_RESTORES: Any = _Restores()
@@ -42,7 +41,7 @@ SERVED_RESTORES: Any = _Restores()
 class RestoringServers(Protocol):
     """The servers of a strategy: `ServedSide`."""
 
-    def restored(self, token: str) -> Sequence[PreparedShare | PortableError | None]:
+    def restored(self, token: str) -> Sequence[PreparedShard | PortableError | None]:
         """Return the state of a restore on each server; None: not known yet."""
 
     def commit_restore(self, token: str) -> Sequence[int]:
@@ -54,13 +53,13 @@ class RestoringServers(Protocol):
 
 @final
 class ServedRestorer:
-    """A `ShareRestorer` of a strategy with parameter servers: each server reads its own part.
+    """A `ShardRestorer` of a strategy with parameter servers: each server reads its own part.
 
     Options of optimizers (learning rates) are the driver's; they reach the workers like its other changes.
 
     Args:
         mirror: The driver's objects.
-        run_alone: Runs a function of `ServedRestores` on a worker once all scheduled closures have ended; takes that
+        run_alone: Runs a function of `PsRestores` on a worker once all scheduled closures have ended; takes that
             function and its other arguments. Blocks, and returns the function's result.
         join: Waits until all scheduled closures have ended.
         servers: Returns the started servers.
@@ -86,30 +85,30 @@ class ServedRestorer:
         self._options: Mapping[str, OptionGroups] = {}  # that optimizers get at commit
 
     def holds(self, obj: Any) -> bool:
-        """Implement `ShareRestorer.holds`."""
+        """Implement `ShardRestorer.holds`."""
         if isinstance(obj, SavedRows):
             return all(map(self._mirror.holds, obj.tables().values()))
         return self._mirror.holds(obj)
 
     def can_restore(self, obj: Any) -> bool:
-        """Implement `ShareRestorer.can_restore`. Metrics and states of a user's own kind are restored on the driver."""
+        """Implement `ShardRestorer.can_restore`. Metrics and states of a user's own kind are restored on the driver."""
         if isinstance(obj, SavedRows):
             return self.holds(obj)
         return self.holds(obj) and not self._mirror.has_metrics(obj) and has_plain_state(obj)
 
     def prepare(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
-    ) -> Sequence[PreparedShare] | None:
-        """Implement `ShareRestorer.prepare`."""
+    ) -> Sequence[PreparedShard] | None:
+        """Implement `ShardRestorer.prepare`."""
         self._options = {}
         try:
             begun = self._begin(request, objects, modules)
             if begun is None:
                 return None
-            differences, self._options = begun.share.differences, begun.options
+            differences, self._options = begun.shard.differences, begun.options
             if not differences or any(refused(found, request.strict) for found in differences.values()):
-                return [begun.share]
-            return _joined(begun.share, self._await(request.token))
+                return [begun.shard]
+            return _joined(begun.shard, self._await(request.token))
         except BaseException:
             self._forget()
             raise
@@ -123,7 +122,7 @@ class ServedRestorer:
         are_new = not all(map(self._mirror.is_mirrored, (*tables, *others)))
         self._join()  # raises the error of a closure scheduled before
         try:
-            told = pickle.loads(self._run_alone(begin_served_restore, request, dict(objects), dict(modules)))
+            told = pickle.loads(self._run_alone(begin_ps_restore, request, dict(objects), dict(modules)))
         except (FailedPreconditionError, InvalidArgumentError):
             if are_new:  # the next step raises the reason why they cannot be sent
                 return None
@@ -133,14 +132,14 @@ class ServedRestorer:
         begun: BegunRestore = told
         return begun
 
-    def _await(self, token: str) -> Sequence[PreparedShare]:
+    def _await(self, token: str) -> Sequence[PreparedShard]:
         end, pause_s = time.monotonic() + self._limit_s, _SHORTEST_S
         while True:
             answers = self._servers().restored(token)
             errors = [each.restore() for each in answers if isinstance(each, PortableError)]
             if errors:
                 raise root_cause(errors)
-            shares = [each for each in answers if isinstance(each, PreparedShare)]
+            shares = [each for each in answers if isinstance(each, PreparedShard)]
             if len(shares) == len(answers):
                 return shares
             if time.monotonic() > end:
@@ -152,7 +151,7 @@ class ServedRestorer:
             pause_s = min(2 * pause_s, _LONGEST_S)
 
     def commit(self, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-        """Implement `ShareRestorer.commit`. The driver's copies are stale afterwards and are fetched when read."""
+        """Implement `ShardRestorer.commit`. The driver's copies are stale afterwards and are fetched when read."""
         before = {name: _options_of(objects[name]) for name in self._options}
         try:
             for name, options in self._options.items():
@@ -172,17 +171,17 @@ class ServedRestorer:
             self.discard()
 
     def discard(self) -> None:
-        """Implement `ShareRestorer.discard`."""
+        """Implement `ShardRestorer.discard`."""
         self._servers().discard_restore()
 
 
-def _joined(told: PreparedShare, shares: Sequence[PreparedShare]) -> list[PreparedShare]:
+def _joined(told: PreparedShard, shares: Sequence[PreparedShard]) -> list[PreparedShard]:
     """Merge the differences that worker and servers found into the first share; one variable's slices count once."""
     found: dict[str, dict[Difference, None]] = {name: dict.fromkeys(each) for name, each in told.differences.items()}
     for share in shares:
         for name, several in share.differences.items():
             found.setdefault(name, {}).update(dict.fromkeys(several))
-    return [PreparedShare({name: tuple(each) for name, each in found.items()}), *shares]
+    return [PreparedShard({name: tuple(each) for name, each in found.items()}), *shares]
 
 
 def _options_of(optimizer: Any) -> OptionGroups:

@@ -9,10 +9,9 @@ from typing import Any, Literal, final
 from torch import nn
 
 from raydist.actors.portable_errors import PortableError, pack_error
-from raydist.checkpoints.saved_kinds import kind_of_state
-from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
-from raydist.checkpoints.sharing.served_share import begin_served_share
-from raydist.checkpoints.sharing.shares import Share, ShareRequest
+from raydist.checkpoints.object_state import kind_of_state
+from raydist.checkpoints.ps_save import begin_ps_save
+from raydist.checkpoints.shards import DispatchedSave, Shard, ShardRequest
 from raydist.coordinator.closures import Closure
 from raydist.errors import CancelledError
 from raydist.mirroring.driver import MirrorDriver
@@ -24,7 +23,7 @@ __all__ = ["SERVED_SHARES", "ServedSaver", "ask_served"]
 
 @final
 class _Shares:
-    """Placeholder for the `ServedShares` of each worker."""
+    """Placeholder for the `PsSaves` of each worker."""
 
 
 SERVED_SHARES: Any = _Shares()
@@ -32,11 +31,11 @@ SERVED_SHARES: Any = _Shares()
 
 @final
 class ServedSaver:
-    """A `ShareSaver` of a strategy whose variables lie on servers.
+    """A `ShardSaver` of a strategy whose variables lie on servers.
 
     Args:
         mirror: The driver's objects.
-        schedule: Runs a function of `ServedShares` on a worker while nothing else runs; takes that function, the
+        schedule: Runs a function of `PsSaves` on a worker while nothing else runs; takes that function, the
             save's token and the function's other arguments.
         nodes: Returns the ids of the nodes of servers and workers.
     """
@@ -49,7 +48,7 @@ class ServedSaver:
         self._nodes = nodes
 
     def how(self, obj: Any) -> Literal["divided", "whole"] | None:
-        """Implement `ShareSaver.how`. Objects with metrics, and other kinds of state, are saved by the driver."""
+        """Implement `ShardSaver.how`. Objects with metrics, and other kinds of state, are saved by the driver."""
         if isinstance(obj, SavedRows):
             return "divided"
         if kind_of_state(obj) not in ("module", "optimizer") or self._mirror.has_metrics(obj):
@@ -57,19 +56,19 @@ class ServedSaver:
         return "divided"
 
     def begin(
-        self, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+        self, request: ShardRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
     ) -> DispatchedSave:
-        """Implement `ShareSaver.begin`."""
-        return self._schedule(begin_served_share, request.token, request, dict(objects), dict(modules))
+        """Implement `ShardSaver.begin`."""
+        return self._schedule(begin_ps_save, request.token, request, dict(objects), dict(modules))
 
     def nodes(self) -> Collection[str]:
-        """Implement `ShareSaver.nodes`."""
+        """Implement `ShardSaver.nodes`."""
         return self._nodes()
 
 
 def ask_served(
-    closure: Closure, saved: Callable[[], Sequence[Share | PortableError | None]]
-) -> Sequence[Share | PortableError | None]:
+    closure: Closure, saved: Callable[[], Sequence[Shard | PortableError | None]]
+) -> Sequence[Shard | PortableError | None]:
     """Return the state of a save so far, for `DispatchedSave`.
 
     Args:
@@ -84,5 +83,5 @@ def ask_served(
         return [pack_error(error if cause is None else cause)]
     if result is None:
         return [None]
-    told: Share | PortableError = pickle.loads(unflatten(result.structure, [result.leaf(0)]))
+    told: Shard | PortableError = pickle.loads(unflatten(result.structure, [result.leaf(0)]))
     return [told] if isinstance(told, PortableError) else [told, *saved()]

@@ -17,9 +17,8 @@ from raydist.pipelines.engine.op import DatasetOp, merged_options
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.ops.declared import WithOptionsOp
-from raydist.pipelines.run.explain import explain
 from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.pipelines.run.plan import begin_epoch, make_plan
+from raydist.pipelines.run.plan import begin_epoch, explain, make_plan
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 if TYPE_CHECKING:

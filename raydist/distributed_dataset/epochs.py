@@ -9,7 +9,7 @@ from typing import Any, Protocol, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.seeds import draw_seed
-from raydist.preemption.marks import PlaceMarks
+from raydist.preemption import Positions
 
 __all__ = ["EpochIterator", "Epochs", "is_lent"]
 
@@ -55,7 +55,7 @@ class Epochs:
         self._began_at: tuple[int, dict[str, Any] | None] = 0, None  # state that was restored when the last epoch began
         self._resumed: EpochIterator | None = None  # continues where another process stopped
         self._last: weakref.ref[EpochIterator] | None = None
-        self._marks = PlaceMarks()  # of the last iterator
+        self._positions = Positions()  # of the last iterator
         self._boundary = 0  # the last boundary
         self._first_boundary = 1  # of the last iterator
         self._undone: int | None = None
@@ -81,7 +81,7 @@ class Epochs:
         return iterator
 
     def _forget_marks(self) -> None:
-        self._marks = PlaceMarks()
+        self._positions = Positions()
         self._first_boundary = self._boundary + 1
 
     def stats(self) -> Any:
@@ -97,12 +97,12 @@ class Epochs:
         """Record the position at this boundary (None: the next one): a step begins, with all batches drawn so far."""
         self._boundary = self._boundary + 1 if boundary is None else boundary
         iterator = None if self._last is None else self._last()
-        self._marks.note(self._boundary, None if iterator is None else iterator._place())
+        self._positions.note(self._boundary, None if iterator is None else iterator._place())
 
     @property
     def first_undoable(self) -> int:
         """The first boundary to which `before_draw` can go back."""
-        return (self._marks.first or 0) + 1 if self._marks.num_forgotten else self._first_boundary
+        return (self._positions.first or 0) + 1 if self._positions.num_forgotten else self._first_boundary
 
     @contextlib.contextmanager
     def before_draw(self, undone: int | None = None) -> Iterator[None]:
@@ -141,10 +141,10 @@ class Epochs:
 
     def _is_undone(self, boundary: int) -> bool:
         """Return True if undoing this boundary undoes a step with batches of the last iterator."""
-        return boundary <= self._marks.last_change
+        return boundary <= self._positions.last_change
 
     def _position_before(self, boundary: int) -> tuple[int, dict[str, Any] | None]:
-        place = self._marks.before(boundary)
+        place = self._positions.before(boundary)
         iterator = None if self._last is None else self._last()
         if place is None and iterator is not None and is_lent(iterator):
             return self._begun, iterator.state_dict()

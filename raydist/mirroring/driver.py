@@ -16,7 +16,7 @@ from typing import Any, Literal, final
 import torch
 from torch.nn.parameter import is_lazy
 
-from raydist.checkpoints.sharing.started_save import ShareSaver
+from raydist.checkpoints.checkpoint import ShardSaver
 from raydist.compat.torch_internals import buffer_table, mark_as_stepped
 from raydist.errors import FailedPreconditionError
 from raydist.foreign_errors import collect_errors
@@ -79,7 +79,7 @@ class MirrorDriver:
         self._pending: StepPayload | None = None
         self._found: tuple[list[tuple[int, Any]], dict[int, AttributeTable]] = [], {}
         self._released = False
-        self.share_saver: ShareSaver | None = None
+        self.shard_saver: ShardSaver | None = None
         """Makes replicas save their state themselves; None if the driver reads and saves it."""
 
     def how_saved(self, obj: Any) -> Literal["divided", "whole"]:

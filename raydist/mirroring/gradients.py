@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from raydist.checkpoints.metric_shares import OWNER
+from raydist.checkpoints.object_state import OWNER
 from raydist.collectives.reducer.parameter_hooks import OwnHook, ParameterHooks
 from raydist.compat.torch_internals import hook_tables, num_writes, plain_tensors
 from raydist.mirroring.messages import MirrorCalls, ReplicaLink, TensorImage, Writes

@@ -18,7 +18,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.checkpoints.metric_shares import GIVEN_SHARES
+from raydist.checkpoints.object_state import GIVEN_SHARES
 from raydist.compat.torch_internals import module_table
 from raydist.errors import FailedPreconditionError
 from raydist.foreign_errors import collect_errors

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-from raydist.checkpoints.metric_shares import OWNER
+from raydist.checkpoints.object_state import OWNER
 from raydist.foreign_errors import fold
 from raydist.mirroring.gradients import clearing
 

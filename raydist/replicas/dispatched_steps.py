@@ -18,7 +18,7 @@ from raydist.actors.replica import ReplicaActors
 from raydist.errors import CancelledError, FailedPreconditionError, InvalidArgumentError, Preempted, UnavailableError
 from raydist.foreign_errors import describe, what_was_raised
 from raydist.owning_process import OwningProcess
-from raydist.preemption.boundaries import leave
+from raydist.preemption import leave
 from raydist.replicas.results import StepOutcome, StepResult
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step_message import GroupResult, PlannedStep, SentObjects, address_steps

@@ -17,10 +17,10 @@ from torch import nn
 from torch.nn.utils import clip_grad
 
 from raydist.actors.readers.replica_iterator import ReplicaIterator
-from raydist.checkpoints.loops.orders import IteratorPlace
-from raydist.checkpoints.loops.replica_loops import ReplicaLoops
-from raydist.checkpoints.sharing.share_writer import ShareWriter
-from raydist.checkpoints.sharing.shares import ShareTerms
+from raydist.checkpoints.loop_commands import IteratorPlace
+from raydist.checkpoints.replica_loop import ReplicaLoops
+from raydist.checkpoints.shard_writer import ShardWriter
+from raydist.checkpoints.shards import ShardTerms
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext, peers_here
 from raydist.mirroring.on_replica.replica import MirrorReplica
@@ -106,7 +106,7 @@ class LoopSide:
         self,
         mirror: MirrorReplica,
         peers: Connected,
-        writer: ShareWriter,
+        writer: ShardWriter,
         iterators: Sequence[ReplicaIterator],
         launch: Callable[[], None],
     ) -> None:
@@ -129,7 +129,7 @@ class LoopSide:
     def agree(self, number: float) -> float:
         return self._peers.largest(number)
 
-    def copy(self, token: str, terms: ShareTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+    def copy(self, token: str, terms: ShardTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
         self._writer.copy(token, terms, objects, modules)
 
     def places(self) -> tuple[IteratorPlace, ...]:
@@ -150,7 +150,7 @@ class FunctionCalls:
     def __init__(
         self,
         mirror: MirrorReplica,
-        saves: ShareWriter,
+        saves: ShardWriter,
         loops: ReplicaLoops,
         copies: DeviceCopies,
         accelerator: Accelerator,

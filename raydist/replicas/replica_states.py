@@ -13,11 +13,10 @@ from torch import nn
 
 from raydist.actors.portable_errors import PortableError
 from raydist.actors.supervision import root_cause
-from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
-from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
-from raydist.checkpoints.sharing.share_reader import commit_share, discard_share, prepare_share
-from raydist.checkpoints.sharing.share_writer import begin_share
-from raydist.checkpoints.sharing.shares import ShareRequest
+from raydist.checkpoints.restore import PreparedShard, RestoreRequest
+from raydist.checkpoints.shard_reader import commit_shard, discard_shard, prepare_shard
+from raydist.checkpoints.shard_writer import begin_shard
+from raydist.checkpoints.shards import DispatchedSave, ShardRequest
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.object_kinds import has_load_hooks
@@ -29,18 +28,18 @@ __all__ = ["RESTORES", "ReplicaRestorer", "ReplicaSaver", "SAVES"]
 
 
 SAVES: Any = object()
-"""Placeholder for the `ShareWriter` of each replica."""
+"""Placeholder for the `ShardWriter` of each replica."""
 RESTORES: Any = object()
-"""Placeholder for the `ShareReader` of each replica."""
+"""Placeholder for the `ShardReader` of each replica."""
 
 
 @final
 class ReplicaRestorer:
-    """The `ShareRestorer` of a strategy whose replicas run in lock step.
+    """The `ShardRestorer` of a strategy whose replicas run in lock step.
 
     Args:
         are_alike: Returns True if all replicas hold equal values, each in its own memory.
-        ask: Given a function and its other arguments, runs it with each replica's `ShareReader` after all dispatched
+        ask: Given a function and its other arguments, runs it with each replica's `ShardReader` after all dispatched
             steps, and waits.
     """
 
@@ -60,10 +59,10 @@ class ReplicaRestorer:
 
     def prepare(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
-    ) -> Sequence[PreparedShare] | None:
+    ) -> Sequence[PreparedShard] | None:
         are_new = not all(map(self._mirror.is_mirrored, (*objects.values(), *modules.values())))
         try:
-            answers = self._ask(prepare_share, request, dict(objects), dict(modules))
+            answers = self._ask(prepare_shard, request, dict(objects), dict(modules))
         except FailedPreconditionError:
             if are_new:  # the next step raises an error that says why they cannot be sent
                 return None
@@ -76,10 +75,10 @@ class ReplicaRestorer:
             raise
 
     def commit(self, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-        _results(self._ask(commit_share, token, dict(objects), dict(modules)))
+        _results(self._ask(commit_shard, token, dict(objects), dict(modules)))
 
     def discard(self) -> None:
-        self._ask(discard_share)
+        self._ask(discard_shard)
 
 
 def _results(answers: Sequence[bytes]) -> list[Any]:
@@ -93,11 +92,11 @@ def _results(answers: Sequence[bytes]) -> list[Any]:
 
 @final
 class ReplicaSaver:
-    """The `ShareSaver` of a strategy whose replicas run in lock step.
+    """The `ShardSaver` of a strategy whose replicas run in lock step.
 
     Args:
         dispatch: Given a function, the token of the save and the function's other arguments, runs the function with
-            each replica's `ShareWriter` after all dispatched steps.
+            each replica's `ShardWriter` after all dispatched steps.
     """
 
     def __init__(
@@ -125,10 +124,10 @@ class ReplicaSaver:
         return all(type(setup.rules) is ReplicaRules for setup in self._setups())
 
     def begin(
-        self, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, torch.nn.Module]
+        self, request: ShardRequest, objects: Mapping[str, Any], modules: Mapping[str, torch.nn.Module]
     ) -> DispatchedSave:
-        told = replace(request, alone=self._mirror.items_alone(objects))
-        return self._dispatch(begin_share, told.token, told, dict(objects), dict(modules))
+        told = replace(request, terms=replace(request.terms, alone=self._mirror.items_alone(objects)))
+        return self._dispatch(begin_shard, told.token, told, dict(objects), dict(modules))
 
     def nodes(self) -> Collection[str]:
         return self._nodes()

@@ -16,11 +16,10 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple, final
 import torch
 
 from raydist.actors.portable_errors import PortableError, pack_error
-from raydist.checkpoints.loops.replica_loops import ReplicaLoops
-from raydist.checkpoints.sharing.exchanged_bytes import ByteExchange
-from raydist.checkpoints.sharing.share_reader import ShareReader
-from raydist.checkpoints.sharing.share_writer import MergedStates, ShareWriter
-from raydist.checkpoints.sharing.shares import Share
+from raydist.checkpoints.replica_loop import ReplicaLoops
+from raydist.checkpoints.shard_reader import ShardReader, exchange_bytes
+from raydist.checkpoints.shard_writer import MergedStates, ShardWriter
+from raydist.checkpoints.shards import Shard
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.checked import CallLog
 from raydist.collectives.deadlock import DeadlockDetector, Progress, WatchedCommunicator
@@ -153,10 +152,12 @@ class ReplicaRunner:
         self._accelerator = Accelerator(setup.device)
         self._device = self._accelerator.device
         self._view = ReplicaView(setup.worker_devices, lambda: self._mirror.objects())
-        self._saves = ShareWriter(setup.rank, setup.world_size, self._device, self._merged)
-        exchange = ByteExchange(setup.rank, self._device, lambda tensor, root: self.variables.broadcast(tensor, root))
-        self._restores = ShareReader(
-            setup.rank, setup.world_size, exchange.share, lambda objects: self._mirror.given_alike(objects.values())
+        self._saves = ShardWriter(setup.rank, setup.world_size, self._device, self._merged)
+        self._restores = ShardReader(
+            setup.rank,
+            setup.world_size,
+            lambda parts: exchange_bytes(parts, setup.rank, self._device, self.variables.broadcast),
+            lambda objects: self._mirror.given_alike(objects.values()),
         )
         self._loops = ReplicaLoops(self._saves)
         self._failure: tuple[int, BaseException] | None = None  # a step that failed, and its error
@@ -356,7 +357,7 @@ class ReplicaRunner:
             if len(self._refused) > _KEPT:
                 del self._refused[next(iter(self._refused))]
 
-    def share_of(self, step: int, token: str) -> Share | PortableError | None:
+    def share_of(self, step: int, token: str) -> Shard | PortableError | None:
         """Return the result of a save dispatched as this step; None until it is known. Runs beside the steps."""
         found = self._saves.report(token)
         return pack_error(found) if isinstance(found, Exception) else found or self._refused.get(step)

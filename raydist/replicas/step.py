@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, cast, final
 
 import torch
 
-from raydist.checkpoints.loops.orders import LoopOrder
+from raydist.checkpoints.loop_commands import LoopCommand
 from raydist.checkpoints.random_state import RESTORED_REPLICAS
 from raydist.collectives.delegating import RootReduction
 from raydist.context.seed_calls import num_seed_calls
@@ -97,7 +97,7 @@ class StepHeader:
     # True if the function only reads the replica's objects: rules and checks do not count it as a step
     looks_only: bool = False
     # settings of step boundaries at draws from iterators; None if there are no such boundaries
-    loop: LoopOrder | None = None
+    loop: LoopCommand | None = None
     # torch modes at the driver's call of `run`, if they are not torch's defaults; else None
     modes: TorchModes | None = None
 

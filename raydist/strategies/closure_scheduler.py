@@ -19,7 +19,7 @@ from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.messages import StepPayload
 from raydist.nest import leaves_in
 from raydist.options import RunOptions
-from raydist.preemption.boundaries import boundary_number
+from raydist.preemption import boundary_number
 from raydist.replicas.step_summaries import StepSummaries
 from raydist.summary.recording import SummaryOrder
 from raydist.values import ReduceOp

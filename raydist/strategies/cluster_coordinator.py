@@ -11,7 +11,7 @@ from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError
 from raydist.foreign_errors import folded
 from raydist.options import InputOptions, RunOptions
-from raydist.preemption.boundaries import leave
+from raydist.preemption import leave
 from raydist.strategies.parameter_server import ParameterServerStrategy
 
 __all__ = ["ClusterCoordinator"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from raydist.actors.metric_counters import TrainingMetrics
 from raydist.actors.passes.input_host import InputHost
-from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
+from raydist.checkpoints.shards import DispatchedSave
 from raydist.context.current import open_strategies
 from raydist.context.strategy import Strategy
 from raydist.context.strategy_input import require_dataset

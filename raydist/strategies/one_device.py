@@ -33,7 +33,7 @@ from raydist.options import InputOptions, RunOptions
 from raydist.pipelines.elements.object_leaves import map_parts
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.optional import Optional
-from raydist.preemption.boundaries import note_draws, pass_draw
+from raydist.preemption import note_draws, pass_draw
 from raydist.values import InputContext
 
 __all__ = ["OneDeviceStrategy", "default_strategy"]

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, final
 
-from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
-from raydist.checkpoints.sharing.shared_restore import ShareRestorer
+from raydist.checkpoints.restore import ShardRestorer
+from raydist.checkpoints.shards import DispatchedSave
 from raydist.context.cluster_resolver import ClusterResolver, TFConfigClusterResolver
 from raydist.context.current import StepCounter
 from raydist.context.run_call import plain_call, require_call
@@ -145,7 +145,7 @@ class ParameterServerStrategy(HostedStrategy):
         self._scheduler = ClosureScheduler(
             self._mirror, self._coordinator, self.per_worker, self._summaries, self._gradient_reduce_op
         )
-        self._mirror.share_saver = ServedSaver(self._mirror, self._save_shares, self._cluster.nodes)
+        self._mirror.shard_saver = ServedSaver(self._mirror, self._save_shards, self._cluster.nodes)
         self._restorer = ServedRestorer(
             self._mirror,
             self._run_alone,
@@ -256,7 +256,7 @@ class ParameterServerStrategy(HostedStrategy):
         given, named = plain_call(args, kwargs)
         return self._scheduler.schedule(fn, given, named, options or RunOptions(), strategy=self, carried=self._carried)
 
-    def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
+    def _save_shards(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
         """Save the servers' shards once all scheduled closures have ended, before any other closure begins."""
         self._require_open("save")
         side = self._cluster.launch().side
@@ -264,7 +264,7 @@ class ParameterServerStrategy(HostedStrategy):
         ask = functools.partial(ask_served, closure, functools.partial(side.saved, token))
         return self._note_save(DispatchedSave(ask, self._timeouts.step_s))
 
-    def _find_restorer(self) -> ShareRestorer | None:
+    def _find_restorer(self) -> ShardRestorer | None:
         return self._restorer
 
     def _run_alone(self, function: Callable[..., Any], *args: Any) -> Any:

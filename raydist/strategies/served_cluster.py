@@ -16,7 +16,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.parameter_servers.consistency import Consistency
 from raydist.parameter_servers.slices import VariablePartitioner
-from raydist.preemption.boundaries import add_step_queue
+from raydist.preemption import add_step_queue
 from raydist.strategies.worker_request import assign_hosts
 
 __all__ = ["ServedCluster", "ServedTerms"]

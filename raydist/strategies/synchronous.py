@@ -17,13 +17,10 @@ from typing import Any, TypeVar, TypeVarTuple, final
 import torch
 
 from raydist.actors.portable_errors import PortableError
-from raydist.checkpoints.loops.beginning import begin_loop
-from raydist.checkpoints.loops.driver_loop import DriverLoop
-from raydist.checkpoints.loops.manager_here import lending_managers
-from raydist.checkpoints.loops.replica_loops import ReplicaLoops
-from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
-from raydist.checkpoints.sharing.shared_restore import ShareRestorer
-from raydist.checkpoints.sharing.shares import Share
+from raydist.checkpoints.driver_loop import DriverLoop, begin_loop
+from raydist.checkpoints.replica_loop import ReplicaLoops, sending_managers
+from raydist.checkpoints.restore import ShardRestorer
+from raydist.checkpoints.shards import DispatchedSave, Shard
 from raydist.cluster import waits_for_own
 from raydist.context.run_call import plain_call, require_call
 from raydist.context.strategy_values import StrategyStats, ValueContext, regroup
@@ -85,7 +82,7 @@ class LoopReplicas:
         ranks = None if rank is None else (rank,)
         return self._group().ask_beside(ReplicaRunner.loop, method, *args, ranks=ranks)
 
-    def shares(self, step: int, token: str) -> Sequence[Share | PortableError | None]:
+    def shards(self, step: int, token: str) -> Sequence[Shard | PortableError | None]:
         return self._group().ask_beside(ReplicaRunner.share_of, step, token)
 
     def drain(self) -> None:
@@ -129,8 +126,8 @@ class SynchronousStrategy(HostedStrategy):
         self._headers = StepHeaders()
         self._num_looks = 0
         self._loop: DriverLoop | None = None
-        self._saver = ReplicaSaver(self._mirror, lambda: self._plan().setups, self._save_shares, self._hosts)
-        self._mirror.share_saver = self._saver
+        self._saver = ReplicaSaver(self._mirror, lambda: self._plan().setups, self._save_shards, self._hosts)
+        self._mirror.shard_saver = self._saver
         self._restorer = ReplicaRestorer(self._mirror, self._saver.are_alike, self._ask_readers)
         self._loop_replicas = LoopReplicas(self._mirror, self._saver, self._launch, self._timeouts.step_s)
         self._nonfinite_counts = (0, 0)
@@ -240,14 +237,14 @@ class SynchronousStrategy(HostedStrategy):
     ) -> StepValues:
         group, injected = self._replicas(), {"strategy": self}
         loop = begin_loop((args, named), self._loop_replicas)
-        with self._summaries.noting(), contextlib.nullcontext() if loop is None else lending_managers():
+        with self._summaries.noting(), contextlib.nullcontext() if loop is None else sending_managers():
             ship = functools.partial(self._mirror.prepare, fn, args, named, injected=injected)
             payload = ship(carried=self._carried())
             if loop is not None and (unreached := loop.unreached()):
                 payload = ship(carried=(*self._carried(), *unreached))
         header = self._next_header(payload, options)
         if loop is not None:
-            header = replace(header, loop=loop.order())
+            header = replace(header, loop=loop.command())
         outcome = group.steps.dispatch(PlannedStep(header, payload.per_replica, returns_none=returns_none))
         self._mirror.dispatched()
         if loop is not None:
@@ -255,7 +252,7 @@ class SynchronousStrategy(HostedStrategy):
             loop.start(header.step)
         return StepValues(outcome, functools.partial(self._returned.learn, fn))
 
-    def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
+    def _save_shards(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
         """Save the replicas' shards once the replicas have done all dispatched steps."""
         self._require_open("save")
         step, _ = self._dispatch_beside(function, (SAVES, *args), {"saves": SAVES})
@@ -263,11 +260,11 @@ class SynchronousStrategy(HostedStrategy):
         return self._note_save(DispatchedSave(ask, self._timeouts.step_s))
 
     @final
-    def _find_restorer(self) -> ShareRestorer | None:
+    def _find_restorer(self) -> ShardRestorer | None:
         return self._restorer
 
     def _ask_readers(self, function: Callable[..., bytes], *args: Any) -> Sequence[bytes]:
-        """Call a function with each replica's `ShareReader` after all dispatched steps; return the results."""
+        """Call a function with each replica's `ShardReader` after all dispatched steps; return the results."""
         self._require_open("restore")
         _, outcome = self._dispatch_beside(function, (RESTORES, *args), {"restores": RESTORES})
         return [result.leaf(0) for result in outcome.results()]

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 from raydist.checkpoints.checkpoint import Checkpoint, contents_of
+from raydist.checkpoints.listing import find_checkpoints
 from raydist.checkpoints.manager import CheckpointManager
-from raydist.checkpoints.removal import remove_checkpoint
-from raydist.checkpoints.saved_ones import find_checkpoints
+from raydist.checkpoints.run_directory import remove_checkpoint
 from raydist.distributed_dataset import DistributedDataset
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.stored.directory_files import directory_files

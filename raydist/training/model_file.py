@@ -20,8 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from raydist.checkpoints.compiled_names import compiled_names, has_compiled, plain_names
-from raydist.checkpoints.optimizer_names import keep_types
+from raydist.checkpoints.parameter_names import compiled_names, has_compiled, keep_types, plain_names
 from raydist.checkpoints.tensor_file import write_safetensors
 from raydist.collectives.flat_bytes import flat_bytes
 from raydist.errors import DataLossError, InvalidArgumentError, NotFoundError, RaydistError

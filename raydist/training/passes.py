@@ -12,7 +12,7 @@ from torch import nn
 
 from raydist.distributed_dataset import DistributedDataset
 from raydist.errors import InvalidArgumentError
-from raydist.preemption.boundaries import undivided_run
+from raydist.preemption import undivided_run
 from raydist.training.steps import Step, looped
 from raydist.values import INFINITE_CARDINALITY
 

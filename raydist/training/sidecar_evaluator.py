@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 from raydist.actors.background_host import BackgroundActor
 from raydist.checkpoints.checkpoint import Checkpoint
-from raydist.checkpoints.latest import checkpoints_iterator
-from raydist.checkpoints.saved_checkpoint import open_checkpoint
+from raydist.checkpoints.listing import checkpoints_iterator
+from raydist.checkpoints.manifest import open_checkpoint
 from raydist.errors import (
     DataLossError,
     DeadlineExceededError,

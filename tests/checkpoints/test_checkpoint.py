@@ -402,8 +402,8 @@ def test_names_of_compiled_modules_in_older_checkpoints_are_taken(tmp_path: Path
     """Version 0.1 saved them as torch names them."""
     module: Any = torch.compile(nn.Linear(2, 1), backend="eager")
     with monkeypatch.context() as old:
-        old.setattr("raydist.checkpoints.saved_kinds.has_compiled", lambda module: False)
-        old.setattr("raydist.checkpoints.optimizer_names.plain_name", lambda name: name)
+        old.setattr("raydist.checkpoints.object_state.has_compiled", lambda module: False)
+        old.setattr("raydist.checkpoints.parameter_names.plain_name", lambda name: name)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
         for parameter in module.parameters():
             parameter.grad = torch.ones_like(parameter)

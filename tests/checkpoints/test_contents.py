@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.checkpoints.saved_checkpoint import open_checkpoint
+from raydist.checkpoints.manifest import open_checkpoint
 from raydist.context import current
 from raydist.pipelines.stored.directory_files import directory_files
 

@@ -1,3 +1,5 @@
+"""What a state is on disk."""
+
 from __future__ import annotations
 
 import json
@@ -11,10 +13,39 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
-from raydist.checkpoints.dtypes import as_storable_array
-from raydist.checkpoints.entries import MAX_NESTING, pack_state, unpack_state
+from raydist.checkpoints import entries
+from raydist.checkpoints.entries import (
+    MAX_NESTING,
+    as_storable_array,
+    dtype_name,
+    is_storable_tensor,
+    pack_state,
+    stored_dtype,
+    unpack_state,
+)
 from raydist.errors import InvalidArgumentError
+
+ALL = list(entries._NAMES)
+
+
+@pytest.mark.parametrize("dtype", ALL, ids=str)
+def test_names_are_those_of_safetensors(dtype: torch.dtype, tmp_path: object) -> None:
+    path = f"{tmp_path}/x.safetensors"
+    save_file({"a": torch.zeros(4, dtype=torch.uint8).view(torch.uint8).to(dtype)}, path)
+    with open(path, "rb") as file:
+        assert f'"dtype":"{dtype_name(dtype)}"'.encode() in file.read()
+    assert load_file(path)["a"].dtype == dtype
+    assert stored_dtype(dtype_name(dtype)) == dtype
+
+
+def test_others_are_none() -> None:
+    with pytest.raises(ValueError, match="'F31'"):
+        stored_dtype("F31")
+    assert not is_storable_tensor(torch.zeros(2, dtype=torch.complex128))
+    assert not is_storable_tensor(torch.ones(2).to_sparse())
+
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 KEYS = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.tuples(st.integers(), st.text())

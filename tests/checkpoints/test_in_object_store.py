@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import raydist as rd
-from raydist.checkpoints.removal import remove_checkpoint
+from raydist.checkpoints.run_directory import remove_checkpoint
 from raydist.pipelines.stored.directory_files import directory_files
 from tests.object_store.file_system import register
 from tests.object_store.server import Failure, ObjectStore, serve_objects

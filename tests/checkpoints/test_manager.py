@@ -14,8 +14,8 @@ import torch
 
 import raydist as rd
 from raydist.actors.metric_counters import SaveMetrics
-from raydist.checkpoints.managing import saves
-from raydist.checkpoints.new_files import MANIFEST_NAME
+from raydist.checkpoints import saves
+from raydist.checkpoints.tensor_file import MANIFEST_NAME
 from raydist.failpoints import installed
 from raydist.strategies.one_device import OneDeviceStrategy
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import raydist as rd
-from raydist.checkpoints.sharing import started_save
+from raydist.checkpoints import checkpoint as saving
 from tests.summary.reading import curves
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
@@ -191,7 +191,7 @@ def test_central_storage_saves_as_the_driver_reads(
 def test_servers_write_what_they_have_and_no_step_is_waited_for(
     served: Callable[[int], rd.ParameterServerStrategy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(started_save, "UNDIVIDED_BYTES", 0)
+    monkeypatch.setattr(saving, "UNDIVIDED_BYTES", 0)
     strategy = served(1)
     model, optimizer, step = made(strategy)
     strategy.run(step)

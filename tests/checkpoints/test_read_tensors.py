@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from raydist.checkpoints import read_tensors as read_module
-from raydist.checkpoints.new_files import NewFiles
-from raydist.checkpoints.read_tensors import read_pieces, read_rows, read_slices, read_tensors
-from raydist.checkpoints.tensor_file import RowRange, TensorFile, write_tensor_file, write_tensors
+from raydist.checkpoints.read_tensors import read_pieces, read_slices, read_tensors
+from raydist.checkpoints.tensor_file import NewFiles, RowRange, TensorFile, write_tensor_file, write_tensors
 from raydist.errors import DataLossError
 from raydist.pipelines.stored.directory_files import directory_files
 
@@ -114,14 +113,14 @@ def test_rows_come_some_at_a_time_and_damage_is_told_behind_the_last(
     new = NewFiles(directory_files(str(tmp_path)))
     tensors = {"a": torch.arange(90.0).reshape(30, 3), "none": torch.empty(0, 3)}
     file = write_tensor_file(new, "model.safetensors", tensors)
-    pieces = list(read_rows(new.files, file, "a"))
+    pieces = [rows for _, _, rows in read_pieces(new.files, file, ["a"])]
     assert [len(piece) for piece in pieces] == [8, 8, 8, 6]
     assert torch.equal(torch.cat(pieces), tensors["a"])
-    assert list(read_rows(new.files, file, "none")) == []
+    assert list(read_pieces(new.files, file, ["none"])) == []
     path = tmp_path / "model.safetensors"
     path.write_bytes(flip(file.tensors["a"].begin)(path.read_bytes()))
     with pytest.raises(DataLossError, match=r"model.safetensors.*tensor 'a' differs"):
-        list(read_rows(new.files, file, "a"))
+        list(read_pieces(new.files, file, ["a"]))
 
 
 @pytest.mark.parametrize("piece_bytes", [7, 40, 1 << 20])

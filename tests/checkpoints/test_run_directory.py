@@ -1,22 +1,124 @@
-"""Which checkpoints there are in a run's directory, which go, and that one process writes."""
+"""The checkpoints of one run: what stays, who writes, and what is removed."""
 
 from __future__ import annotations
 
+import os
+import uuid
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from raydist.checkpoints.checkpoint import Checkpoint
-from raydist.checkpoints.latest import latest_checkpoint
-from raydist.checkpoints.retention import Best, KeptCheckpoint, Retention
-from raydist.checkpoints.run_directory import RunDirectory
-from raydist.checkpoints.saved_ones import DETAILS
-from raydist.checkpoints.sharing.started_save import start_save
-from raydist.checkpoints.state import State
+import raydist as rd
+from raydist.checkpoints.checkpoint import Checkpoint, contents_of, start_save
+from raydist.checkpoints.listing import DETAILS, Best, KeptCheckpoint, Retention, latest_checkpoint
+from raydist.checkpoints.manifest import open_checkpoint
+from raydist.checkpoints.object_state import State
+from raydist.checkpoints.run_directory import RunDirectory, remove_checkpoint, remove_what_was_killed
 from raydist.errors import FailedPreconditionError
 from raydist.failpoints import installed
-from raydist.pipelines.stored.directory_files import LocalFiles
+from raydist.pipelines.stored.directory_files import DirectoryFiles, LocalFiles, directory_files
+
+
+@pytest.fixture(params=["local", "remote"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> DirectoryFiles:
+    found = directory_files(str(tmp_path / "run") if request.param == "local" else f"memory://{uuid.uuid4().hex}/run")
+    found.make()
+    return found
+
+
+class KilledError(BaseException):
+    """Stands for SIGKILL: what runs behind it in this process is none of the killed one's."""
+
+
+def saved(root: DirectoryFiles, name: str, number: int) -> DirectoryFiles:
+    contents = contents_of(rd.Checkpoint(progress=rd.State(number=number), net=rd.Mean()))
+    start_save(contents, root.inside(name), {}).write()
+    return root.inside(name)
+
+
+def test_removing_begins_with_the_manifest(root: DirectoryFiles) -> None:
+    directory = saved(root, "ckpt-1", 1)
+    seen: list[tuple[str, bool, int]] = []
+    with installed(lambda point: seen.append((point, directory.exists("manifest.json"), len(directory.names())))):
+        remove_checkpoint(directory)
+    assert seen == [
+        ("retention.before_manifest", True, 2),
+        ("retention.after_manifest", False, 1),
+        ("retention.within_files", False, 0),
+        ("retention.after_files", False, 0),
+    ]
+    assert root.folders() == []
+    remove_checkpoint(directory)
+
+
+def test_a_removal_that_was_killed_is_finished(root: DirectoryFiles) -> None:
+    saved(root, "ckpt-1", 1)
+    saved(root, "ckpt-2", 2)
+
+    def die(point: str) -> None:
+        if point == "retention.after_manifest":
+            raise KilledError
+
+    with installed(die), pytest.raises(KilledError):
+        remove_checkpoint(root.inside("ckpt-1"))
+    with pytest.raises(rd.NotFoundError, match="did not come to its end"):
+        open_checkpoint(root.inside("ckpt-1"))
+    remove_what_was_killed(root, root.folders())
+    assert root.folders() == ["ckpt-2"]
+    assert open_checkpoint(root.inside("ckpt-2")).state("progress") == {"number": 2}
+
+
+def test_what_a_manifest_does_not_name_goes(root: DirectoryFiles) -> None:
+    directory = saved(root, "ckpt-1", 1)
+    before = directory.names()
+    directory.write("progress.r0123456789ab.safetensors", lambda file: file.write(b"of a killed save"))
+    remove_what_was_killed(root, ["ckpt-1"])
+    assert directory.names() == before
+
+
+def test_what_is_damaged_is_left(tmp_path: Path) -> None:
+    root = directory_files(str(tmp_path))
+    saved(root, "ckpt-1", 1)
+    (tmp_path / "ckpt-1" / "manifest.json").write_text("{}")
+    remove_what_was_killed(root, ["ckpt-1"])
+    assert len(os.listdir(tmp_path / "ckpt-1")) == 2
+
+
+def test_what_somebody_else_has_put_there_stays(tmp_path: Path) -> None:
+    root = directory_files(str(tmp_path))
+    for name in ("ckpt-1", "ckpt-2"):
+        directory = saved(root, name, 1)
+        for theirs in ("notes.txt", "merged.safetensors"):
+            directory.write(theirs, lambda file: file.write(b"a user's"))
+    (tmp_path / "ckpt-2" / "tokenizer").mkdir()
+    foreign = {"ckpt-3": ["model.safetensors", "optimizer.pt"], "ckpt-4": ["model.safetensors", "shards"]}
+    for name, (file, other) in foreign.items():  # other programs call their checkpoints so
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("")
+        (tmp_path / name / other).mkdir() if name == "ckpt-4" else (tmp_path / name / other).write_text("")
+    remove_what_was_killed(root, root.folders())
+    assert all(os.listdir(tmp_path / name) for name in root.folders())
+    assert {name: sorted(os.listdir(tmp_path / name)) for name in foreign} == foreign
+    remove_checkpoint(root.inside("ckpt-1"))
+    remove_checkpoint(root.inside("ckpt-2"))
+    assert os.listdir(tmp_path / "ckpt-1") == ["notes.txt"]
+    assert sorted(os.listdir(tmp_path / "ckpt-2")) == ["notes.txt", "tokenizer"]
+
+
+def test_what_was_replaced_goes_where_that_was_killed(root: DirectoryFiles) -> None:
+    directory = saved(root, "ckpt-1", 1)
+
+    def die(point: str) -> None:
+        if point == "checkpoint.after_rename":
+            raise KilledError
+
+    with installed(die), pytest.raises(KilledError):
+        saved(root, "ckpt-1", 2)
+    remove_what_was_killed(root, ["ckpt-1"])
+    assert len(directory.names()) == 2
+    assert open_checkpoint(directory).state("progress") == {"number": 2}
+
 
 KEEPS_TWO = Retention(2, None, Best.parse(("loss", "min")))
 
@@ -34,54 +136,54 @@ def names(paths: list[str]) -> list[str]:
 
 def test_the_newest_stay_and_the_best_beyond_them(tmp_path: Path) -> None:
     run = RunDirectory(str(tmp_path), "ckpt", KEEPS_TWO)
-    run.take()
+    run.acquire()
     for number, loss in enumerate((3.0, 1.0, 2.0, 4.0)):
         save(run, number, loss)
     assert names(run.newest()) == ["ckpt-2", "ckpt-3"]
     assert run.best() == f"{tmp_path}/ckpt-1"
     assert sorted(path.name for path in tmp_path.glob("ckpt-*")) == ["ckpt-1", "ckpt-2", "ckpt-3"]
-    run.give_back()
+    run.release()
     assert names(run.newest()) == ["ckpt-2", "ckpt-3"]  # read from the directory now
 
 
 def test_saves_are_newer_than_all_before_whoever_made_them(tmp_path: Path) -> None:
     first = RunDirectory(str(tmp_path), "ckpt", KEEPS_TWO)
-    first.take()
+    first.acquire()
     before = save(first, 100, 1.0)
-    first.give_back()
+    first.release()
     second = RunDirectory(str(tmp_path), "ckpt", KEEPS_TWO)
-    second.take()
+    second.acquire()
     assert second.begin(1, {}).generation > before.generation
     assert second.details_of(before)["began"] == before.saved_at
-    second.give_back()
+    second.release()
 
 
 def test_saves_of_another_name_are_newer_too(tmp_path: Path) -> None:
     for name, numbers in (("pretrain", (1, 2, 3)), ("finetune", (1,))):
         run = RunDirectory(str(tmp_path), name, KEEPS_TWO)
-        run.take()
+        run.acquire()
         for number in numbers:
             save(run, number, 1.0)
-        run.give_back()
+        run.release()
     assert latest_checkpoint(str(tmp_path)) == f"{tmp_path}/finetune-1"
 
 
 def test_one_at_a_time_may_write(tmp_path: Path) -> None:
     run, other = (RunDirectory(str(tmp_path), "ckpt", KEEPS_TWO) for _ in range(2))
-    assert not run.is_ours
-    run.take()
-    assert run.is_ours
-    run.require_ours()
+    assert not run.is_acquired
+    run.acquire()
+    assert run.is_acquired
+    run.require_acquired()
     with pytest.raises(FailedPreconditionError):
-        other.take()
-    run.give_back()
-    other.take()
-    other.give_back()
+        other.acquire()
+    run.release()
+    other.acquire()
+    other.release()
 
 
 def test_what_cannot_be_removed_now_goes_with_a_later_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = RunDirectory(str(tmp_path), "ckpt", KEEPS_TWO)
-    run.take()
+    run.acquire()
     for number in range(2):
         save(run, number, 1.0)
     with mock.patch.object(LocalFiles, "remove", side_effect=PermissionError("the store takes, but removes nothing")):
@@ -93,12 +195,12 @@ def test_what_cannot_be_removed_now_goes_with_a_later_save(tmp_path: Path, caplo
     assert all("could not be removed: PermissionError: the store takes" in each for each in said)
     save(run, 1, 2.0)  # this one is kept now
     assert sorted(path.name for path in tmp_path.glob("ckpt-*")) == ["ckpt-1", "ckpt-2", "ckpt-4"]
-    run.give_back()
+    run.release()
 
 
 def test_what_has_failed_but_is_there_goes_with_the_next_save(tmp_path: Path) -> None:
     run = RunDirectory(str(tmp_path), "ckpt", KEEPS_TWO)
-    run.take()
+    run.acquire()
 
     def fail(point: str) -> None:
         if point == "checkpoint.after_rename":
@@ -111,4 +213,4 @@ def test_what_has_failed_but_is_there_goes_with_the_next_save(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.glob("ckpt-*")) == ["ckpt-1", "ckpt-2"]
     save(run, 3, 3.0)
     assert sorted(path.name for path in tmp_path.glob("ckpt-*")) == ["ckpt-1", "ckpt-3"]
-    run.give_back()
+    run.release()

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import raydist as rd
+from raydist.checkpoints import checkpoint as saving
 from raydist.checkpoints import contents, read_tensors
-from raydist.checkpoints.sharing import started_save
 from raydist.coordinator.restoring import ServedRestorer
 from raydist.parameter_servers.slices import FixedShardsPartitioner
 from tests.coordinator.served_here import Served, served
@@ -153,7 +153,7 @@ Saved = Callable[..., tuple[Path, dict[str, Any]]]
 @pytest.fixture
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Saved:
     """Saves a run of three steps on so many servers, or alone; says where, and its state."""
-    monkeypatch.setattr(started_save, "UNDIVIDED_BYTES", 0)
+    monkeypatch.setattr(saving, "UNDIVIDED_BYTES", 0)
 
     def save(kind: Kind = adam, num_servers: int | None = None, parts: int = 1) -> tuple[Path, dict[str, Any]]:
         path = tmp_path / "c"

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
-from raydist.checkpoints.sharing.part_reader import PartReader
-from raydist.checkpoints.sharing.slice_writer import SliceWriter
+from raydist.checkpoints.ps_reader import PartReader
+from raydist.checkpoints.ps_save import SliceWriter
+from raydist.checkpoints.shards import DispatchedSave
 from raydist.coordinator.closures import Closure
 from raydist.coordinator.coordinator import Coordinator
 from raydist.coordinator.remote_value import RemoteValue
@@ -58,7 +58,7 @@ class Served:
         self.servers: Sequence[ParameterServer] = ()
         link: Any = self
         self.mirror = MirrorDriver("served", link, serves_rows=True)
-        self.mirror.share_saver = ServedSaver(self.mirror, self._save, lambda: ["here"])
+        self.mirror.shard_saver = ServedSaver(self.mirror, self._save, lambda: ["here"])
         self.restorer = ServedRestorer(
             self.mirror, self._run_alone, coordinator.join, lambda: side, coordinator.note_seen, 20.0
         )

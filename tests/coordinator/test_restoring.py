@@ -16,13 +16,11 @@ import torch
 
 import raydist as rd
 from raydist.actors.portable_errors import PortableError, pack_error
-from raydist.checkpoints import contents
-from raydist.checkpoints.checkpoint import contents_of
-from raydist.checkpoints.sharing import part_reader
-from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
-from raydist.checkpoints.sharing.served_restore import BegunRestore
-from raydist.checkpoints.sharing.staging import StagedStates
-from raydist.checkpoints.sharing.started_save import start_save
+from raydist.checkpoints import contents, ps_reader
+from raydist.checkpoints.capture import StagingBuffers
+from raydist.checkpoints.checkpoint import contents_of, start_save
+from raydist.checkpoints.ps_restore import BegunRestore
+from raydist.checkpoints.restore import PreparedShard, RestoreRequest
 from raydist.coordinator.restoring import ServedRestorer
 from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
@@ -236,7 +234,7 @@ def test_what_can_be_no_rows_is_loss(saved: Saved, monkeypatch: pytest.MonkeyPat
         for part in ({}, 3, {**whole, "rows": 3}, {**whole, "optimizers": 3}, {**whole, "rows": {"$tensor": "no"}}):
             edited = {**manifest.objects, "bag.embedding_rows": replace(rows, values={**rows.values, "words/0": part})}
             files.replace("manifest.json", replace(manifest, objects=edited).to_bytes())
-            with pytest.raises(rd.DataLossError, match="'bag.embedding_rows' (are|is) none"):
+            with pytest.raises(rd.DataLossError, match="'bag.embedding_rows' (are|is) invalid"):
                 run.checkpoint.restore(path)
         assert torch.equal(run.rows(), before)
 
@@ -252,7 +250,7 @@ def test_a_restore_comes_after_what_was_scheduled_and_before_what_comes_then(
         run = Run(here, monkeypatch)
         run.train(range(30))  # under way
         save = start_save(
-            contents_of(run.checkpoint), directory_files(str(path.parent / "other")), {}, staging=StagedStates()
+            contents_of(run.checkpoint), directory_files(str(path.parent / "other")), {}, staging=StagingBuffers()
         )
         run.checkpoint.restore(path)
         run.train(range(3, 6))
@@ -268,7 +266,7 @@ def test_another_worker_asks_again_where_one_dies(saved: Saved, monkeypatch: pyt
         run.train(range(2))
         here.coordinator.join()
         begun: list[str] = []
-        original = part_reader.PartReader.begin
+        original = ps_reader.PartReader.begin
 
         def begin(self: Any, order: Any, held: Any) -> None:
             original(self, order, held)
@@ -276,7 +274,7 @@ def test_another_worker_asks_again_where_one_dies(saved: Saved, monkeypatch: pyt
             if len(begun) == 2:  # both servers have begun, and nobody hears of it
                 here.port.kill(int(begun[0].removeprefix("worker ")))
 
-        monkeypatch.setattr(part_reader.PartReader, "begin", begin)
+        monkeypatch.setattr(ps_reader.PartReader, "begin", begin)
         run.checkpoint.restore(path)
         assert len(begun) == 4
         assert torch.equal(run.rows(), expected)
@@ -285,7 +283,7 @@ def test_another_worker_asks_again_where_one_dies(saved: Saved, monkeypatch: pyt
 class Answers:
     """Servers that say what they are to."""
 
-    def __init__(self, *answers: PreparedShare | PortableError | None) -> None:
+    def __init__(self, *answers: PreparedShard | PortableError | None) -> None:
         self.answers = answers
         self.asked: list[str] = []
 
@@ -308,7 +306,7 @@ def test_servers_that_take_too_long_or_fail_are_told_to_forget(saved: Saved) -> 
     mirror: Any = type("Mirror", (), {"is_mirrored": lambda self, obj: True})()
 
     def restoring(servers: Answers) -> None:
-        begun = BegunRestore(PreparedShare({"bag.embedding_rows": ()}))
+        begun = BegunRestore(PreparedShard({"bag.embedding_rows": ()}))
         restorer = ServedRestorer(
             mirror, lambda *_: pickle.dumps(begun), lambda: None, lambda: servers, lambda _: None, 0.01
         )
@@ -317,9 +315,9 @@ def test_servers_that_take_too_long_or_fail_are_told_to_forget(saved: Saved) -> 
         restorer.commit("a", rows, {})
 
     for servers, error, told in (
-        (Answers(PreparedShare(), None), rd.DeadlineExceededError, "1 of 2 parameter servers have not"),
+        (Answers(PreparedShard(), None), rd.DeadlineExceededError, "1 of 2 parameter servers have not"),
         (Answers(None, pack_error(ArithmeticError("no good"))), ArithmeticError, "no good"),
-        (Answers(PreparedShare()), rd.UnavailableError, "server 1 is gone"),
+        (Answers(PreparedShard()), rd.UnavailableError, "server 1 is gone"),
     ):
         with pytest.raises(error, match=told):
             restoring(servers)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import raydist as rd
-from raydist.checkpoints.sharing.part_reader import PartReader
+from raydist.checkpoints.ps_reader import PartReader
 from raydist.coordinator.restoring import ServedRestorer
 from raydist.parameter_servers.consistency import BoundedStaleness, SyncWithBackups
 from raydist.parameter_servers.slices import FixedShardsPartitioner

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 import raydist as rd
-from raydist.checkpoints.checkpoint import contents_of
-from raydist.checkpoints.saved_checkpoint import SavedCheckpoint, open_checkpoint
-from raydist.checkpoints.sharing import slice_writer, started_save
-from raydist.checkpoints.sharing.staging import StagedStates
-from raydist.checkpoints.sharing.started_save import StartedSave, start_save
+from raydist.checkpoints import checkpoint as saving
+from raydist.checkpoints import ps_save
+from raydist.checkpoints.capture import StagingBuffers
+from raydist.checkpoints.checkpoint import StartedSave, contents_of, start_save
+from raydist.checkpoints.manifest import SavedCheckpoint, open_checkpoint
 from raydist.parameter_servers.slices import FixedShardsPartitioner
 from raydist.pipelines.stored.directory_files import directory_files
 from tests.coordinator.served_here import Served, served
@@ -80,7 +80,7 @@ class Run:
 
 
 def begun(run: Run, path: Path) -> StartedSave:
-    return start_save(contents_of(run.checkpoint), directory_files(str(path)), {}, staging=StagedStates())
+    return start_save(contents_of(run.checkpoint), directory_files(str(path)), {}, staging=StagingBuffers())
 
 
 def opened(path: Path) -> SavedCheckpoint:
@@ -89,7 +89,7 @@ def opened(path: Path) -> SavedCheckpoint:
 
 @pytest.fixture
 def divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(started_save, "UNDIVIDED_BYTES", 0)
+    monkeypatch.setattr(saving, "UNDIVIDED_BYTES", 0)
 
 
 def assert_same(found: Path, expected: Path) -> None:
@@ -196,7 +196,7 @@ def test_what_fails_on_a_worker_is_the_error_of_its_save_and_steps_go_on(divided
             unsavable = Unsavable()
         here.schedule(lambda: unsavable.factor.item())
         contents = contents_of(rd.Checkpoint(model=unsavable))
-        bad = start_save(contents, directory_files(str(tmp_path / "bad")), {}, staging=StagedStates())
+        bad = start_save(contents, directory_files(str(tmp_path / "bad")), {}, staging=StagingBuffers())
         later = [here.schedule(_wait) for _ in range(3)]
         GATE.set()
         with pytest.raises(ArithmeticError, match="no state today"):
@@ -251,7 +251,7 @@ def test_a_write_that_fails_is_the_error_of_its_save(
             run = Run()
         run.train(range(1), here)
         with monkeypatch.context() as patched:
-            patched.setattr(slice_writer, "write_tensor_file", full)
+            patched.setattr(ps_save, "write_tensor_file", full)
             save = begun(run, tmp_path / "first")
             with pytest.raises(OSError, match="No space left"):
                 save.write()
@@ -322,8 +322,10 @@ def test_rows_of_embeddings_are_saved_by_who_has_them_and_go_to_any_number_of_se
             if restore:
                 checkpoint.restore(tmp_path / "c")
             train_bag(numbers, here, bag, optimizer)
-            save = start_save(contents_of(checkpoint), directory_files(str(tmp_path / "c")), {}, staging=StagedStates())
-            assert save.shares is not None
+            save = start_save(
+                contents_of(checkpoint), directory_files(str(tmp_path / "c")), {}, staging=StagingBuffers()
+            )
+            assert save.shards is not None
             assert list(save.capture.objects) == []  # nothing of it was brought here
             save.write()
             files = opened(tmp_path / "c").manifest.objects["bag.embedding_rows"].files

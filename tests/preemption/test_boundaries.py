@@ -1,17 +1,77 @@
-"""Leaving between two steps: all save, then handlers run, then the process ends."""
+"""The preemption flag, and leaving between two steps: all save, then handlers run, then the process ends."""
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
 from raydist.errors import Preempted
-from raydist.preemption.boundaries import Boundaries, GivenUp
+from raydist.preemption import Boundaries, GivenUp, Positions, PreemptionFlag
+
+
+def test_only_so_many_places_are_kept() -> None:
+    positions = Positions()
+    for boundary in range(1000):
+        positions.note(boundary, boundary // 2)
+    assert (positions.num_forgotten, positions.first, positions.last_change) == (244, 488, 998)
+    assert (positions.before(488), positions.before(489), positions.before(491)) == (None, 244, 245)
+
+
+def test_an_unknown_place_is_one_of_its_own() -> None:
+    positions = Positions()
+    assert (positions.first, positions.last_change) == (None, -1)
+    for boundary in range(3):
+        positions.note(boundary, None)
+    assert (positions.first, positions.last_change, positions.before(3)) == (0, 2, None)
+
+
+def test_a_node_that_is_needed_and_drained_is_a_reason() -> None:
+    going: set[str] = {"elsewhere"}
+    flag = PreemptionFlag(lambda: {"here" * 4}, lambda: going, look_s=0.01)
+    flag.start()
+    time.sleep(0.05)
+    assert flag.reason is None
+    going.add("here" * 4)
+    end = time.monotonic() + 10
+    while flag.reason is None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert flag.reason == "its node herehere is being drained"
+    flag.stop()
+    flag.stop()
+    assert "raydist-preemption" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_sigterm_is_a_reason_until_it_stops() -> None:
+    flag = PreemptionFlag(set)
+    flag.start()
+    flag.start()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert flag.reason == "it received SIGTERM"
+    flag.stop()
+    assert flag.reason is None
+
+
+def start_twice(flag: PreemptionFlag) -> None:
+    flag.start()
+    flag.start()
+
+
+def test_in_another_thread_only_nodes_are_watched_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    flag = PreemptionFlag(set)
+    with caplog.at_level(logging.WARNING, "raydist"):
+        thread = threading.Thread(target=start_twice, args=(flag,), name="mine")
+        thread.start()
+        thread.join()
+    flag.stop()
+    assert len(caplog.records) == 1
+    assert "only the main thread may do that, this is mine" in caplog.text
 
 
 class Watcher:
@@ -41,7 +101,7 @@ def test_steps_are_told_to_who_watches_until_it_is_dropped() -> None:
         boundaries.watch(watcher)
     boundaries.pass_one()
     boundaries.note_draws()  # of that step, again
-    assert (boundaries.number, told) == (1, ["step a", "step b"] * 2)
+    assert (boundaries.number(), told) == (1, ["step a", "step b"] * 2)
     told.clear()
     boundaries.pass_one()
     del second, watcher
@@ -99,7 +159,7 @@ def test_functions_that_wait_are_given_up_and_what_was_drawn_for_them_is_undone(
     boundaries.watch(watcher)
     for each in (empty, queue):
         boundaries.add_queue(each)
-    boundaries.notice.reason = "it received SIGTERM"
+    boundaries.flag.reason = "it received SIGTERM"
     with pytest.raises(Preempted, match="before 2 functions that were scheduled had begun.* undone from 5"):
         boundaries.leave(before_draw=False)
     del queue, each
@@ -110,8 +170,10 @@ def test_functions_that_wait_are_given_up_and_what_was_drawn_for_them_is_undone(
 
 
 def test_draws_within_an_undivided_run_are_no_boundaries() -> None:
-    boundaries = Boundaries()
-    assert boundaries.divides_runs
+    boundaries, watcher = Boundaries(), Watcher([], "a")
+    boundaries.watch(watcher)
+    assert boundaries.draw_watchers() == [watcher]
     with boundaries.undivided():
-        assert not boundaries.divides_runs
-    assert boundaries.divides_runs
+        assert boundaries.draw_watchers() == ()
+    assert boundaries.draw_watchers() == [watcher]
+    boundaries.unwatch(watcher)

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from raydist.preemption.notice import SigtermNote
+from raydist.preemption import SigtermHandler
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +27,15 @@ def terminate() -> None:
 def test_it_is_noted_once_and_handlers_that_were_there_run_when_they_are_asked_to() -> None:
     before, ran, noted = signal.getsignal(signal.SIGTERM), list[int](), list[int]()
     signal.signal(signal.SIGTERM, lambda number, frame: ran.append(number))
-    note = SigtermNote(lambda: noted.append(1))
-    assert note.install()
+    handler = SigtermHandler(lambda: noted.append(1))
+    assert handler.install()
     terminate()
     terminate()
     assert (noted, ran) == ([1], [])
-    note.run_found()
+    handler.run_found()
     assert ran == [signal.SIGTERM]
-    note.restore()
-    note.restore()
+    handler.restore()
+    handler.restore()
     terminate()
     assert ran == [signal.SIGTERM] * 2
     signal.signal(signal.SIGTERM, before)
@@ -48,15 +48,15 @@ def rays(number: int, frame: FrameType | None) -> None:
 def test_rays_handler_is_put_back_but_never_run() -> None:
     before, noted = signal.getsignal(signal.SIGTERM), list[int]()
     rays.__module__ = "ray._private.worker"
-    note = SigtermNote(lambda: noted.append(1))
-    note.install()
+    handler = SigtermHandler(lambda: noted.append(1))
+    handler.install()
     signal.signal(signal.SIGTERM, rays)  # as ray.init does
-    assert not note.is_installed
-    assert note.install()
+    assert not handler.is_installed
+    assert handler.install()
     terminate()
-    note.run_found()
+    handler.run_found()
     assert noted == [1]
-    note.restore()
+    handler.restore()
     assert signal.getsignal(signal.SIGTERM) is rays
     signal.signal(signal.SIGTERM, before)
 
@@ -64,18 +64,18 @@ def test_rays_handler_is_put_back_but_never_run() -> None:
 def test_what_another_thread_restores_is_there_when_it_comes() -> None:
     before, ran, noted = signal.getsignal(signal.SIGTERM), list[int](), list[int]()
     signal.signal(signal.SIGTERM, lambda number, frame: ran.append(number))
-    note = SigtermNote(lambda: noted.append(1))
-    note.install()
-    in_thread(note.restore)
+    handler = SigtermHandler(lambda: noted.append(1))
+    handler.install()
+    in_thread(handler.restore)
     terminate()
     assert (noted, ran) == ([], [signal.SIGTERM])
-    note.install()
-    in_thread(note.restore)
-    assert in_thread(note.install)  # it watches again: nothing had to be done for it
+    handler.install()
+    in_thread(handler.restore)
+    assert in_thread(handler.install)  # it watches again: nothing had to be done for it
     terminate()
     assert (noted, ran) == ([1], [signal.SIGTERM])
-    note.restore()
-    assert not note.is_installed
+    handler.restore()
+    assert not handler.is_installed
     signal.signal(signal.SIGTERM, before)
 
 
@@ -85,6 +85,6 @@ def in_thread(do: Callable[[], bool | None]) -> bool | None:
 
 
 def test_only_the_main_thread_may_watch() -> None:
-    note = SigtermNote(lambda: None)
-    assert in_thread(note.install) is False
-    note.restore()
+    handler = SigtermHandler(lambda: None)
+    assert in_thread(handler.install) is False
+    handler.restore()

@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 
 from raydist.actors.readers.replica_iterator import ReplicaIterator
-from raydist.checkpoints.loops.orders import LoopOrder
-from raydist.checkpoints.loops.replica_loops import ReplicaLoops
-from raydist.checkpoints.sharing.share_writer import ShareWriter
+from raydist.checkpoints.loop_commands import LoopCommand
+from raydist.checkpoints.replica_loop import ReplicaLoops
+from raydist.checkpoints.shard_writer import ShardWriter
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import distribute
 from raydist.errors import FailedPreconditionError
@@ -41,7 +41,7 @@ def peers() -> Any:
 
 
 def draws(loops: ReplicaLoops | None = None) -> FunctionCalls:
-    writer = mock.create_autospec(ShareWriter, instance=True)
+    writer = mock.create_autospec(ShardWriter, instance=True)
     loops = loops or ReplicaLoops(writer)
     cpu = Accelerator("cpu")
     return FunctionCalls(mock.Mock(), writer, loops, DeviceCopies(cpu.device), cpu, 1.0)
@@ -75,8 +75,8 @@ def test_they_are_let_go_of_whatever_happens(iterators: list[ReplicaIterator], p
 def test_a_run_whose_draws_are_boundaries_is_known_while_it_goes_on(
     iterators: list[ReplicaIterator], peers: Any
 ) -> None:
-    loops = ReplicaLoops(mock.create_autospec(ShareWriter, instance=True))
-    header = StepHeader(7, 0, _HEADER.payload, loop=LoopOrder((), 5.0))
+    loops = ReplicaLoops(mock.create_autospec(ShardWriter, instance=True))
+    header = StepHeader(7, 0, _HEADER.payload, loop=LoopCommand((), 5.0))
     with draws(loops).bound(tuple(iterators), header, peers):
         assert peers.loop is not None
         assert loops.hold(7) == 0
@@ -86,7 +86,7 @@ def test_a_run_whose_draws_are_boundaries_is_known_while_it_goes_on(
 
 @pytest.mark.parametrize("arguments", [(1, "text"), ()])
 def test_a_step_that_draws_from_none_is_no_loop(arguments: Any, peers: Any) -> None:
-    loops = ReplicaLoops(mock.create_autospec(ShareWriter, instance=True))
-    with draws(loops).bound(arguments, StepHeader(7, 0, _HEADER.payload, loop=LoopOrder((), 5.0)), peers):
+    loops = ReplicaLoops(mock.create_autospec(ShardWriter, instance=True))
+    with draws(loops).bound(arguments, StepHeader(7, 0, _HEADER.payload, loop=LoopCommand((), 5.0)), peers):
         assert peers.loop is None
     assert loops.news(7) is None

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.checkpoints.loops.replica_loops import ReplicaLoops
-from raydist.checkpoints.sharing.share_writer import ShareWriter
+from raydist.checkpoints.replica_loop import ReplicaLoops
+from raydist.checkpoints.shard_writer import ShardWriter
 from raydist.collectives.base import Membership
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.mirroring.messages import StepPayload
@@ -36,7 +36,7 @@ class Alone:
         self.mirror = MirrorReplica(0)
         policy = NonfinitePolicy(lambda _: [])
         self.peers = Connected(group, NotingReducer(), CPU, self.mirror, policy)  # type: ignore[arg-type]  # a stand-in
-        saves = mock.create_autospec(ShareWriter, instance=True)
+        saves = mock.create_autospec(ShardWriter, instance=True)
         loops = ReplicaLoops(saves)
         self.calls = FunctionCalls(self.mirror, saves, loops, DeviceCopies(CPU), Accelerator("cpu"), 1.0)
         self.calls.join(ReplicaView(("cpu",), list), self.peers)

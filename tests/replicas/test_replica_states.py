@@ -15,10 +15,9 @@ from torch import nn
 import raydist as rd
 from raydist.checkpoints import read_tensors
 from raydist.checkpoints.checkpoint import Checkpoint
-from raydist.checkpoints.restoring.restored_objects import restore_objects
-from raydist.checkpoints.saved_checkpoint import open_checkpoint
-from raydist.checkpoints.sharing.exchanged_bytes import ByteExchange
-from raydist.checkpoints.sharing.share_reader import ShareReader
+from raydist.checkpoints.manifest import open_checkpoint
+from raydist.checkpoints.restore import restore_objects
+from raydist.checkpoints.shard_reader import ShardReader, exchange_bytes
 from raydist.errors import DataLossError
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.pipelines.stored.directory_files import directory_files
@@ -49,13 +48,13 @@ class Restoring(Mirror):
         self._groups: dict[int, LocalGroup] = {}
         for rank, replica in enumerate(self.replicas):
             exchange = functools.partial(self._exchange, rank)
-            reader = ShareReader(rank, num_replicas, exchange, functools.partial(given_alike, replica))
+            reader = ShardReader(rank, num_replicas, exchange, functools.partial(given_alike, replica))
             replica.injected.add("restores", functools.partial(itself, reader))
         self.restorer = ReplicaRestorer(self.driver, lambda: True, self._ask)
 
     def _exchange(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
         group = self._groups[rank]
-        ByteExchange(rank, CPU, lambda tensor, root: group.broadcast(tensor, root).wait()).share(parts)
+        exchange_bytes(parts, rank, CPU, lambda tensor, root: group.broadcast(tensor, root).wait())
 
     def _ask(self, function: Callable[..., bytes], *args: Any) -> Sequence[bytes]:
         payload = self.driver.prepare(function, (RESTORES, *args), injected={"restores": RESTORES})
@@ -154,7 +153,7 @@ def test_replicas_read_and_the_driver_sees_it(
     held = objects["optimizer"].param_groups
     mirror.restore(path, **objects)
     assert read_by_driver == []
-    assert mirror.asked == ["prepare_share", "commit_share"]
+    assert mirror.asked == ["prepare_shard", "commit_shard"]
     assert values(objects) == values(before)
     assert held[0]["lr"] == 0.1
     for one in (objects, before):
@@ -193,7 +192,7 @@ def test_damage_changes_nothing(saved: tuple[Path, dict[str, Any]], read_by_driv
     with pytest.raises(DataLossError, match=r"optimizer.safetensors.*tensor '.*' differs") as raised:
         mirror.restore(path, **objects)
     assert raised.value.path == str(path / "optimizer.safetensors")
-    assert mirror.asked == ["prepare_share", "discard_share"]
+    assert mirror.asked == ["prepare_shard", "discard_shard"]
     assert read_by_driver == []
     assert values(objects) == before
 

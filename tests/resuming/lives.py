@@ -43,6 +43,12 @@ def is_readable(file: int | _HasFileNumber, wait_s: float) -> bool:
 
 _ROOT = Path(__file__).parents[2]
 _START_S = 120.0
+_OF_FORKS = {
+    # Threads of libraries do not outlive a fork.
+    **{"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+    # Otherwise the last bit of a product depends on where MKL's operands lie in memory, so that two lives differ.
+    "MKL_CBWR": "COMPATIBLE",
+}
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
@@ -170,8 +176,7 @@ class ForkedLives(Lives):
                 [sys.executable, "-m", "tests.resuming.zygote", *self._modules],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # Threads of libraries do not outlive a fork.
-                env=_environment({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}),
+                env=_environment(_OF_FORKS),
             )
             self._zygote = _Zygote(process)
         return self._zygote

@@ -11,8 +11,8 @@ from typing import Any, final
 
 import torch
 
-from raydist.checkpoints.saved_kinds import SHARES
-from raydist.checkpoints.sharing.share_writer import MergedStates
+from raydist.checkpoints.object_state import SHARES
+from raydist.checkpoints.shard_writer import MergedStates
 from raydist.collectives.reducer.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.aggregation import Aggregation, aggregate

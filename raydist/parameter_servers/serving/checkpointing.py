@@ -1,4 +1,4 @@
-"""The interfaces of a server's checkpoint writer and reader; `raydist.checkpoints.sharing` implements them."""
+"""The interfaces of a server's checkpoint writer and reader; `raydist.checkpoints` implements them."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from raydist.options import Options
 from raydist.pipelines.autotune.tuner import BLOCKS_PER_THREAD, Activity, Knob, Period, Tuner
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
+from raydist.pipelines.engine.block_size import BufferSize
 from raydist.pipelines.engine.budget import Budget, Budgets
-from raydist.pipelines.engine.buffer_size import BufferSize
 from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op_iterator import OpIterator

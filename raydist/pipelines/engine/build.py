@@ -19,9 +19,8 @@ from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext, Planner
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, ClosesInput, OpIterator
 from raydist.pipelines.engine.op_kinds import ElementwiseOp
-from raydist.pipelines.engine.stages.stage import StageIterator
+from raydist.pipelines.engine.stages.stage import StageIterator, UnorderedStageIterator
 from raydist.pipelines.engine.stages.stage_dispatch import StageWorkers
-from raydist.pipelines.engine.stages.unordered_stage import UnorderedStageIterator
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter

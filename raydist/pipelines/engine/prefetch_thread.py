@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,16 +14,44 @@ from raydist.ending_threads import end_at_exit
 from raydist.errors import DeadlineExceededError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_bytes, count_items
-from raydist.pipelines.engine.abandoned_threads import join_threads
+from raydist.pipelines.engine.block_size import BufferSize
 from raydist.pipelines.engine.budget import Budget
-from raydist.pipelines.engine.buffer_size import BufferSize
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.metering.meter import Meter
 
-__all__ = ["PrefetchThread"]
+__all__ = ["CLOSE_S", "PrefetchThread", "join_threads"]
 
 _RAM_POLL_S = 0.05  # interval at which a thread checks if another buffer has freed memory
+
+CLOSE_S = 4.0
+"""Seconds that closing waits for running functions. All threads of one executor share this limit."""
+
+
+def join_threads(threads: Sequence[threading.Thread], work_of: Callable[[str], str], limit_s: float = CLOSE_S) -> bool:
+    """Wait until all `threads` have ended, up to `limit_s` seconds; warn about each that has not.
+
+    Args:
+        threads: Daemon threads that must end.
+        work_of: Returns the work of the thread with this name, for the warning.
+        limit_s: Seconds for all threads together.
+
+    Returns:
+        True if all threads have ended.
+    """
+    deadline = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    stuck = [thread.name for thread in threads if thread.is_alive()]
+    for name in stuck:
+        warnings.warn(
+            f"Thread {name} must end within {limit_s:g} s of close(), and is still busy with {work_of(name)}. It was "
+            "left behind, and ends when the function returns. Only functions on input workers "
+            "(Options.num_input_workers) can be stopped.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return not stuck
 
 
 @final

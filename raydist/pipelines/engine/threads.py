@@ -13,10 +13,10 @@ from raydist.errors import CancelledError, DeadlineExceededError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
-from raydist.pipelines.engine.abandoned_threads import CLOSE_S, join_threads
 from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
+from raydist.pipelines.engine.prefetch_thread import CLOSE_S, join_threads
 from raydist.pipelines.metering.meter import StagePlace
 
 __all__ = ["ThreadExecutor"]
@@ -64,7 +64,9 @@ class _Task(Pending):
                 f"{self._limit_s} s, and has not. Is its function waiting for something?"
             )
         if self._result is None:
-            raise self._error or CancelledError("raydist bug: a task ended without result and without error.")
+            raise self._error or CancelledError(
+                f"raydist bug: a block of stage {self._spec.name} ended without a result and without an error."
+            )
         return self._result
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, final
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.engine.buffer_size import BufferSize
+from raydist.pipelines.engine.block_size import BufferSize
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp

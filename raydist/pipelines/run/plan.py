@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from raydist.errors import InvalidArgumentError
 from raydist.options import Options
 from raydist.pipelines.elements.items import IteratorState
-from raydist.pipelines.engine.build import Plan, name_operations, start
-from raydist.pipelines.engine.executor import Executor
-from raydist.pipelines.engine.op import DatasetOp
+from raydist.pipelines.engine.build import Plan, build, name_operations, start
+from raydist.pipelines.engine.executor import Executor, InlineExecutor
+from raydist.pipelines.engine.fusion import chain_of, fuse
+from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import ElementwiseOp
+from raydist.pipelines.metering.stats import PipelineStats, percent
 from raydist.pipelines.optimize.rewrites import optimize, rewrite_each
 
-__all__ = ["begin_epoch", "explain_recursion", "make_nested_plan", "make_plan", "open_iterator", "require_short_chain"]
+__all__ = [
+    "begin_epoch",
+    "explain",
+    "explain_recursion",
+    "make_nested_plan",
+    "make_plan",
+    "open_iterator",
+    "require_short_chain",
+]
 
 
 def begin_epoch(op: DatasetOp, epoch: int, position: IteratorState | None = None) -> DatasetOp:
@@ -89,3 +101,53 @@ def explain_recursion(error: RecursionError, op: DatasetOp) -> None:
             f"{op.chain_length} operations follow each other up to {op.label}: some need more of Python's stack than "
             "others. Use fewer, or raise sys.setrecursionlimit."
         )
+
+
+def explain(plan: Plan, stats: PipelineStats | None = None) -> str:
+    """Return the graph as written and as optimised, the place of each operation, and the load of its stages."""
+    lines = ["as written:", *_tree(plan.written, plan, 1)]
+    by = f" ({', '.join(plan.rewrites)})" if plan.rewrites else ""
+    lines += [f"as optimised{by}:", *_tree(plan.optimised, plan, 1)]
+    lines += ["stages:", *(f"  {line}" for line in _stages(plan.optimised, plan))]
+    if stats is not None and stats.stages:
+        lines += ["running:", *(f"  {line}" for line in _running(stats))]
+    return "\n".join(lines)
+
+
+def _tree(op: DatasetOp, plan: Plan, depth: int) -> Iterator[str]:
+    """Yield the lines of a graph: consumers above their inputs, inputs indented."""
+    yield f"{'  ' * depth}{plan.names[id(op)]}: {op.full_label}"
+    for source in op.inputs:
+        yield from _tree(source, plan, depth + 1)
+
+
+def _stages(op: DatasetOp, plan: Plan) -> Iterator[str]:
+    if not isinstance(op, ElementwiseOp):
+        for source in op.inputs:
+            yield from _stages(source, plan)
+        on_ids = (
+            ", on row ids of what input workers store" if op.takes_row_ids and plan.options.num_input_workers else ""
+        )
+        yield f"{plan.names[id(op)]}: in the consumer's process{on_ids}"
+        return
+    chain, base = chain_of(op)
+    yield from _stages(base, plan)
+    for stage in fuse(chain, IterContext(0, (0,), plan.options, InlineExecutor(), plan.names, build, make_nested_plan)):
+        yield f"{'+'.join(plan.names[id(part)] for part, _ in stage)}: {_place(stage[0][0], plan.options)}"
+
+
+def _running(stats: PipelineStats) -> Iterator[str]:
+    for stage in stats.stages:
+        where = "in its consumer's thread" if stage.where == "inline" else f"on {stage.where}"
+        yield f"{stage.name}: {where}, busy {percent(stage.busy)}"
+    yield from stats.findings
+
+
+def _place(op: ElementwiseOp, options: Options) -> str:
+    calls, workers = op.parallelism, options.num_input_workers
+    if calls == 1:
+        return "in the consumer's thread"
+    if not workers:
+        return "on the iterator's executor" if calls is None else f"on up to {calls} threads or workers"
+    place = f"on {workers} input worker{'s' if workers > 1 else ''}"
+    return place if calls is None else f"{place}, up to {calls} blocks at a time"

@@ -13,8 +13,8 @@ from typing import Any, Literal, final, get_args
 
 import torch
 
-from raydist.checkpoints.sharing.served_restore import ServedRestores
-from raydist.checkpoints.sharing.served_share import ServedShares
+from raydist.checkpoints.ps_restore import PsRestores
+from raydist.checkpoints.ps_save import PsSaves
 from raydist.compat.torch_internals import disable_compiler
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.connection import ServerConnection
@@ -194,7 +194,7 @@ class ServedVariables(WorkerRules):
             self._model.optimizers.read_states()
 
     def injected(self) -> dict[str, Any]:
-        return {"shares": ServedShares(self._model.held), "served_restores": ServedRestores(self._model.held)}
+        return {"shares": PsSaves(self._model.held), "served_restores": PsRestores(self._model.held)}
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         return reading_rows(self._model.rows)

@@ -13,8 +13,7 @@ from typing import Any, BinaryIO
 from unittest import mock
 
 from raydist.checkpoints import contents
-from raydist.checkpoints.capture import Capture
-from raydist.checkpoints.sharing.staging import StagedStates
+from raydist.checkpoints.capture import Capture, StagingBuffers
 from raydist.pipelines.stored.file_directory import LocalFiles
 
 __all__ = ["PLANTED", "POWER_BUGS", "planted"]
@@ -87,10 +86,10 @@ def not_copied() -> Iterator[None]:
         time.sleep(0.02)
         return write(files, name, content)
 
-    def as_it_is(self: StagedStates, capture: Capture) -> Capture:
+    def as_it_is(self: StagingBuffers, capture: Capture) -> Capture:
         return capture
 
-    with mock.patch.object(StagedStates, "copied", as_it_is), mock.patch.object(LocalFiles, "write", late):
+    with mock.patch.object(StagingBuffers, "copy_capture", as_it_is), mock.patch.object(LocalFiles, "write", late):
         yield
 
 

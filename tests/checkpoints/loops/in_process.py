@@ -12,13 +12,11 @@ import torch
 from torch import nn
 
 from raydist.actors.portable_errors import PortableError, pack_error
-from raydist.checkpoints.loops.driver_loop import DriverLoop
-from raydist.checkpoints.loops.managed_loop import ManagedLoop
-from raydist.checkpoints.loops.orders import IteratorPlace
-from raydist.checkpoints.loops.replica_loop import ReplicaLoop
-from raydist.checkpoints.loops.replica_loops import ReplicaLoops
-from raydist.checkpoints.sharing.share_writer import ShareWriter
-from raydist.checkpoints.sharing.shares import Share, ShareTerms
+from raydist.checkpoints.driver_loop import DriverLoop, ManagedLoop
+from raydist.checkpoints.loop_commands import IteratorPlace
+from raydist.checkpoints.replica_loop import ReplicaLoop, ReplicaLoops
+from raydist.checkpoints.shard_writer import ShardWriter
+from raydist.checkpoints.shards import Shard, ShardTerms
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -34,7 +32,7 @@ class Rank:
 
     def __init__(self, rank: int, num_ranks: int, objects: Mapping[int, Any]) -> None:
         self.objects = dict(objects)
-        self.writer = ShareWriter(rank, num_ranks, torch.device("cpu"))
+        self.writer = ShardWriter(rank, num_ranks, torch.device("cpu"))
         self.loops = ReplicaLoops(self.writer)
         self.drawn = self.num_left = 0
 
@@ -50,7 +48,7 @@ class Rank:
     def agree(self, number: float) -> float:
         return number
 
-    def copy(self, token: str, terms: ShareTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+    def copy(self, token: str, terms: ShardTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
         self.writer.copy(token, terms, objects, modules)
 
     def places(self) -> tuple[IteratorPlace, ...]:
@@ -89,7 +87,7 @@ class Host:
         ranks = self.ranks if rank is None else [self.ranks[rank]]
         return [_sent(getattr(each.loops, method.__name__)(*_sent(args))) for each in ranks]
 
-    def shares(self, step: int, token: str) -> Sequence[Share | PortableError | None]:
+    def shards(self, step: int, token: str) -> Sequence[Shard | PortableError | None]:
         found = [each.writer.report(token) for each in self.ranks]
         return [pack_error(each) if isinstance(each, Exception) else each for each in found]
 
@@ -100,10 +98,10 @@ class Host:
     def run(self, part: ManagedLoop, body: Callable[[ReplicaLoop, Rank], Any], step: int = 3) -> DriverLoop:
         """Run `body` on every rank, watched by a driver's half."""
         loop = DriverLoop(self, [part])
-        order = _sent(loop.order())
+        command = _sent(loop.command())
 
         def on_rank(rank: Rank) -> Any:
-            with rank.loops.running(step, order, rank) as own:
+            with rank.loops.running(step, command, rank) as own:
                 return body(own, rank)
 
         self._runs = [self._pool.submit(on_rank, rank) for rank in self.ranks]

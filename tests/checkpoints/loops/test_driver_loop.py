@@ -1,4 +1,4 @@
-"""Both halves of a run that draws batches itself: replicas are threads here."""
+"""The driver's half of a run that draws batches itself: what it commands, saves and waits for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,15 +17,130 @@ from safetensors.torch import load_file
 
 import raydist as rd
 from raydist.checkpoints.checkpoint import contents_of
-from raydist.checkpoints.loops.managed_loop import ManagedLoop
-from raydist.checkpoints.loops.replica_loop import ReplicaLoop
-from raydist.checkpoints.managing.saves import ManagedSaves
-from raydist.checkpoints.managing.watch import ManagerWatch
-from raydist.checkpoints.retention import Retention
+from raydist.checkpoints.driver_loop import ManagedLoop, begin_loop
+from raydist.checkpoints.listing import Retention, SaveInterval
+from raydist.checkpoints.loop_commands import IteratorPlace, WantedSave
+from raydist.checkpoints.replica_loop import ReplicaLoop
 from raydist.checkpoints.run_directory import RunDirectory
-from raydist.checkpoints.save_interval import SaveInterval
-from raydist.preemption.boundaries import unwatch_steps, watch_steps
+from raydist.checkpoints.saves import ManagerSaves
+from raydist.checkpoints.watch import ManagerWatch
+from raydist.distributed_dataset import DistributedIterator
+from raydist.preemption import undivided_run, unwatch_steps, watch_steps
 from tests.checkpoints.loops.in_process import Host, Rank
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    made = RunDirectory(str(tmp_path), "ckpt", Retention(None))
+    made.acquire()
+    yield made
+    made.release()
+
+
+def managed(run: RunDirectory, iterators: list[Any], **objects: Any) -> tuple[ManagedLoop, ManagerSaves]:
+    saves = ManagerSaves(contents_of(rd.Checkpoint(**objects)), run, SaveInterval(), None)
+    return ManagedLoop("key", saves, 42, iterators, asynchronous=True), saves
+
+
+def test_what_the_driver_has_is_that_of_the_runs_beginning(run: RunDirectory) -> None:
+    state = rd.State(epoch=1)
+    part, _ = managed(run, [], state=state)
+    host = Host(1, dict, [])
+    command = part.command(host)
+    assert command.objects == {}
+    state.epoch = 2
+    outcome = part.write(WantedSave("t", "key", 5, 9, None, ()), lambda request: _Shards(host, request), None)
+    host.close()
+    assert outcome.error is None
+    again = rd.State(epoch=0)
+    rd.Checkpoint(state=again).restore(run.path_to(5))
+    assert again.epoch == 1
+    assert run.find()[0].details["calls"] == 9
+
+
+class _Shards:
+    """What one replica has written."""
+
+    def __init__(self, host: Host, request: Any) -> None:
+        self.host, self.token = host, request.token
+        host.ranks[0].writer.begin(request, {}, {})
+
+    def wait(self) -> Any:
+        found = None
+        while found is None:
+            found = self.host.shards(0, self.token)[0]
+        return [found]
+
+
+def test_datasets_and_iterators_are_where_the_replicas_are(run: RunDirectory) -> None:
+    data = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(8).batch(2))
+    iterator, other = iter(data), iter(rd.Dataset.range(3))
+    next(iterator)
+    place = IteratorPlace(iterator.state_dict(), False)
+    part, _ = managed(run, [iterator], data=data, iterator=iterator, other=other)
+    host = Host(1, dict, [])
+    part.command(host)
+    next(iterator)  # here; the replicas are elsewhere
+    wanted = WantedSave("t", "key", 1, 1, None, (place,))
+    assert part.write(wanted, lambda request: _Shards(host, request), None).error is None
+    ended = WantedSave("u", "key", 2, 2, None, (IteratorPlace(place.state, True),))
+    assert part.write(ended, lambda request: _Shards(host, request), None).error is None
+    host.close()
+    rd.Checkpoint(data=data).restore(run.path_to(1), only="data")
+    assert [batch.tolist() for batch in data] == [[2, 3], [4, 5], [6, 7]]
+    rd.Checkpoint(data=data).restore(run.path_to(2), only="data")
+    assert len(list(data)) == 4, "an epoch that has ended is followed by a new one"
+
+
+def test_replicas_save_pending_gradients_beside_the_modules(run: RunDirectory) -> None:
+    model, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    saves = ManagerSaves(
+        contents_of(rd.Checkpoint(model=model, other=other, gradients=True)), run, SaveInterval(), None
+    )
+    part = ManagedLoop("key", saves, 42, [], asynchronous=True)
+    host = Host(1, dict, [(model, 1)])
+    host.saved_how = "whole"
+    command = part.command(host)
+    host.close()
+    assert command.objects == {"model": 1}
+    assert command.gradients == {"gradients.model": 1}  # those of the other one are the driver's, as it is itself
+    assert command.terms.whole == {"model", "gradients.model"}
+
+
+@pytest.mark.parametrize(("counter", "told"), [(None, (None, 0)), ("known", (5, 0)), (lambda: 7, (None, 7))])
+def test_what_only_the_driver_counts_is_told_as_it_is_when_the_run_begins(
+    run: RunDirectory, counter: Any, told: tuple[int | None, int]
+) -> None:
+    saves = ManagerSaves(contents_of(rd.Checkpoint(state=rd.State())), run, SaveInterval(), counter)
+    host = Host(1, dict, [("known", 5)])
+    command = ManagedLoop("key", saves, 42, [], asynchronous=True).command(host)
+    host.close()
+    assert (command.counter, command.step) == told
+    assert command.counts_calls == (counter is None)
+
+
+def test_modules_whose_variables_alone_are_used_are_sent_as_well(run: RunDirectory) -> None:
+    inner, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    outer, norm = torch.nn.Sequential(inner), torch.nn.Sequential(torch.nn.BatchNorm1d(1))
+    part, _ = managed(run, [], inner=inner, outer=outer, norm=norm, other=other, state=rd.State())
+    host = Host(1, dict, [(inner, 1), (inner.weight, 2), (norm[0].running_mean, 3)])
+    assert part.unreached(host) == [outer, norm]
+    host.close()
+
+
+def test_a_failure_is_told_and_does_not_keep_the_process(run: RunDirectory, tmp_path: Path) -> None:
+    part, saves = managed(run, [], state=rd.State())
+    host = Host(1, dict, [])
+    part.command(host)
+    (tmp_path / "ckpt-4").write_text("in the way")
+    wanted = WantedSave("t", "key", 4, 1, None, (), leaving=True)
+    outcome = part.write(wanted, lambda request: _Shards(host, request), "it received SIGTERM")
+    host.close()
+    assert outcome.failures == 1
+    assert outcome.left is part.left
+    assert "it received SIGTERM. It could not be saved" in str(outcome.left)
+    saves.writer.close()  # nobody is told again
+
 
 MODEL = torch.nn.Linear(1, 1, bias=False)
 
@@ -37,15 +153,15 @@ def host() -> Iterator[Host]:
 
 
 @pytest.fixture
-def saves(tmp_path: Path) -> Iterator[ManagedSaves]:
+def saves(tmp_path: Path) -> Iterator[ManagerSaves]:
     run = RunDirectory(str(tmp_path), "ckpt", Retention(None))
-    run.take()
-    made = ManagedSaves(contents_of(rd.Checkpoint(model=MODEL)), run, SaveInterval(2), None)
+    run.acquire()
+    made = ManagerSaves(contents_of(rd.Checkpoint(model=MODEL)), run, SaveInterval(2), None)
     yield made
-    run.give_back()
+    run.release()
 
 
-def part_of(saves: ManagedSaves) -> ManagedLoop:
+def part_of(saves: ManagerSaves) -> ManagedLoop:
     return ManagedLoop("key", saves, 42, [], asynchronous=True)
 
 
@@ -58,7 +174,7 @@ def saved(path: Path) -> float:
     return float(load_file(path / "model.safetensors")["weight"])
 
 
-def test_saves_have_the_state_of_their_call_and_count_once(host: Host, saves: ManagedSaves, tmp_path: Path) -> None:
+def test_saves_have_the_state_of_their_call_and_count_once(host: Host, saves: ManagerSaves, tmp_path: Path) -> None:
     def body(loop: ReplicaLoop, rank: Rank) -> None:
         for step in range(1, 6):
             loop.draw()
@@ -75,7 +191,7 @@ def test_saves_have_the_state_of_their_call_and_count_once(host: Host, saves: Ma
 
 
 def test_replicas_stop_at_the_same_draw_and_raise_after_the_commit(
-    host: Host, saves: ManagedSaves, tmp_path: Path
+    host: Host, saves: ManagerSaves, tmp_path: Path
 ) -> None:
     watch, drawn, there = ManagerWatch(saves, 42), dict[int, int](), dict[int, bool]()
     watch_steps(watch)
@@ -102,7 +218,7 @@ def test_replicas_stop_at_the_same_draw_and_raise_after_the_commit(
     assert saved(tmp_path / "ckpt-0") == drawn[0]
 
 
-def test_a_run_that_has_ended_before_is_not_left(host: Host, saves: ManagedSaves) -> None:
+def test_a_run_that_has_ended_before_is_not_left(host: Host, saves: ManagerSaves) -> None:
     go, watch = threading.Event(), ManagerWatch(saves, 42)
     watch_steps(watch)
 
@@ -119,7 +235,7 @@ def test_a_run_that_has_ended_before_is_not_left(host: Host, saves: ManagedSaves
     unwatch_steps(watch)
 
 
-def test_what_a_replica_raises_is_raised_where_the_run_is_waited_for(host: Host, saves: ManagedSaves) -> None:
+def test_what_a_replica_raises_is_raised_where_the_run_is_waited_for(host: Host, saves: ManagerSaves) -> None:
     def body(loop: ReplicaLoop, rank: Rank) -> None:
         raise ValueError("bad row")
 
@@ -128,7 +244,7 @@ def test_what_a_replica_raises_is_raised_where_the_run_is_waited_for(host: Host,
 
 
 def test_a_driver_whose_replicas_are_gone_stops_asking(
-    host: Host, saves: ManagedSaves, monkeypatch: pytest.MonkeyPatch
+    host: Host, saves: ManagerSaves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = host.run(part_of(saves), lambda own, rank: None)
 
@@ -139,3 +255,24 @@ def test_a_driver_whose_replicas_are_gone_stops_asking(
     loop.close()
     loop.close()
     assert "raydist-loop" not in [thread.name for thread in threading.enumerate()]
+
+
+def distributed_iterator() -> DistributedIterator:
+    """One that has not begun, and needs nobody."""
+    job: Any = SimpleNamespace(state=None, label="nothing")
+    nobody: Any = None
+    return DistributedIterator(nobody, job, find_spec=lambda: None, drain=lambda: None)
+
+
+def test_only_runs_that_are_given_iterators_while_somebody_watches(tmp_path: Path) -> None:
+    host, iterator = Host(1, dict, []), distributed_iterator()
+    assert begin_loop(((iterator,), {}), host) is None
+    with rd.CheckpointManager(rd.Checkpoint(state=rd.State()), tmp_path, 1) as manager:
+        manager.watch()
+        assert begin_loop(((1, "text"), {}), host) is None
+        with undivided_run():
+            assert begin_loop(((iterator,), {}), host) is None
+        loop = begin_loop(((1, {"nested": iterator}), {}), host)
+        assert loop is not None
+        assert [each.directory for each in loop.command().managers] == [str(tmp_path)]
+    host.close()

@@ -15,8 +15,8 @@ from torch import nn
 from torchmetrics import MeanMetric
 
 import raydist as rd
-from raydist.checkpoints.saved_kinds import SHARES
-from raydist.checkpoints.sharing.share_writer import MergedStates
+from raydist.checkpoints.object_state import SHARES
+from raydist.checkpoints.shard_writer import MergedStates
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.messages import StepPayload
 from raydist.mirroring.on_replica.replica import MirrorReplica

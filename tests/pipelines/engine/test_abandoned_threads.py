@@ -11,9 +11,9 @@ import pytest
 
 from raydist.dataset import Dataset
 from raydist.options import Options, Timeouts
-from raydist.pipelines.engine import abandoned_threads, prefetch_thread
-from raydist.pipelines.engine.abandoned_threads import join_threads
+from raydist.pipelines.engine import prefetch_thread
 from raydist.pipelines.engine.executor import Executor
+from raydist.pipelines.engine.prefetch_thread import CLOSE_S, join_threads
 from raydist.pipelines.engine.threads import ThreadExecutor
 from tests.contracts.op import iterate
 
@@ -68,7 +68,7 @@ def test_a_prefetching_thread_is_left_behind_by_name(stuck: Stuck, monkeypatch: 
     assert stuck.reached.wait(20)
     with pytest.warns(RuntimeWarning, match=r"Thread raydist-prefetch-2 .* making the input of prefetch-2"):
         iterator.close()
-    assert abandoned_threads.CLOSE_S < 5.0
+    assert CLOSE_S < 5.0
 
 
 def test_a_consumer_that_stops_lets_no_memory_grow() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from raydist.pipelines.engine.buffer_size import BufferSize
+from raydist.pipelines.engine.block_size import BufferSize
 
 
 def drain(size: BufferSize) -> None:

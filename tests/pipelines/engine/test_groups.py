@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raydist.dataset import Dataset
-from raydist.pipelines.engine.groups import groups_of, rows_of
+from raydist.pipelines.ops.nested import groups_of, rows_of
 
 ROWS = [Dataset.from_tensor_slices(np.arange(at, at + 4)) for at in range(3)]
 

@@ -10,8 +10,8 @@ from raydist.errors import UnavailableError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState, count_items
 from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.engine.block_size import BufferSize
 from raydist.pipelines.engine.budget import Budget
-from raydist.pipelines.engine.buffer_size import BufferSize
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread
 from raydist.pipelines.metering.iteration_meters import IterationMeters

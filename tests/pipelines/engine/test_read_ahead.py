@@ -11,8 +11,8 @@ import pytest
 
 from raydist.dataset import Dataset
 from raydist.options import Options
+from raydist.pipelines.engine.block_size import BufferSize
 from raydist.pipelines.engine.budget import Budget
-from raydist.pipelines.engine.buffer_size import BufferSize
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread

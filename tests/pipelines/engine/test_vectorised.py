@@ -13,8 +13,7 @@ from raydist.options import OptimizationOptions, Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.elements.tensor_functions import with_tensors
-from raydist.pipelines.engine.vectorised import VectorisedKernel
-from raydist.pipelines.ops.map import MapOp
+from raydist.pipelines.ops.map import MapOp, VectorisedKernel
 from tests.contracts.op import collect, iterate, same
 from tests.pipelines.engine.toy_stages import block_of, spec_of
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from raydist.pipelines.metering.meter import Reading
-from raydist.pipelines.metering.page import draw
 from raydist.pipelines.metering.stats import PipelineStats, summarise
+from raydist.pipelines.run.profile import draw
 
 SOURCE = Reading("range-0", "range(9)", kind="source", elements=9, busy_s=1.0)
 OTHER = Reading("range-1", "range(9)", kind="source", elements=9, busy_s=1.0)

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 import pytest
 
 from raydist.pipelines.metering.meter import Reading
-from raydist.pipelines.metering.page import render_page
 from raydist.pipelines.metering.stats import PipelineStats, summarise
+from raydist.pipelines.run.profile import render_page
 
 READINGS = (
     Reading(

@@ -1,4 +1,4 @@
-"""A stage: fused kernels between an input and its consumer, run by an executor, delivered in order."""
+"""A stage: fused kernels between an input and its consumer, run by an executor, delivered in order or as they end."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import ElementError, Item, IteratorState
+from raydist.errors import DeadlineExceededError, FailedPreconditionError
+from raydist.options import Timeouts
+from raydist.pipelines.elements.blocks import Block, concat_blocks
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_items
 from raydist.pipelines.elements.saved_state import counts_in, texts_in
+from raydist.pipelines.engine.arrival_order import ArrivalOrder
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
-from raydist.pipelines.engine.resume import Outbox
+from raydist.pipelines.engine.producers import read_item
+from raydist.pipelines.engine.resume import Outbox, read_items
 from raydist.pipelines.engine.stages.stage_dispatch import SentBlock, StageDispatch, StageWorkers
 from raydist.pipelines.metering.meter import Meter
 
-__all__ = ["StageIterator"]
+__all__ = ["StageIterator", "UnorderedStageIterator"]
 
 
 @final
@@ -132,3 +136,188 @@ class StageIterator(OpIterator):
 
 def _is_done(item: SentBlock | ElementError) -> bool:
     return isinstance(item, ElementError) or item.work.done()
+
+
+_FIRST_NAP_S = 0.0002  # between two checks for a finished block; doubled up to the last
+_LAST_NAP_S = 0.005
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _OpenPlace:
+    """A block in flight or an error of the input, and the input's state and the indices before it."""
+
+    item: SentBlock | ElementError
+    input_state: IteratorState
+    starts: tuple[int, ...]
+
+
+@final
+class UnorderedStageIterator(OpIterator):
+    """An iterator that keeps a window of blocks in an executor and delivers results as they finish.
+
+    The state consists of the input's state before the oldest block not handed out, the numbers of later blocks handed
+    out, and the number of items handed out since. `order` notes the order of blocks; after resuming, the stage follows
+    these notes.
+
+    Args:
+        source: The input.
+        spec: Kernels to run.
+        workers: Executor settings.
+        meter: Counts the work.
+        order: Notes of this stage.
+    """
+
+    def __init__(
+        self, source: OpIterator, spec: StageSpec, workers: StageWorkers, meter: Meter, order: ArrivalOrder
+    ) -> None:
+        self._source = source
+        self._spec = spec
+        self._workers = workers
+        self._order = order
+        self._results = StageDispatch(spec, workers, meter)
+        self._places: dict[int, _OpenPlace] = {}  # by number, oldest first
+        self._next = 0  # number of the next block to be read
+        self._next_starts = (0,) * len(spec.kernels)
+        self._first = 0  # number of the oldest block not handed out
+        self._ahead: set[int] = set()  # numbers of later blocks that were handed out
+        self._given = 0
+        self._ended = False
+        self._outbox: Outbox | None = None
+
+    def next_block(self, limit: int) -> Block:
+        return self._filled(limit).take(limit)
+
+    def next_blocks(self, limit: int) -> list[Block]:
+        return self._filled(limit).take_together(limit)
+
+    def _filled(self, limit: int) -> Outbox:
+        outbox = self._open_outbox()
+        while not outbox:
+            self._submit(limit)
+            if not self._places:
+                raise StopIteration
+            self._give(outbox, self._choose())
+        return outbox
+
+    def _open_outbox(self) -> Outbox:
+        if self._outbox is None:
+            self._outbox = Outbox(self._border())
+        return self._outbox
+
+    def _border(self) -> IteratorState:
+        oldest = self._places.get(self._first)
+        return {
+            "input": self._source.state_dict() if oldest is None else oldest.input_state,
+            "starts": list(self._next_starts if oldest is None else oldest.starts),
+            "signatures": list(self._results.signatures),
+            "order": self._spec.name,
+            "first": self._first,
+            "given": self._given,
+            "ahead": sorted(self._ahead),
+        }
+
+    def _submit(self, limit: int) -> None:
+        rows, window = self._results.rows(limit), self._workers.window
+        noted = self._order.number_at(self._given)
+        while not self._ended and (len(self._places) < window or (noted is not None and noted >= self._next)):
+            before = self._source.state_dict()
+            begin = time.perf_counter()
+            try:
+                item = self._read(rows)
+            except StopIteration:
+                self._ended = True
+            else:
+                self._begin(item, before, time.perf_counter() - begin)
+
+    def _read(self, rows: int) -> Item:
+        """Return the next block; a block that was read before keeps its size."""
+        size = self._order.size_of(self._next)
+        if size is None:
+            return read_item(self._source, rows)
+        items = read_items(self._source, size)
+        if count_items(items) == size == 1:
+            return items[0]
+        blocks = [item for item in items if isinstance(item, Block)]
+        if len(blocks) < len(items) or count_items(items) < size:
+            raise FailedPreconditionError(
+                f"The input of stage {self._spec.name} must be the same again to resume: block {self._next} had {size} "
+                f"elements, got {items}. Resume with the data and functions that the state was saved with."
+            )
+        return concat_blocks(blocks)
+
+    def _begin(self, item: Item, before: IteratorState, made_in_s: float) -> None:
+        number, starts = self._next, self._next_starts
+        count = count_items([item])
+        self._next = number + 1
+        self._next_starts = tuple(start + count for start in starts)
+        self._order.was_read(number, count)
+        if number in self._ahead:  # handed out before the state was saved
+            self._pass_given()
+            return
+        sent = item if isinstance(item, ElementError) else self._results.send(item, starts, made_in_s)
+        self._places[number] = _OpenPlace(sent, before, starts)
+
+    def _choose(self) -> int:
+        """Return the number of the next block: the noted one, else the oldest finished one. Blocks."""
+        noted = self._order.number_at(self._given)
+        if noted is not None:
+            if noted not in self._places:
+                raise FailedPreconditionError(
+                    f"The input of stage {self._spec.name} must be the same again to resume, but it ended before block "
+                    f"{noted}. Resume with the data that the state was saved with."
+                )
+            return noted
+        nap_s, deadline = _FIRST_NAP_S, time.monotonic() + Timeouts().input_s
+        while (number := self._finished()) is None:
+            if time.monotonic() > deadline:
+                raise DeadlineExceededError(
+                    f"A block of stage {self._spec.name} must be finished within {Timeouts().input_s:g} s, and none of "
+                    f"{len(self._places)} is. Is its function waiting for something?"
+                )
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, _LAST_NAP_S)
+        return number
+
+    def _finished(self) -> int | None:
+        for number, place in self._places.items():
+            if isinstance(place.item, ElementError) or place.item.work.done():
+                return number
+        return None
+
+    def _give(self, outbox: Outbox, number: int) -> None:
+        place = self._places[number]
+        items: Sequence[Item]
+        if isinstance(place.item, ElementError):
+            items = (place.item,)
+        else:
+            items = self._results.receive(place.item, place.starts).items
+        del self._places[number]
+        self._order.was_given(self._given, number)
+        self._given += 1
+        self._ahead.add(number)
+        self._pass_given()
+        outbox.put(items, self._border())
+
+    def _pass_given(self) -> None:
+        """Advance `_first` past the blocks that were handed out, up to the next one to be read."""
+        while self._first in self._ahead and self._first < self._next:
+            self._ahead.remove(self._first)
+            self._first += 1
+
+    def state_dict(self) -> IteratorState:
+        return self._open_outbox().state_dict()
+
+    def load_state_dict(self, state: IteratorState) -> None:
+        border = self._open_outbox().load_state_dict(state)
+        self._source.load_state_dict(border["input"])
+        self._next_starts = counts_in(border["starts"], len(self._next_starts))
+        self._results.signatures = texts_in(border["signatures"], len(self._results.signatures))
+        self._first = self._next = int(border["first"])
+        self._given = int(border["given"])
+        self._ahead = set(counts_in(border["ahead"], len(border["ahead"])))
+
+    def close(self) -> None:
+        self._places.clear()
+        self._results.close()
+        self._source.close()

@@ -1,0 +1,326 @@
+"""The driver's half of a run that draws batches itself: a thread polls the replicas for wanted saves."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar, TypeVarTuple, final
+
+from torch import nn
+
+from raydist.actors.portable_errors import PortableError, pack_error
+from raydist.checkpoints.capture import Capture, CapturedObject, captured_object, file_stems
+from raydist.checkpoints.checkpoint import DispatchedShards, StartedSave
+from raydist.checkpoints.loop_commands import (
+    IteratorPlace,
+    LoopCommand,
+    LoopCount,
+    LoopNews,
+    ManagerCommand,
+    SaveOutcome,
+    WantedSave,
+)
+from raydist.checkpoints.object_state import PendingGradients, class_of_state, kind_of_state, other_names
+from raydist.checkpoints.replica_loop import ReplicaLoops
+from raydist.checkpoints.saves import ManagerSaves
+from raydist.checkpoints.shards import DispatchedSave, Shard, ShardRequest, ShardTerms
+from raydist.checkpoints.tensor_file import new_files
+from raydist.checkpoints.watch import ManagerWatch, unsaved
+from raydist.distributed_dataset import DistributedDataset, DistributedIterator
+from raydist.errors import Preempted
+from raydist.foreign_errors import as_exception
+from raydist.nest import leaves_in
+from raydist.pipelines.formats.files import shown_uri
+from raydist.preemption import end_reason, step_watchers
+
+__all__ = ["DriverLoop", "LoopHost", "ManagedLoop", "begin_loop"]
+
+
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
+
+_LOOK_S = 0.05  # between two polls of the first replica, each of which costs 1 ms of the replica's CPU time
+
+
+class LoopHost(Protocol):
+    """A strategy whose replicas draw batches themselves."""
+
+    @property
+    def limit_s(self) -> float:
+        """Limit in seconds of a step, and of a save."""
+
+    def ask(self, rank: int | None, method: Callable[[ReplicaLoops, *_Args], _T], *args: *_Args) -> list[_T]:
+        """Call a method on one replica or all, concurrently with their steps; return the results. Thread-safe."""
+
+    def shards(self, step: int, token: str) -> Sequence[Shard | PortableError | None]:
+        """Return the progress of a save on each replica. Thread-safe."""
+
+    def drain(self) -> None:
+        """Block until all dispatched work has ended; raise its errors. Called by the program's threads."""
+
+    def handle_of(self, obj: Any) -> int | None:
+        """Return the handle of an object on the replicas, or None if they do not have the object."""
+
+    def how(self, obj: Any) -> str:
+        """Return how replicas save the object; see `ShardSaver.how`."""
+
+    def items_alone(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
+        """Return the counts that `ShardTerms.alone` describes."""
+
+
+@final
+class ManagedLoop:
+    """One manager in one run. The program's thread creates the command; the thread that polls the run writes saves.
+
+    Attributes:
+        left: Exception that ends the process, once the save for it is written.
+    """
+
+    def __init__(
+        self, key: str, saves: ManagerSaves, exit_code: int, iterators: Sequence[Any], *, asynchronous: bool
+    ) -> None:
+        self.key = key
+        self._asynchronous = asynchronous
+        self._saves = saves
+        self._exit_code = exit_code
+        self._iterators = tuple(iterators)
+        self._capture = Capture({})
+        self._read: dict[str, tuple[int, Mapping[str, Any]]] = {}  # iterator that the object follows, own state
+        self._terms = ShardTerms()
+        self._objects: dict[str, Any] = {}
+        self.left: Preempted | None = None
+
+    def command(self, remote: LoopHost) -> ManagerCommand:
+        """Return the command for the replicas. Copies the driver's own states, as of the beginning of the run."""
+        saves = self._saves
+        self._objects = named = saves.contents.named()
+        self._read = {name: found for name, obj in named.items() if (found := self._followed(obj)) is not None}
+        handles, gradients = self._handles(remote), self._gradients(remote)
+        homes = {**{name: named[name] for name in handles}, **{name: named[name].module for name in gradients}}
+        self._terms = ShardTerms(
+            frozenset(name for name, obj in homes.items() if remote.how(obj) == "whole"),
+            alone=remote.items_alone({name: named[name] for name in handles}),
+        )
+        self._capture = saves.contents.capture(copy=True, skip={*homes, *self._read})
+        counter, best = saves.counter, saves.run.retention.best
+        counted_by = None if counter is None else remote.handle_of(counter)
+        return ManagerCommand(
+            key=self.key,
+            directory=saves.run.path,
+            name=saves.run.name,
+            interval=saves.interval,
+            count=LoopCount(calls=saves.calls, last_step=saves.last_step),
+            seconds=time.monotonic() - saves.last_save,
+            counter=counted_by,
+            counts_calls=counter is None,
+            step=0 if counter is None or counted_by is not None else saves.step(),
+            objects=handles,
+            gradients=gradients,
+            terms=self._terms,
+            metric=None if best is None else best.metric,
+            asynchronous=self._asynchronous,
+        )
+
+    def _handles(self, remote: LoopHost) -> dict[str, int]:
+        again = other_names(self._objects)
+        return {
+            name: handle
+            for name, obj in self._objects.items()
+            if name not in again and name not in self._read and (handle := remote.handle_of(obj)) is not None
+        }
+
+    def _gradients(self, remote: LoopHost) -> dict[str, int]:
+        return {
+            name: handle
+            for name, obj in self._objects.items()
+            if isinstance(obj, PendingGradients) and (handle := remote.handle_of(obj.module)) is not None
+        }
+
+    def unreached(self, remote: LoopHost) -> list[nn.Module]:
+        """Return modules of which the run uses only variables: the driver's copies of these soon become outdated."""
+        modules = [obj for obj in self._saves.contents.named().values() if isinstance(obj, nn.Module)]
+        return [
+            module
+            for module in modules
+            if remote.handle_of(module) is None
+            and any(remote.handle_of(each) is not None for each in (*module.parameters(), *module.buffers()))
+        ]
+
+    def _followed(self, obj: Any) -> tuple[int, Mapping[str, Any]] | None:
+        """Return the index of the iterator that an object follows and the object's own state; None if there is none."""
+        for number, iterator in enumerate(self._iterators):
+            if obj is iterator:
+                return number, {}
+            if isinstance(obj, DistributedDataset) and obj._is_read_by(iterator):
+                return number, obj._state_with(None)
+        return None
+
+    def write(
+        self, wanted: WantedSave, begin: Callable[[ShardRequest], DispatchedShards], reason: str | None
+    ) -> SaveOutcome:
+        """Write a save that the replicas have copied. Never raises; the outcome holds the error.
+
+        Args:
+            wanted: The save.
+            begin: Makes the replicas write.
+            reason: Reason for the end of the process, if this save is for it.
+        """
+        saves = self._saves
+        path = saves.run.path_to(wanted.number)
+        handle = saves.writer.run(path, functools.partial(self._write, wanted, begin))
+        saves.note_begun(saves.last_step, wanted.copy_s)
+        error = None if handle.error is None else as_exception(handle.error)
+        if wanted.leaving:
+            handle.was_told = handle.was_raised = True  # by the exception that ends the process
+            said = f" What it reached is in {shown_uri(path)!r}." if error is None else unsaved(saves, error)
+            self.left = Preempted(self._exit_code, f"This process is to end: {reason}.{said}")
+        return SaveOutcome(None if error is None else pack_error(error), saves.writer.num_failures, self.left)
+
+    def _write(self, wanted: WantedSave, begin: Callable[[ShardRequest], DispatchedShards]) -> None:
+        saves = self._saves
+        kept = saves.kept(wanted.number, wanted.metrics)
+        directory = saves.run.files_of(kept)
+        new = new_files(directory)
+        stems = file_stems(self._objects, new)
+        capture = replace(
+            self._capture,
+            objects={**self._capture.objects, **self._read_states(wanted.places)},
+            details=saves.details_of(kept, wanted.calls),
+        )
+        shards = begin(ShardRequest(wanted.token, new, stems, self._terms))
+        saves.write(StartedSave(directory, tuple(self._objects), capture, new, shards), kept)
+
+    def _read_states(self, places: Sequence[IteratorPlace]) -> dict[str, CapturedObject]:
+        found: dict[str, CapturedObject] = {}
+        for name, (number, own) in self._read.items():
+            obj, place = self._objects[name], places[number]
+            state = {**own, "position": None if place.ended else dict(place.state)} if own else dict(place.state)
+            found[name] = captured_object(name, kind_of_state(obj), class_of_state(obj), state, copy=False)
+        return found
+
+    def follow(self, count: LoopCount) -> None:
+        """Take over the counts of `save` calls after the end of the run."""
+        self._saves.calls, self._saves.last_step = count.calls, count.last_step
+
+
+@final
+class DriverLoop:
+    """The saves of one run. Call `command` and `start` in the program's thread, before and after the dispatch."""
+
+    def __init__(self, host: LoopHost, parts: Sequence[ManagedLoop]) -> None:
+        self._host = host
+        self._parts = {part.key: part for part in parts}
+        self._step = -1
+        self._is_stopping = False
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def command(self) -> LoopCommand:
+        """Return the command for the replicas. Objects that the run uses must be sent, or about to be sent."""
+        return LoopCommand(tuple(part.command(self._host) for part in self._parts.values()), self._host.limit_s)
+
+    def unreached(self) -> list[nn.Module]:
+        """Return saved modules that the run does not use but replicas need. Call after the run's objects are sent."""
+        return [module for part in self._parts.values() for module in part.unreached(self._host)]
+
+    def start(self, step: int) -> None:
+        """Start to poll the replicas; `step` is the number under which the run was dispatched."""
+        self._step = step
+        self._thread = threading.Thread(target=self._watch, name="raydist-loop", daemon=True)
+        self._thread.start()
+
+    def settle(self) -> None:
+        """Block until the run has ended and its saves are written; raise the run's error."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            try:
+                self._host.drain()
+            finally:
+                self._thread.join()
+                self._thread = None
+
+    def left_by(self, key: str) -> Preempted | None:
+        """Return the exception that ends the process, once the save of this manager for it is written."""
+        return self._parts[key].left
+
+    def close(self) -> None:
+        """Stop polling, because the replicas are gone."""
+        self._closed.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+            self._thread = None
+
+    def _watch(self) -> None:
+        try:
+            while not self._closed.is_set() and not self._look():
+                self._closed.wait(_LOOK_S)
+        except Exception:  # replicas are gone or the run failed; the caller that waits for the run gets the error
+            return
+
+    def _look(self) -> bool:
+        if end_reason() is not None and not self._is_stopping:
+            self._is_stopping = self._stop()
+        (news,) = self._host.ask(0, ReplicaLoops.news, self._step)
+        if news is None:
+            return False
+        for wanted in news.wanted:
+            self._save(wanted)
+        if news.ended and not news.wanted:
+            self._follow(news)
+            return True
+        return False
+
+    def _stop(self) -> bool:
+        """Make all replicas stop before the same draw; return False if some replica is not drawing."""
+        drawn = self._host.ask(None, ReplicaLoops.hold, self._step)
+        known = [num_draws for num_draws in drawn if num_draws is not None]
+        last = max(known) if len(known) == len(drawn) else None
+        self._host.ask(None, ReplicaLoops.stop_after, self._step, last)
+        return last is not None
+
+    def _save(self, wanted: WantedSave) -> None:
+        outcome = self._parts[wanted.key].write(wanted, self._begin_shards, end_reason())
+        self._host.ask(None, ReplicaLoops.end_save, self._step, wanted.token, outcome)
+
+    def _begin_shards(self, request: ShardRequest) -> DispatchedSave:
+        self._host.ask(None, ReplicaLoops.write, request)
+        ask = functools.partial(self._host.shards, self._step, request.token)
+        return DispatchedSave(ask, self._host.limit_s)
+
+    def _follow(self, news: LoopNews) -> None:
+        for key, count in news.counts.items():
+            self._parts[key].follow(count)
+
+
+def begin_loop(arguments: Any, host: LoopHost) -> DriverLoop | None:
+    """Return the driver's half of a run; None if the run draws no batches or no manager saves. Blocks for earlier runs.
+
+    Args:
+        arguments: Arguments of the run; the function may draw from iterators among them.
+        host: The strategy that runs the function.
+
+    Raises:
+        Exception: The previous run failed.
+    """
+    watchers = [each for each in step_watchers() if isinstance(each, ManagerWatch)]
+    if not watchers:
+        return None
+    iterators = [leaf for leaf in leaves_in(arguments) if isinstance(leaf, DistributedIterator)]
+    if not iterators:
+        return None
+    saving = [(watch, saves) for watch in watchers if (saves := _settled(watch)) is not None]
+    parts = [
+        ManagedLoop(watch.key, saves, watch.exit_code, iterators, asynchronous=watch.asynchronous)
+        for watch, saves in saving
+    ]
+    loop = DriverLoop(host, parts)
+    for watch, _ in saving:
+        watch.follow(loop.settle, functools.partial(loop.left_by, watch.key))
+    return loop
+
+
+def _settled(watch: ManagerWatch) -> ManagerSaves | None:
+    watch.settle()
+    return watch.saves

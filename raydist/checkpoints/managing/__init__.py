@@ -1,1 +1,0 @@
-"""Parts of `CheckpointManager`: the sequence of saves, and the watch for preemption."""

@@ -1,0 +1,432 @@
+"""A worker's half of restoring values on parameter servers: the worker tells each server its part.
+
+Runs while no other worker does anything. The driver restores what a worker cannot describe to servers: a module with
+more in its state than variables, an optimizer with tensors among its options.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from raydist.actors.portable_errors import pack_error
+from raydist.checkpoints.differences import (
+    Difference,
+    differences_of,
+    refused,
+    state_differences,
+    tensor_differences,
+    tensor_named,
+)
+from raydist.checkpoints.entries import names_of_tensors, pack_state, unpack_state
+from raydist.checkpoints.manifest import SavedCheckpoint, SavedObject
+from raydist.checkpoints.object_state import kind_of_state, state_of
+from raydist.checkpoints.parameter_names import GROUPS, fitting_entries, keep_types, parameter_names, parameters_of
+from raydist.checkpoints.ps_save import SliceDirectory
+from raydist.checkpoints.restore import PreparedShard, RestoreRequest
+from raydist.checkpoints.tensor_file import FilePlace
+from raydist.errors import InvalidArgumentError
+from raydist.parameter_servers.optimizers import bare_optimizer
+from raydist.parameter_servers.requests import BeginRestore
+from raydist.parameter_servers.rows.sharded_embedding import SavedRows, require_known
+from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.worker.client import Ask
+
+__all__ = [
+    "BegunRestore",
+    "RestoreCommand",
+    "RestoreCommands",
+    "PsRestores",
+    "StoredOptimizerState",
+    "StoredSlice",
+    "StoredTable",
+    "begin_ps_restore",
+    "follow_driver",
+    "optimizer_state_differences",
+    "taken_options",
+    "taken_state",
+]
+
+_REST = 0  # the server that verifies tensors that no server takes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """An embedding table, and the location of its rows in a checkpoint."""
+
+    handle: int  # handle of the table on the servers
+    saved: str  # object of the checkpoint with the rows of the module's tables
+    path: str  # path of the table in the module
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredSlice:
+    """A slice on a server, and the saved tensor with its values."""
+
+    number: int  # number of the slice
+    saved: str  # object of the checkpoint that has the tensor
+    key: str  # name of the tensor in that object
+    begin: int  # index of the slice's first row in the tensor
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredOptimizerState:
+    """The optimizer state of one slice."""
+
+    owner: str  # name of the optimizer, for messages
+    optimizer: int  # handle of the optimizer on the servers
+    number: int  # number of the slice
+    saved: str  # object of the checkpoint that has the state
+    parameter: str  # name of the variable in that object
+    shape: tuple[int, ...]  # shape of the variable
+    begin: int  # index of the slice's first row in the variable
+    entry: Any  # saved state of the variable, packed; None if there is none
+    options: Mapping[str, Any]  # options of the saved parameter group
+
+    def tensors(self) -> dict[str, bool]:
+        """Return the names of the state's tensors; True for a tensor that may have the slice's own rows."""
+        return dict(names_of_tensors(self.entry))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RestoreCommand:
+    """The part of a restore that one server performs."""
+
+    token: str  # unique id of the restore
+    checkpoint: SavedCheckpoint  # the checkpoint, reduced to objects on servers
+    tables: tuple[StoredTable, ...] = ()  # tables to read; of each, the rows that the server owns
+    slices: tuple[StoredSlice, ...] = ()  # slices to read
+    optimizer_states: tuple[StoredOptimizerState, ...] = ()  # optimizer states to read
+    # by object of the checkpoint, tensors that no server takes, but that must be read and verified
+    rest: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+
+@final
+class RestoreCommands:
+    """The commands of one restore, built object by object."""
+
+    def __init__(self, request: RestoreRequest, num_servers: int) -> None:
+        self._request = request
+        self._num_servers = num_servers
+        self._tables: list[StoredTable] = []
+        self._slices: dict[int, tuple[int, StoredSlice]] = {}  # by slice number: the server and the slice
+        self._optimizer_states: list[tuple[int, StoredOptimizerState]] = []
+        self._whole: list[str] = []
+
+    def add_rows(self, name: str, tables: Mapping[str, int]) -> None:
+        """Restore rows of embedding tables, given their handles by path."""
+        saved = self._request.saved[name]
+        self._tables += [StoredTable(handle, saved, path) for path, handle in tables.items()]
+
+    def add_values(self, name: str, places: Sequence[tuple[str, Sequence[ServedSlice]]]) -> None:
+        """Restore values of variables. For a variable with several names, the last counts, as in torch.
+
+        Args:
+            name: Name of the module.
+            places: Names of saved tensors, and the slices of the variables that they are for.
+        """
+        saved = self._request.saved[name]
+        self._whole.append(saved)
+        for key, parts in places:
+            for part in parts:
+                self._slices[part.number] = part.server, StoredSlice(part.number, saved, key, part.begin)
+
+    def begin_optimizer_states(self, name: str) -> None:
+        """Restore the state of an optimizer; `add_optimizer_state` adds its parts."""
+        self._whole.append(self._request.saved[name])
+
+    def add_optimizer_state(self, part: ServedSlice, stored: StoredOptimizerState) -> None:
+        """Add the optimizer state of one slice."""
+        self._optimizer_states.append((part.server, stored))
+
+    def of(self, server: int) -> RestoreCommand:
+        """Return the command for a server."""
+        return RestoreCommand(
+            self._request.token,
+            self._request.checkpoint,
+            tuple(self._tables),
+            tuple(each for owner, each in self._slices.values() if owner == server),
+            tuple(each for owner, each in self._optimizer_states if owner == server),
+            self._rest() if server == _REST else {},
+        )
+
+    def _rest(self) -> dict[str, frozenset[str]]:
+        taken = {(each.saved, each.key) for _, each in self._slices.values()}
+        taken |= {(each.saved, key) for _, each in self._optimizer_states for key in each.tensors()}
+        return {
+            saved: frozenset(key for key in self._request.checkpoint.places(saved) if (saved, key) not in taken)
+            for saved in self._whole
+        }
+
+
+# torch wraps the method for its compiler, which the wrapper would import.
+_load = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+
+_Kind = type[torch.optim.Optimizer]
+
+
+def optimizer_state_differences(
+    optimizer_states: Sequence[StoredOptimizerState],
+    state_of: Callable[[StoredOptimizerState], Mapping[str, Any]],
+    places: Mapping[str, Mapping[str, FilePlace]],
+    like: Mapping[int, torch.Tensor],
+) -> dict[str, tuple[Difference, ...]]:
+    """Return, by optimizer name, the differences in shape or dtype between current and saved optimizer states.
+
+    Args:
+        optimizer_states: The optimizer states to load.
+        state_of: Returns the current optimizer state of a slice.
+        places: Locations of the tensors, by object of the checkpoint.
+        like: A tensor of the slice's shape, by number of the slice.
+    """
+    found: dict[str, tuple[Difference, ...]] = {}
+    for stored in optimizer_states:
+        common = _common(stored, state_of(stored), places[stored.saved], like[stored.number])
+        found[stored.owner] = (*found.get(stored.owner, ()), *tensor_differences(stored.owner, common))
+    return {name: several for name, several in found.items() if several}
+
+
+def _common(
+    stored: StoredOptimizerState, now: Mapping[str, Any], places: Mapping[str, FilePlace], like: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor, FilePlace]]:
+    """Yield tensors that are in the current and in the saved state, with the shape for the whole variable."""
+    for name, value in now.items():
+        key = f"{stored.parameter}.{name}"
+        if key in places and isinstance(value, torch.Tensor):
+            is_like = bool(stored.shape) and value.shape == like.shape
+            shape = stored.shape if is_like else tuple(value.shape)
+            yield key, torch.empty(shape, dtype=value.dtype, device="meta"), places[key]
+
+
+def taken_state(stored: StoredOptimizerState, state: Any, kind: _Kind, dtype: torch.dtype) -> Mapping[str, Any]:
+    """Return the state of a slice in an optimizer that has loaded `state`.
+
+    Args:
+        stored: Description of the optimizer state.
+        state: The saved state, with its tensors.
+        kind: Class of the optimizer.
+        dtype: dtype of the slice.
+
+    Raises:
+        InvalidArgumentError: The optimizer rejects the state.
+    """
+    stand_in = torch.empty(0, dtype=dtype)
+    optimizer = bare_optimizer(kind, [(stored.options, [stand_in])])
+    _give(stored.owner, optimizer, {0: state}, [{**stored.options, "params": [0]}])
+    taken: Mapping[str, Any] = optimizer.state[stand_in]
+    return taken
+
+
+def taken_options(
+    owner: str, optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the options of an optimizer's groups as if it had loaded saved groups. The optimizer is not changed.
+
+    Args:
+        owner: Name of the optimizer, for messages.
+        optimizer: The optimizer.
+        saved: Saved groups; only the length of "params" matters.
+
+    Raises:
+        InvalidArgumentError: The optimizer rejects the groups.
+
+    >>> adam = torch.optim.Adam([torch.zeros(1)], lr=0.5)
+    >>> taken_options("optimizer", adam, [{"lr": 0.1, "params": ["weight"]}])[0]["lr"]
+    0.1
+    """
+    bare = bare_optimizer(
+        type(optimizer), [(group, [torch.empty(0) for _ in group["params"]]) for group in optimizer.param_groups]
+    )
+    _give(owner, bare, {}, [{**group, "params": list(range(len(group["params"])))} for group in saved])
+    return [{name: value for name, value in group.items() if name != "params"} for group in bare.param_groups]
+
+
+def _give(
+    owner: str, optimizer: torch.optim.Optimizer, state: Mapping[int, Any], groups: Sequence[Mapping[str, Any]]
+) -> None:
+    loaded = {"state": dict(state), "param_groups": list(groups)}
+    try:
+        _load(optimizer, loaded)
+        keep_types(optimizer, loaded)
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"The saved state of {owner!r} must be one that a {type(optimizer).__name__} takes, but load_state_dict "
+            f"says: {error!s:.500} ({type(error).__name__}). Restore into one like that which was saved."
+        ) from error
+
+
+OptionGroups = Sequence[Mapping[str, Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BegunRestore:
+    """A worker's report on a restore that servers have begun. If something does not fit, nothing was begun."""
+
+    shard: PreparedShard  # differences by name, for the objects that servers restore
+    # options of the parameter groups, by name of the optimizer
+    options: Mapping[str, OptionGroups] = field(default_factory=dict)
+
+
+@final
+class PsRestores:
+    """The restores that a worker starts. Used by the worker's single thread."""
+
+    def __init__(self, held: SliceDirectory) -> None:
+        self._held = held
+
+    def begin(
+        self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+    ) -> BegunRestore:
+        """Compare objects; if all fit, make every server begin to read its part. Blocks until the servers have begun.
+
+        Raises:
+            DataLossError: A saved entry is not a valid state.
+            InvalidArgumentError: The rows belong to other tables, or an optimizer does not accept the options.
+        """
+        differences = {name: _differences(name, obj, modules, request) for name, obj in objects.items()}
+        if any(refused(found, request.strict) for found in differences.values()):
+            return BegunRestore(PreparedShard(differences))
+        for name, obj in objects.items():
+            _require_state(obj, request.checkpoint, request.saved[name])
+        commands = RestoreCommands(request, self._held.num_servers)
+        begun = _Begun(commands, request, modules, self._held)
+        served = [name for name, obj in objects.items() if begun.add(name, obj)]
+        if served:
+            asks = {server: Ask(BeginRestore(commands.of(server))) for server in range(self._held.num_servers)}
+            self._held.exchange(asks)
+        return BegunRestore(PreparedShard({name: differences[name] for name in served}), begun.options)
+
+
+def _differences(
+    name: str, obj: Any, modules: Mapping[str, nn.Module], request: RestoreRequest
+) -> tuple[Difference, ...]:
+    """Return the differences of one object; only the kind for rows, and no optimizer state."""
+    saved = request.saved[name]
+    if not isinstance(obj, SavedRows):
+        return tuple(differences_of(name, obj, modules, request.checkpoint, saved))
+    here, there = SavedObject(kind_of_state(obj), values={}), request.checkpoint.saved(saved)
+    return tuple(state_differences(name, here, {}, there, request.checkpoint.places(saved)))
+
+
+def _require_state(obj: Any, checkpoint: SavedCheckpoint, saved: str) -> None:
+    """Require that the saved entry is a state, and that rows belong to the tables of `obj`."""
+    checkpoint.require_state(saved)
+    if not isinstance(obj, SavedRows):
+        return
+    values = checkpoint.saved(saved).values
+    if not isinstance(values, dict):
+        raise checkpoint.loss(f"the state of {saved!r} is invalid: it has no tables")
+    require_known(values, obj.tables())
+
+
+@final
+class _Begun:
+    """The commands of one restore while they are being built.
+
+    Attributes:
+        options: See `BegunRestore`.
+    """
+
+    def __init__(
+        self,
+        commands: RestoreCommands,
+        request: RestoreRequest,
+        modules: Mapping[str, nn.Module],
+        held: SliceDirectory,
+    ) -> None:
+        self._commands, self._request, self._modules, self._held = commands, request, modules, held
+        self.options: dict[str, OptionGroups] = {}
+
+    def add(self, name: str, obj: Any) -> bool:
+        """Let servers restore an object; return False if they cannot."""
+        values = self._request.checkpoint.saved(self._request.saved[name]).values
+        if isinstance(obj, SavedRows):
+            tables = obj.tables()
+            self._commands.add_rows(name, {path: self._held.handle_of(table.weight) for path, table in tables.items()})
+            return True
+        if kind_of_state(obj) == "optimizer":
+            return self._add_optimizer(name, obj, values)
+        return isinstance(values, dict) and self._add_module(name, obj, values)
+
+    def _add_module(self, name: str, module: nn.Module, saved: Mapping[str, Any]) -> bool:
+        here = pack_state(state_of(module, {}), name)
+        both = {key: (tensor_named(here.values[key]), tensor_named(saved[key])) for key in here.values if key in saved}
+        tensors = {ours: torch.as_tensor(here.tensors[ours]) for ours, _ in both.values() if ours is not None}
+        places = self._held.places(tensors)
+        if None in {theirs for _, theirs in both.values()} or any(
+            tensor.numel() and key not in places for key, tensor in tensors.items()
+        ):
+            return False
+        self._commands.add_values(
+            name, [(str(theirs), places[ours]) for ours, theirs in both.values() if ours in places]
+        )
+        return True
+
+    def _add_optimizer(self, name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> bool:
+        names = parameter_names(optimizer, self._modules)
+        if next(names_of_tensors(saved[GROUPS]), None) is not None:
+            return False
+        entries = unpack_state({GROUPS: saved[GROUPS]}, {})
+        self.options[name] = taken_options(name, optimizer, self._groups(entries, optimizer, names))
+        homes = {each: group for group in entries[GROUPS] for each in group["params"]}
+        parameters = dict(zip(names, parameters_of(optimizer), strict=True))
+        self._commands.begin_optimizer_states(name)
+        for each, parts in self._held.places(parameters).items():
+            if each in homes:  # otherwise the parameter keeps its state
+                told = parameters[each].shape, saved.get(each), homes[each]
+                for part in parts:
+                    self._remember(name, optimizer, each, part, *told)
+        return True
+
+    def _groups(
+        self, entries: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
+    ) -> OptionGroups:
+        found: OptionGroups = entries[GROUPS]
+        if self._request.strict:
+            return found
+        left = iter(names)
+        here = [{**group, "params": [next(left) for _ in group["params"]]} for group in optimizer.param_groups]
+        fitting: OptionGroups = fitting_entries({GROUPS: found}, {GROUPS: here})[GROUPS]
+        return fitting
+
+    def _remember(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        parameter: str,
+        part: ServedSlice,
+        shape: Sequence[int],
+        entry: Any,
+        group: Mapping[str, Any],
+    ) -> None:
+        options = {key: value for key, value in group.items() if key != "params"}
+        handle, saved = self._held.handle_of(optimizer), self._request.saved[name]
+        stored = StoredOptimizerState(
+            name, handle, part.number, saved, parameter, tuple(shape), part.begin, entry, options
+        )
+        self._commands.add_optimizer_state(part, stored)
+
+
+def begin_ps_restore(
+    restores: PsRestores, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+) -> bytes:
+    """Begin a restore on a worker while no other runs anything; return a pickled `BegunRestore` or `PortableError`."""
+    try:
+        return pickle.dumps(restores.begin(request, objects, modules))
+    except Exception as error:
+        return pickle.dumps(pack_error(error))
+
+
+def follow_driver(restores: PsRestores) -> None:
+    """Do nothing: running this function makes the worker send the driver's changes before servers take their values."""

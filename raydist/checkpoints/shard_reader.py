@@ -1,0 +1,249 @@
+"""A replica's half of a restore: read and verify a shard of the files, exchange the shards, change the objects.
+
+Nothing is changed before every replica holds all values and no replica waits for another one any more.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from raydist.actors.portable_errors import pack_error
+from raydist.checkpoints.differences import differences_of, refused
+from raydist.checkpoints.entries import stored_dtype
+from raydist.checkpoints.read_tensors import read_slices
+from raydist.checkpoints.restore import PreparedShard, RestoreRequest, give_states
+from raydist.checkpoints.tensor_file import FilePlace, TensorFile
+from raydist.collectives.flat_bytes import flat_bytes
+from raydist.errors import DataLossError, FailedPreconditionError, NotFoundError
+
+__all__ = [
+    "ShardReader",
+    "WINDOW_BYTES",
+    "commit_shard",
+    "discard_shard",
+    "exchange_bytes",
+    "plan_reads",
+    "prepare_shard",
+]
+
+WINDOW_BYTES = 16 << 20  # of one broadcast: large enough that its start-up cost is negligible, small on a device
+
+
+def exchange_bytes(
+    parts: Sequence[Sequence[torch.Tensor]],
+    rank: int,
+    device: torch.device,
+    broadcast: Callable[[torch.Tensor, int], None],
+    window_bytes: int = WINDOW_BYTES,
+) -> None:
+    """Fill tensors with the values that other replicas have read. All replicas call it together.
+
+    Args:
+        parts: By rank, contiguous tensors on the CPU: values in this replica's entry, memory for values in all others.
+            Shapes and dtypes are the same, in the same order, on all replicas.
+        rank: Rank of this replica.
+        device: Device for the broadcasts.
+        broadcast: Replaces a tensor by the tensor of the replica with this rank.
+        window_bytes: Maximum size of one broadcast.
+
+    Blocking: until every replica calls it, at most the group's limit.
+    """
+    if len(parts) == 1:
+        return
+    for root, tensors in enumerate(parts):
+        for window in _windows([flat_bytes(tensor) for tensor in tensors], window_bytes):
+            moved = torch.cat(window).to(device)
+            broadcast(moved, root)
+            if root != rank:
+                for target, found in zip(window, moved.cpu().split([len(each) for each in window]), strict=True):
+                    target.copy_(found)
+
+
+def _windows(flats: Sequence[torch.Tensor], window_bytes: int) -> Iterator[list[torch.Tensor]]:
+    window: list[torch.Tensor] = []
+    room = window_bytes
+    for flat in flats:
+        while len(flat):
+            window.append(flat[:room])
+            flat = flat[room:]
+            room -= len(window[-1])
+            if not room:
+                yield window
+                window, room = [], window_bytes
+    if window:
+        yield window
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PlannedRead:
+    """The tensors that one replica reads from one file."""
+
+    owner: str  # name of the object that the tensors belong to
+    file: TensorFile  # the file
+    # names of the tensors, or of the tensors of which the file has rows; empty for an index file
+    keys: tuple[str, ...]
+
+
+def plan_reads(files: Mapping[str, Sequence[TensorFile]], num_replicas: int) -> list[list[PlannedRead]]:
+    """Return the reads of each replica, by rank: contiguous stretches of files.
+
+    One replica reads all of a tensor or slice, because its checksum covers all of it.
+
+    >>> from raydist.checkpoints.tensor_file import FilePlace
+    >>> places = {key: FilePlace("U8", (4,), 8 + at, 12 + at, 0) for key, at in (("a", 0), ("b", 4))}
+    >>> reads = plan_reads({"model": [TensorFile("model.safetensors", 16, 0, 8, 0, places)]}, 2)
+    >>> [[read.keys for read in each] for each in reads]
+    [[('a',)], [('b',)]]
+    """
+    total = sum(place.num_bytes for several in files.values() for file in several for place in file.tensors.values())
+    reads: list[list[PlannedRead]] = [[] for _ in range(num_replicas)]
+    before = 0
+    for owner, several in files.items():
+        for file in several:
+            for rank, keys in _keys_by_rank(file, before, total, num_replicas).items():
+                reads[rank].append(PlannedRead(owner, file, tuple(keys)))
+            before += sum(place.num_bytes for place in file.tensors.values())
+    return reads
+
+
+def _keys_by_rank(file: TensorFile, before: int, total: int, num_replicas: int) -> dict[int, list[str]]:
+    """Return the keys of a file by reading rank: the rank whose stretch of bytes contains the tensor's middle."""
+    found: dict[int, list[str]] = {}
+    for key, place in file.tensors.items():
+        middle = before + place.begin - file.header_bytes + place.num_bytes // 2
+        found.setdefault(min(middle * num_replicas // max(1, total), num_replicas - 1), []).append(key)
+    return found or {0: []}
+
+
+@final
+class ShardReader:
+    """The restores of one replica, which reads a shard of each. Used by the replica's thread.
+
+    Args:
+        rank: Rank of the replica.
+        num_replicas: Number of replicas.
+        exchange: Fills tensors with the values that other replicas have read; see `exchange_bytes`.
+        after: Called with the objects that were given the same states on all replicas.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        num_replicas: int,
+        exchange: Callable[[Sequence[Sequence[torch.Tensor]]], None],
+        after: Callable[[Mapping[str, Any]], None] = lambda objects: None,
+    ) -> None:
+        self._rank, self._num_replicas = rank, num_replicas
+        self._exchange = exchange
+        self._after = after
+        self._read: tuple[RestoreRequest, list[dict[str, torch.Tensor]]] | None = None  # by planned read
+
+    def prepare(
+        self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+    ) -> PreparedShard:
+        """Compare objects; if all fit, read and verify this replica's shard. Changes nothing.
+
+        Raises:
+            DataLossError: A file is damaged (the message names the file and the tensor), or an entry is not a state.
+        """
+        self._read = None
+        differences = {
+            name: tuple(differences_of(name, obj, modules, request.checkpoint, request.saved[name]))
+            for name, obj in objects.items()
+        }
+        if any(refused(found, request.strict) for found in differences.values()):
+            return PreparedShard(differences)
+        for saved in request.saved.values():
+            request.checkpoint.require_state(saved)
+        mine = plan_reads(request.files(), self._num_replicas)[self._rank]
+        try:
+            reads = [read_slices(request.checkpoint.directory, each.file, each.keys) for each in mine]
+        except Exception as error:
+            if isinstance(error, DataLossError) and not isinstance(error.__cause__, NotFoundError):
+                raise
+            return PreparedShard(differences, sees_files=False)
+        self._read = request, reads
+        return PreparedShard(differences)
+
+    def take(self, token: str) -> Callable[[Mapping[str, Any], Mapping[str, nn.Module]], None]:
+        """Exchange the values that replicas have read. All replicas call this together and see the same errors.
+
+        Returns:
+            A function that changes objects, given objects and modules, without waiting for other replicas. It raises
+            InvalidArgumentError if an object rejects its state: on all replicas, and nothing is changed.
+        """
+        read, self._read = self._read, None
+        if read is None or read[0].token != token:
+            raise FailedPreconditionError(
+                f"raydist bug: replica {self._rank} must have read its shard before others are given it."
+            )
+        request, mine = read
+        plan = plan_reads(request.files(), self._num_replicas)
+        shards = [[_memory(each) for each in reads] for reads in plan]
+        shards[self._rank] = mine
+        self._exchange([[tensor for each in shard for tensor in each.values()] for shard in shards])
+        tensors: dict[str, dict[str, torch.Tensor]] = {name: {} for name in request.saved}
+        for planned, found in zip(chain(*plan), chain(*shards), strict=True):
+            for key, tensor in found.items():
+                _put(tensors[planned.owner], key, planned.file.tensors[key], tensor)
+
+        def commit(objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+            states = {name: request.checkpoint.state_of(request.saved[name], tensors[name]) for name in objects}
+            give_states(objects, states, modules, request.strict)
+            self._after(objects)
+
+        return commit
+
+    def discard(self) -> None:
+        """Drop the values that were read."""
+        self._read = None
+
+
+def _memory(read: PlannedRead) -> dict[str, torch.Tensor]:
+    places = {key: place for key, place in read.file.tensors.items() if key in read.keys}
+    return {key: torch.empty(place.slice_shape, dtype=stored_dtype(place.dtype)) for key, place in places.items()}
+
+
+def _put(tensors: dict[str, torch.Tensor], key: str, place: FilePlace, found: torch.Tensor) -> None:
+    if place.rows is None:
+        tensors[key] = found
+        return
+    if key not in tensors:
+        tensors[key] = torch.empty(place.shape, dtype=found.dtype)
+    tensors[key][slice(*place.rows)] = found
+
+
+def _told(do: Callable[[], PreparedShard | None]) -> bytes:
+    """Return the pickled result or error of `do`: a raised error would end the replicas' group."""
+    try:
+        return pickle.dumps(do())
+    except Exception as error:
+        return pickle.dumps(pack_error(error))
+
+
+def prepare_shard(
+    reader: ShardReader, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+) -> bytes:
+    """Prepare a restore on a replica. Replicas run this function first."""
+    return _told(lambda: reader.prepare(request, objects, modules))
+
+
+def commit_shard(
+    reader: ShardReader, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+) -> bytes:
+    """Commit a restore on a replica. Replicas run this function once all have read their shards."""
+    commit = reader.take(token)
+    return _told(lambda: commit(objects, modules))
+
+
+def discard_shard(reader: ShardReader) -> bytes:
+    """Discard a restore on a replica. Replicas run this function if a replica reported a problem."""
+    return _told(reader.discard)

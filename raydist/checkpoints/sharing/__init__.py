@@ -1,1 +1,0 @@
-"""Distributed saving and restoring: replicas write and read their shares, the driver the rest."""

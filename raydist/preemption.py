@@ -1,0 +1,391 @@
+"""Step boundaries: the points between steps at which training can be interrupted and a checkpoint taken.
+
+The preemption flag is set by SIGTERM, or when a needed node is drained. One registry per process, because SIGTERM is
+sent to the process. It holds weak references only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol, final
+
+from raydist.draining import draining_nodes
+from raydist.errors import Preempted
+
+__all__ = [
+    "Boundaries",
+    "GivenUp",
+    "PreemptionFlag",
+    "Positions",
+    "SigtermHandler",
+    "StepQueue",
+    "StepWatcher",
+    "add_step_queue",
+    "boundary_number",
+    "end_reason",
+    "is_to_leave",
+    "leave",
+    "leave_at_last",
+    "note_draws",
+    "pass_boundary",
+    "pass_draw",
+    "step_watchers",
+    "undivided_run",
+    "unwatch_steps",
+    "watch_steps",
+]
+
+_MOST = 256  # larger than the number of functions that may wait for workers
+
+
+@final
+class Positions:
+    """The latest distinct positions, each with the first boundary at which it was recorded.
+
+    >>> positions = Positions()
+    >>> for boundary, place in ((3, "a"), (4, "b"), (5, "b")):
+    ...     positions.note(boundary, place)
+    >>> positions.before(3), positions.before(4), positions.before(9), positions.last_change
+    (None, 'a', 'b', 4)
+    """
+
+    def __init__(self) -> None:
+        self._places: deque[tuple[int, Any]] = deque(maxlen=_MOST)
+        self.num_forgotten = 0
+        """Number of positions that were dropped."""
+
+    def note(self, boundary: int, place: Any) -> None:
+        """Record the position at a boundary; None if unknown."""
+        if not self._places or place is None or self._places[-1][1] != place:
+            self.num_forgotten += len(self._places) == _MOST
+            self._places.append((boundary, place))
+
+    def before(self, boundary: int) -> Any:
+        """Return the position when the last step before this boundary began; None if unknown."""
+        return next((place for number, place in reversed(self._places) if number < boundary), None)
+
+    @property
+    def first(self) -> int | None:
+        """The boundary of the first known position; None if there is none."""
+        return self._places[0][0] if self._places else None
+
+    @property
+    def last_change(self) -> int:
+        """The first boundary with the current position; -1 if there is none."""
+        return self._places[-1][0] if self._places else -1
+
+
+@final
+class SigtermHandler:
+    """A SIGTERM handler, active from `install` to `restore`. Python runs signal handlers in the main thread only.
+
+    Args:
+        on_signal: Called in the handler, so it must be trivial.
+    """
+
+    def __init__(self, on_signal: Callable[[], None]) -> None:
+        self._on_signal = on_signal
+        self._handler = self._handle  # one object: each access creates a new bound method
+        self._found: list[Any] = []  # previous handlers, oldest first
+        self._received: tuple[int, FrameType | None] | None = None
+        self._watches = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._watches and self._received is None:  # a second signal changes nothing
+            self._received = number, None
+            self._on_signal()
+        if not self._watches and self.is_installed:  # another thread asked to restore the previous handler
+            self._put_back()
+            signal.raise_signal(number)
+
+    @property
+    def is_installed(self) -> bool:
+        """True if this object's handler is installed."""
+        return bool(self._found) and signal.getsignal(signal.SIGTERM) is self._handler
+
+    def install(self) -> bool:
+        """Install the handler; again if other code has replaced it, as `ray.init` does.
+
+        Returns:
+            True if the handler is installed. Only the main thread can install it.
+        """
+        now = signal.getsignal(signal.SIGTERM)
+        self._watches = self._watches or now is self._handler
+        if now is self._handler:
+            return True
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        self._found.append(now)
+        self._watches = True
+        signal.signal(signal.SIGTERM, self._handler)
+        return True
+
+    def run_found(self) -> None:
+        """Call the previous handlers, except Ray's, as if the signal came now."""
+        number, frame = self._received or (int(signal.SIGTERM), None)
+        for handler in self._found:
+            if callable(handler) and not _is_rays(handler):
+                handler(number, frame)
+
+    def restore(self) -> None:
+        """Restore the previous handler unless other code replaced ours; in other threads, at the next SIGTERM."""
+        self._received, self._watches = None, False
+        if threading.current_thread() is threading.main_thread():
+            self._put_back()
+
+    def _put_back(self) -> None:
+        found, self._found = self._found, []
+        if found and signal.getsignal(signal.SIGTERM) is self._handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if found[-1] is None else found[-1])
+
+
+def _is_rays(handler: Any) -> bool:
+    return str(getattr(handler, "__module__", "")).split(".")[0] == "ray"
+
+
+_LOOK_S = 1.0  # between two checks for drained nodes
+
+_log = logging.getLogger("raydist")
+
+
+@final
+class PreemptionFlag:
+    """A watch for preemption, active from `start` to `stop`.
+
+    Args:
+        nodes: Returns the ids of the nodes that this process needs now.
+        draining: Returns the ids of nodes that are being drained.
+        look_s: Seconds between two checks.
+    """
+
+    def __init__(
+        self,
+        nodes: Callable[[], Collection[str]],
+        draining: Callable[[], Collection[str]] = draining_nodes,
+        look_s: float = _LOOK_S,
+    ) -> None:
+        self._nodes, self._draining, self._look_s = nodes, draining, look_s
+        self._sigterm = SigtermHandler(lambda: self._note("it received SIGTERM"))
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_told = False
+        self.reason: str | None = None
+        """Reason why the process is to end; None before."""
+
+    def _note(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+    def start(self) -> None:
+        """Start to watch, or check that the SIGTERM handler is still installed."""
+        if not self._sigterm.install() and not self._is_told:
+            self._is_told = True
+            _log.warning(
+                "SIGTERM is not watched: only the main thread may do that, this is %s. Save in the main thread, or let "
+                "its handler end the loop.",
+                threading.current_thread().name,
+            )
+        if self._thread is None:
+            self._stopped.clear()
+            self._thread = threading.Thread(target=self._watch_nodes, name="raydist-preemption", daemon=True)
+            self._thread.start()
+
+    def _watch_nodes(self) -> None:
+        while not self._stopped.wait(self._look_s):
+            going = self._draining()
+            needed = sorted(set(going) & set(self._nodes())) if going else []
+            if needed:
+                self._note(f"its node {needed[0][:8]} is being drained")
+
+    def run_found(self) -> None:
+        """Call the previous SIGTERM handlers."""
+        self._sigterm.run_found()
+
+    def stop(self) -> None:
+        """Stop to watch and restore the SIGTERM handler. May be called twice."""
+        self._sigterm.restore()
+        thread, self._thread = self._thread, None
+        self._stopped.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self.reason = None
+
+
+class StepWatcher(Protocol):
+    """An observer of steps that saves the process's progress before the process ends."""
+
+    def before_step(self, boundary: int) -> None:
+        """Record the state at a boundary: a step is about to begin, and all batches for it were drawn."""
+
+    @property
+    def first_undoable(self) -> int:
+        """The first boundary for which `save_to_leave` can undo the draws."""
+
+    def save_to_leave(self, reason: str, *, undone: int | None) -> Preempted:
+        """Save now, because the process is to end. Never raises; return the exception that ends the process.
+
+        Args:
+            reason: Reason for the end of the process.
+            undone: Boundary from which on drawn batches count as not drawn; None: all drawn batches were used.
+        """
+
+    def nodes(self) -> Collection[str]:
+        """Ids of the nodes that the watcher's objects need."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Scheduled functions that will not run."""
+
+    boundary: int  # boundary of the first of these functions
+    count: int  # number of these functions
+
+
+class StepQueue(Protocol):
+    """A queue of scheduled functions that wait to begin."""
+
+    def give_up_from(self, boundary: int) -> GivenUp | None:
+        """Drop the functions of this boundary and later ones that have not begun. Never raises."""
+
+
+@final
+class Boundaries:
+    """The registry of step watchers and step queues, and the preemption flag."""
+
+    def __init__(self) -> None:
+        self.flag = PreemptionFlag(self._nodes)
+        self._known: tuple[weakref.ref[StepWatcher], ...] = ()
+        self._leaving = False
+        self._has_left = False
+        self._undivided = False
+        self._queues: tuple[weakref.ref[StepQueue], ...] = ()
+        self._number = 0
+
+    def _watchers(self) -> list[StepWatcher]:
+        """Return the watchers that still exist."""
+        return [watcher for ref in self._known if (watcher := ref()) is not None]
+
+    def _nodes(self) -> set[str]:
+        return {node for watcher in self._watchers() for node in watcher.nodes()}
+
+    def number(self) -> int:
+        """Return the number of the last boundary that was passed."""
+        return self._number
+
+    def end_reason(self) -> str | None:
+        """Return the reason why this process is to end; None if it is not, or if no watcher is registered."""
+        return self.flag.reason
+
+    def is_to_leave(self) -> bool:
+        """Return True if the process is to end and no watcher is saving yet: loops that wait for steps then leave."""
+        return self.flag.reason is not None and not self._leaving
+
+    def watch(self, watcher: StepWatcher) -> None:
+        """Register a watcher, by weak reference, and start to watch for preemption. May be called repeatedly."""
+        if watcher not in self._watchers():
+            self._known = (*self._known, weakref.ref(watcher))
+        self.flag.start()
+
+    def unwatch(self, watcher: StepWatcher | None = None) -> None:
+        """Remove a watcher, and those that no longer exist. Without watchers, stop to watch for preemption."""
+        self._known = tuple(ref for ref in self._known if ref() not in (None, watcher))
+        if not self._known:
+            self.flag.stop()
+            self._has_left = False
+
+    def add_queue(self, queue: StepQueue) -> None:
+        """Register a queue of scheduled functions, by weak reference."""
+        self._queues = (*(ref for ref in self._queues if ref() is not None), weakref.ref(queue))
+
+    def draw_watchers(self) -> Sequence[StepWatcher]:
+        """Return the watchers of a run's draws; none if draws are no boundaries."""
+        return () if self._undivided or not self._known else self._watchers()
+
+    @contextlib.contextmanager
+    def undivided(self) -> Iterator[None]:
+        """Make draws inside a run no boundaries in the `with` block: the program's own count of runs would not fit."""
+        before, self._undivided = self._undivided, True
+        try:
+            yield
+        finally:
+            self._undivided = before
+
+    def pass_one(self) -> None:
+        """Pass a boundary before a step. Raise Preempted if the process is to end, once all watchers have saved."""
+        if not self._known or self._leaving:  # saving runs steps, too
+            return
+        if self.flag.reason is not None:
+            self.leave(before_draw=True)
+        self._number += 1
+        for watcher in self._watchers():
+            watcher.before_step(self._number)
+
+    def pass_draw(self) -> None:
+        """Pass a boundary inside a run: a function that runs in this process is about to draw a batch.
+
+        Raises:
+            Preempted: The process is to end, and a checkpoint is saved.
+        """
+        if self._known and not self._undivided:
+            self.leave(before_draw=False)
+
+    def note_draws(self) -> None:
+        """Record that a run in this process drew batches itself and ended: its draws belong to no later step."""
+        for watcher in self._watchers():
+            watcher.before_step(self._number)
+
+    def _give_up(self) -> list[GivenUp]:
+        first = max((watcher.first_undoable for watcher in self._watchers()), default=0)
+        queues = [queue for ref in self._queues if (queue := ref()) is not None]
+        return [given for queue in queues if (given := queue.give_up_from(first)) is not None]
+
+    def leave(self, *, before_draw: bool) -> None:
+        """Let watchers save, run the previous SIGTERM handlers, raise Preempted. Do nothing without a reason."""
+        reason = self.flag.reason
+        if reason is None or self._leaving:
+            return
+        self._leaving = True
+        try:
+            given_up = self._give_up()
+            undone = [given.boundary for given in given_up] + ([self._number + 1] if before_draw else [])
+            if given_up:
+                count = sum(given.count for given in given_up)
+                reason += f", before {count} functions that were scheduled had begun: they are to be scheduled again"
+            first = min(undone, default=None)
+            ends = [watcher.save_to_leave(reason, undone=first) for watcher in self._watchers()]
+            self.flag.run_found()
+        finally:
+            self._leaving = False
+        self._has_left = True
+        if ends:
+            raise ends[0]
+
+    def leave_at_last(self) -> None:
+        """Leave if preemption was noticed after the last step, when no boundary follows."""
+        if not self._has_left:
+            self.leave(before_draw=False)
+
+
+_BOUNDARIES = Boundaries()
+
+watch_steps = _BOUNDARIES.watch
+unwatch_steps = _BOUNDARIES.unwatch
+pass_boundary = _BOUNDARIES.pass_one  # costs 40 ns if no watcher is registered
+pass_draw = _BOUNDARIES.pass_draw
+note_draws = _BOUNDARIES.note_draws
+step_watchers = _BOUNDARIES.draw_watchers
+undivided_run = _BOUNDARIES.undivided
+boundary_number = _BOUNDARIES.number
+is_to_leave = _BOUNDARIES.is_to_leave
+add_step_queue = _BOUNDARIES.add_queue
+end_reason = _BOUNDARIES.end_reason
+leave = _BOUNDARIES.leave
+leave_at_last = _BOUNDARIES.leave_at_last

@@ -1,1 +1,0 @@
-"""Preemption: SIGTERM and drained nodes set a flag, which step loops check at step boundaries."""

@@ -1,0 +1,329 @@
+"""A restore by replicas: each byte is read once and by one of them, and nothing changes anywhere unless all is well."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raydist.checkpoints import read_tensors
+from raydist.checkpoints.capture import commit
+from raydist.checkpoints.checkpoint import Checkpoint
+from raydist.checkpoints.manifest import CheckpointManifest, SavedObject, open_checkpoint
+from raydist.checkpoints.object_state import State
+from raydist.checkpoints.restore import RestoreReport, RestoreRequest, restore_objects
+from raydist.checkpoints.tensor_file import NewFiles, RowRange, write_tensor_file
+from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from raydist.pipelines.stored.directory_files import directory_files
+from tests.checkpoints.sharding.in_threads import Replicas
+
+
+class Net(nn.Module):
+    """With all that a module may have in its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.second = nn.Linear(4, 4).bfloat16()
+        self.tied = nn.Linear(3, 4)
+        self.tied.weight = self.first.weight
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("empty", torch.empty(0, 5))
+
+
+def made(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.5 + seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return {"model": model, "again": model, "optimizer": optimizer, "norm": nn.BatchNorm1d(2), "state": State(a=seed)}
+
+
+def tensors_of(value: Any) -> list[Any]:
+    """All that is in a state, in order."""
+    if isinstance(value, dict):
+        return [each for key in value for each in tensors_of(value[key])]
+    return [each for part in value for each in tensors_of(part)] if isinstance(value, list | tuple) else [value]
+
+
+def same(one: Any, other: Any) -> bool:
+    found, expected = tensors_of(one.state_dict()), tensors_of(other.state_dict())
+    return len(found) == len(expected) and all(
+        torch.equal(a, b) and a.dtype == b.dtype if isinstance(a, torch.Tensor) else a == b
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def restored(objects: dict[str, Any], replicas: Replicas, path: Path, **options: Any) -> RestoreReport:
+    checkpoint = open_checkpoint(directory_files(str(path)))
+    return restore_objects(objects, objects, checkpoint, options.get("strict", True), True, [replicas])
+
+
+def held(objects: dict[str, Any], num_replicas: int = 3) -> Replicas:
+    remote = [objects[name] for name in ("model", "optimizer", "norm")]
+    return Replicas(remote, num_replicas)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    objects = made(1)
+    Checkpoint(**objects).save(tmp_path / "c")
+    return tmp_path / "c", objects
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 5])
+def test_replicas_have_what_was_saved(num_replicas: int, saved: tuple[Path, dict[str, Any]]) -> None:
+    path, before = saved
+    objects = made(2)
+    replicas = held(objects, num_replicas)
+    assert restored(objects, replicas, path) == RestoreReport()
+    assert replicas.asked == ["prepare", "commit"]
+    for rank in range(num_replicas):
+        model, optimizer = (replicas.of(rank, objects[name]) for name in ("model", "optimizer"))
+        assert same(model, before["model"])
+        assert same(optimizer, before["optimizer"])
+        assert model.tied.weight is model.first.weight
+        storage = optimizer.state[model.first.weight]["exp_avg"].untyped_storage()
+        assert storage.nbytes() == 4 * 12, "nobody else's memory is kept with it"
+    assert objects["state"].a == 1
+    assert same(objects["norm"], before["norm"]), "which replicas cannot restore"
+    assert not same(objects["model"], before["model"]), "nothing went through the driver"
+
+
+def test_each_byte_is_read_once_and_none_by_the_driver(
+    saved: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = saved
+    objects = made(2)
+    replicas = held(objects, 4)
+    read: Counter[tuple[str, str]] = Counter()
+    sides: Counter[threading.Thread] = Counter()
+    original = read_tensors._FileReader._some
+
+    def some(self: Any, size: int, what: str) -> bytes:
+        piece = original(self, size, what)
+        if what != "its header":
+            read[Path(self._path).name, what] += len(piece)
+            sides[threading.current_thread()] += len(piece)
+        return piece
+
+    monkeypatch.setattr(read_tensors._FileReader, "_some", some)
+    restored({name: objects[name] for name in ("model", "optimizer")}, replicas, path, strict=False)
+    manifest = open_checkpoint(directory_files(str(path))).manifest
+    files = [*manifest.tensor_files("model"), *manifest.tensor_files("optimizer")]
+    places = {(file.name, f"tensor {key!r}"): each for file in files for key, each in file.tensors.items()}
+    assert dict(read) == {key: each.end - each.begin for key, each in places.items() if each.end > each.begin}
+    assert threading.current_thread() not in sides
+    assert len(sides) == 4
+    assert max(sides.values()) < sum(sides.values()) / 2
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
+def test_damage_changes_nothing_anywhere(file: str, saved: tuple[Path, dict[str, Any]]) -> None:
+    path, _ = saved
+    content = bytearray((path / file).read_bytes())
+    content[-3] ^= 8
+    (path / file).write_bytes(content)
+    objects = made(2)
+    replicas = held(objects)
+    before = copy.deepcopy(objects)
+    with pytest.raises(DataLossError, match=rf"{file}.*tensor '.*' differs"):
+        restored(objects, replicas, path)
+    assert "commit" not in replicas.asked
+    assert objects["state"].a == 2
+    for rank in range(3):
+        for name in ("model", "optimizer"):
+            assert same(replicas.of(rank, objects[name]), before[name])
+
+
+def test_what_does_not_fit_is_told_with_all_else_and_nothing_is_read(
+    saved: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = saved
+    objects = made(2)
+    objects["model"].second = nn.Linear(4, 3)
+    objects["model"].more = nn.Linear(1, 1, bias=False)
+    objects["state"] = State(b=1)
+    replicas = held(objects)
+    monkeypatch.setattr(read_tensors, "_opened", None)
+    with pytest.raises(InvalidArgumentError) as raised:
+        restored(objects, replicas, path)
+    told = str(raised.value)
+    for entry in ("model.second.weight' is reshaped", "model.more.weight' is missing", "state.b' is missing"):
+        assert entry in told
+    assert "commit" not in replicas.asked
+
+
+def test_the_rest_stays_where_not_all_need_be_there(saved: tuple[Path, dict[str, Any]]) -> None:
+    path, before = saved
+    objects = made(2)
+    objects["model"].more = nn.Linear(1, 1, bias=False)
+    replicas = held(objects)
+    kept = objects["model"].more.weight.detach().clone()
+    report = restored(objects, replicas, path, strict=False)
+    assert report == RestoreReport(missing=("model.more.weight",))
+    for rank in range(3):
+        model = replicas.of(rank, objects["model"])
+        assert torch.equal(model.first.weight, before["model"].first.weight)
+        assert torch.equal(model.more.weight, kept)
+
+
+def test_an_object_that_refuses_gives_all_back(saved: tuple[Path, dict[str, Any]]) -> None:
+    path, _ = saved
+    objects = made(2)
+    before = copy.deepcopy(objects)
+    replicas = held(objects)
+    for rank in range(3):
+        replicas.of(rank, objects["model"]).register_load_state_dict_post_hook(refuse)
+    with pytest.raises(InvalidArgumentError, match=r"'model' must be one that a Net takes.*not this one"):
+        restored(objects, replicas, path)
+    assert objects["state"].a == 2
+    for rank in range(3):
+        assert same(replicas.of(rank, objects["optimizer"]), before["optimizer"])
+
+
+def test_what_can_be_no_state_changes_nothing(saved: tuple[Path, dict[str, Any]]) -> None:
+    path, _ = saved
+    files = directory_files(str(path))
+    manifest = open_checkpoint(files).manifest
+    optimizer = manifest.objects["optimizer"]
+    values = {**optimizer.values, "first.bias": {"exp_avg": {"$tensor": "elsewhere"}}}
+    edited = {**manifest.objects, "optimizer": replace(optimizer, values=values)}
+    files.replace("manifest.json", replace(manifest, objects=edited).to_bytes())
+    objects = made(2)
+    replicas = held(objects)
+    with pytest.raises(DataLossError, match="the state of 'optimizer' is invalid: the tensor 'elsewhere' is missing"):
+        restored(objects, replicas, path)
+    assert replicas.asked == ["prepare"]
+    assert objects["state"].a == 2
+
+
+class Stubborn:
+    """Takes no state."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"a": 2}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise ValueError("not this one")
+
+
+def test_replicas_forget_what_they_have_read_where_the_driver_fails(saved: tuple[Path, dict[str, Any]]) -> None:
+    path, _ = saved
+    objects = {**made(2), "state": Stubborn()}
+    replicas = held(objects)
+    (path / "manifest.json").unlink()
+    Checkpoint(**{**made(1), "state": Stubborn()}).save(path)
+    with pytest.raises(InvalidArgumentError, match=r"'state' must be one that a Stubborn takes"):
+        restored(objects, replicas, path)
+    assert replicas.asked == ["prepare", "discard"]
+
+
+def refuse(module: nn.Module, keys: Any) -> None:
+    raise ValueError("not this one")
+
+
+def test_a_replica_that_dies_in_between_is_an_error_and_nothing_is_changed(saved: tuple[Path, dict[str, Any]]) -> None:
+    path, _ = saved
+    objects = made(2)
+    before = copy.deepcopy(objects)
+    replicas = held(objects)
+
+    def die(what: str, rank: int) -> None:
+        if (what, rank) == ("commit", 1):
+            raise ConnectionError("replica 1 is gone")
+
+    replicas.before = die
+    with pytest.raises(Exception, match="gone|rank 1|left|abort"):
+        restored(objects, replicas, path)
+    assert objects["state"].a == 2
+    for rank in range(3):
+        for name in ("model", "optimizer"):
+            assert same(replicas.of(rank, objects[name]), before[name])
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_files_that_replicas_cannot_open_are_the_drivers(is_there: bool, saved: tuple[Path, dict[str, Any]]) -> None:
+    path, before = saved
+    objects = made(2)
+    replicas = held(objects)
+    file, elsewhere = path / "optimizer.safetensors", path.parent / "elsewhere"
+    file.rename(elsewhere)
+
+    def found(what: str, rank: int) -> None:
+        if is_there and (what, rank) == ("discard", 0):
+            elsewhere.rename(file)
+
+    replicas.before = found
+    if not is_there:
+        with pytest.raises(DataLossError, match=r"optimizer.safetensors' is missing"):
+            restored(objects, replicas, path)
+        assert objects["state"].a == 2
+        return
+    restored(objects, replicas, path)
+    assert replicas.asked == ["prepare", "discard"]
+    assert same(objects["model"], before["model"])
+    assert same(objects["optimizer"], before["optimizer"])
+
+
+def test_where_only_this_process_sees_the_files_replicas_are_not_asked(tmp_path: Path) -> None:
+    before, objects = made(1), made(2)
+    path = f"memory://{tmp_path.name}/c"
+    Checkpoint(**before).save(path)
+    replicas = held(objects)
+    restore_objects(objects, objects, open_checkpoint(directory_files(path)), True, True, [replicas])
+    assert replicas.asked == []
+    assert same(objects["model"], before["model"])
+
+
+def test_another_restore_begins_anew(saved: tuple[Path, dict[str, Any]]) -> None:
+    path, _ = saved
+    objects = made(2)
+    replicas = held(objects)
+    checkpoint = open_checkpoint(directory_files(str(path)))
+    theirs = {"model": objects["model"]}
+    for token in ("a", "b"):
+        replicas.prepare(RestoreRequest(token, checkpoint, {"model": "model"}, True), theirs, theirs)
+    for _ in range(2):
+        with pytest.raises(FailedPreconditionError, match="must have read its shard"):
+            replicas.commit("a", theirs, theirs)
+
+
+def test_an_optimizer_over_what_replicas_do_not_hold_is_the_drivers(saved: tuple[Path, dict[str, Any]]) -> None:
+    path, before = saved
+    objects = made(2)
+    replicas = Replicas([objects["model"], objects["optimizer"]])
+    restored(objects, replicas, path)
+    assert same(objects["optimizer"], before["optimizer"])
+    assert same(replicas.of(0, objects["model"]), before["model"])
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_slices_are_put_together(num_replicas: int, tmp_path: Path) -> None:
+    """As parameter servers write them: rows of a tensor in several files."""
+    weight = torch.randn(7, 3)
+    new = NewFiles(directory_files(str(tmp_path / "c")))
+    new.files.make()
+    cuts = [(0, 2), (2, 3), (3, 7)]
+    files = tuple(
+        write_tensor_file(
+            new, new.part_named("model", number, 3), {"weight": weight[slice(*rows)]}, {"weight": RowRange(*rows, 7)}
+        )
+        for number, rows in enumerate(cuts)
+    )
+    values = {"weight": {"$tensor": "weight"}}
+    saved = SavedObject("module", values=values, files=tuple(file.name for file in files))
+    commit(new, CheckpointManifest({"model": saved}, files))
+    objects = {"model": nn.Linear(3, 7, bias=False)}
+    replicas = Replicas(objects.values(), num_replicas)
+    restored(objects, replicas, tmp_path / "c")
+    assert all(torch.equal(replicas.of(rank, objects["model"]).weight, weight) for rank in range(num_replicas))

@@ -1,0 +1,205 @@
+"""One process may write into a directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from raydist.checkpoints.directory_lock import LOCK_FILE, DirectoryLock, Holder, judge_holder, read_holder, this_process
+from raydist.errors import FailedPreconditionError
+from raydist.pipelines.stored.directory_files import LocalFiles, directory_files
+
+ELSEWHERE = Holder("other", "another-host", 7, "2026-11-22 10:00:00 +0000", machine="another", started="1")
+
+
+def test_a_second_writer_is_refused_and_told_by_whom_and_since_when(tmp_path: Path) -> None:
+    first, second = DirectoryLock(LocalFiles(str(tmp_path))), DirectoryLock(LocalFiles(str(tmp_path)))
+    first.acquire()
+    first.acquire()
+    first.require()
+    with pytest.raises(FailedPreconditionError, match=rf"belongs to process {os.getpid()} on .*, since \d{{4}}-"):
+        second.acquire()
+    first.release()
+    first.release()
+    second.acquire()
+    second.release()
+    assert not (tmp_path / LOCK_FILE).exists()
+
+
+def test_a_holder_that_was_killed_holds_nobody_up(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from raydist.checkpoints.directory_lock import DirectoryLock;"
+        "from raydist.pipelines.stored.directory_files import LocalFiles;"
+        "lock = DirectoryLock(LocalFiles(sys.argv[1])); lock.acquire(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=False)
+    assert (tmp_path / LOCK_FILE).exists()
+    lock = DirectoryLock(LocalFiles(str(tmp_path)))
+    lock.acquire()
+    lock.release()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC])
+def test_where_nothing_may_be_written_it_is_said_so(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, *_: int) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    lock = DirectoryLock(LocalFiles(str(tmp_path / "new")))
+    expected = OSError if number == errno.ENOSPC else FailedPreconditionError
+    with pytest.raises(expected, match="permission is denied|Read-only file system|No space left"):
+        lock.acquire()
+    assert not lock.is_acquired
+
+
+def test_a_file_that_could_not_be_removed_holds_this_process_not_up(tmp_path: Path) -> None:
+    first, second = DirectoryLock(LocalFiles(str(tmp_path))), DirectoryLock(LocalFiles(str(tmp_path)))
+    first.acquire()
+    with mock.patch.object(LocalFiles, "remove", side_effect=OSError("the store is down")):
+        first.release()
+    assert (tmp_path / LOCK_FILE).exists()
+    second.acquire()
+    with pytest.raises(FailedPreconditionError, match="belongs to process"):
+        first.acquire()
+    second.release()
+
+
+def test_a_lease_that_is_dropped_is_given_back(tmp_path: Path) -> None:
+    lock = DirectoryLock(LocalFiles(str(tmp_path)))
+    lock.acquire()
+    del lock
+    gc.collect()
+    assert not (tmp_path / LOCK_FILE).exists()
+
+
+def test_elsewhere_a_count_that_stands_still_is_free(tmp_path: Path) -> None:
+    files = directory_files(f"memory://{tmp_path}")
+    files.make()
+    files.replace(LOCK_FILE, ELSEWHERE.to_bytes())
+    lock = DirectoryLock(files, beat_s=0.02, lapse_s=0.1)
+    lock.acquire()
+    lock.release()
+
+
+def test_elsewhere_a_count_that_goes_on_is_held(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    files.replace(LOCK_FILE, ELSEWHERE.to_bytes())
+    looks = iter([ELSEWHERE, replace(ELSEWHERE, beat=1)])
+    lock = DirectoryLock(_Counting(files, looks), beat_s=0.01, lapse_s=10)  # type: ignore[arg-type]  # a double of the files
+    with pytest.raises(FailedPreconditionError, match="process 7 on another-host"):
+        lock.acquire()
+
+
+class _Counting:
+    """Files whose lock counts up with each look."""
+
+    def __init__(self, files: LocalFiles, looks: object) -> None:
+        self._files, self._looks = files, looks
+        self.shown = files.shown
+
+    def make(self) -> bool:
+        return self._files.make()
+
+    def open(self, name: str) -> object:
+        self._files.replace(LOCK_FILE, next(self._looks).to_bytes())  # type: ignore[call-overload]  # an iterator
+        return self._files.open(name)
+
+
+def test_who_was_taken_for_dead_writes_no_more(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    lock = DirectoryLock(files)
+    lock.acquire()
+    files.replace(LOCK_FILE, ELSEWHERE.to_bytes())
+    with pytest.raises(FailedPreconditionError, match="another-host"):
+        lock.require()
+    lock.release()
+    assert read_holder(files) == ELSEWHERE
+
+
+def test_a_lease_counts_up_while_it_is_held(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    lock = DirectoryLock(files, beat_s=0.01)
+    lock.acquire()
+    first = read_holder(files)
+    while (now := read_holder(files)) == first:
+        pass
+    lock.release()
+    assert first is not None
+    assert now is not None
+    assert now.beat > first.beat
+
+
+def test_a_process_of_the_same_number_is_another_one() -> None:
+    me = this_process()
+    assert judge_holder(replace(me, token="x"), me) == "held"
+    assert judge_holder(replace(me, token="x", started="1"), me) == "free"
+    assert judge_holder(replace(me, token="x", machine="another"), me) == "unknown"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"token": 1}', b"[" * 100_000])
+def test_what_is_no_lease_is_nobodys(content: bytes) -> None:
+    assert Holder.of_bytes(content) is None
+
+
+def test_of_two_that_find_it_free_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = DirectoryLock(LocalFiles(str(tmp_path))), DirectoryLock(LocalFiles(str(tmp_path)))
+    original = DirectoryLock._await_free
+
+    def await_free(self: DirectoryLock, me: Holder) -> Holder | None:
+        free = original(self, me)
+        if self is first:
+            second.acquire()
+        return free
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DirectoryLock, "_await_free", await_free)
+        with pytest.raises(FailedPreconditionError, match="belongs to process"):
+            first.acquire()
+    second.require()
+    assert (first.is_acquired, second.is_acquired) == (False, True)
+    second.release()
+    first.acquire()
+    first.release()
+
+
+def test_a_lease_that_is_given_back_is_not_the_next_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = LocalFiles(str(tmp_path))
+    first, second = DirectoryLock(files), DirectoryLock(files)
+    first.acquire()
+    heartbeat = first._heartbeat
+    assert heartbeat is not None
+    taking, goes_on = threading.Thread(target=second.acquire), threading.Event()
+    remove, alone = LocalFiles.remove, LocalFiles.alone
+
+    def alone_or_waiting(self: LocalFiles, within_s: float) -> contextlib.AbstractContextManager[object]:
+        if threading.current_thread() is taking:
+            goes_on.set()
+        return alone(self, within_s)
+
+    def remove_late(self: LocalFiles, name: str) -> None:
+        heartbeat._thread.join(20)
+        taking.start()
+        while taking.is_alive() and not goes_on.wait(0.01):
+            pass
+        remove(self, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFiles, "alone", alone_or_waiting)
+        patched.setattr(LocalFiles, "remove", remove_late)
+        first.release()
+        taking.join(20)
+    assert second.is_acquired
+    assert read_holder(files) is not None
+    second.release()

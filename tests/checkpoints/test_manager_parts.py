@@ -1,0 +1,182 @@
+"""Parts of a manager: its saves, what it is told of steps, its properties and its arguments."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raydist as rd
+from raydist.checkpoints.checkpoint import contents_of
+from raydist.checkpoints.listing import Retention, SaveInterval
+from raydist.checkpoints.manager import require_arguments
+from raydist.checkpoints.run_directory import RunDirectory
+from raydist.checkpoints.saves import ManagerSaves
+from raydist.checkpoints.watch import ManagerWatch
+
+
+@pytest.fixture
+def saves(tmp_path: Path) -> Iterator[ManagerSaves]:
+    run = RunDirectory(str(tmp_path), "ckpt", Retention(2))
+    run.acquire()
+    made = ManagerSaves(contents_of(rd.Checkpoint(state=rd.State(a=1))), run, SaveInterval(3), None)
+    yield made
+    made.writer.close()
+    run.release()
+
+
+def test_a_save_is_due_so_many_calls_after_the_last_one(saves: ManagerSaves) -> None:
+    due = []
+    for _ in range(7):
+        saves.calls += 1
+        due.append(saves.is_due(saves.step()))
+        if due[-1]:
+            saves.save(saves.step(), None, here=True).wait()
+    assert due == [False, False, True, False, False, True, False]
+    assert [path.rpartition("/")[2] for path in saves.run.newest()] == ["ckpt-3", "ckpt-6"]
+
+
+def test_a_restored_count_goes_on_and_a_damaged_one_is_the_number(saves: ManagerSaves) -> None:
+    saves.calls = 5
+    saves.save(9, None, here=True).wait()
+    (found,) = saves.run.find()
+    saves.calls = 0
+    saves.go_on_from(found)
+    assert (saves.calls, saves.last_step) == (5, 5)
+    found.details["calls"] = "many"
+    saves.go_on_from(found)
+    assert saves.calls == 9
+
+
+@pytest.mark.parametrize("number", [-1, 10**18, 1.0, True])
+def test_a_number_that_is_none_is_refused(saves: ManagerSaves, number: int) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="must be an int >= 0"):
+        saves.save(number, None, here=True)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_directory_that_is_read_only_says_so(
+    saves: ManagerSaves, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = os.mkdir
+
+    def refuse(path: str, *args: int, **options: int) -> None:
+        if os.path.basename(path).startswith("ckpt-"):
+            raise OSError(number, os.strerror(number), path)
+        made(path, *args, **options)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises((rd.FailedPreconditionError, OSError)) as refused:
+        saves.save(1, None, here=True).wait()
+    assert "ckpt-1" in str(refused.value)
+    monkeypatch.undo()
+    saves.save(2, None, here=True).wait()
+    assert [path.rpartition("/")[2] for path in saves.run.newest()] == ["ckpt-2"]
+
+
+def made(directory: Path, checkpoint: rd.Checkpoint) -> ManagerSaves:
+    run = RunDirectory(str(directory), "ckpt", Retention(2))
+    return ManagerSaves(contents_of(checkpoint), run, SaveInterval(), None)
+
+
+def test_what_was_drawn_for_a_step_that_did_not_begin_is_not_drawn(tmp_path: Path) -> None:
+    data = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(6).batch(2))
+    saves = made(tmp_path, rd.Checkpoint(data=data))
+    watch = ManagerWatch(saves, 42)
+    saves.run.acquire()
+    watch.look()
+    iterator = iter(data)
+    next(iterator)
+    watch.before_step(1)
+    next(iterator)
+    assert f"{tmp_path}/ckpt-0" in str(watch.save_to_leave("why", undone=2))
+    saves.run.release()
+    rd.Checkpoint(data=data).restore(tmp_path / "ckpt-0")
+    assert [batch.tolist() for batch in data] == [[2, 3], [4, 5]]
+
+
+def test_what_cannot_be_saved_is_said_and_does_not_keep_the_process(tmp_path: Path) -> None:
+    saves = made(tmp_path, rd.Checkpoint(state=rd.State()))
+    ended = ManagerWatch(saves, 7).save_to_leave("it is drained", undone=None)  # nobody has taken the directory
+    assert ended.code == 7
+    assert "it is drained. It could not be saved (FailedPreconditionError" in str(ended)
+    assert str(ended).endswith("the last checkpoint is none.")
+
+
+def test_it_does_not_keep_a_manager_that_was_dropped(tmp_path: Path) -> None:
+    saves = made(tmp_path, rd.Checkpoint(state=rd.State()))
+    watch = ManagerWatch(saves, 7)
+    del saves
+    gc.collect()
+    assert str(watch.save_to_leave("why", undone=None)) == "This process is to end: why."
+    assert watch.nodes() == set()
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2])
+def test_an_iterator_of_its_own_goes_back_likewise(tmp_path: Path, num_steps: int) -> None:
+    iterator = iter(rd.Dataset.range(6))
+    next(iterator)
+    saves = made(tmp_path, rd.Checkpoint(iterator=iterator))
+    watch = ManagerWatch(saves, 42)
+    saves.run.acquire()
+    watch.look()
+    for boundary in range(1, num_steps + 1):
+        next(iterator)
+        watch.before_step(boundary)
+    next(iterator)
+    watch.save_to_leave("why", undone=num_steps + 1)
+    saves.run.release()
+    again = iter(rd.Dataset.range(6))
+    rd.Checkpoint(iterator=again).restore(tmp_path / "ckpt-0")
+    assert int(next(again)) == 1 + num_steps
+
+
+def test_it_is_read_from_the_directory_whoever_writes_there(tmp_path: Path) -> None:
+    checkpoint = rd.Checkpoint(state=rd.State())
+    plain = rd.CheckpointManager(checkpoint, tmp_path, 1)
+    kept = rd.CheckpointManager(checkpoint, tmp_path, 1, checkpoint_interval=5, interval_s=2.5, best=("loss", "min"))
+    assert (kept.checkpoints, kept.latest_checkpoint, kept.best_checkpoint) == ([], None, None)
+    with rd.CheckpointManager(rd.Checkpoint(state=rd.State()), tmp_path, 2, best=("loss", "min")) as manager:
+        for loss in (1.0, 0.5, 2.0):
+            manager.save(metrics={"loss": loss})
+    assert (kept.checkpoint_interval, kept.interval_s) == (5, 2.5)
+    assert kept.directory == str(tmp_path)
+    assert kept.checkpoints == [f"{tmp_path}/ckpt-3"]
+    assert kept.latest_checkpoint == f"{tmp_path}/ckpt-3"
+    assert (kept.best_metric, kept.best_checkpoint) == ("loss", f"{tmp_path}/ckpt-2")
+    assert (plain.best_metric, plain.best_checkpoint) == (None, None)
+
+
+GOOD: dict[str, Any] = {
+    "checkpoint": rd.Checkpoint(state=rd.State()),
+    "checkpoint_name": "ckpt",
+    "init_fn": None,
+    "exit_code": 0,
+}
+
+
+def test_what_is_meant_passes() -> None:
+    require_arguments(**GOOD)
+    require_arguments(**{**GOOD, "checkpoint_name": "a" * 180, "init_fn": print, "exit_code": 255})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("checkpoint", rd.State()),
+        ("checkpoint_name", "a/b"),
+        ("checkpoint_name", ""),
+        ("checkpoint_name", "a" * 300),
+        ("init_fn", 3),
+        ("exit_code", 256),
+        ("exit_code", True),
+    ],
+)
+def test_all_else_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=f"{name} must"):
+        require_arguments(**{**GOOD, name: value})
