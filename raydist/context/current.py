@@ -8,6 +8,7 @@ the defaults outside of both.
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Collection
 from contextlib import AbstractContextManager
@@ -165,9 +166,13 @@ def _living() -> weakref.WeakSet[CountsSteps]:
     return weakref.WeakSet()
 
 
+_listing = threading.Lock()  # a set must not grow in another thread while one iterates over it
+
+
 def note_strategy(strategy: CountsSteps) -> None:
     """Register a strategy when it is made."""
-    _living().add(strategy)
+    with _listing:
+        _living().add(strategy)
 
 
 def open_strategies() -> list[CountsSteps]:
@@ -181,7 +186,9 @@ def open_strategies() -> list[CountsSteps]:
 
 
 def _own_strategies() -> list[CountsSteps]:
-    return [each for each in list(_living()) if not each._is_default]
+    with _listing:
+        living = list(_living())
+    return [each for each in living if not each._is_default]
 
 
 def training_strategy(objects: Collection[Any] = ()) -> CountsSteps | None:
