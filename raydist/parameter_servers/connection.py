@@ -168,6 +168,13 @@ class RequestDispatcher:
 def _settle(future: Future[Any], pack: Callable[[Sequence[torch.Tensor]], Any], reply: Any) -> None:
     if isinstance(reply, Exception):
         future.set_exception(reply)
+        return
+    answer, tensors = reply
+    try:
+        packed = pack(tensors)
+    except (
+        Exception
+    ) as error:  # such as no memory: the error is this client's, not of the one whose request made the answer ready
+        future.set_exception(error)
     else:
-        answer, tensors = reply
-        future.set_result((answer, pack(tensors)))
+        future.set_result((answer, packed))

@@ -52,6 +52,16 @@ def test_errors_are_for_the_client_that_asked() -> None:
     assert "must be asked plain things" in str(asked.exception(0))
 
 
+def test_an_answer_that_cannot_be_packed_is_an_error_of_its_own_client() -> None:
+    def fail(tensors: object) -> None:
+        raise MemoryError("no room for the answer")
+
+    dispatcher = RequestDispatcher(PlainServer())
+    waiting = dispatcher.submit(Pull((), at_least_step=1), (), fail)
+    assert dispatcher.submit(Finish(), (), list).result(0)[0].step == 1
+    assert isinstance(waiting.exception(0), MemoryError)
+
+
 def test_what_is_pulled() -> None:
     assert pulled_by(Pull((1, 2))) == (1, 2)
     assert pulled_by(Push(Sender(0, 0), PushKey(0, 0), 0, (3,), ("dense",), pull=(3,))) == (3,)

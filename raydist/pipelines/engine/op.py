@@ -29,7 +29,7 @@ from raydist.pipelines.metering.meter import Meter, StageKind
 __all__ = ["DatasetOp", "IterContext", "Placement", "Planned", "Planner", "merged_options"]
 
 Placement = Literal["inline", "pool", "exchange"]
-"""Where an operation may run: with its consumer, on a pool of workers, or where all elements pass (reordering)."""
+"""The place of an operation: with its consumer, on a pool of workers, or where all elements pass (reordering)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a user states about a dataset, and what changes no element: options, and the number of elements."""
+"""Statements of the user about a dataset, which change no element: options, and the number of elements."""
 
 from __future__ import annotations
 
