@@ -20,7 +20,7 @@ from raydist.checkpoints.manifest import CheckpointManifest, SavedObject
 from raydist.checkpoints.object_state import OWNER, kind_of_state, other_names
 from raydist.checkpoints.random_state import REPLICAS
 from raydist.checkpoints.restore import RestoreReport
-from raydist.checkpoints.shards import UNDIVIDED_BYTES, Shard, ShardRequest, ShardTerms, join_shards, random_values
+from raydist.checkpoints.shards import DispatchedSave, Shard, ShardRequest, ShardTerms, join_shards
 from raydist.checkpoints.tensor_file import NewFiles, TensorFile, new_files, write_index
 from raydist.context.current import StepCounter, has_strategy, in_cross_replica_context
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
@@ -30,14 +30,7 @@ from raydist.pipelines.stored.directory_files import directory_files
 from raydist.pipelines.stored.file_directory import DirectoryFiles
 from raydist.summary.writer import pending_summaries
 
-__all__ = ["Checkpoint", "DispatchedShards", "ShardSaver", "StartedSave", "contents_of", "nodes_of", "start_save"]
-
-
-class DispatchedShards(Protocol):
-    """A save dispatched to replicas."""
-
-    def wait(self) -> Sequence[Shard]:
-        """Block until all replicas have written; return their shards in rank order. Raise errors. Thread-safe."""
+__all__ = ["Checkpoint", "ShardSaver", "StartedSave", "contents_of", "nodes_of", "start_save"]
 
 
 class ShardSaver(Protocol):
@@ -48,7 +41,7 @@ class ShardSaver(Protocol):
 
     def begin(
         self, request: ShardRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
-    ) -> DispatchedShards:
+    ) -> DispatchedSave:
         """Dispatch a save to the replicas, in the order of dispatched steps."""
 
     def nodes(self) -> Collection[str]:
@@ -64,7 +57,7 @@ class StartedSave:
     names: tuple[str, ...]  # names of all objects, in order
     capture: Capture  # states that the driver writes
     new: NewFiles | None = None  # names of the files, if replicas are writing already
-    shards: DispatchedShards | None = None  # save dispatched to replicas
+    shards: DispatchedSave | None = None  # save dispatched to replicas
     flush_summaries: Callable[[], None] = lambda: None  # flushes what summary writers were given before the save
 
     def write(self) -> CheckpointManifest:
@@ -92,7 +85,7 @@ class StartedSave:
                 own.append(write_index(new, stems[name], tuple(own)))
             files += own
             objects[name] = replace(saved, files=tuple(file.name for file in own))
-        drawn = random_values(shards)
+        drawn = [list(shard.random) for shard in shards if shard.random]
         random = {**(manifest.random or {}), **(pack_state({REPLICAS: drawn}).values if drawn else {})}
         ordered = {name: objects[name] for name in self.names}
         return replace(manifest, objects=ordered, files=tuple(files), random=random)
@@ -117,7 +110,7 @@ def start_save(
     new = new_files(directory)
     stems = file_stems(named, new)
     whole = frozenset(name for name, obj in remote.items() if saver.how(obj) == "whole")
-    request = ShardRequest(uuid.uuid4().hex, new, stems, ShardTerms(whole, UNDIVIDED_BYTES))
+    request = ShardRequest(uuid.uuid4().hex, new, stems, ShardTerms(whole))
     theirs = {name: obj for name, obj in named.items() if isinstance(obj, nn.Module) and _saver_of(obj) is saver}
     shards = saver.begin(request, remote, theirs)
     return StartedSave(directory, tuple(named), capture, new, shards, summaries)

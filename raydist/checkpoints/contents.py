@@ -74,12 +74,9 @@ class CheckpointContents:
     def _find_strategy(self) -> CountsSteps | None:
         """Return the strategy whose global step is saved; searched again at each call until exactly one is found."""
         known = None if self._strategy is None else self._strategy()
-        found = training_strategy(self._modules()) if known is None else known
+        found = training_strategy(_modules(self._given_and_held()).values()) if known is None else known
         self._strategy = None if found is None else weakref.ref(found)
         return found
-
-    def _modules(self) -> list[nn.Module]:
-        return [obj for obj in self._given_and_held().values() if isinstance(obj, nn.Module)]
 
     def _given_and_held(self) -> dict[str, Any]:
         return named_objects({**self._objects, **self._held})
@@ -109,11 +106,7 @@ class CheckpointContents:
 
     @contextlib.contextmanager
     def holding(self, objects: Mapping[str, Any]) -> Iterator[None]:
-        """Add objects for the duration of the `with` block; `holding_again` adds them once more after a successful end.
-
-        Raises:
-            InvalidArgumentError: A name is taken, or an object has no state.
-        """
+        """Add objects for the `with` block, and again in `holding_again` if the block ends without an error."""
         if taken := sorted(self._objects.keys() & objects.keys()):
             raise InvalidArgumentError(f"A checkpoint must not have an object called {taken[0]!r} here. Rename it.")
         self._held, self._held_before = dict(objects), {}
@@ -145,12 +138,9 @@ class CheckpointContents:
     def capture(
         self, copy: bool = True, details: Mapping[str, Any] | None = None, skip: Collection[str] = ()
     ) -> Capture:
-        """Return a snapshot of the current states. Blocks for dispatched steps.
+        """Return a snapshot of the current states, except of the objects in `skip`. Blocks for dispatched steps.
 
-        Args:
-            copy: Copy tensors, so that training may continue before they are written.
-            details: JSON values that are stored in the manifest.
-            skip: Names of objects that are saved elsewhere.
+        With `copy`, training may continue before the tensors are written. `details` are stored in the manifest.
         """
         named = self.named()
         again = other_names(named)

@@ -59,15 +59,7 @@ def state_differences(
     saved: SavedObject,
     places: Mapping[str, FilePlace],
 ) -> list[Difference]:
-    """Return the differences between the current and the saved state of one object.
-
-    Args:
-        name: Name of the object.
-        here: Current state of the object, packed.
-        tensors: Tensors of the current state.
-        saved: State that the object will take.
-        places: Locations of the tensors of `saved`.
-    """
+    """Return the differences between one object's current state, with its tensors, and its saved state."""
     if (here.kind, here.class_name) != (saved.kind, saved.class_name):
         return [Difference(RETYPED, name, f"{_kind(here)} here, {_kind(saved)} saved")]
     if here.kind == "optimizer":
@@ -140,12 +132,7 @@ def tensor_named(value: Any) -> str | None:
 
 
 def tensor_differences(name: str, common: Iterable[tuple[str, Any, FilePlace]]) -> list[Difference]:
-    """Return the differences between tensors that exist on both sides.
-
-    Args:
-        name: Name of the object.
-        common: Names, tensors (which need no values) and locations of the saved tensors.
-    """
+    """Return the differences of tensors on both sides, given their names, tensors (meta is enough) and locations."""
     found = []
     for key, tensor, place in common:
         if is_lazy(tensor):
@@ -160,11 +147,7 @@ def tensor_differences(name: str, common: Iterable[tuple[str, Any, FilePlace]]) 
 def differences_of(
     name: str, obj: Any, modules: Mapping[str, nn.Module], checkpoint: SavedCheckpoint, saved: str
 ) -> list[Difference]:
-    """Return the differences between an object and a saved state.
-
-    Raises:
-        DataLossError: The saved entry is not a valid state.
-    """
+    """Return the differences between an object and a saved state. Raise DataLossError if that is not a state."""
     packed = pack_state(state_of(obj, modules), name)
     here = SavedObject(kind_of_state(obj), class_of_state(obj), packed.values)
     there = checkpoint.saved(saved)

@@ -136,10 +136,7 @@ def _writing(files: DirectoryFiles) -> Iterator[None]:
 class DirectoryLock:
     """An exclusive lock for writing into one directory. Released by :meth:`release` or when garbage-collected.
 
-    Args:
-        files: Files of the directory.
-        beat_s: Seconds between two increments of the count.
-        lapse_s: Seconds without an increment after which the holder counts as gone.
+    The holder increments the count every `beat_s` seconds, and counts as gone after `lapse_s` without an increment.
     """
 
     def __init__(self, files: DirectoryFiles, *, beat_s: float = _BEAT_S, lapse_s: float = _LAPSE_S) -> None:

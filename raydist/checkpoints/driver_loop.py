@@ -13,7 +13,7 @@ from torch import nn
 
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.checkpoints.capture import Capture, CapturedObject, captured_object, file_stems
-from raydist.checkpoints.checkpoint import DispatchedShards, StartedSave
+from raydist.checkpoints.checkpoint import StartedSave
 from raydist.checkpoints.loop_commands import (
     IteratorPlace,
     LoopCommand,
@@ -159,14 +159,11 @@ class ManagedLoop:
         return None
 
     def write(
-        self, wanted: WantedSave, begin: Callable[[ShardRequest], DispatchedShards], reason: str | None
+        self, wanted: WantedSave, begin: Callable[[ShardRequest], DispatchedSave], reason: str | None
     ) -> SaveOutcome:
         """Write a save that the replicas have copied. Never raises; the outcome holds the error.
 
-        Args:
-            wanted: The save.
-            begin: Makes the replicas write.
-            reason: Reason for the end of the process, if this save is for it.
+        `begin` makes the replicas write; `reason` says why the process ends, if the save is for that.
         """
         saves = self._saves
         path = saves.run.path_to(wanted.number)
@@ -179,7 +176,7 @@ class ManagedLoop:
             self.left = Preempted(self._exit_code, f"This process is to end: {reason}.{said}")
         return SaveOutcome(None if error is None else pack_error(error), saves.writer.num_failures, self.left)
 
-    def _write(self, wanted: WantedSave, begin: Callable[[ShardRequest], DispatchedShards]) -> None:
+    def _write(self, wanted: WantedSave, begin: Callable[[ShardRequest], DispatchedSave]) -> None:
         saves = self._saves
         kept = saves.kept(wanted.number, wanted.metrics)
         directory = saves.run.files_of(kept)
@@ -295,14 +292,9 @@ class DriverLoop:
 
 
 def begin_loop(arguments: Any, host: LoopHost) -> DriverLoop | None:
-    """Return the driver's half of a run; None if the run draws no batches or no manager saves. Blocks for earlier runs.
+    """Return the driver's half of a run; None if no iterator is among its arguments, or no manager saves.
 
-    Args:
-        arguments: Arguments of the run; the function may draw from iterators among them.
-        host: The strategy that runs the function.
-
-    Raises:
-        Exception: The previous run failed.
+    Blocks for the previous run, and raises that run's error.
     """
     watchers = [each for each in step_watchers() if isinstance(each, ManagerWatch)]
     if not watchers:

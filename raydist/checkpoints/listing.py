@@ -118,8 +118,6 @@ class Retention:
             raise InvalidArgumentError(
                 f"max_to_keep must be a number of checkpoints >= 1, or None to keep all, got {number!r}."
             )
-        if self.keep_every_s is not None and not self.keep_every_s > 0:
-            raise InvalidArgumentError(f"keep_every_s must be a number of seconds > 0, got {self.keep_every_s!r}.")
 
     def newest(self, found: Sequence[KeptCheckpoint]) -> list[KeptCheckpoint]:
         """Return the checkpoints that stay because they are the newest, oldest first."""
@@ -127,11 +125,7 @@ class Retention:
         return ordered if self.max_to_keep is None else ordered[-self.max_to_keep :]
 
     def to_remove(self, found: Sequence[KeptCheckpoint], began: float) -> list[KeptCheckpoint]:
-        """Return the checkpoints to remove, oldest first.
-
-        Args:
-            found: All checkpoints.
-            began: Time of the first save, from which periods of `keep_every_s` are counted.
+        """Return the checkpoints to remove, oldest first. Periods of `keep_every_s` are counted from `began` on.
 
         >>> kept = [KeptCheckpoint(f"ckpt-{n}", n, n, saved_at=60.0 * n) for n in range(6)]
         >>> [each.name for each in Retention(max_to_keep=2, keep_every_s=120).to_remove(kept, began=0)]
@@ -162,7 +156,6 @@ def _oldest_first(found: Sequence[KeptCheckpoint]) -> list[KeptCheckpoint]:
 class SaveInterval:
     """Interval between two saves: steps or seconds, whichever passes first. Without either, each call saves.
 
-
     >>> every = SaveInterval(steps=500)
     >>> every.is_due(499, since_step=0, seconds=1e9), every.is_due(500, since_step=0, seconds=0)
     (False, True)
@@ -178,12 +171,9 @@ class SaveInterval:
             raise InvalidArgumentError(f"interval_s must be a number of seconds > 0, got {self.seconds!r}.")
 
     def is_due(self, step: int, *, since_step: int | None, seconds: float) -> bool:
-        """Return True if a checkpoint is due.
+        """Return True if a checkpoint is due at this step, so many seconds after the save at `since_step`.
 
-        Args:
-            step: Value of the step counter.
-            since_step: Value at the last save; None if unknown: then a checkpoint is due by steps.
-            seconds: Seconds since the last save.
+        If `since_step` is unknown (None), a checkpoint is due by steps.
         """
         if self.steps is None and self.seconds is None:
             return True
@@ -220,13 +210,9 @@ def checkpoint_path(directory: str, name: str) -> str:
 
 
 def find_checkpoints(files: DirectoryFiles, name: str | None = None) -> list[FoundCheckpoint]:
-    """Return all checkpoints, oldest first by the order of saves, independent of clocks and step numbers.
+    """Return all checkpoints with this prefix (None: any), in the order of saves, whatever clocks and steps say.
 
     Checkpoints with a damaged manifest are placed by their number. A directory without a manifest is no checkpoint.
-
-    Args:
-        files: Files of the directory.
-        name: Prefix of the names, before the number; None for any.
     """
     found = [each for folder, number in _folders(files, name) if (each := _look_at(files, folder, number)) is not None]
     intact = sorted((each for each in found if each.damage is None), key=lambda each: each.kept.generation)
@@ -239,6 +225,7 @@ def find_checkpoints(files: DirectoryFiles, name: str | None = None) -> list[Fou
 
 
 def _folders(files: DirectoryFiles, name: str | None) -> Iterator[tuple[str, int]]:
+    """Yield the directories of checkpoints with this prefix, complete or not, and their numbers."""
     for folder in files.folders():
         match = _NAME.fullmatch(folder)
         if match is not None and name in (None, match[1]):

@@ -132,11 +132,7 @@ class CheckpointManifest:
         return tuple(known[each] for each in self.objects[name].files)
 
     def to_bytes(self) -> bytes:
-        """Return the manifest as JSON with a checksum.
-
-        Raises:
-            InvalidArgumentError: The manifest is too large.
-        """
+        """Return the manifest as JSON with a checksum. Raise InvalidArgumentError if it is too large."""
         content = {
             "version": CHECKPOINT_VERSION,
             "objects": {name: _object_as_json(each) for name, each in self.objects.items()},

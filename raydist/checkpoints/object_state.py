@@ -195,14 +195,7 @@ def state_of(obj: Any, modules: Mapping[str, nn.Module]) -> Any:
 
 
 def give_state(obj: Any, state: Any, modules: Mapping[str, nn.Module], strict: bool = True) -> None:
-    """Load a state into an object.
-
-    Args:
-        obj: One of the checkpoint's objects.
-        state: Result of `state_of`.
-        modules: All modules of the checkpoint.
-        strict: Require that a module or an optimizer finds all of its entries, and no others.
-    """
+    """Load a result of `state_of`; with `strict`, a module or optimizer must find all of its entries, and no others."""
     kind = kind_of_state(obj)
     if kind == "optimizer":
         names = parameter_names(obj, modules)

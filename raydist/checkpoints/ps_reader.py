@@ -62,10 +62,7 @@ class _Target:
 class StoredSlices:
     """The values of one command except rows of tables. The server's thread creates it; another thread may use it.
 
-    Args:
-        command: The command.
-        held: Values of the server.
-        between: Called between two reads; raises once the values are no longer wanted.
+    `between` is called between two reads, and raises once the values are no longer wanted.
 
     Attributes:
         differences: By name of an optimizer, differences between the saved and the current state.
@@ -179,13 +176,7 @@ class StoredColumn:
 
 @final
 class StoredRows:
-    """The saved rows of the tables of one module.
-
-    Args:
-        checkpoint: The checkpoint that has the rows.
-        saved: Name of the rows' object in the checkpoint.
-        between: See `StoredColumn`.
-    """
+    """The saved rows of the tables of one module: the object `saved` of the checkpoint."""
 
     def __init__(self, checkpoint: SavedCheckpoint, saved: str, between: Callable[[], None] = lambda: None) -> None:
         self._checkpoint = checkpoint

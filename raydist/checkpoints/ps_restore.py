@@ -129,11 +129,9 @@ class RestoreCommands:
         self._tables += [StoredTable(handle, saved, path) for path, handle in tables.items()]
 
     def add_values(self, name: str, places: Sequence[tuple[str, Sequence[ServedSlice]]]) -> None:
-        """Restore values of variables. For a variable with several names, the last counts, as in torch.
+        """Restore values of a module's variables, given by the names of saved tensors and the variables' slices.
 
-        Args:
-            name: Name of the module.
-            places: Names of saved tensors, and the slices of the variables that they are for.
+        For a variable with several names, the last counts, as in torch.
         """
         saved = self._request.saved[name]
         self._whole.append(saved)
@@ -183,11 +181,7 @@ def optimizer_state_differences(
 ) -> dict[str, tuple[Difference, ...]]:
     """Return, by optimizer name, the differences in shape or dtype between current and saved optimizer states.
 
-    Args:
-        optimizer_states: The optimizer states to load.
-        state_of: Returns the current optimizer state of a slice.
-        places: Locations of the tensors, by object of the checkpoint.
-        like: A tensor of the slice's shape, by number of the slice.
+    `state_of` returns the current state of a slice; `like` has, by number, a tensor of each slice's shape.
     """
     found: dict[str, tuple[Difference, ...]] = {}
     for stored in optimizer_states:
@@ -209,17 +203,7 @@ def _common(
 
 
 def taken_state(stored: StoredOptimizerState, state: Any, kind: _Kind, dtype: torch.dtype) -> Mapping[str, Any]:
-    """Return the state of a slice in an optimizer that has loaded `state`.
-
-    Args:
-        stored: Description of the optimizer state.
-        state: The saved state, with its tensors.
-        kind: Class of the optimizer.
-        dtype: dtype of the slice.
-
-    Raises:
-        InvalidArgumentError: The optimizer rejects the state.
-    """
+    """Return the state of a slice in an optimizer that has loaded `state`. InvalidArgumentError if it rejects that."""
     stand_in = torch.empty(0, dtype=dtype)
     optimizer = bare_optimizer(kind, [(stored.options, [stand_in])])
     _give(stored.owner, optimizer, {0: state}, [{**stored.options, "params": [0]}])
@@ -232,13 +216,7 @@ def taken_options(
 ) -> list[dict[str, Any]]:
     """Return the options of an optimizer's groups as if it had loaded saved groups. The optimizer is not changed.
 
-    Args:
-        owner: Name of the optimizer, for messages.
-        optimizer: The optimizer.
-        saved: Saved groups; only the length of "params" matters.
-
-    Raises:
-        InvalidArgumentError: The optimizer rejects the groups.
+    Only the lengths of "params" in the saved groups matter. Raise InvalidArgumentError if the optimizer rejects them.
 
     >>> adam = torch.optim.Adam([torch.zeros(1)], lr=0.5)
     >>> taken_options("optimizer", adam, [{"lr": 0.1, "params": ["weight"]}])[0]["lr"]

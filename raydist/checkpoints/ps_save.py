@@ -110,14 +110,9 @@ class SaveCommands:
         optimizer: int | None = None,
         size_ratio: float = 1.0,
     ) -> None:
-        """Add an object to the save.
+        """Add an object: slices that are on servers, and `given` tensors that are on none.
 
-        Args:
-            owner: Name of the object.
-            places: Slices of the tensors that are on servers, by key.
-            given: Tensors that are on no server.
-            optimizer: See `SliceFile`.
-            size_ratio: Saved bytes for each byte of a slice.
+        `optimizer` as in `SliceFile`. For each byte of a slice, `size_ratio` bytes are saved.
         """
         files = self._files_of_slices(SliceFile(owner, optimizer=optimizer), places, size_ratio)
         if given:
@@ -177,9 +172,7 @@ class SliceWriter(SliceSaver):
         self._last = ""
 
     def begin(self, command: SaveCommand, tensors: Sequence[torch.Tensor], held: SliceHolder) -> None:
-        if (
-            command.token == self._last
-        ):  # the worker that asked has died, and another one asks: nothing has changed since
+        if command.token == self._last:  # the worker that asked has died, and another one asks: nothing has changed
             return
         self._last = command.token
         began = time.perf_counter()

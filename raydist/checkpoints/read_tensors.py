@@ -44,12 +44,7 @@ def read_tensors(directory: DirectoryFiles, files: Iterable[TensorFile]) -> dict
 
 
 def read_slices(directory: DirectoryFiles, file: TensorFile, keys: Collection[str]) -> dict[str, torch.Tensor]:
-    """Return one file's tensors or slices of tensors, on the CPU. Also verifies the file's header.
-
-    Args:
-        directory: Directory of the checkpoint.
-        file: The file, from the manifest.
-        keys: Names of the tensors; empty to verify only the header.
+    """Return tensors or slices in one file, on the CPU. Also verifies the file's header; only that without keys.
 
     Raises:
         DataLossError: The file is missing, truncated or damaged; the message names the file and the tensor.

@@ -30,8 +30,7 @@ from raydist.checkpoints.loop_commands import (
 )
 from raydist.checkpoints.object_state import PendingGradients
 from raydist.checkpoints.saves import MAX_FAILURES
-from raydist.checkpoints.shard_writer import ShardWriter
-from raydist.checkpoints.shards import ShardRequest, ShardTerms
+from raydist.checkpoints.shards import ShardRequest, ShardTerms, ShardWriter
 from raydist.context.replica_context import loop_here
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, Preempted
 from raydist.pipelines.formats.files import shown_uri

@@ -67,19 +67,9 @@ _ORDER = ("other", "metric", "optimizer", "module")
 def give_states(
     objects: Mapping[str, Any], states: Mapping[str, Any], modules: Mapping[str, nn.Module], strict: bool
 ) -> Callable[[], None]:
-    """Load states into objects. If an object raises, restore the previous states of the objects changed before.
+    """Load states into objects, by name; return a function that undoes this for all objects except modules.
 
-    Args:
-        objects: Objects by name.
-        states: States by name.
-        modules: All modules of the checkpoint: they name the parameters of optimizers.
-        strict: Require that a module or an optimizer finds all of its entries, and no others.
-
-    Returns:
-        A function that restores the previous states of all changed objects except modules.
-
-    Raises:
-        InvalidArgumentError: An object rejects its state; the message names the object.
+    If an object rejects its state, the previous states are restored, and the error names the object.
     """
     kinds = {name: kind_of_state(objects[name]) for name in states}
     before = {name: state_of(objects[name], modules) for name, kind in kinds.items() if kind != "module"}
@@ -177,14 +167,8 @@ class ShardedRestore:
     ) -> Mapping[str, Sequence[Difference]]:
         """Make replicas read and verify all values without changing objects. Blocks.
 
-        Args:
-            checkpoint: The checkpoint.
-            saved: Name in the checkpoint, by name of the object.
-            strict: Require that all entries exist, and no others.
-
-        Returns:
-            Differences by name of the object, for the objects that replicas restore; none if replicas cannot open the
-            files or be sent the objects.
+        Return the differences of the objects that replicas restore; {} if replicas cannot open the files or be sent the
+        objects. `saved` has the names in the checkpoint, by name of the object.
         """
         theirs = {name: each for name, each in saved.items() if name in self.objects}
         if not theirs:
@@ -218,13 +202,10 @@ class RestoreReport:
 
 
 def chosen_objects(objects: Mapping[str, Any], only: Sequence[str] | str | None) -> dict[str, Any]:
-    """Return the objects to restore.
+    """Return the objects to restore. Raise InvalidArgumentError for an unknown name.
 
     >>> list(chosen_objects({"model": 1, "more.a": 2, "more.b": 3}, ["more"]))
     ['more.a', 'more.b']
-
-    Raises:
-        InvalidArgumentError: A name is unknown.
     """
     if only is None:
         return dict(objects)
@@ -249,15 +230,9 @@ def restore_objects(
     whole: bool,
     restorers: Sequence[ShardRestorer] = (),
 ) -> RestoreReport:
-    """Restore saved states into objects.
+    """Restore saved states into the wanted ones of all objects.
 
-    Args:
-        objects: All objects.
-        wanted: The objects to restore.
-        checkpoint: The checkpoint.
-        strict: Require that all entries exist, and no others.
-        whole: Report objects of the checkpoint that are not in `objects` as unexpected.
-        restorers: Restorers of strategies that may hold objects.
+    With `whole`, objects of the checkpoint that are not in `objects` are reported as unexpected.
 
     Raises:
         InvalidArgumentError: States do not fit; the message lists the entries. Nothing is changed.

@@ -89,13 +89,7 @@ _log = logging.getLogger("raydist")
 
 @final
 class RunDirectory:
-    """Checkpoints of one run. `save` may be called in another thread than the other methods.
-
-    Attributes:
-        path: The argument.
-        retention: The argument.
-        name: The argument.
-    """
+    """Checkpoints of one run. `save` may be called in another thread than the other methods."""
 
     def __init__(self, path: str, name: str, retention: Retention) -> None:
         self.path = path

@@ -123,13 +123,7 @@ class BackgroundWriter:
         """Number of consecutive failures."""
 
     def submit(self, path: str, write: Callable[[], None], *, here: bool = False) -> SaveHandle:
-        """Start a write after waiting for the previous one. Report the failure of the previous write, see `tell`.
-
-        Args:
-            path: Path of the checkpoint.
-            write: Writes the checkpoint.
-            here: Write in the calling thread; then `submit` blocks until the end of the write.
-        """
+        """Wait for the previous write and report its failure, see `tell`; then start this one, or do it `here`."""
         self.wait()
         if here:
             return self.run(path, write)

@@ -43,17 +43,10 @@ def exchange_bytes(
     broadcast: Callable[[torch.Tensor, int], None],
     window_bytes: int = WINDOW_BYTES,
 ) -> None:
-    """Fill tensors with the values that other replicas have read. All replicas call it together.
+    """Fill tensors with the values that other replicas have read. All replicas call it together, and block.
 
-    Args:
-        parts: By rank, contiguous tensors on the CPU: values in this replica's entry, memory for values in all others.
-            Shapes and dtypes are the same, in the same order, on all replicas.
-        rank: Rank of this replica.
-        device: Device for the broadcasts.
-        broadcast: Replaces a tensor by the tensor of the replica with this rank.
-        window_bytes: Maximum size of one broadcast.
-
-    Blocking: until every replica calls it, at most the group's limit.
+    `parts` has contiguous CPU tensors for each rank, of the same shapes and dtypes in the same order on all replicas:
+    this replica's own values, and memory for the others'. `broadcast` replaces a tensor by that of a rank.
     """
     if len(parts) == 1:
         return

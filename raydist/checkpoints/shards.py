@@ -1,28 +1,36 @@
-"""The parts of a save that replicas or parameter servers write: division into files, progress, and results."""
+"""Shards: the parts of a save that replicas or parameter servers copy between two steps, and then write in threads."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
+import torch
+from torch import nn
+
 from raydist.actors.portable_errors import PortableError
 from raydist.actors.supervision import root_cause
+from raydist.checkpoints.capture import StagingBuffers, captured_object
 from raydist.checkpoints.manifest import SavedObject
-from raydist.checkpoints.tensor_file import MAX_PART_BYTES, NewFiles, TensorFile, plan_parts
+from raydist.checkpoints.object_state import class_of_state, kind_of_state, state_of
+from raydist.checkpoints.tensor_file import MAX_PART_BYTES, NewFiles, TensorFile, plan_parts, write_tensor_file
 from raydist.errors import DeadlineExceededError
 
 __all__ = [
     "DispatchedSave",
+    "MergedStates",
     "PlannedFile",
     "SaveReports",
     "Shard",
     "ShardRequest",
     "ShardTerms",
+    "ShardWriter",
     "UNDIVIDED_BYTES",
     "join_shards",
     "plan_files",
@@ -94,14 +102,9 @@ def plan_files(
     small_bytes: int = UNDIVIDED_BYTES,
     max_part_bytes: int = MAX_PART_BYTES,
 ) -> list[PlannedFile]:
-    """Plan files for all tensors so that replicas write about the same number of bytes each.
+    """Plan files for tensors, given the bytes of each, so that each replica writes about as many bytes.
 
-    Args:
-        sizes: Bytes of each tensor of each object.
-        num_replicas: Number of replicas that write.
-        whole: Objects that the first replica writes alone.
-        small_bytes: Size up to which an object is not divided.
-        max_part_bytes: Maximum bytes of tensors in one file.
+    The first replica writes the objects of `whole` alone.
 
     >>> sizes = {"model": {"a": 40, "b": 40}, "optimizer": {"a": 10}}
     >>> [(file.owner, file.number, file.keys, file.rank) for file in plan_files(sizes, 2, small_bytes=20)]
@@ -132,11 +135,6 @@ def join_shards(shards: Sequence[Shard]) -> dict[str, tuple[SavedObject, list[Te
     return joined
 
 
-def random_values(shards: Sequence[Shard]) -> list[Any]:
-    """Return the states of all replicas' random generators for a manifest; empty if they are not known."""
-    return [list(shard.random) for shard in shards if shard.random]
-
-
 _SHORTEST_S, _LONGEST_S = 0.005, 0.1  # between two polls
 _GRACE_S = 1.0  # after a first failure: time for the other replicas to report the cause
 
@@ -145,9 +143,7 @@ _GRACE_S = 1.0  # after a first failure: time for the other replicas to report t
 class DispatchedSave:
     """A save whose shards replicas copy after the work dispatched before, and then write.
 
-    Args:
-        ask: Returns the progress of the save on each replica. Thread-safe.
-        limit_s: Limit in seconds for all replicas to finish writing.
+    `ask` returns the progress of the save on each replica; thread-safe.
     """
 
     def __init__(self, ask: Callable[[], Sequence[Shard | PortableError | None]], limit_s: float) -> None:
@@ -233,3 +229,161 @@ class SaveReports:
         end = time.monotonic() + within_s
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MergedStates:
+    """The merged values of states that differ between replicas."""
+
+    # entries of metrics' states, by name of the metric
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    buffers: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # pairs of this replica's tensor and the merged value
+    # pairs of the attributes of a metric inside a module and the entries of its state
+    nested: tuple[tuple[dict[str, Any], Mapping[str, Any]], ...] = ()
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Give metrics inside modules the merged states for the `with` block, so that `state_dict` returns them."""
+        own = [{name: held[name] for name in entries} for held, entries in self.nested]
+        try:
+            for held, entries in self.nested:
+                held.update(entries)
+            yield
+        finally:
+            for (held, _), before in zip(self.nested, own, strict=True):
+                held.update(before)
+
+    def within(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return a state with merged buffers. Buffers in a state are detached, so they are found by their address."""
+        values = {own.data_ptr(): value for own, value in self.buffers if own.numel()}
+        found = {key: values.get(tensor.data_ptr(), tensor) for key, tensor in tensors.items()}
+        return {key: found[key] if found[key].shape == each.shape else each for key, each in tensors.items()}
+
+
+Merge = Callable[[Mapping[str, Any], Mapping[str, Mapping[str, int]]], MergedStates]
+"""Given objects and `ShardTerms.alone`, returns the merged states. All replicas call it together."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _CopiedShard:
+    """A shard in memory: values that are not tensors, planned files with their tensors, random states, copy time."""
+
+    objects: Mapping[str, SavedObject]
+    files: Sequence[tuple[PlannedFile, Mapping[str, torch.Tensor]]]
+    random: tuple[bytes, ...]
+    copy_s: float
+
+
+@final
+class ShardWriter:
+    """The saves of one replica, which writes a shard of each."""
+
+    def __init__(self, rank: int, num_replicas: int, device: torch.device, merge: Merge | None = None) -> None:
+        self._merge = merge
+        self._rank, self._num_replicas, self._device = rank, num_replicas, device
+        self._reports = SaveReports()
+        self._staged = StagingBuffers()
+        self._lock = threading.Lock()
+        self._copies: dict[str, _CopiedShard] = {}  # not written yet
+        self._requests: dict[str, ShardRequest] = {}  # not copied yet
+
+    def begin(self, request: ShardRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+        """Copy this replica's shard between two steps, and begin to write it. Errors are returned by `report`."""
+        self.copy(request.token, request.terms, objects, modules)
+        self.write(request)
+
+    def copy(self, token: str, terms: ShardTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+        """Copy this replica's shard, to be written by `write`. Errors are returned by `report`."""
+        began = time.perf_counter()
+        merged = self._merged(terms, objects)  # a failure here occurs on all replicas: it becomes the step's error
+        try:
+            saved, files = self._copied(terms, objects, modules, merged)
+            copied = _CopiedShard(saved if self._rank == 0 else {}, files, self._random(), time.perf_counter() - began)
+        except Exception as error:
+            self._reports.tell(token, error)
+            return
+        with self._lock:
+            self._copies[token] = copied
+            request = self._requests.pop(token, None)
+        if request is not None:
+            self.write(request)
+
+    def write(self, request: ShardRequest) -> None:
+        """Begin to write a shard that was copied, or will be copied. Thread-safe."""
+        with self._lock:
+            copied = self._copies.pop(request.token, None)
+            if copied is None and self._reports.of(request.token) is None:
+                self._requests[request.token] = request
+        if copied is not None:
+            self._start(request, copied)
+
+    def _start(self, request: ShardRequest, copied: _CopiedShard) -> None:
+        def write() -> Shard:
+            written = {
+                (file.owner, file.number): write_tensor_file(
+                    request.new, request.file_name(file.owner, file.number, file.count), tensors
+                )
+                for file, tensors in copied.files
+            }
+            self._staged.give_back(
+                {(file.owner, key): each for file, tensors in copied.files for key, each in tensors.items()}
+            )
+            return Shard(written, copied.objects, copied.random, copied.copy_s)
+
+        self._reports.write(request.token, write)
+
+    def _merged(self, terms: ShardTerms, objects: Mapping[str, Any]) -> MergedStates:
+        if self._merge is None or self._num_replicas == 1:
+            return MergedStates()
+        return self._merge(objects, terms.alone)
+
+    def _copied(
+        self,
+        terms: ShardTerms,
+        objects: Mapping[str, Any],
+        modules: Mapping[str, nn.Module],
+        merged: MergedStates,
+    ) -> tuple[dict[str, SavedObject], list[tuple[PlannedFile, dict[str, torch.Tensor]]]]:
+        saved: dict[str, SavedObject] = {}
+        tensors: dict[str, Mapping[str, torch.Tensor]] = {}
+        for name, obj in objects.items():
+            kind = kind_of_state(obj)
+            with merged.shown():
+                state = state_of(obj, modules)
+            if name in merged.metrics:
+                state = {**state, **merged.metrics[name]}
+            found = captured_object(name, kind, class_of_state(obj), state, copy=False)
+            saved[name], tensors[name] = found.saved, merged.within(found.tensors)
+        sizes = {name: {key: each.nbytes for key, each in found.items()} for name, found in tensors.items()}
+        mine = [
+            each
+            for each in plan_files(sizes, self._num_replicas, terms.whole, terms.small_bytes)
+            if each.rank == self._rank
+        ]
+        copied = self._staged.copy
+        return saved, [
+            (file, {key: copied(file.owner, key, tensors[file.owner][key]) for key in file.keys}) for file in mine
+        ]
+
+    def _random(self) -> tuple[bytes, ...]:
+        states = [torch.get_rng_state()]
+        if self._device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self._device))
+        return tuple(state.numpy().tobytes() for state in states)
+
+    def set_random(self, states: Sequence[bytes]) -> None:
+        """Set the random generators to the states of `Shard.random`."""
+        tensors = [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states]
+        torch.set_rng_state(tensors[0])
+        if self._device.type == "cuda" and len(tensors) > 1:
+            torch.cuda.set_rng_state(tensors[1], self._device)
+
+    def report(self, token: str) -> Shard | Exception | None:
+        """Return the outcome of a save, or None while it is unknown. Thread-safe."""
+        return self._reports.of(token)
+
+    def close(self, within_s: float) -> None:
+        """Block for up to `within_s` seconds until running writes have ended."""
+        self._reports.close(within_s)

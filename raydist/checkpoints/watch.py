@@ -52,17 +52,12 @@ class _TrackedIterator:
 
 @final
 class ManagerWatch:
-    """A manager's `StepWatcher`. Holds weak references only, so that a dropped manager is no longer notified.
-
-    Attributes:
-        key: Key of the manager, unique in this process.
-        exit_code: The argument.
-        asynchronous: The argument.
-    """
+    """A manager's `StepWatcher`. Holds weak references only, so that a dropped manager is no longer notified."""
 
     def __init__(self, saves: ManagerSaves, exit_code: int, *, asynchronous: bool = True) -> None:
         self._saves = weakref.ref(saves)
         self.key = uuid.uuid4().hex[:12]
+        """Key of the manager, unique in this process."""
         self.exit_code, self.asynchronous = exit_code, asynchronous
         self._settle: Callable[[], None] | None = None
         self._left: Callable[[], Preempted | None] = lambda: None
@@ -88,9 +83,8 @@ class ManagerWatch:
     def follow(self, settle: Callable[[], None], left: Callable[[], Preempted | None]) -> None:
         """Record a run that draws batches itself.
 
-        Args:
-            settle: Blocks until the run and its saves have ended; raises the run's error.
-            left: Returns the exception that ends the process, once the save for it is written.
+        `settle` blocks until the run and its saves have ended, and raises the run's error; `left` returns the exception
+        that ends the process, once the save for it is written.
         """
         self._settle, self._left = settle, left
 

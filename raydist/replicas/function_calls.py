@@ -19,8 +19,7 @@ from torch.nn.utils import clip_grad
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.checkpoints.loop_commands import IteratorPlace
 from raydist.checkpoints.replica_loop import ReplicaLoops
-from raydist.checkpoints.shard_writer import ShardWriter
-from raydist.checkpoints.shards import ShardTerms
+from raydist.checkpoints.shards import ShardTerms, ShardWriter
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext, peers_here
 from raydist.mirroring.on_replica.replica import MirrorReplica

@@ -15,8 +15,7 @@ from raydist.actors.portable_errors import PortableError
 from raydist.actors.supervision import root_cause
 from raydist.checkpoints.restore import PreparedShard, RestoreRequest
 from raydist.checkpoints.shard_reader import commit_shard, discard_shard, prepare_shard
-from raydist.checkpoints.shard_writer import begin_shard
-from raydist.checkpoints.shards import DispatchedSave, ShardRequest
+from raydist.checkpoints.shards import DispatchedSave, ShardRequest, ShardWriter
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.object_kinds import has_load_hooks
@@ -127,7 +126,7 @@ class ReplicaSaver:
         self, request: ShardRequest, objects: Mapping[str, Any], modules: Mapping[str, torch.nn.Module]
     ) -> DispatchedSave:
         told = replace(request, terms=replace(request.terms, alone=self._mirror.items_alone(objects)))
-        return self._dispatch(begin_shard, told.token, told, dict(objects), dict(modules))
+        return self._dispatch(ShardWriter.begin, told.token, told, dict(objects), dict(modules))
 
     def nodes(self) -> Collection[str]:
         return self._nodes()

@@ -18,8 +18,7 @@ import torch
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.checkpoints.replica_loop import ReplicaLoops
 from raydist.checkpoints.shard_reader import ShardReader, exchange_bytes
-from raydist.checkpoints.shard_writer import MergedStates, ShardWriter
-from raydist.checkpoints.shards import Shard
+from raydist.checkpoints.shards import MergedStates, Shard, ShardWriter
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.checked import CallLog
 from raydist.collectives.deadlock import DeadlockDetector, Progress, WatchedCommunicator

@@ -12,7 +12,7 @@ import pytest
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.checkpoints.loop_commands import LoopCommand
 from raydist.checkpoints.replica_loop import ReplicaLoops
-from raydist.checkpoints.shard_writer import ShardWriter
+from raydist.checkpoints.shards import ShardWriter
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import distribute
 from raydist.errors import FailedPreconditionError

@@ -11,7 +11,7 @@ import torch
 
 import raydist as rd
 from raydist.checkpoints.replica_loop import ReplicaLoops
-from raydist.checkpoints.shard_writer import ShardWriter
+from raydist.checkpoints.shards import ShardWriter
 from raydist.collectives.base import Membership
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.mirroring.messages import StepPayload

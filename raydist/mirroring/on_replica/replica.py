@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 
 from raydist.checkpoints.object_state import SHARES
-from raydist.checkpoints.shard_writer import MergedStates
+from raydist.checkpoints.shards import MergedStates
 from raydist.collectives.reducer.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.aggregation import Aggregation, aggregate

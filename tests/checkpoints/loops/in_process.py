@@ -15,8 +15,7 @@ from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.checkpoints.driver_loop import DriverLoop, ManagedLoop
 from raydist.checkpoints.loop_commands import IteratorPlace
 from raydist.checkpoints.replica_loop import ReplicaLoop, ReplicaLoops
-from raydist.checkpoints.shard_writer import ShardWriter
-from raydist.checkpoints.shards import Shard, ShardTerms
+from raydist.checkpoints.shards import Shard, ShardTerms, ShardWriter
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")

@@ -23,6 +23,7 @@ from raydist.checkpoints.loop_commands import IteratorPlace, WantedSave
 from raydist.checkpoints.replica_loop import ReplicaLoop
 from raydist.checkpoints.run_directory import RunDirectory
 from raydist.checkpoints.saves import ManagerSaves
+from raydist.checkpoints.shards import DispatchedSave, ShardRequest
 from raydist.checkpoints.watch import ManagerWatch
 from raydist.distributed_dataset import DistributedIterator
 from raydist.preemption import undivided_run, unwatch_steps, watch_steps
@@ -49,7 +50,7 @@ def test_what_the_driver_has_is_that_of_the_runs_beginning(run: RunDirectory) ->
     command = part.command(host)
     assert command.objects == {}
     state.epoch = 2
-    outcome = part.write(WantedSave("t", "key", 5, 9, None, ()), lambda request: _Shards(host, request), None)
+    outcome = part.write(WantedSave("t", "key", 5, 9, None, ()), lambda request: _begun(host, request), None)
     host.close()
     assert outcome.error is None
     again = rd.State(epoch=0)
@@ -58,18 +59,9 @@ def test_what_the_driver_has_is_that_of_the_runs_beginning(run: RunDirectory) ->
     assert run.find()[0].details["calls"] == 9
 
 
-class _Shards:
-    """What one replica has written."""
-
-    def __init__(self, host: Host, request: Any) -> None:
-        self.host, self.token = host, request.token
-        host.ranks[0].writer.begin(request, {}, {})
-
-    def wait(self) -> Any:
-        found = None
-        while found is None:
-            found = self.host.shards(0, self.token)[0]
-        return [found]
+def _begun(host: Host, request: ShardRequest) -> DispatchedSave:
+    host.ranks[0].writer.begin(request, {}, {})
+    return DispatchedSave(lambda: host.shards(0, request.token), limit_s=30.0)
 
 
 def test_datasets_and_iterators_are_where_the_replicas_are(run: RunDirectory) -> None:
@@ -82,9 +74,9 @@ def test_datasets_and_iterators_are_where_the_replicas_are(run: RunDirectory) ->
     part.command(host)
     next(iterator)  # here; the replicas are elsewhere
     wanted = WantedSave("t", "key", 1, 1, None, (place,))
-    assert part.write(wanted, lambda request: _Shards(host, request), None).error is None
+    assert part.write(wanted, lambda request: _begun(host, request), None).error is None
     ended = WantedSave("u", "key", 2, 2, None, (IteratorPlace(place.state, True),))
-    assert part.write(ended, lambda request: _Shards(host, request), None).error is None
+    assert part.write(ended, lambda request: _begun(host, request), None).error is None
     host.close()
     rd.Checkpoint(data=data).restore(run.path_to(1), only="data")
     assert [batch.tolist() for batch in data] == [[2, 3], [4, 5], [6, 7]]
@@ -134,7 +126,7 @@ def test_a_failure_is_told_and_does_not_keep_the_process(run: RunDirectory, tmp_
     part.command(host)
     (tmp_path / "ckpt-4").write_text("in the way")
     wanted = WantedSave("t", "key", 4, 1, None, (), leaving=True)
-    outcome = part.write(wanted, lambda request: _Shards(host, request), "it received SIGTERM")
+    outcome = part.write(wanted, lambda request: _begun(host, request), "it received SIGTERM")
     host.close()
     assert outcome.failures == 1
     assert outcome.left is part.left

@@ -26,7 +26,7 @@ from raydist.checkpoints.loop_commands import (
     WantedSave,
 )
 from raydist.checkpoints.replica_loop import DrawGate, ManagerProxy, ReplicaLoop, ReplicaLoops, sending_managers
-from raydist.checkpoints.shard_writer import ShardWriter
+from raydist.checkpoints.shards import ShardWriter
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import Alone, ReplicaContext
 from raydist.errors import DeadlineExceededError

@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from raydist.checkpoints.capture import Capture, CapturedObject, StagingBuffers
 from raydist.checkpoints.manifest import SavedObject
 from raydist.checkpoints.object_state import State
-from raydist.checkpoints.shard_writer import ShardWriter, begin_shard
-from raydist.checkpoints.shards import Shard, ShardRequest
+from raydist.checkpoints.shards import Shard, ShardRequest, ShardWriter
 from raydist.checkpoints.tensor_file import new_files
 from raydist.pipelines.stored.directory_files import directory_files
 
@@ -40,7 +39,7 @@ def test_the_copy_is_taken_at_once_and_each_writes_its_share(tmp_path: Path) -> 
     before = {name: module.weight.detach().clone() for name, module in modules.items()}
     writers = [ShardWriter(rank, 2, CPU) for rank in range(2)]
     for writer in writers:
-        begin_shard(writer, asked, modules, modules)
+        writer.begin(asked, modules, modules)
     with torch.no_grad():
         for module in modules.values():
             module.weight.zero_()

@@ -14,8 +14,7 @@ from raydist.checkpoints.checkpoint import Checkpoint, contents_of, nodes_of, st
 from raydist.checkpoints.manifest import open_checkpoint
 from raydist.checkpoints.object_state import OWNER, State
 from raydist.checkpoints.random_state import RESTORED_REPLICAS
-from raydist.checkpoints.shard_writer import ShardWriter
-from raydist.checkpoints.shards import Shard, ShardRequest
+from raydist.checkpoints.shards import Shard, ShardRequest, ShardWriter
 from raydist.pipelines.stored.directory_files import directory_files
 
 

@@ -16,7 +16,7 @@ from torchmetrics import MeanMetric
 
 import raydist as rd
 from raydist.checkpoints.object_state import SHARES
-from raydist.checkpoints.shard_writer import MergedStates
+from raydist.checkpoints.shards import MergedStates
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.messages import StepPayload
 from raydist.mirroring.on_replica.replica import MirrorReplica
