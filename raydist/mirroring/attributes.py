@@ -50,11 +50,8 @@ __all__ = ["ControlState"]
 class ControlState:
     """The attributes of every mirrored object of one strategy.
 
-    Args:
-        link: Calls methods of the replicas.
-        table: Handles of the driver's objects.
-        loads: Unpickles the answers of replicas.
-        set_flag: Called with (handle, requires_grad) when a step changed `requires_grad` of a tensor.
+    `loads` unpickles the answers of replicas; `set_flag` is called with (handle, requires_grad) when a step changed the
+    flag of a tensor.
     """
 
     def __init__(
@@ -180,15 +177,15 @@ class ControlState:
         raise FailedPreconditionError(
             f"What steps change must be read from its owner before the driver changes it. {both[0]} of the "
             f"{kind.name if kind else 'object'} {type(obj).__name__} was changed by a step on the replicas, and on the "
-            f"driver through a reference kept from before it, so nobody knows which came last. Get it anew after the "
+            f"driver through a reference kept from before it, so it is unknown which came last. Get it anew after the "
             f"run, and change it then; the next run would take the driver's value."
         )
 
     def mark_sent(self, states: Mapping[int, AttributeTable], *, with_new: bool) -> None:
         """Record that the states from `collect` were sent: the replicas will hold them.
 
-        `with_new`: further objects (a parameter that the program has added to a group, say) have got handles since
-        `collect`, so the states are captured again with these handles.
+        With `with_new`, further objects (for example a parameter that the program added to a group) have got handles
+        since `collect`, so the states are captured again with these handles.
         """
         for handle, found in states.items():
             obj = self._table.object_of(handle)

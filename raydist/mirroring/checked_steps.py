@@ -24,7 +24,7 @@ from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.object_kinds import held_parameters
 from raydist.mirroring.scope import Scope, ScopeCheck
 from raydist.pickling.attribute_table import attributes
-from raydist.pickling.by_value import referenced_globals, references_of
+from raydist.pickling.by_value import closure_variables, referenced_globals, references_of
 
 __all__ = ["CheckedSteps"]
 
@@ -59,11 +59,7 @@ class _Checked:
 
 @final
 class CheckedSteps:
-    """The step functions that passed the scope check of one strategy.
-
-    Args:
-        name: Name of the strategy, for messages.
-        device: Device type of the strategy.
+    """The step functions that passed the scope check of one strategy, whose name is for messages.
 
     Attributes:
         scope: The objects that were created under the strategy.
@@ -75,11 +71,7 @@ class CheckedSteps:
         self._checked: dict[Hashable, _Checked] = {}
 
     def check(self, fn: Any, arguments: Iterable[Any]) -> None:
-        """Check that a step may run.
-
-        Args:
-            fn: The step function.
-            arguments: The leaves of the step's arguments.
+        """Check that a step may run with arguments of these leaves.
 
         Raises:
             FailedPreconditionError: The step uses an object of another strategy, or one not created under the scope.
@@ -152,10 +144,7 @@ def _watched_ids(obj: Any) -> tuple[int, ...]:
         return tuple(map(id, held_parameters(obj)))
     found: list[Any] = []
     if type(obj) is types.FunctionType:
-        found += referenced_globals(obj).values()
-        for cell in obj.__closure__ or ():
-            with contextlib.suppress(ValueError):  # a variable that has no value yet
-                found.append(cell.cell_contents)
+        found += [*referenced_globals(obj).values(), *closure_variables(obj).values()]
     elif not isinstance(obj, type):
         with contextlib.suppress(AttributeError):
             found += attributes(obj).values()

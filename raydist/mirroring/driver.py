@@ -50,11 +50,8 @@ class MirrorDriver:
     Their state has three parts, each of which caches what the driver read and finds what it wrote: attributes
     (`ControlState`), parameters and buffers (`Variables`), and states of optimizers and metrics (`LazyStates`).
 
-    Args:
-        name: Name of the strategy, for messages.
-        link: Calls methods of the strategy's replicas.
-        devices: Returns the device types of the replicas.
-        serves_rows: True if the strategy stores rows of embedding tables.
+    `name` is the strategy's, for messages; `devices` returns the device types of the replicas; with `serves_rows` the
+    strategy stores rows of embedding tables.
     """
 
     def __init__(
@@ -148,7 +145,7 @@ class MirrorDriver:
             fn: The step function.
             args: Positional arguments of `fn`; `PerReplica` leaves become placeholders.
             kwargs: Keyword arguments of `fn`.
-            injected: Objects that every replica has by itself, under the names given to `MirrorReplica`.
+            injected: Objects that every replica has already, under the names given to `MirrorReplica`.
             carried: Modules to send to the replicas even if the step does not reference them.
 
         Raises:
@@ -263,10 +260,9 @@ class MirrorDriver:
 
     @outside_inference_mode
     def release(self, *, fetch: bool = True) -> None:
-        """Make all objects plain again, even if fetching them fails. Idempotent.
+        """Make all objects plain again, with their final values or, without `fetch`, those fetched last. Idempotent.
 
-        Args:
-            fetch: Fetch the final values first; False keeps the values that were fetched last.
+        If fetching fails, the objects become plain all the same.
         """
         with self._lock:
             if self._released:
@@ -346,9 +342,7 @@ class MirrorDriver:
 class _MirroredRows:
     """The rows of one embedding table (a `RowAccess`), by calls to the first replica after all dispatched steps.
 
-    Args:
-        link: Calls methods of the replicas; None after the strategy was closed: the rows are gone.
-        handle: Handle of the parameter that represents the table.
+    `link` is None once the strategy is closed: the rows are gone. `handle` is that of the table's parameter.
     """
 
     def __init__(self, link: ReplicaLink | None, handle: int) -> None:

@@ -114,11 +114,8 @@ def _copy(value: Any, device: torch.device | None = None) -> Any:
 def merge_states(metric: Any, per_replica: Sequence[States], alone: Mapping[str, int] | None = None) -> States:
     """Merge the states of one metric over all replicas.
 
-    Args:
-        metric: The metric.
-        per_replica: The states on each replica.
-        alone: Number of items that each list of the first replica has from the driver; the items after them are merged
-            in the order of steps, as on one device.
+    `alone` has the number of items that each list of the first replica has from the driver; the items after them are
+    merged in the order of steps, as on one device.
     """
     reductions: dict[str, Callable[[Any], Any] | None] = attributes(metric)["_reductions"]
     counted = [states for states in per_replica if states.get(_UPDATES, 1)] or per_replica[:1]
@@ -166,14 +163,7 @@ def divide_states(metric: Any) -> tuple[States, States]:
 
 
 def share_of_states(metric: Any, states: tuple[States, States], rank: int, world_size: int) -> States:
-    """Return the states for one replica after the driver wrote the metric's states.
-
-    Args:
-        metric: The metric.
-        states: States for the first replica and for the others, from `divide_states`.
-        rank: Rank of the replica.
-        world_size: Number of replicas.
-    """
+    """Return the states for one replica after the driver wrote the metric's states, given by `divide_states`."""
     first, others = states
     shares = attributes(metric).get(GIVEN_SHARES)
     if shares and len(shares) == world_size and not any(isinstance(value, list) for value in first.values()):

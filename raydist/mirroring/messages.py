@@ -202,8 +202,7 @@ class MirrorCalls(ABC):
     def collect_control(self, modules: bool) -> bytes:
         """Return the pickled control state that changed since the last call.
 
-        Args:
-            modules: True for modules and `requires_grad`, False for all other objects (modules take longer to compare).
+        That is either the state of modules, which takes longer to compare, with `requires_grad`, or of other objects.
         """
 
     @abstractmethod
@@ -258,11 +257,7 @@ class ReplicaLink(Protocol):
 
 
 def answer(replica: MirrorCalls, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
-    """Call the method of `replica` that overrides `method`: the receiving end of a link.
-
-    Raises:
-        FailedPreconditionError: `method` is not a method of :class:`MirrorCalls`.
-    """
+    """Call the method of `replica` that overrides this method of :class:`MirrorCalls`: the receiving end of a link."""
     if getattr(MirrorCalls, method.__name__, None) is not method:
         raise FailedPreconditionError(
             f"raydist bug: a replica answers the methods of MirrorCalls only, got {method!r}."

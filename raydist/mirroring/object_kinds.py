@@ -262,10 +262,7 @@ def _has_torchs(cls: Any) -> bool:
 
 
 def trained_state(objects: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names and values, in an order that is the same on every replica.
-
-    Args:
-        objects: All mirrored objects, in an order that is the same on every replica.
+    """Yield names and values of all mirrored objects. The order of `objects` is the same on every replica.
 
     >>> layer = torch.nn.Linear(1, 1, bias=False)
     >>> sgd = torch.optim.SGD(layer.parameters(), lr=0.5)

@@ -116,12 +116,8 @@ def _replaced(cls: type, name: str, make: Callable[[Callable[..., Any]], Callabl
 class ScopeCheck:
     """The scope check of one strategy.
 
-    Args:
-        name: Name of the strategy, for messages.
-        scope: The objects that were created under the strategy.
-        devices: Returns the device types ("cuda") that variables may be on; "cpu" is always allowed.
-        known: Handles of the objects that earlier steps used.
-        serves_rows: True if the strategy stores rows of embedding tables.
+    `devices` returns the device types ("cuda") that variables may be on besides "cpu"; `known` has the objects that
+    earlier steps used; with `serves_rows` the strategy stores rows of embedding tables.
     """
 
     def __init__(
@@ -149,11 +145,7 @@ class ScopeCheck:
             )
 
     def require(self, new: Sequence[Any]) -> None:
-        """Raise unless all of these objects were created under the scope.
-
-        Args:
-            new: Modules, parameters, optimizers, ... that no step has used before, outer modules first.
-        """
+        """Raise unless all objects that no step has used before, outer modules first, were created under the scope."""
         for obj in new:
             if isinstance(obj, torch.Tensor):
                 self.require_device(obj, new)

@@ -26,7 +26,7 @@ from raydist.mirroring.object_kinds import kind_of, kind_of_class
 from raydist.mirroring.scope import ScopeCheck, title
 from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.pickling.attribute_table import attributes
-from raydist.pickling.by_value import ByValuePolicy, referenced_globals
+from raydist.pickling.by_value import ByValuePolicy, closure_variables, referenced_globals
 from raydist.pickling.pickler import HandlePickler, PersistentId, dumps, with_globals
 from raydist.values import PerReplica
 
@@ -48,21 +48,16 @@ class StepPickler:
         per_replica: PerReplica leaves in the order of their placeholders.
     """
 
-    def __init__(self, table: DriverTable, origin: ScopeCheck, injected: Mapping[str, Any]) -> None:
+    def __init__(self, table: DriverTable, scope_check: ScopeCheck, injected: Mapping[str, Any]) -> None:
         self._table = table
-        self._scope_check = origin
+        self._scope_check = scope_check
         self._injected = {id(obj): key for key, obj in injected.items()}
         self._handles: dict[int, int] = {}
         self.new: list[tuple[int, Any]] = []
         self.per_replica: list[PerReplica] = []
 
     def pickle(self, obj: Any, what: str) -> bytes:
-        """Pickle a function or its arguments; mirrored objects become handles.
-
-        Args:
-            obj: The object to pickle.
-            what: Name of the object in error messages.
-        """
+        """Pickle a function or its arguments, called `what` in messages; mirrored objects become handles."""
         with self._explaining(obj, what):
             return dumps(obj, self._identify, policy=ByValuePolicy(self._is_shared))
 
@@ -208,7 +203,7 @@ _KEPT = 64
 
 @final
 class SentFunctions:
-    """The step functions that the replicas have (see `SentFunctions`): each is sent once, and again after a change."""
+    """The step functions that the replicas have: each is sent once, and again after a change."""
 
     def __init__(self) -> None:
         self._sent: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
@@ -291,11 +286,8 @@ def _attributes(obj: Any) -> dict[str, Any]:
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     name = function.__name__
-    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield f"closure variable {variable!r} of {name}", cell.cell_contents
-        except ValueError:  # a variable without a value yet
-            continue
+    for variable, value in closure_variables(function).items():
+        yield f"closure variable {variable!r} of {name}", value
     for variable, value in referenced_globals(function).items():
         yield f"global {variable!r} of {name}", value
     for value in function.__defaults__ or ():

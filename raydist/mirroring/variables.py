@@ -28,17 +28,14 @@ _SMALL_BYTES = 1 << 20  # variables of fewer bytes are fetched together: that ta
 class Variables:
     """Every mirrored parameter and buffer of one strategy (a `TensorOwner`).
 
-    Args:
-        link: Calls methods of the replicas.
-        table: Handles of the driver's objects.
-        origin: Checks the devices of variables, and records copies that are made inside the scope.
-        refresh_flags: Called before `requires_grad` is read or written.
+    `scope_check` checks devices, and records copies that are made inside the scope; `refresh_flags` is called before
+    `requires_grad` is read or written.
     """
 
     def __init__(
-        self, link: ReplicaLink, table: DriverTable, origin: ScopeCheck, refresh_flags: Callable[[], None]
+        self, link: ReplicaLink, table: DriverTable, scope_check: ScopeCheck, refresh_flags: Callable[[], None]
     ) -> None:
-        self._scope_check = origin
+        self._scope_check = scope_check
         self._link = link
         self._table = table
         self._aggregations = Aggregations()

@@ -24,6 +24,7 @@ from typing import Any, final
 
 __all__ = [
     "ByValuePolicy",
+    "closure_variables",
     "globals_are_installed",
     "global_names",
     "has_name",
@@ -162,6 +163,15 @@ def referenced_globals(function: types.FunctionType) -> dict[str, Any]:
     return {name: function.__globals__[name] for name in names if name in function.__globals__}
 
 
+def closure_variables(function: types.FunctionType) -> dict[str, Any]:
+    """Return the variables in the closure of `function` that have a value already."""
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            found[name] = cell.cell_contents
+    return found
+
+
 @functools.lru_cache(maxsize=4096)
 def global_names(code: types.CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
     """Return the names of all globals that code and nested code use, and of the globals that they write."""
@@ -179,8 +189,7 @@ def global_names(code: types.CodeType) -> tuple[tuple[str, ...], frozenset[str]]
 class ByValuePolicy:
     """The decisions about by-value pickling in one pickle; an assignment to a global may change them later.
 
-    Args:
-        is_mirrored: Returns True for an object that is, or would become, mirrored.
+    `is_mirrored` returns True for an object that is, or would become, mirrored.
     """
 
     def __init__(self, is_mirrored: Callable[[Any], bool]) -> None:

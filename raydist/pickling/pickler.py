@@ -28,6 +28,7 @@ import torch
 from raydist.actors.class_tracking import cloudpickle
 from raydist.pickling.by_value import (
     ByValuePolicy,
+    closure_variables,
     globals_are_installed,
     has_name,
     is_installed_name,
@@ -47,7 +48,6 @@ __all__ = ["HandlePickler", "HandleUnpickler", "PersistentId", "dumps", "loads",
 PersistentId = tuple[Any, ...]
 _PROTOCOL = 5
 _FUNCTION_SLOTS = ("__annotations__", "__kwdefaults__", "__defaults__", "__module__", "__doc__", "__closure__")
-_EMPTY_CELL = types.CellType()
 
 
 @final
@@ -107,7 +107,7 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
         code, globals_there, *others = self._function_getnewargs(func)
         here = func.__globals__
         used = {name: here[name] for name in own._extract_code_globals(code) if name in here}
-        submodules = _submodules_of(code, [*used.values(), *_closure_values(func)])
+        submodules = _submodules_of(code, [*used.values(), *closure_variables(func).values()])
         if globals_are_installed(func):
             globals_there, used = DeferredReduction(lambda: (_globals_of, (here["__name__"],))), {}
         slots = {
@@ -155,10 +155,6 @@ def _submodules_of(code: types.CodeType, values: Sequence[Any]) -> list[types.Mo
     if known is None or known[0] != key:
         known = _submodules[code] = (key, cloudpickle.cloudpickle._find_imported_submodules(code, packages))
     return known[1]
-
-
-def _closure_values(function: types.FunctionType) -> list[Any]:
-    return [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY_CELL]
 
 
 def _cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:

@@ -51,9 +51,6 @@ __all__ = [
 def require_step_of_class(optimizer: torch.optim.Optimizer) -> None:
     """Raise if the program has set `step` on an optimizer instance; a learning rate scheduler's wrapper is allowed.
 
-    Raises:
-        FailedPreconditionError: The optimizer has another `step`.
-
     >>> optimizer = torch.optim.SGD([torch.zeros(1)])
     >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     >>> require_step_of_class(optimizer)
@@ -109,11 +106,7 @@ class ReplicaDevice:
 
 @final
 class DeferredReduction:
-    """An object whose reduction is computed when the pickler reaches it.
-
-    Args:
-        reduce: Returns the reduction.
-    """
+    """An object whose reduction `reduce` computes when the pickler reaches it."""
 
     def __init__(self, reduce: Callable[[], tuple[Any, ...]]) -> None:
         self._reduce = reduce
@@ -282,6 +275,7 @@ def _set_state(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
 
 def by_fields(self: Any) -> tuple[type, tuple[Any, ...]]:
     """Reduce a dataclass with slots and no base to one call of its class; the default loops over fields in Python.
+
     >>> import pickle
     >>> from dataclasses import dataclass
     >>> from raydist.replicas.step import PartSource
@@ -367,11 +361,7 @@ Packed = PackedTensor | PackedNumber
 
 @final
 class PendingTensor:
-    """A GPU tensor whose copy to the host is under way.
-
-    Args:
-        read: Waits for the copy and returns the tensor.
-    """
+    """A GPU tensor whose copy to the host is under way; `read` waits for the copy and returns the tensor."""
 
     __slots__ = ("_read",)
 

@@ -149,11 +149,7 @@ class ClassWeights:
         return replace(example, sample_weight=self.of(example.y)) if self.pairs else example
 
     def of(self, y: Any) -> torch.Tensor:
-        """Return row weights for class numbers (n,) or (n, 1), or scores (n, classes), of which the largest counts.
-
-        Raises:
-            SpecError: The targets have another form.
-        """
+        """Return row weights for class numbers (n,) or (n, 1), or scores (n, classes), of which the largest counts."""
         if not isinstance(y, torch.Tensor) or y.ndim not in (1, 2):
             shown = f"shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else type(y).__name__
             raise SpecError(

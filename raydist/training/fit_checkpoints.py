@@ -30,11 +30,9 @@ _VERSION = 1
 
 @final
 class FitState:
-    """The progress of one `fit`, as an object of a checkpoint. Model and counters are separate objects.
+    """The progress of one `fit`, with the states of its callbacks and the position in its validation data.
 
-    Args:
-        callbacks: Callbacks whose states are included.
-        held_out: The validation data.
+    An object of a checkpoint; model and counters are separate objects.
 
     Attributes:
         epoch: Number of the current or next epoch, counted from 0.
@@ -112,11 +110,7 @@ class FitState:
         return self._held_out.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the progress. Callbacks take saved states by class name, in order.
-
-        Raises:
-            InvalidArgumentError: The state has another version.
-        """
+        """Restore the progress. Callbacks take saved states by class name, in order."""
         if state.get("version") != _VERSION:
             raise InvalidArgumentError(
                 f"The state of a fit must be of version {_VERSION}, got {state.get('version')!r:.80}. Resume with the "
@@ -225,12 +219,7 @@ class FitManager:
 
 @final
 class FitCheckpoints:
-    """All checkpoint managers of one `fit`. The first one that finds a checkpoint restores it.
-
-    Args:
-        managers: The managers, in order.
-        state: Progress of the `fit`.
-    """
+    """All checkpoint managers of one `fit`. The first one that finds a checkpoint restores it."""
 
     def __init__(self, managers: Sequence[FitManager], state: FitState) -> None:
         self._managers = managers
@@ -287,20 +276,17 @@ def open_checkpoints(
     resume: bool,
     stack: contextlib.ExitStack,
 ) -> FitCheckpoints:
-    """Return the managers for the arguments of `fit`; `stack` closes them.
+    """Return the managers for the arguments of `fit`, each `BackupAndRestore` included; `stack` closes them.
 
     Args:
         checkpoint: A directory, an `rd.CheckpointManager`, or None.
-        callbacks: Callbacks of `fit`; each `BackupAndRestore` adds a manager.
+        callbacks: Callbacks of `fit`.
         trainee: The model in training.
         objects: The model's own objects, by name.
         data: The training data.
         state: Progress of the `fit`.
         resume: Resume from the newest checkpoint of `checkpoint`.
         stack: Closes the managers.
-
-    Raises:
-        InvalidArgumentError: `checkpoint` has another type, or lacks gradients that must be saved.
     """
     trackers, accumulation = trainee.compiled.trackers, trainee.compiled.update.accumulation
     group = {

@@ -36,21 +36,10 @@ def distributed(
     own_loss: bool = False,
     shuffle: bool = False,
 ) -> DistributedDataset:
-    """Return the data arguments of `fit`, `evaluate` or `predict` as a distributed dataset.
+    """Return the data arguments of `fit`, `evaluate` or `predict`, called `what` in messages, as a distributed dataset.
 
-    Args:
-        strategy: Strategy that distributes the data, unless it is distributed already.
-        x: A Dataset or DistributedDataset of global batches, a DataLoader, or a nest of arrays.
-        y: Targets for arrays: a nest of arrays.
-        batch_size: Rows of a global batch of arrays.
-        dataset: Former name of `x`.
-        what: Name of the method, for messages.
-        own_loss: The module computes its own loss: arrays x need no y, because their dict contains the targets.
-        shuffle: Shuffle arrays.
-
-    Raises:
-        InvalidArgumentError: The arguments are incompatible; the message says what to write.
-        SpecError: `x` or `y` has an unsupported type.
+    With `own_loss` the module computes its loss: arrays x need no y, because their dict contains the targets. Arrays
+    are shuffled with `shuffle`. `dataset` is the former name of `x`.
     """
     if (x is None) == (dataset is None):
         raise InvalidArgumentError(f"{what} takes its data once, as x, got {x!r:.80} and {dataset!r:.80}.")

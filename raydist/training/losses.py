@@ -102,14 +102,9 @@ def loss_of(
 ) -> BatchLoss:
     """Return the loss of a batch without weights.
 
-    Args:
-        call: Computes the user's loss on local rows.
-        kind: Denominator of the loss.
-        num_rows: Number of local rows.
-        context: Context of the replica.
-        labels: For kind "labels": the local and the global denominator.
-        joins_batches: Several batches make one step: their denominators must be known.
-        check: Called with a scalar that is assumed to be a mean over rows, because only its code tells.
+    `call` computes the user's loss on local rows. For kind "labels", `labels` are the local and the global denominator.
+    With `joins_batches`, several batches make one step, so their denominators must be known. `check` is called with a
+    scalar that is assumed to be a mean over rows, because only its code tells.
     """
     everywhere = context.global_num_rows or num_rows
     if labels is not None:

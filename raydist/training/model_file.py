@@ -303,11 +303,7 @@ def restore_optimizer(
 
 
 def rebuild(manifest: ModelManifest, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Build the torch.nn module that the file describes. A file never causes other code to be imported or called.
-
-    Raises:
-        InvalidArgumentError: The module is not described.
-    """
+    """Build the torch.nn module that the file describes. A file never causes other code to be imported or called."""
     architecture = manifest.architecture or _by_config(manifest)
     if architecture is None:
         raise InvalidArgumentError(

@@ -12,6 +12,7 @@ from torch import nn
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import leaves_in, map_structure
+from raydist.training.elements import apply_module
 from raydist.training.global_means import GlobalMeans
 from raydist.training.losses import BatchLoss, LossKind, global_loss, is_pair, mean_loss, pair_loss, sum_loss
 
@@ -27,9 +28,7 @@ def call_module(module: nn.Module, batch: Any) -> Any:
     >>> call_module(nn.Identity(), {"input": 3})
     3
     """
-    if isinstance(batch, Mapping):
-        return module(**batch)
-    return module(*batch) if type(batch) is tuple else module(batch)
+    return module(**batch) if isinstance(batch, Mapping) else apply_module(module, batch)
 
 
 @final
@@ -138,15 +137,10 @@ def model_loss(
     *,
     joins_batches: bool = False,
 ) -> BatchLoss:
-    """Return the loss of a batch whose module computed it.
+    """Return the loss of a batch from the loss that the module computed on local rows.
 
-    Args:
-        loss: Loss of the module on local rows.
-        kind: Denominator of the loss; "unknown" if only its code tells.
-        means: The `GlobalMeans` that was active during the forward pass, for kind "unknown".
-        num_rows: Number of local rows.
-        context: Context of the replica.
-        joins_batches: Several batches make one step: their denominators must be known.
+    For kind "unknown", `means` was active during the forward pass. With `joins_batches`, several batches make one step,
+    so their denominators must be known.
 
     Raises:
         InvalidArgumentError: The loss is not computed from torch's means; the message says what to do.

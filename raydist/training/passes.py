@@ -43,18 +43,10 @@ def run_pass(
     stopped: Callable[[], bool] = lambda: False,
     start: int = 0,
 ) -> int:
-    """Execute until `limit` steps, the end of the data or `stopped()`.
+    """Execute until `limit` steps, the end of the data or `stopped()`; return the number of steps done.
 
-    Args:
-        calls: Calls to execute.
-        begin: Called with the index of the next step, before its execution.
-        end: Called with the number of steps done, after an execution.
-        limit: Maximum number of steps; None for all.
-        stopped: Called before each execution; True ends the iteration.
-        start: Number of steps done before.
-
-    Returns:
-        The number of steps done, including `start`.
+    `begin` is called with the index of the next step before each execution, `end` with the number of steps done after
+    it. Both count on from `start`.
     """
     done = start
     while (limit is None or done < limit) and not stopped() and calls.ready():
@@ -143,14 +135,6 @@ class Executions:
 
     With single steps the driver draws each batch (references only) and dispatches the step without waiting. Otherwise
     the replicas draw the batches and return their number to the driver.
-
-    Args:
-        strategy: The strategy that runs the steps.
-        step: The step function.
-        iterator: Iterator over distributed batches.
-        steps_per_execution: Steps of one call.
-        num_batches: Number of batches to come, if known.
-        options: Options of the calls.
 
     Attributes:
         result: Result of the step function in the last execution (single steps only).

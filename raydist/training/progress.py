@@ -251,11 +251,7 @@ class NotebookView(View):
 
 
 def make_view(stream: TextIO | None = None) -> View:
-    """Return the view for the environment that the program runs in.
-
-    Args:
-        stream: Stream to write to, `sys.stdout` by default.
-    """
+    """Return the view of a stream, `sys.stdout` by default, for the environment that the program runs in."""
     out = sys.stdout if stream is None else stream
     display = _notebook_display()
     if display is not None:

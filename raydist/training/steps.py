@@ -89,11 +89,7 @@ def update_alike(
 ) -> None:
     """Update metrics with one replica's (prediction, target), so that the merged state is that of the whole batch.
 
-    Args:
-        metrics: All metrics, by name.
-        guesses: Result of `guessing` for the metrics.
-        batch: Arguments of `Metric.update`.
-        context: Context of the replica.
+    `guesses` is the result of `guessing` for the metrics.
     """
     alike = not guesses or context.num_replicas_in_sync == 1 or _look_alike(batch[0], any(guesses.values()), context)
     for name, metric in metrics.items():
@@ -206,10 +202,7 @@ def evaluation_step(module: nn.Module, compiled: Compiled) -> Step:
 def prediction_step(module: nn.Module, precision: Precision = None, *, by_keyword: bool = False) -> Step:
     """Return the step function for the module's outputs for one batch, one entry per row, on the CPU.
 
-    Args:
-        module: The module.
-        precision: Precision of the forward pass.
-        by_keyword: The module computes its own loss: a dict holds keyword arguments, and the loss is not an output.
+    With `by_keyword` the module computes its own loss: a dict holds keyword arguments, and the loss is no output.
     """
 
     def predict_step(batch: Any) -> Any:

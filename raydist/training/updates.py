@@ -99,9 +99,8 @@ class Update:
     def backward(self, objective: torch.Tensor, denominator: Any) -> None:
         """Add the gradients of a batch, which are global afterwards.
 
-        Args:
-            objective: A scalar; the sum of its gradients over the replicas is the gradient of the global batch's loss.
-            denominator: Denominator of that loss, such as rows. None for a sum.
+        The gradients of `objective`, summed over the replicas, are those of the global batch's loss, which has this
+        denominator (rows, for example; None for a sum).
         """
         if self.accumulation is not None:
             factor = self.accumulation.add(0 if denominator is None else denominator)
@@ -140,9 +139,6 @@ def scheduler_of(
 ) -> LRScheduler | None:
     """Return the scheduler passed to `compile`, or the one that the function passed to `compile` creates.
 
-    Raises:
-        InvalidArgumentError: The value is not a scheduler, needs a metric, or belongs to another optimizer.
-
     >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     >>> scheduler_of(lambda it: torch.optim.lr_scheduler.StepLR(it, 1), optimizer).get_last_lr()
     [0.1]
@@ -172,11 +168,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def class_by_name(name: str, classes: Mapping[str, _Class], what: str, suffix: str = "") -> _Class:
-    """Return the class of a name, in any case and with or without underscores and `suffix`.
-
-    Raises:
-        InvalidArgumentError: The name is unknown; the message shows the nearest name, and all.
-    """
+    """Return the class of a name, in any case and with or without underscores and `suffix`."""
     plain = {_plain(known): found for known, found in classes.items()}
     for wanted in (_plain(name), _plain(name + suffix)):
         if wanted in plain:
@@ -194,11 +186,7 @@ def _plain(name: str) -> str:
 
 
 def optimizer_by_name(name: str, module: nn.Module) -> torch.optim.Optimizer:
-    """Return the torch optimizer of a name ("adam", "SGD"), over all parameters of `module`, with its defaults.
-
-    Raises:
-        InvalidArgumentError: The name is unknown, or `module` has no parameter.
-    """
+    """Return the torch optimizer of a name ("adam", "SGD"), over all parameters of `module`, with its defaults."""
     found = {kind.__name__: kind for kind in vars(torch.optim).values() if _is_optimizer(kind)}
     kind: Any = class_by_name(name, found, "optimizer")
     _require_steps_alone(kind)

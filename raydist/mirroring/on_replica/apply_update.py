@@ -30,11 +30,6 @@ __all__ = ["ControlCollector", "ReplicaBuffers", "UpdateApplier"]
 class ReplicaBuffers:
     """The mirrored buffers of one replica.
 
-    Args:
-        table: The replica's objects.
-        rank: Rank of the replica.
-        world_size: Number of replicas.
-
     Attributes:
         aggregations: The rules that combine the values of all replicas.
     """
@@ -83,11 +78,9 @@ class ReplicaBuffers:
         return [(handle, tensor) for handle, tensor in tensors if not isinstance(tensor, torch.nn.Parameter)]
 
     def take_over(self, values: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) -> None:
-        """Set the buffers to another replica's values, except where the shares of replicas add up.
+        """Set the buffers to another replica's values of `items()`.
 
-        Args:
-            values: Values of `items()` on the other replica.
-            own: Earlier values of `items()` on this replica, to set where shares add up; empty to take all of `values`.
+        Where the shares of replicas add up, set this replica's own earlier values; if `own` is empty, take all values.
         """
         for index, (handle, buffer) in enumerate(self.items()):
             keeps = own and self.aggregations.of(handle, buffer).is_divided
@@ -172,13 +165,8 @@ class ControlCollector:
 class UpdateApplier:
     """Applies payloads, in their order.
 
-    Args:
-        table: The replica's objects.
-        buffers: The replica's buffers.
-        control: The attributes that the driver knows.
-        resolve: Returns the object of a persistent id in a payload.
-        share: Returns a replica's share of the states of a metric that the driver sent to all replicas.
-        watch: Called with each new optimizer.
+    `resolve` returns the object of a persistent id in a payload; `share` returns this replica's share of the states of
+    a metric that the driver sent to all replicas; `watch` is called with each new optimizer.
 
     Attributes:
         num_gradients_set: Number of gradients that the driver has set or cleared so far.

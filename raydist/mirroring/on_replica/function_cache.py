@@ -24,7 +24,7 @@ from raydist.compat.torch_internals import num_writes
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.messages import StepPayload
 from raydist.pickling.attribute_table import attributes, is_plain
-from raydist.pickling.by_value import is_installed, referenced_globals
+from raydist.pickling.by_value import closure_variables, is_installed, referenced_globals
 
 __all__ = ["ClosureMutationCheck", "FunctionCache"]
 
@@ -35,12 +35,9 @@ _MOST_BYTES = 1 << 16
 
 @final
 class FunctionCache:
-    """The unpickled step functions of one replica.
+    """The unpickled step functions of one replica. Rank 0 checks after runs whether the function has changed copies.
 
-    Args:
-        loads: Unpickles a function.
-        is_shared: Returns True for an object that is not a copy (a mirrored one, the strategy).
-        rank: Rank of the replica. Rank 0 checks after each run for changes of copies in the function.
+    `is_shared` returns True for an object that is not a copy (a mirrored one, the strategy).
     """
 
     def __init__(self, loads: Callable[[bytes], Any], is_shared: Callable[[Any], bool], rank: int) -> None:
@@ -100,12 +97,7 @@ class _Size(enum.Enum):
 
 @final
 class ClosureMutationCheck:
-    """A snapshot of the objects that a step function holds as copies, compared ever more rarely.
-
-    Args:
-        function: The step function, as it was unpickled.
-        is_shared: Returns True for an object that is not a copy (a mirrored one, the strategy).
-    """
+    """A snapshot of the objects that an unpickled step function holds as copies, compared ever more rarely."""
 
     def __init__(self, function: Any, is_shared: Callable[[Any], bool]) -> None:
         self._title = _title(function)
@@ -197,9 +189,7 @@ def _variables(function: types.FunctionType) -> list[tuple[Hashable, Any]]:
     found: dict[Hashable, Any] = {}
     if getattr(sys.modules.get(function.__module__), function.__name__, None) is not function:
         found.update(referenced_globals(function))
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # a variable without a value yet
-            found[name] = cell.cell_contents
+    found.update(closure_variables(function))
     defaults = function.__defaults__ or ()
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
     found.update(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))

@@ -25,9 +25,6 @@ class ParameterGuard:
     would not find a parameter that a step moved away. Modules that a step makes for itself are not checked. torch keeps
     the hooks between steps, where they do nothing: registering them in each step took eight calls.
 
-    Args:
-        is_mirrored: Returns True for an object that the driver made.
-
     Attributes:
         is_on: True while a step runs.
     """
@@ -169,9 +166,6 @@ def _clearing(
 @final
 class UpdateLog:
     """Steps and learning rates of the mirrored optimizers of one replica.
-
-    Args:
-        table: The replica's objects.
 
     Attributes:
         count: Number of steps since the last restart.

@@ -131,9 +131,7 @@ class MirrorReplica(MirrorCalls):
     def apply(self, payload: StepPayload, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """Apply a payload; return the step's function, positional and keyword arguments.
 
-        Args:
-            payload: The driver's message.
-            parts: This replica's part of every `PerReplica` leaf, in the order of `StepPayload.per_replica`.
+        `parts` has this replica's part of every `PerReplica` leaf, in the order of `StepPayload.per_replica`.
         """
         if payload.released or payload.bundle or payload.writes or payload.forget:
             self._take_objects(payload)
@@ -237,11 +235,8 @@ class MirrorReplica(MirrorCalls):
         """Return the values that the driver would read of metrics, and of buffers that differ between replicas.
 
         All replicas call this at the same place, for the same objects; the driver would have to wait for the steps.
-
-        Args:
-            gather: Returns every replica's value of its argument, in rank order.
-            objects: Objects by name.
-            alone: By name of a metric, see :func:`~raydist.mirroring.lazy_states.merge_states`.
+        `gather` returns every replica's value of its argument, in rank order; `alone` has the argument of
+        :func:`~raydist.mirroring.lazy_states.merge_states` by name of the metric.
         """
         metrics = {name: obj for name, obj in metrics_in(objects).items() if name in objects or _is_saved_within(obj)}
         buffers = self._differing_buffers(objects)

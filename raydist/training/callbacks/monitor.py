@@ -65,12 +65,7 @@ class Monitor:
             ) from None
 
     def watched(self, logs: Mapping[str, Any], so: str = "") -> float | None:
-        """Return the value like `value`, with a warning if it was not logged.
-
-        Args:
-            logs: The logs.
-            so: Consequence, for the warning.
-        """
+        """Return the value like `value`; warn if it was not logged, with the sentence `so` about what follows."""
         value = self.value(logs)
         if value is None:
             absent = f"{self._owner} monitors {self.name!r}, which is not among the logs {sorted(logs)}."
@@ -87,10 +82,7 @@ class Monitor:
     def improves(self, value: float, metrics: Metrics, than: float | None = None) -> bool:
         """Return True if `value` is better than `than`, or than the best so far. NaN is never better.
 
-        Args:
-            value: The value.
-            metrics: Returns the model's metrics by their names in logs; used by "auto".
-            than: Value to compare with instead of the best.
+        `metrics` returns the model's metrics by their names in logs; "auto" asks for it.
         """
         reference = self.best if than is None else than
         if math.isnan(value):
@@ -101,11 +93,7 @@ class Monitor:
         return gain > self._min_delta
 
     def direction(self, metrics: Metrics) -> Literal["min", "max"]:
-        """Return the better direction.
-
-        Raises:
-            InvalidArgumentError: The mode is "auto", and the metric has no direction.
-        """
+        """Return the better direction. Raise InvalidArgumentError if it is "auto", and the metric has none."""
         if self._mode != "auto":
             return self._mode
         metric = metrics().get(self.name.removeprefix("val_"))
