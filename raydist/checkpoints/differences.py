@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from raydist.checkpoints.entries import pack_state, stored_dtype, torch_dtype
 from raydist.checkpoints.manifest import SavedCheckpoint, SavedObject
-from raydist.checkpoints.object_state import SHARES, class_of_state, kind_of_state, state_of
+from raydist.checkpoints.object_state import STATES_BY_RANK, class_of_state, kind_of_state, state_of
 from raydist.checkpoints.parameter_names import GROUPS
 from raydist.checkpoints.tensor_file import FilePlace
 
@@ -69,12 +69,11 @@ def state_differences(
         return []
     if here.kind == "module":
         return [*_keys(name, here.values, saved.values), *_entries(name, here.values, tensors, saved.values, places)]
-    if here.kind == "metric":  # the parts of the replicas depend on their number
-        return _keys(name, *([key for key in values if key != SHARES] for values in (here.values, saved.values)))
+    both = here.values, saved.values
+    if here.kind == "metric":  # the number of replicas may differ
+        return _keys(name, *([key for key in values if key != STATES_BY_RANK] for values in both))
     if here.class_name:  # entries that begin with "_" are torch's, and change with its version
-        return _keys(
-            name, *([key for key in values if not key.startswith("_")] for values in (here.values, saved.values))
-        )
+        return _keys(name, *([key for key in values if not key.startswith("_")] for values in both))
     return []
 
 

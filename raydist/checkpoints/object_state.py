@@ -23,16 +23,16 @@ from raydist.checkpoints.parameter_names import (
 from raydist.errors import InvalidArgumentError
 
 __all__ = [
-    "GIVEN_SHARES",
+    "RESTORED_BY_RANK",
     "OWNER",
     "PendingGradients",
-    "SHARES",
+    "STATES_BY_RANK",
     "State",
     "class_of_state",
     "give_state",
     "has_state",
     "kind_of_state",
-    "metric_shares",
+    "states_by_rank",
     "named_objects",
     "other_names",
     "state_of",
@@ -41,19 +41,19 @@ __all__ = [
 OWNER = "_raydist_owner"
 """Class attribute of a mirrored object with the strategy that mirrors it and knows the per-replica states."""
 
-GIVEN_SHARES = "_raydist_shares"
+RESTORED_BY_RANK = "_raydist_shares"
 """Attribute of a metric with the per-replica states that a checkpoint contained, in rank order."""
 
 
-def metric_shares(metric: Any) -> list[dict[str, Any]]:
+def states_by_rank(metric: Any) -> list[dict[str, Any]]:
     """Return the metric's state on each of several replicas, in rank order; [] if not mirrored or changed here.
 
-    >>> metric_shares(rd.Mean())
+    >>> states_by_rank(rd.Mean())
     []
     """
     owner = vars(type(metric)).get(OWNER)
-    shares: list[dict[str, Any]] = [] if owner is None else owner.metric_shares(metric)
-    return shares if len(shares) > 1 else []
+    found: list[dict[str, Any]] = [] if owner is None else owner.states_by_rank(metric)
+    return found if len(found) > 1 else []
 
 
 _METHODS = ("state_dict", "load_state_dict")
@@ -156,7 +156,7 @@ def _require_json(value: Any, path: str, level: int) -> None:
         )
 
 
-SHARES = "_shares"
+STATES_BY_RANK = "_shares"
 """Entry of a metric's state with the states of each replica."""
 
 _UPDATES = "_update_count"  # of a torchmetrics metric
@@ -189,8 +189,8 @@ def state_of(obj: Any, modules: Mapping[str, nn.Module]) -> Any:
         return optimizer_entries(obj.state_dict(), parameter_names(obj, modules))
     if kind == "metric":
         entries = {name: getattr(obj, name) for name in _metric_entries(obj)}
-        shares = metric_shares(obj)
-        return {**obj.state_dict(), **entries, **({SHARES: shares} if shares else {})}
+        by_rank = states_by_rank(obj)
+        return {**obj.state_dict(), **entries, **({STATES_BY_RANK: by_rank} if by_rank else {})}
     return plain_names(obj.state_dict()) if kind == "module" and has_compiled(obj) else obj.state_dict()
 
 
@@ -223,15 +223,15 @@ def _metric_entries(metric: Any) -> tuple[str, ...]:
 
 def _give_metric(metric: Any, state: Mapping[str, Any]) -> None:
     own = _metric_entries(metric)
-    others = {name: value for name, value in state.items() if name not in (*own, SHARES)}
+    others = {name: value for name, value in state.items() if name not in (*own, STATES_BY_RANK)}
     metric.load_state_dict(others, strict=False)
     for name in own:
         if name in state:
             value = state[name]
             setattr(metric, name, value.to(metric.device) if isinstance(value, torch.Tensor) else value)
     metric._computed = None
-    if SHARES in state:
-        setattr(metric, GIVEN_SHARES, list(state[SHARES]))
+    if STATES_BY_RANK in state:
+        setattr(metric, RESTORED_BY_RANK, list(state[STATES_BY_RANK]))
 
 
 _MAX_DEPTH = 20

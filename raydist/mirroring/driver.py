@@ -305,11 +305,11 @@ class MirrorDriver:
             with self._lock:
                 self._control.overwrite(handle, name)
 
-    def metric_shares(self, metric: Any) -> list[dict[str, Any]]:
+    def states_by_rank(self, metric: Any) -> list[dict[str, Any]]:
         """Return the states of a metric on each replica; empty if unknown. Blocks until dispatched steps end."""
         handle = self._table.handle_of(metric)
         with self._lock:
-            return [] if handle is None or self._released else self._states.shares(metric, handle)
+            return [] if handle is None or self._released else self._states.states_by_rank(metric, handle)
 
     def note_steps_elsewhere(self) -> None:
         """Mark optimizers as stepped (on the replicas), so that torch's schedulers on the driver do not warn."""

@@ -18,7 +18,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.checkpoints.object_state import GIVEN_SHARES
+from raydist.checkpoints.object_state import RESTORED_BY_RANK
 from raydist.compat.torch_internals import module_table
 from raydist.errors import FailedPreconditionError
 from raydist.foreign_errors import collect_errors
@@ -37,7 +37,7 @@ __all__ = [
     "merge_states",
     "metrics_in",
     "restore_states",
-    "share_of_states",
+    "states_for_rank",
     "state_names",
 ]
 
@@ -155,21 +155,21 @@ def divide_states(metric: Any) -> tuple[States, States]:
     """Return states for the first replica and for each other one that merge to the metric's present states."""
     held = attributes(metric)
     first = {name: _copy(held[name]) for name in state_names(metric)}
-    others = {name: _others_share(metric, name, value) for name, value in first.items()}
+    others = {name: _others_state(metric, name, value) for name, value in first.items()}
     if _UPDATES in held:
         adds_up = all(_adds_up_in(metric, name, value) for name, value in first.items())
         first[_UPDATES], others[_UPDATES] = held[_UPDATES], 0 if adds_up else held[_UPDATES]
     return first, others
 
 
-def share_of_states(metric: Any, states: tuple[States, States], rank: int, world_size: int) -> States:
+def states_for_rank(metric: Any, states: tuple[States, States], rank: int, world_size: int) -> States:
     """Return the states for one replica after the driver wrote the metric's states, given by `divide_states`."""
     first, others = states
-    shares = attributes(metric).get(GIVEN_SHARES)
-    if shares and len(shares) == world_size and not any(isinstance(value, list) for value in first.values()):
-        merged = merge_states(metric, shares)
+    restored = attributes(metric).get(RESTORED_BY_RANK)
+    if restored and len(restored) == world_size and not any(isinstance(value, list) for value in first.values()):
+        merged = merge_states(metric, restored)
         if merged.keys() == first.keys() and all(map(_same, merged.values(), first.values())):
-            return dict(shares[rank])  # bitwise equal: a sum of floats depends on the order
+            return dict(restored[rank])  # bitwise equal: a sum of floats depends on the order
     return first if rank == 0 else others
 
 
@@ -179,7 +179,7 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _others_share(metric: Any, name: str, value: Any) -> Any:
+def _others_state(metric: Any, name: str, value: Any) -> Any:
     return _copy(attributes(metric)["_defaults"][name] if _adds_up_in(metric, name, value) else value)
 
 
@@ -212,7 +212,7 @@ class LazyStates:
         self._known: dict[int, AttributeTable] = {}
         self._optimizers: set[int] = set()
         self._metrics: set[int] = set()
-        self._shares: dict[int, list[dict[str, Any]]] = {}  # states of metrics on each replica
+        self._by_rank: dict[int, list[dict[str, Any]]] = {}  # states of metrics on each replica
         self._alone: dict[int, dict[str, int]] = {}  # items of lists that the first replica has from the driver
         self._fresh: set[int] = set()
         self._seen: set[int] = set()  # states that the program on the driver may hold
@@ -240,15 +240,15 @@ class LazyStates:
         self._known.pop(handle, None)
         self._read.pop(handle, None)
         self._alone.pop(handle, None)
-        self._shares.pop(handle, None)
+        self._by_rank.pop(handle, None)
 
-    def shares(self, obj: Any, handle: int) -> list[dict[str, Any]]:
+    def states_by_rank(self, obj: Any, handle: int) -> list[dict[str, Any]]:
         """Return the states of a metric on each replica, in rank order; empty if unknown."""
         if handle not in self._metrics:
             return []
         self._fetch(obj, handle)
-        shares = self._shares.get(handle, [])
-        return [] if self._is_written(obj, handle) else shares
+        by_rank = self._by_rank.get(handle, [])
+        return [] if self._is_written(obj, handle) else by_rank
 
     def alone(self, obj: Any, handle: int | None) -> dict[str, int]:
         """Return, by list state, the number of items that the first replica has from the driver after the next step."""
@@ -300,7 +300,7 @@ class LazyStates:
         for handle in self._metrics:
             metric = self._table.object_of(handle)
             if metric is not None:
-                self._shares[handle] = found = [states[handle] for states in per_replica]
+                self._by_rank[handle] = found = [states[handle] for states in per_replica]
                 restore_states(metric, merge_states(metric, found, self._alone[handle]))
                 self._known[handle] = self._capture(metric)
 

@@ -21,10 +21,10 @@ from raydist.checkpoints.entries import pack_state
 from raydist.checkpoints.object_state import (
     PendingGradients,
     has_state,
-    metric_shares,
     named_objects,
     other_names,
     state_of,
+    states_by_rank,
 )
 
 
@@ -34,7 +34,7 @@ class Owner:
     def __init__(self, num_replicas: int) -> None:
         self._num_replicas = num_replicas
 
-    def metric_shares(self, metric: rd.Mean) -> list[dict[str, object]]:
+    def states_by_rank(self, metric: rd.Mean) -> list[dict[str, object]]:
         return [{"total": rank} for rank in range(self._num_replicas)]
 
 
@@ -43,8 +43,8 @@ def test_shares_are_those_of_several_replicas() -> None:
         metric = rd.Mean()
         kind = type("Mirrored", (rd.Mean,), {"_raydist_owner": Owner(num_replicas)})
         metric.__class__ = kind
-        assert len(metric_shares(metric)) == expected
-    assert metric_shares(rd.Mean()) == []
+        assert len(states_by_rank(metric)) == expected
+    assert states_by_rank(rd.Mean()) == []
 
 
 def test_values_are_attributes() -> None:

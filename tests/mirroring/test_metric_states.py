@@ -18,8 +18,8 @@ from raydist.mirroring.lazy_states import (
     divide_states,
     merge_states,
     restore_states,
-    share_of_states,
     state_names,
+    states_for_rank,
 )
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.values import PerReplica
@@ -431,9 +431,9 @@ def test_each_replica_goes_on_with_what_it_had_where_that_makes_the_same_whole()
     restore_states(metric, merge_states(metric, shares))
     metric._raydist_shares = shares
     for rank, share in enumerate(shares):
-        assert share_of_states(metric, divide_states(metric), rank, 3) == share
+        assert states_for_rank(metric, divide_states(metric), rank, 3) == share
     first, others = divide_states(metric)
-    assert share_of_states(metric, (first, others), 0, 2) is first  # another number of replicas
+    assert states_for_rank(metric, (first, others), 0, 2) is first  # another number of replicas
     metric.update(1.0)  # it has become another whole
     first, others = divide_states(metric)
-    assert [share_of_states(metric, (first, others), rank, 3) is first for rank in range(3)] == [True, False, False]
+    assert [states_for_rank(metric, (first, others), rank, 3) is first for rank in range(3)] == [True, False, False]

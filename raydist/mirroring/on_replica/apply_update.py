@@ -165,8 +165,8 @@ class ControlCollector:
 class UpdateApplier:
     """Applies payloads, in their order.
 
-    `resolve` returns the object of a persistent id in a payload; `share` returns this replica's share of the states of
-    a metric that the driver sent to all replicas; `watch` is called with each new optimizer.
+    `resolve` returns the object of a persistent id in a payload; `states_for_rank` returns this replica's states of a
+    metric from those that the driver sent to all replicas; `watch` is called with each new optimizer.
 
     Attributes:
         num_gradients_set: Number of gradients that the driver has set or cleared so far.
@@ -179,14 +179,14 @@ class UpdateApplier:
         control: ControlCollector,
         *,
         resolve: Callable[[PersistentId], Any],
-        share: Callable[[Any, tuple[dict[str, Any], dict[str, Any]]], dict[str, Any]],
+        states_for_rank: Callable[[Any, tuple[dict[str, Any], dict[str, Any]]], dict[str, Any]],
         watch: Callable[[torch.optim.Optimizer], None],
     ) -> None:
         self._table = table
         self._buffers = buffers
         self._control = control
         self._resolve = resolve
-        self._share = share
+        self._states_for_rank = states_for_rank
         self._watch = watch
         self._loaded_states: set[int] = set()
         self.num_gradients_set = 0
@@ -216,7 +216,8 @@ class UpdateApplier:
         self.add(found, hooks, unpickler.load())
         for handle, obj in found:
             if state_names(obj):
-                restore_states(obj, self._share(obj, divide_states(obj)))  # updates made by the driver count once
+                # Updates made by the driver count once.
+                restore_states(obj, self._states_for_rank(obj, divide_states(obj)))
             self._control.mark_known(handle)
         return [handle for handle, _ in found]
 
@@ -259,7 +260,7 @@ class UpdateApplier:
             held.update(state)
         for handle, states in writes.metrics.items():
             metric = self._table.object_of(handle)
-            restore_states(metric, self._share(metric, states))
+            restore_states(metric, self._states_for_rank(metric, states))
         written = [*writes.tensors, *writes.control]
         for handle in (*written, *writes.requires_grad):
             self._control.mark_known(handle)

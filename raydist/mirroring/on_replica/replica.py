@@ -11,7 +11,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.checkpoints.object_state import SHARES
+from raydist.checkpoints.object_state import STATES_BY_RANK
 from raydist.checkpoints.shards import MergedStates
 from raydist.collectives.reducer.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
@@ -23,8 +23,8 @@ from raydist.mirroring.lazy_states import (
     merge_states,
     metrics_in,
     restore_states,
-    share_of_states,
     state_names,
+    states_for_rank,
 )
 from raydist.mirroring.messages import MirrorCalls, StepPayload, TensorImage
 from raydist.mirroring.on_replica.apply_update import ControlCollector, ReplicaBuffers, UpdateApplier
@@ -124,7 +124,7 @@ class MirrorReplica(MirrorCalls):
             self._buffers,
             self._control,
             resolve=self._resolve,
-            share=lambda metric, states: share_of_states(metric, states, self.rank, self._world_size),
+            states_for_rank=lambda metric, states: states_for_rank(metric, states, self.rank, self._world_size),
             watch=lambda optimizer: note_steps(optimizer, self.updates.note, self._carry_out, self._on_cleared),
         )
 
@@ -245,9 +245,9 @@ class MirrorReplica(MirrorCalls):
         states = {name: hold_states(metric, _CPU) for name, metric in metrics.items()}
         values = [buffer.detach().to("cpu", copy=True) for buffer, _ in buffers]
         everyone = gather((states, values))
-        shares = {name: [held[name] for held, _ in everyone] for name in metrics}
-        merged = {name: merge_states(metric, shares[name], alone.get(name, {})) for name, metric in metrics.items()}
-        kept = {name: {SHARES: each} if len(each) > 1 else {} for name, each in shares.items()}
+        by_rank = {name: [held[name] for held, _ in everyone] for name in metrics}
+        merged = {name: merge_states(metric, by_rank[name], alone.get(name, {})) for name, metric in metrics.items()}
+        kept = {name: {STATES_BY_RANK: each} if len(each) > 1 else {} for name, each in by_rank.items()}
         return MergedStates(
             {name: {**each, **kept[name]} for name, each in merged.items() if name in objects},
             nested=tuple((attributes(metrics[name]), each) for name, each in merged.items() if name not in objects),

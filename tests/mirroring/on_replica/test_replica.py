@@ -15,7 +15,7 @@ from torch import nn
 from torchmetrics import MeanMetric
 
 import raydist as rd
-from raydist.checkpoints.object_state import SHARES
+from raydist.checkpoints.object_state import STATES_BY_RANK
 from raydist.checkpoints.shards import MergedStates
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.messages import StepPayload
@@ -250,7 +250,7 @@ def test_metrics_and_running_statistics_are_what_the_driver_reads() -> None:
     assert [mirror.driver.how_saved(each) for each in objects.values()] == ["whole", "whole", "whole"]
     found, own, meeting = merged(mirror, objects)
     assert meeting.num_gathered == 1  # one meeting for all
-    shares = mirror.driver.metric_shares(mean)
+    shares = mirror.driver.states_by_rank(mean)
     expected = {name: getattr(mean, name) for name in ("seen", "_update_count")}
     for rank, each in enumerate(found):
         for name, module in (("norm", norm), ("counts", counts)):
@@ -259,7 +259,7 @@ def test_metrics_and_running_statistics_are_what_the_driver_reads() -> None:
                 assert torch.equal(held[key], value), key
         assert torch.equal(torch.cat(each.metrics["mean"]["seen"]), torch.cat(expected["seen"]))
         assert each.metrics["mean"]["_update_count"] == expected["_update_count"]
-        assert len(each.metrics["mean"][SHARES]) == len(shares) == 3
+        assert len(each.metrics["mean"][STATES_BY_RANK]) == len(shares) == 3
     assert torch.cat(expected["seen"]).tolist() == [9, 0, 1, 2]
 
 
