@@ -88,8 +88,28 @@ class ClusterResolver(ABC):
         return [*tasks.get("chief", ()), *tasks.get("worker", ())]
 
 
+class _KnownCluster(ClusterResolver):
+    """A resolver that knows everything from its beginning."""
+
+    def __init__(self, spec: ClusterSpec, task_type: str | None, task_id: int | None) -> None:
+        self._spec = spec
+        self._task_type = task_type
+        self._task_id = task_id
+
+    def cluster_spec(self) -> ClusterSpec:
+        return self._spec
+
+    @property
+    def task_type(self) -> str | None:
+        return self._task_type
+
+    @property
+    def task_id(self) -> int | None:
+        return self._task_id
+
+
 @final
-class SimpleClusterResolver(ClusterResolver):
+class SimpleClusterResolver(_KnownCluster):
     """A resolver with workers that the program names.
 
     Args:
@@ -119,28 +139,15 @@ class SimpleClusterResolver(ClusterResolver):
             raise InvalidArgumentError(
                 f"SimpleClusterResolver takes an rd.ClusterSpec, got {cluster_spec!r}. Write rd.ClusterSpec(...)."
             )
-        self._spec = cluster_spec
-        self._task_type = task_type
-        self._task_id = task_id
+        super().__init__(cluster_spec, task_type, task_id)
         self._accelerators = dict(num_accelerators or {})
-
-    def cluster_spec(self) -> ClusterSpec:
-        return self._spec
-
-    @property
-    def task_type(self) -> str | None:
-        return self._task_type
-
-    @property
-    def task_id(self) -> int | None:
-        return self._task_id
 
     def num_accelerators(self) -> dict[str, int]:
         return dict(self._accelerators)
 
 
 @final
-class TFConfigClusterResolver(ClusterResolver):
+class TFConfigClusterResolver(_KnownCluster):
     """A resolver with the workers of the environment variable TF_CONFIG, which the constructor reads.
 
     Without the variable the resolver leaves everything to the Ray cluster.
@@ -164,27 +171,16 @@ class TFConfigClusterResolver(ClusterResolver):
 
     def __init__(self, task_type: str | None = None, task_id: int | None = None) -> None:
         config = _read(os.environ.get(_VARIABLE, ""))
-        self._spec = ClusterSpec(config.get("cluster", {}))
+        spec = ClusterSpec(config.get("cluster", {}))
         task = config.get("task", {})
         if not isinstance(task, dict) or not _is_task(task.get("type"), task.get("index")):
             raise InvalidArgumentError(
                 f'The task of {_VARIABLE} must be as {{"type": "worker", "index": 0}}, got {task!r}. Set it right, or '
                 "leave it out."
             )
-        self._task_type: str | None = task.get("type") if task_type is None else task_type
         index = task.get("index") if task_id is None else task_id
-        self._task_id = None if index is None else int(index)
-
-    def cluster_spec(self) -> ClusterSpec:
-        return self._spec
-
-    @property
-    def task_type(self) -> str | None:
-        return self._task_type
-
-    @property
-    def task_id(self) -> int | None:
-        return self._task_id
+        kind = task.get("type") if task_type is None else task_type
+        super().__init__(spec, kind, None if index is None else int(index))
 
 
 def _read(text: str) -> dict[str, Any]:

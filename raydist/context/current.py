@@ -194,11 +194,7 @@ def _own_strategies() -> list[CountsSteps]:
 def training_strategy(objects: Collection[Any] = ()) -> CountsSteps | None:
     """Return the strategy whose scope is open, else the one that made `objects`, else the only open one.
 
-    Args:
-        objects: Modules and variables; objects that no strategy has made are ignored.
-
-    Returns:
-        The strategy; None if there are several, or none.
+    Modules and variables that no strategy has made are ignored. Return None for several strategies, or none.
 
     >>> strategy = rd.OneDeviceStrategy("cpu")
     >>> with strategy.scope():

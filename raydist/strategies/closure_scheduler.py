@@ -31,12 +31,8 @@ __all__ = ["ClosureScheduler"]
 class ClosureScheduler:
     """A thread-safe scheduler of the steps of a parameter server strategy.
 
-    Args:
-        mirror: The mirrored objects on the driver.
-        coordinator: Returns the coordinator of the workers; the call may start the workers.
-        per_worker: Per-worker datasets and values.
-        summaries: Summaries of steps.
-        reduce_op: Returns the reduction of gradients in a step with the given options.
+    `coordinator` returns the workers' coordinator, and may start the workers; `reduce_op` returns the reduction of
+    gradients in a step with the given options.
 
     Attributes:
         num_steps: Number of scheduled steps of the program.
@@ -73,15 +69,9 @@ class ClosureScheduler:
         strategy: Any,
         carried: Callable[[], Sequence[StepCounter]],
     ) -> RemoteValue:
-        """Schedule a step of the program on a worker.
+        """Schedule a step of the program on a worker. The function may refer to its strategy.
 
-        Args:
-            fn: The step function.
-            args: Positional arguments of the step function.
-            kwargs: Keyword arguments of the step function.
-            options: Options of the step.
-            strategy: The strategy of the step; the function may refer to it.
-            carried: Returns objects that workers need even if the step does not refer to them.
+        `carried` returns objects that workers need even if the step does not refer to them.
         """
         leaves = leaves_in((args, kwargs))
         if holds_remote((args, kwargs)):

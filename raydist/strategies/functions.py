@@ -16,7 +16,6 @@ from raydist.strategies.one_device import default_strategy
 
 __all__ = [
     "compute_average_loss",
-    "counter_of",
     "get_global_step",
     "get_replica_context",
     "get_strategy",
@@ -100,8 +99,8 @@ def get_global_step() -> torch.Tensor:
     3
     """
     strategy = get_strategy()
-    if _on_driver():
-        return counter_of(strategy).value
+    if not has_strategy() or in_cross_replica_context():
+        return strategy._make_counter().value
     found = strategy._find_counter()
     if found is None:
         raise FailedPreconditionError(
@@ -111,18 +110,9 @@ def get_global_step() -> torch.Tensor:
     return found.value
 
 
-def _on_driver() -> bool:
-    return not has_strategy() or in_cross_replica_context()
-
-
-def counter_of(strategy: Strategy) -> StepCounter:
-    """Return the global step counter of a strategy, created now if there is none."""
-    return strategy._make_counter()
-
-
 def step_counting(strategy: Strategy) -> Callable[[], Any]:
     """Return the function by which a training step counts itself, if steps do."""
-    return _Counting(counter_of(strategy)) if strategy._steps_count else _count_nothing
+    return _Counting(strategy._make_counter()) if strategy._steps_count else _count_nothing
 
 
 @final

@@ -17,8 +17,7 @@ from raydist.actors.metric_counters import TrainingMetrics
 from raydist.actors.passes.input_host import InputHost
 from raydist.checkpoints.shards import DispatchedSave
 from raydist.context.current import open_strategies
-from raydist.context.strategy import Strategy
-from raydist.context.strategy_input import require_dataset
+from raydist.context.strategy import Strategy, require_dataset
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
 from raydist.foreign_errors import collect_errors, folded, user_line

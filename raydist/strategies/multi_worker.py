@@ -50,8 +50,8 @@ def choose_workers(
     kind = "GPU" if most_gpus else "CPU"
     counts = _with_devices(nodes, kind)
     count = num_workers or len(counts)
-    crowd = math.ceil(count / len(counts))
-    return count, parse_devices(max(1, counts[:count][-1] // crowd), gpus_on_node=most_gpus)
+    workers_per_node = math.ceil(count / len(counts))
+    return count, parse_devices(max(1, counts[:count][-1] // workers_per_node), gpus_on_node=most_gpus)
 
 
 def _require_named(devices: Sequence[Device], most_gpus: int) -> None:
@@ -113,16 +113,8 @@ def plan_workers(
 ) -> LaunchPlan:
     """Plan `num_workers` workers with one replica per device; the replicas of a worker are on one node.
 
-    Args:
-        name: The strategy's unique name.
-        num_workers: Number of workers.
-        devices: Devices of each worker.
-        cluster: The present cluster.
-        resources: Ray resources of one replica; None for the default.
-        timeouts: The limit of every wait.
-        communication: Communication options of the replicas.
-        placement: Ray's placement strategy; None for :func:`choose_placement`.
-        addresses: Address of each worker's node; empty for any node.
+    `resources` are Ray's for one replica, `placement` is Ray's placement strategy (None: see `choose_placement`), and
+    `addresses` are those of the workers' nodes, empty for any nodes.
     """
     kind = devices[0].kind
     wanted = dict(resources) if resources else cluster.replica_resources(kind)

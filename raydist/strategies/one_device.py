@@ -19,8 +19,7 @@ from raydist.context.current import enter_replica, process_counter
 from raydist.context.devices import Device, parse_device
 from raydist.context.replica_context import Alone, ReplicaContext
 from raydist.context.run_call import advise, plain_call, require_call
-from raydist.context.strategy import Strategy
-from raydist.context.strategy_input import require_dataset
+from raydist.context.strategy import Strategy, require_dataset
 from raydist.context.strategy_values import StrategyStats, ValueContext
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import LocalDistributedDataset, require_batches, require_shared

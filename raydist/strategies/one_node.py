@@ -26,10 +26,8 @@ def choose_devices(
 ) -> tuple[Node, tuple[Device, ...]]:
     """Return the node and the devices of a strategy on one node.
 
-    Args:
-        wanted: The user's choice; None for all GPUs of the node with most of them, else its cores.
-        cluster: The present cluster.
-        may_grow: Returns True if an autoscaler may add GPUs; the placement of the replicas then waits for them.
+    By default (None) these are all GPUs of the node with most of them, else its cores. `may_grow` returns True if an
+    autoscaler may add GPUs; the placement of the replicas then waits for them.
 
     Raises:
         InvalidArgumentError: `wanted` names no devices, or GPUs that no present or future node has.

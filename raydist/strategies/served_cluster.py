@@ -52,14 +52,8 @@ class ServedTerms:
 class ServedCluster:
     """The workers and servers of one strategy. For use by one thread.
 
-    Args:
-        name: Unique name of the strategy.
-        title: Name of the strategy in messages.
-        request: Workers and servers that the user asked for.
-        terms: Settings of the parameter servers.
-        timeouts: The limit of every wait.
-        close_when_dropped: Called with a function that ends the processes, once they are started.
-        on_start: Called when workers and servers have been started.
+    `name` is unique, `title` is for messages. Once workers and servers are started, `close_when_dropped` is called with
+    a function that ends the processes, then `on_start`.
 
     Attributes:
         launched: Workers and servers; None until they are started.

@@ -50,14 +50,7 @@ _Args = TypeVarTuple("_Args")
 
 @final
 class LoopReplicas:
-    """The `LoopHost` of replicas in lock step, which answer concurrently with the run.
-
-    Args:
-        mirror: The mirrored objects on the driver.
-        saver: Saves objects of the replicas.
-        group: Returns the group of replicas.
-        limit_s: Time limit of a step and of a save.
-    """
+    """The `LoopHost` of replicas in lock step, which answer concurrently with the run."""
 
     def __init__(
         self, mirror: MirrorDriver, saver: ReplicaSaver, group: Callable[[], ReplicaGroup], limit_s: float
@@ -91,11 +84,7 @@ class LoopReplicas:
 
 @final
 class LockStepLink:
-    """The `ReplicaLink` to replicas in lock step.
-
-    Args:
-        replicas: Returns the replicas, ready for a step. Called at the first use.
-    """
+    """The `ReplicaLink` to replicas in lock step; `replicas` returns these, ready for a step."""
 
     def __init__(self, replicas: Callable[[], ReplicaGroup]) -> None:
         self._replicas = replicas

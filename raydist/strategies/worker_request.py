@@ -148,12 +148,9 @@ def _host(address: str) -> str:
 
 
 def assign_hosts(hosts: Sequence[str], nodes: Sequence[Node], resolve: Callable[[str], str]) -> tuple[str, ...]:
-    """Return the address of each worker's node.
+    """Return the address of the node of each worker, whose hosts the user named.
 
-    Args:
-        hosts: Hosts, as the user named them.
-        nodes: Nodes of the Ray cluster.
-        resolve: Returns the address of a host name, or the name itself if it is unknown.
+    `resolve` returns the address of a host name, or the name itself if it is unknown.
 
     Raises:
         InvalidArgumentError: A host is not a node, or has more workers than nodes.

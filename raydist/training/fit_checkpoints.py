@@ -15,7 +15,6 @@ from raydist.checkpoints.run_directory import remove_checkpoint
 from raydist.distributed_dataset import DistributedDataset
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.stored.directory_files import directory_files
-from raydist.strategies.functions import counter_of
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.checkpoint_callbacks import BackupAndRestore
 from raydist.training.steps import Trainee
@@ -292,7 +291,7 @@ def open_checkpoints(
     group = {
         "state": state,
         "data": data,
-        "global_step": counter_of(trainee.strategy),
+        "global_step": trainee.strategy._make_counter(),
         "loss": trackers.loss,
         "rows": trackers.rows,
         "metrics": dict(trackers.metrics),

@@ -326,7 +326,3 @@ class Reporter:
         """Show the result of the iteration that ended last."""
         if self._final is not None:
             self._view.show(replace(self._final, logs=logs))
-
-    def close(self) -> None:
-        """Close the view."""
-        self._view.close()

@@ -21,7 +21,6 @@ from raydist.errors import (
 )
 from raydist.pipelines.formats.files import path_text, shown_uri
 from raydist.pipelines.stored.directory_files import directory_files
-from raydist.strategies.functions import counter_of
 from raydist.strategies.one_device import OneDeviceStrategy
 from raydist.training.model import Model
 
@@ -98,7 +97,7 @@ class SidecarWork:
                     return
 
     def _evaluated(self, model: Model, path: str) -> Evaluated:
-        counter = counter_of(model.strategy)
+        counter = model.strategy._make_counter()
         objects: dict[str, Any] = {_MODEL: model.module}
         if _STEP in open_checkpoint(directory_files(path)).manifest.objects:
             objects["fit"] = {"global_step": counter}

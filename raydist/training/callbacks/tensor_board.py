@@ -14,7 +14,6 @@ from torch import nn
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.formats.files import local_file
-from raydist.strategies.functions import counter_of
 from raydist.summary.histograms import histogram
 from raydist.summary.media import image, text
 from raydist.summary.projector import embedding
@@ -228,7 +227,7 @@ class TensorBoard(Callback):
         self._input = None if self._data is None else self._data.stats()
 
     def _global_step(self) -> int:
-        return int(counter_of(self.model.strategy).value)
+        return int(self.model.strategy._make_counter().value)
 
     def _writer(self, name: str) -> SummaryWriter:
         if name not in self._writers:
