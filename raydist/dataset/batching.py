@@ -10,8 +10,9 @@ from raydist.pipelines.elements.arguments import require_choice, whole_number
 from raydist.pipelines.ops.batch import BatchOp, RebatchOp, UnbatchOp
 from raydist.pipelines.ops.bucket import Buckets, bucket_op
 from raydist.pipelines.ops.group_by_window import GroupByWindowOp, KeyedWindowsOp
-from raydist.pipelines.ops.grouped import BatchMaker, Collate, GroupedBatchOp, Padding, Ragged
+from raydist.pipelines.ops.grouped import BatchMaker, Collate, GroupedBatchOp, Ragged
 from raydist.pipelines.ops.map import parse_parallelism
+from raydist.pipelines.ops.padded_batch import PaddedBatchOp, Padding, RowGroupsOp
 from raydist.pipelines.ops.window import WindowOp
 
 __all__ = ["Batching"]
@@ -120,7 +121,8 @@ class Batching(DatasetBase):
         >>> [batch.tolist() for batch in ds.padded_batch(2)]
         [[[1, 0], [2, 2]], [[3, 3, 3]]]
         """
-        return self._grouped("padded_batch", batch_size, Padding(padded_shapes, padding_values), drop_remainder, name)
+        groups = RowGroupsOp(self._op, whole_number("batch_size", batch_size), drop_remainder)
+        return type(self)(named(PaddedBatchOp(groups, Padding(padded_shapes, padding_values)), name))
 
     def ragged_batch(self, batch_size: int, drop_remainder: bool = False, name: str | None = None) -> Self:
         """Batch elements whose leaves differ in shape, without padding: such a leaf becomes a list of tensors.
@@ -306,6 +308,4 @@ class Batching(DatasetBase):
         sizes = tuple(whole_number("Each of bucket_batch_sizes", number) for number in bucket_batch_sizes)
         padding = None if no_padding else Padding(padded_shapes, padding_values)
         buckets = Buckets(boundaries, sizes, pad_to_bucket_boundary)
-        return type(self)(
-            named(bucket_op(self._op, element_length_func, buckets, padding, drop_remainder, type(self)), name)
-        )
+        return type(self)(named(bucket_op(self._op, element_length_func, buckets, padding, drop_remainder), name))

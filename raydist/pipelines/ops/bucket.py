@@ -1,27 +1,43 @@
-"""Dataset.bucket_by_sequence_length: batches of elements of similar length."""
+"""Dataset.bucket_by_sequence_length: batches of elements of similar length.
+
+Three operations: the bucket of each element, found where the element is made; groups of elements of one bucket, without
+looking at values; a kernel that pads each group.
+"""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, final
+from typing import Any, ClassVar, final
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import Structure, unflatten
+import numpy as np
 
-# This name is used in code that fingerprints of existing snapshots cover.
-from raydist.pipelines.elements.element_nests import flatten_element as flatten
+from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.nest import LEAF, Structure, unflatten
+from raydist.pipelines.elements.batch_rows import rows_of_batch
+from raydist.pipelines.elements.blocks import Block, copied
+from raydist.pipelines.elements.columns import in_memory
+from raydist.pipelines.elements.element_nests import flatten_element, map_element
+from raydist.pipelines.elements.functions import call_rows, function_label
+from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import DatasetOp
-from raydist.pipelines.ops.batch import BatchOp
-from raydist.pipelines.ops.group_by_window import GroupByWindowOp, KeyedWindowsOp
-from raydist.pipelines.ops.grouped import GroupedBatchOp, Padding
-from raydist.pipelines.ops.nested import graph_of
+from raydist.pipelines.engine.kernel import Kernel
+from raydist.pipelines.engine.op import DatasetOp, IterContext
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp, UncountedOp
+from raydist.pipelines.engine.producers import Producer, ReplayIterator, read_watched
+from raydist.pipelines.engine.request_size import RequestSize
+from raydist.pipelines.ops.batch import cut_into_batches
+from raydist.pipelines.ops.padded_batch import Padding, group_of
+from raydist.values import UNKNOWN_CARDINALITY
 
-__all__ = ["Buckets", "bucket_op"]
+__all__ = ["BucketGroupsOp", "BucketedBatchOp", "Buckets", "BucketsOp", "bucket_op"]
+
+_INT64 = TensorSpec((), np.int64)
+_MOST_KEPT_BLOCKS = 64  # in which elements wait for their batch: a rare bucket would keep one for each element
 
 
 @final
@@ -64,10 +80,6 @@ class Buckets:
             )
         return bisect.bisect_right(self.boundaries, length)
 
-    def batch_size(self, bucket: Any) -> int:
-        """Elements per batch of a bucket."""
-        return self.batch_sizes[int(bucket)]
-
 
 def bucket_op(
     source: DatasetOp,
@@ -75,84 +87,265 @@ def bucket_op(
     buckets: Buckets,
     padding: Padding | None,
     drop_remainder: bool,
-    make_dataset: Callable[[DatasetOp], Any],
-) -> GroupByWindowOp:
+) -> BucketedBatchOp:
     """Return the operation. Without `padding`, elements of a bucket must have one shape."""
     if not callable(length_func):
         raise InvalidArgumentError(f"element_length_func must be a function, got {length_func!r:.100}.")
     if buckets.bounded and not buckets.boundaries:
         raise InvalidArgumentError("pad_to_bucket_boundary needs at least one boundary, got none.")
-    windows = KeyedWindowsOp(source, _BucketOf(length_func, buckets), None, buckets.batch_size, make_dataset)
-    batches = _Batches(source, buckets, padding, drop_remainder, make_dataset)
-    return GroupByWindowOp(windows, batches, "bucket_by_sequence_length", batches.element_spec)
-
-
-@final
-@dataclass(frozen=True)
-class _BucketOf:
-    """The key function: returns the bucket of an element."""
-
-    length_func: Callable[..., Any]
-    buckets: Buckets
-
-    def __call__(self, *element: Any) -> int:
-        length = as_leaf(self.length_func(*element))
-        if getattr(length, "ndim", -1) != 0 or length.dtype.kind not in "iu":
-            raise SpecError(f"element_length_func must return one whole number, got {length!r:.100}.")
-        return self.buckets.index(int(length))
+    found = BucketsOp(source, length_func, buckets)
+    return BucketedBatchOp(BucketGroupsOp(found, buckets, drop_remainder), padding)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Batches:
-    """The reduce function: makes batches of a window."""
+class BucketsOp(UnaryOp, ElementwiseOp):
+    """Pairs (number of the bucket, element of `input`)."""
 
-    source: DatasetOp
+    length_func: Callable[..., Any]
     buckets: Buckets
-    padding: Padding | None
-    drop_remainder: bool
-    make_dataset: Callable[[DatasetOp], Any]
 
-    def __call__(self, bucket: Any, window: Any) -> Any:
-        op = graph_of(window, "bucket_by_sequence_length")
-        size = self.buckets.batch_size(bucket)
-        if self.padding is None:
-            return self.make_dataset(BatchOp(op, size, self.drop_remainder))
-        padding = self._bounded_padding(op, int(bucket)) if self.buckets.bounded else self.padding
-        return self.make_dataset(GroupedBatchOp(op, size, padding, self.drop_remainder, "padded_batch"))
+    @property
+    def label(self) -> str:
+        return f"buckets({function_label(self.length_func)})"
+
+    @property
+    def parallelism(self) -> int | None:
+        """Work where the elements are made: workers would have to send elements of other places back."""
+        return self.input.parallelism if isinstance(self.input, ElementwiseOp) else 1
 
     def element_spec(self) -> Any:
-        """Nest of TensorSpec of the batches of all buckets."""
+        return _INT64, self.input.element_spec()
+
+    def kernel(self, ctx: IterContext) -> Kernel:
+        label = f"{ctx.operation_names[id(self)]} ({function_label(self.length_func)})"
+        return _BucketKernel(self.length_func, self.buckets, label)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _BucketKernel(Kernel):
+    length_func: Callable[..., Any]
+    buckets: Buckets
+    label: str
+
+    def run(self, block: Block, start: int) -> Sequence[Item]:
+        lengths, _ = call_rows(self.length_func, block.shared(), start)
+        found = [self._bucket(length, start + row) for row, length in enumerate(lengths)]
+        if not any(isinstance(bucket, ElementError) for bucket in found):
+            return [_keyed(block, found)]
+        return [
+            bucket if isinstance(bucket, ElementError) else _keyed(block.slice(row, row + 1), [bucket])
+            for row, bucket in enumerate(found)
+        ]
+
+    def _bucket(self, length: Any, index: int) -> Any:
+        if isinstance(length, ElementError):
+            return length
+        try:
+            leaf = as_leaf(length)
+            if getattr(leaf, "ndim", -1) != 0 or leaf.dtype.kind not in "iu":
+                raise SpecError(f"element_length_func must return one whole number, got {length!r:.100}.")
+            return self.buckets.index(int(leaf))
+        except (InvalidArgumentError, SpecError) as error:
+            return ElementError(error, index)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BucketGroupsOp(UncountedOp):
+    """Pairs (number of the bucket, group of elements): each group when its bucket is full; at the end the rest."""
+
+    takes_row_ids: ClassVar[bool] = True
+
+    buckets: Buckets
+    drop_remainder: bool
+
+    def element_spec(self) -> Any:
         sizes = set(self.buckets.batch_sizes)
         size = sizes.pop() if self.drop_remainder and len(sizes) == 1 else None
-        specs, structure = flatten(self.source.element_spec()) if self.padding is None else self._padded_specs
+        bucket, rows = self.input.element_spec()
+        return bucket, map_element(lambda spec: spec.batched(size), rows)
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return ReplayIterator(_BucketGroups(self, ctx.build(self.input)))
+
+
+@final
+@dataclass(slots=True)
+class _Group:
+    """The elements of a bucket that is not full."""
+
+    count: int = 0
+    blocks: list[tuple[int, Block]] = field(default_factory=list)  # with the number of the input block
+    rows: list[int] = field(default_factory=list)  # of the current input block
+
+
+@final
+class _BucketGroups(ClosesInput, Producer):
+    """A producer that holds the elements of all buckets that are not full."""
+
+    def __init__(self, op: BucketGroupsOp, source: OpIterator) -> None:
+        self._op = op
+        self._source = source
+        self._groups: dict[int, _Group] = {}
+        self._request = RequestSize()
+        self._num_blocks = 0
+        self._ended = False
+
+    def make(self, limit: int) -> Sequence[Item]:
+        if not self._ended:
+            try:
+                item = read_watched(self._source, self._request)
+            except StopIteration:
+                self._ended = True
+            else:
+                return [item] if isinstance(item, ElementError) else self._added(item)
+        if not self._groups:
+            raise StopIteration
+        bucket = min(self._groups)
+        group = self._groups.pop(bucket)
+        return [] if self._op.drop_remainder else [_group(bucket, group)]
+
+    def _added(self, block: Block) -> list[Item]:
+        items: list[Item] = []
+        for row, bucket in enumerate(in_memory(block.columns[0]).tolist()):
+            group = self._groups.setdefault(bucket, _Group())
+            group.rows.append(row)
+            group.count += 1
+            if group.count == self._op.buckets.batch_sizes[bucket]:
+                self._settle(group, block)
+                items.append(_group(bucket, self._groups.pop(bucket)))
+        for group in self._groups.values():
+            self._settle(group, block)
+        self._num_blocks += 1
+        return items
+
+    def _settle(self, group: _Group, block: Block) -> None:
+        """Take the rows of a group out of the input block. Copy those that would keep an old stored block alive."""
+        if group.rows:
+            group.blocks.append((self._num_blocks, block.take(np.array(group.rows, np.int64))))
+            group.rows = []
+        oldest = self._num_blocks - _MOST_KEPT_BLOCKS
+        for place, (number, held) in enumerate(group.blocks):
+            if number >= oldest:
+                break
+            if held.is_remote:
+                group.blocks[place] = number, copied(held.in_memory())
+
+
+def _group(bucket: int, group: _Group) -> Item:
+    found = group_of([_rows_of(block) for _, block in group.blocks])
+    return found if isinstance(found, ElementError) else _keyed(found, [bucket])
+
+
+def _keyed(rows: Block, buckets: Sequence[int]) -> Block:
+    structure = Structure(tuple, (0, 1), (LEAF, rows.structure))
+    return Block(structure, (_INT64, *rows.specs), (np.array(buckets, np.int64), *rows.columns), rows.num_rows)
+
+
+def _rows_of(block: Block) -> Block:
+    """Return the elements of pairs."""
+    return Block(block.structure.children[1], block.specs[1:], block.columns[1:], block.num_rows)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BucketedBatchOp(ElementwiseOp):
+    """A batch of each group of elements: padded, or stacked if `padding` is None."""
+
+    groups: BucketGroupsOp
+    padding: Padding | None
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.groups,)
+
+    @property
+    def name(self) -> str:
+        return "bucket_by_sequence_length"
+
+    @property
+    def has_declared_shapes(self) -> bool:
+        return False
+
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def element_spec(self) -> Any:
+        buckets = self.groups.buckets
+        sizes = set(buckets.batch_sizes)
+        size = sizes.pop() if self.groups.drop_remainder and len(sizes) == 1 else None
+        specs, structure = self._row_specs
         return unflatten(structure, [spec.batched(size) for spec in specs])
 
-    def _bounded_padding(self, window: DatasetOp, bucket: int) -> Padding:
-        """Return padding in which unknown dimensions are the bucket's boundary minus 1."""
-        if self.padding is None or self.padding.shapes is None:
-            self._check_declared(window)
-        longest = self.buckets.boundaries[bucket] - 1
-        specs, structure = self._padded_specs
-        shapes = [tuple(longest if dim is None else dim for dim in spec.shape or ()) for spec in specs]
-        return replace(self.padding or Padding(), shapes=unflatten(structure, shapes))
+    @property
+    def _source(self) -> DatasetOp:
+        (found,) = self.groups.inputs
+        return found.inputs[0]
 
     @cached_property
-    def _padded_specs(self) -> tuple[list[TensorSpec], Structure]:
-        specs, structure = flatten(self.source.element_spec())
-        return (self.padding or Padding()).padded_specs(structure, specs), structure
+    def _row_specs(self) -> tuple[list[TensorSpec], Structure]:
+        """Specs of the rows of a batch."""
+        specs, structure = flatten_element(self._source.element_spec())
+        return (specs if self.padding is None else self.padding.padded_specs(structure, specs)), structure
 
-    def _check_declared(self, window: DatasetOp) -> None:
-        """Check an inferred element_spec, which takes the length of a first element for the length of all."""
-        for declared, found in self._pairs(window):
+    def kernel(self, ctx: IterContext) -> Kernel:
+        label, buckets = ctx.operation_names[id(self)], self.groups.buckets
+        if self.padding is None or not buckets.bounded:
+            return _BatchKernel(label, self.padding)
+        try:
+            specs, structure = self._row_specs
+        except FailedPreconditionError:  # such as an empty dataset, which has no batch
+            return _BatchKernel(label, self.padding)
+        declared = None
+        if self.padding.shapes is None:
+            declared = tuple(flatten_element(self._source.element_spec())[0])
+        return _BatchKernel(label, self.padding, _Bounds(buckets.boundaries, structure, tuple(specs), declared))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """The shapes to which `pad_to_bucket_boundary` pads."""
+
+    boundaries: tuple[int, ...]
+    structure: Structure
+    padded: tuple[TensorSpec, ...]  # specs of padded rows; unknown dimensions are padded to the boundary minus 1
+    declared: tuple[TensorSpec, ...] | None  # specs of the elements, if these tell which dimensions are unknown
+
+    def padding(self, given: Padding, bucket: int, rows: Block) -> Padding:
+        """Return the padding for a bucket. Raises SpecError if elements differ from their declared shape."""
+        for declared, found in zip(self.declared or (), rows.specs, strict=False):
+            # An inferred spec takes the length of a first element for the length of all.
             if not declared.accepts(found):
                 raise SpecError(
                     "pad_to_bucket_boundary reads off the element_spec which dimensions to pad, and it says "
                     f"{declared} where elements are {found}. Declare output_spec= on the map that makes them, or "
                     "give padded_shapes."
                 )
+        longest = self.boundaries[bucket] - 1
+        shapes = [tuple(longest if dim is None else dim for dim in spec.shape or ()) for spec in self.padded]
+        return replace(given, shapes=unflatten(self.structure, shapes))
 
-    def _pairs(self, window: DatasetOp) -> Iterator[tuple[TensorSpec, TensorSpec]]:
-        declared, _ = flatten(self.source.element_spec())
-        found, _ = flatten(window.element_spec())
-        return zip(declared, found, strict=True)
+
+@final
+@dataclass(frozen=True, eq=False)
+class _BatchKernel(Kernel):
+    label: str
+    padding: Padding | None
+    bounds: _Bounds | None = None
+
+    def run(self, block: Block, start: int) -> Sequence[Item]:
+        return [self._batch(block.slice(row, row + 1), start + row) for row in range(block.num_rows)]
+
+    def _batch(self, group: Block, index: int) -> Item:
+        rows = rows_of_batch(_rows_of(group).in_memory())
+        try:
+            if self.padding is None:
+                return cut_into_batches([rows], rows.num_rows, drop_remainder=False)[0]
+            if self.bounds is None:
+                return self.padding.batch(rows)
+            return self.bounds.padding(self.padding, int(group.columns[0][0]), rows).batch(rows)
+        except (DataLossError, InvalidArgumentError, SpecError) as error:
+            return ElementError(error, index)

@@ -202,15 +202,11 @@ def _int64(value: Any, what: str) -> int:
 class GroupByWindowOp(DatasetOp):
     """The elements of the datasets `reduce_func(key, window)`, one window after the other.
 
-    `known_spec` returns the element_spec; without it, a first element is reduced to find out.
-
     The state of an iterator is the number of windows before the open one, and the state of the open window's dataset.
     """
 
     windows: KeyedWindowsOp
     reduce_func: Callable[[Any, Any], Any]
-    made_by: str = "group_by_window"
-    known_spec: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.reduce_func):
@@ -221,12 +217,8 @@ class GroupByWindowOp(DatasetOp):
         return (self.windows,)
 
     @property
-    def name(self) -> str:
-        return self.made_by
-
-    @property
     def label(self) -> str:
-        return f"{self.made_by}({function_label(self.reduce_func)})"
+        return f"group_by_window({function_label(self.reduce_func)})"
 
     @property
     def has_declared_shapes(self) -> bool:
@@ -236,8 +228,6 @@ class GroupByWindowOp(DatasetOp):
         return UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Any:
-        if self.known_spec is not None:
-            return self.known_spec()
         return probe_nested(self.windows.input, self._reduce_first, self.label)
 
     def _reduce_first(self, *element: Any) -> Any:

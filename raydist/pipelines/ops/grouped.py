@@ -1,4 +1,4 @@
-"""Batches that are made one at a time: padded, ragged, and batches of a `collate` function."""
+"""Batches that are made one at a time: ragged, and batches of a `collate` function."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from typing import Any, ClassVar, Protocol, final
 
 import numpy as np
 
-from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, RaydistError, SpecError
+from raydist.errors import FailedPreconditionError, InvalidArgumentError, RaydistError
 from raydist.foreign_errors import annotate
-from raydist.nest import LEAF, Structure, unflatten
-from raydist.pipelines.elements.arguments import parts_like
+from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.elements.collated import CollatedLeaf, pieces_of_results
 from raydist.pipelines.elements.element_nests import flatten_element, map_element
 from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_items, drop_items, keep_items
-from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.object_leaves import ListLeaf
-from raydist.pipelines.elements.small_floats import dtype_kind
-from raydist.pipelines.elements.spec import CollatedSpec, ObjectSpec, RaggedSpec, TensorSpec, spec_of_value
+from raydist.pipelines.elements.spec import CollatedSpec, ObjectSpec, RaggedSpec, TensorSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
@@ -30,7 +27,7 @@ from raydist.pipelines.engine.probe import PROBED_ELEMENTS, QUICK_S, open_probe
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.engine.resume import read_items
 
-__all__ = ["BatchMaker", "Collate", "GroupedBatchOp", "Padding", "Ragged"]
+__all__ = ["BatchMaker", "Collate", "GroupedBatchOp", "Ragged"]
 
 _MAX_BATCHES = 64  # made at a time
 
@@ -227,112 +224,3 @@ def _spec_of_box(array: Any) -> TensorSpec:
     value = array.item().value
     is_array = isinstance(value, np.ndarray) and value.dtype != object
     return TensorSpec((None,) * value.ndim, value.dtype) if is_array else CollatedSpec()
-
-
-Shape = tuple[int | None, ...]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Padding:
-    """A batch maker that pads elements to common shapes.
-
-    Attributes:
-        shapes: Nest like the element, with a shape in place of each leaf (None or -1 in a shape: the longest of the
-            batch); None to pad all dimensions to the longest.
-        values: Nest like the element, with a value in place of each leaf (None: 0, or empty text); None for None
-            everywhere.
-    """
-
-    shapes: Any = None
-    values: Any = None
-
-    @property
-    def label(self) -> str:
-        """An empty text: shapes and values would be too long."""
-        return ""
-
-    def spec(self, source: DatasetOp, size: int | None) -> Any:
-        """Return the nest of specs of a batch of `size` elements of `source`."""
-        specs, structure = flatten_element(source.element_spec())
-        return unflatten(structure, [spec.batched(size) for spec in self.padded_specs(structure, specs)])
-
-    def padded_specs(self, structure: Structure, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-        """Return the specs of the padded leaves."""
-        for spec in specs:
-            if isinstance(spec, ObjectSpec):
-                raise spec.refused("padded_batch")
-        shapes = parts_like(structure, self.shapes, "padded_shapes")
-        return [TensorSpec(_target(spec, shape), spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
-
-    def batch(self, blocks: Sequence[Block], source: DatasetOp | None = None) -> Block:
-        """Return all elements of `blocks` as one batch.
-
-        Raises:
-            DataLossError: A row is longer than the padded shape.
-            InvalidArgumentError: Shapes or values do not fit the element.
-            SpecError: The type of a padding value differs from the type of its leaf.
-        """
-        rows = concat_blocks(blocks).of_tensors("padded_batch")
-        shapes = parts_like(rows.structure, self.shapes, "padded_shapes")
-        values = parts_like(rows.structure, self.values, "padding_values")
-        paths = rows.structure.paths()
-        columns = [
-            _padded(column, spec, shape, value, path)
-            for column, spec, shape, value, path in zip(rows.columns, rows.specs, shapes, values, paths, strict=True)
-        ]
-        specs = tuple(TensorSpec(column.shape, spec.dtype) for column, spec in zip(columns, rows.specs, strict=True))
-        return Block(rows.structure, specs, tuple(column[np.newaxis] for column in columns), 1)
-
-
-def _target(spec: TensorSpec, shape: Any) -> Shape | None:
-    """Return the shape to pad to, None where the batch decides."""
-    if shape is None:
-        return None if spec.shape is None else (None,) * len(spec.shape) if not spec.is_fixed else spec.shape
-    dims = tuple(None if dim in (None, -1) else int(dim) for dim in shape)
-    if spec.shape is not None and len(dims) != len(spec.shape):
-        raise InvalidArgumentError(f"A padded shape must have {len(spec.shape)} dimensions, like {spec}, got {dims}.")
-    return dims
-
-
-def _padded(column: Column, spec: TensorSpec, shape: Any, value: Any, path: str) -> Column:
-    where = f" of {path!r}" if path else ""
-    rows = [row if isinstance(row, np.ndarray) else np.array(row, column.dtype) for row in column]
-    ranks = {row.ndim for row in rows}
-    target = _target(TensorSpec((None,) * max(ranks), spec.dtype), shape) or ()
-    if len(ranks) > 1:
-        raise InvalidArgumentError(f"The elements{where} of a padded batch must have one rank, got {sorted(ranks)}.")
-    longest = [max(dims) for dims in zip(*(row.shape for row in rows), strict=True)]
-    final_shape = [most if dim is None else dim for most, dim in zip(longest, target, strict=True)]
-    if any(most > dim for most, dim in zip(longest, final_shape, strict=True)):
-        raise DataLossError(
-            f"A padded shape{where} must hold every element, got elements up to {tuple(longest)} for "
-            f"{tuple(final_shape)}. Give a larger one, or None for the longest of each batch."
-        )
-    if not final_shape:
-        return column
-    filled = np.full((len(rows), *final_shape), _value(value, spec, where), dtype=rows[0].dtype)
-    for number, row in enumerate(rows):
-        filled[number][tuple(map(slice, row.shape))] = row
-    return filled
-
-
-def _value(value: Any, spec: TensorSpec, where: str) -> Any:
-    """Return the padding value of a leaf: the default, or `value` as a scalar of the leaf's dtype."""
-    kind = spec.dtype.kind
-    if value is None:
-        return {"S": b"", "U": ""}.get(kind, 0)
-    leaf = as_leaf(value)
-    got = spec_of_value(leaf)
-    exact = got.dtype == spec.dtype or (isinstance(value, int | float) and _fits(leaf, spec.dtype))
-    if got.shape != () or not exact:
-        raise SpecError(f"A padding value{where} must be one scalar of {spec.dtype}, got {value!r:.100} ({got}).")
-    return leaf
-
-
-def _fits(leaf: Any, dtype: np.dtype[Any]) -> bool:
-    """Return True if a Python number fits `dtype`: an int fits all numbers, a float only floats and complex numbers."""
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return leaf.dtype.kind in "iu" and limits.min <= int(leaf) <= limits.max
-    return dtype_kind(dtype) in "fc" and leaf.dtype.kind != "b"

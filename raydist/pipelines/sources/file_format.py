@@ -1,11 +1,12 @@
 """Interfaces of file formats, and the formats of records. A new format implements one of three interfaces:
 
-- :class:`RecordFormat`, if a file is a sequence of records (bytes) without an index: `name`, `compression_type` and
-`reader`. `RecordFilesOp.of(...)` makes a dataset of it, with names from a dataset and files read in turn.
+- :class:`TableFormat`, for rows that are read from the first to the last: `name`, `label`, `spec`, and `open`, which
+returns a :class:`TableReader`. `TableFilesOp` makes a dataset of it. If `starts_anywhere`, input workers read pieces of
+several files at a time.
+- :class:`RecordFormat`, if the rows are records (bytes): `name`, `compression_type` and `reader`.
+`RecordFilesOp.of(...)` makes a dataset of it, with names from a dataset and files read in turn.
 - :class:`SplitFormat`, if a file has an index of its parts (such as a footer): `name`, `label`, `spec` and
 `read_split`. `SplitFilesOp` makes a dataset of it that reads several pieces at a time, wherever stages run.
-- :class:`TableFormat`, for all other rows: `name`, `label`, `spec`, and `open`, which returns a :class:`TableReader`.
-`TableFilesOp` makes a dataset of it that reads one file after the other.
 
 All of them are picklable descriptions: readers hold open files. Where a file is damaged, an error takes the place of
 the data that cannot be read (see `data_loss` in `formats/files.py`), and reading continues after the damage.
@@ -20,7 +21,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.elements.items import Item
+from raydist.nest import LEAF
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.columns import object_column
+from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.spec import BYTES, TensorSpec
 from raydist.pipelines.formats.byte_streams import ByteStream, open_stream
 from raydist.pipelines.formats.files import require_limit
@@ -61,40 +65,6 @@ class FileFormat(ABC):
         """Nest of TensorSpec of one element."""
 
 
-class RecordFormat(FileFormat):
-    """A file format of records."""
-
-    compression_type: str | None
-    """Compression of the whole file: None, "GZIP" or "ZLIB"."""
-
-    @property
-    @final
-    def label(self) -> str:
-        return f"compression_type={self.compression_type!r}"
-
-    @property
-    @final
-    def spec(self) -> TensorSpec:
-        return _RECORD
-
-    def compression_of(self, path: str) -> str | None:
-        return self.compression_type
-
-    @abstractmethod
-    def reader(self, stream: ByteStream, offset: int, index: int) -> RecordReader:
-        """Return a reader of `stream` that begins at `offset`, the start of record `index`."""
-
-    @final
-    def open(self, path: str, offset: int, index: int) -> RecordReader:
-        """Return a reader of the file at `path`; see :meth:`reader`."""
-        stream = open_stream(path, self.compression_of(path))
-        try:
-            return self.reader(stream, offset, index)
-        except BaseException:
-            stream.close()
-            raise
-
-
 class TableReader(ABC):
     """A reader of the rows of one file, in order."""
 
@@ -123,6 +93,72 @@ class TableFormat(FileFormat):
     @abstractmethod
     def open(self, path: str, position: Sequence[int]) -> TableReader:
         """Return a reader that starts at `position`; from the beginning if `position` is empty."""
+
+    def starts_anywhere(self, path: str) -> bool:
+        """Return True if `open` at a position does not read what lies before it, so that workers may read pieces."""
+        return False
+
+
+class RecordFormat(TableFormat):
+    """A file format of records: each row is bytes."""
+
+    compression_type: str | None
+    """Compression of the whole file: None, "GZIP" or "ZLIB"."""
+
+    @property
+    @final
+    def label(self) -> str:
+        return f"compression_type={self.compression_type!r}"
+
+    @property
+    @final
+    def spec(self) -> TensorSpec:
+        return _RECORD
+
+    def compression_of(self, path: str) -> str | None:
+        return self.compression_type
+
+    @abstractmethod
+    def reader(self, stream: ByteStream, offset: int, index: int) -> RecordReader:
+        """Return a reader of `stream` that begins at `offset`, the start of record `index`."""
+
+    @final
+    def starts_anywhere(self, path: str) -> bool:
+        return self.compression_of(path) is None
+
+    @final
+    def open(self, path: str, position: Sequence[int]) -> TableReader:
+        return _RecordRows(self.open_records(path, *(position or (0, 0))))
+
+    @final
+    def open_records(self, path: str, offset: int, index: int) -> RecordReader:
+        """Return a reader of the file at `path`; see :meth:`reader`."""
+        stream = open_stream(path, self.compression_of(path))
+        try:
+            return self.reader(stream, offset, index)
+        except BaseException:
+            stream.close()
+            raise
+
+
+class _RecordRows(TableReader):
+    """The records of a file as rows."""
+
+    def __init__(self, reader: RecordReader) -> None:
+        self.ended = False
+        self._reader = reader
+
+    def position(self) -> list[int]:
+        return [self._reader.offset, self._reader.index]
+
+    def read(self, limit: int) -> list[Item]:
+        records, error = self._reader.read(limit)
+        self.ended = self._reader.ended or (not records and error is None)
+        items: list[Item] = [Block(LEAF, (_RECORD,), (object_column(records),), len(records))] if records else []
+        return items if error is None else [*items, ElementError(error)]
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 @dataclass(frozen=True, slots=True)

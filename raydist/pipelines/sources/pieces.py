@@ -1,13 +1,14 @@
-"""Reading the records of one file in pieces, each with the position of its end: here, in a thread, or by workers.
+"""Reading one file in pieces, each with the position of its end: here, in a thread, or by workers.
 
-A file of records has no index, so each piece begins where the last one ended. Workers of an executor read several files
-at a time, and this process gets row ids of the records; the end of a piece comes back with them.
+A file without an index is read from the first piece to the last: each piece begins where the last one ended. Workers of
+an executor read several files at a time, and this process gets row ids; the end of a piece comes back with them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,25 +19,23 @@ from raydist.errors import DeadlineExceededError
 from raydist.nest import flatten
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.columns import Column, concat_columns, in_memory, object_column
-from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.elements.spec import BYTES, STR, TensorSpec
+from raydist.pipelines.elements.columns import Column, object_column
+from raydist.pipelines.elements.items import ElementError, Item, count_items
+from raydist.pipelines.elements.spec import STR, TensorSpec
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import Kernel, StageSpec
+from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS
 from raydist.pipelines.formats.records import RecordReader
-from raydist.pipelines.sources.file_format import RecordFormat
+from raydist.pipelines.sources.file_format import TableFormat, TableReader
 
 __all__ = ["Piece", "PieceReader", "PiecesAhead", "PiecesOnWorkers", "ReadingStage"]
 
-_LEAST_BYTES, _MOST_BYTES = 4 << 20, 16 << 20  # of a piece: small at the beginning of a file, for early records
-_FIRST_RECORDS = 64  # read before the size of a record is known
-_MOST_RECORDS = 1 << 16
-_INT64 = TensorSpec((), np.int64)
-_ASKED = (TensorSpec((), STR), _INT64, _INT64)  # path, offset, index of the record there
-# A record; in the last row b"", the offset of the end or -1, and the index there.
-_READ = (TensorSpec((), BYTES), _INT64, _INT64)
-_NESTS = (flatten(_ASKED)[1], flatten(_READ)[1])
+_LEAST_BYTES, _MOST_BYTES = 4 << 20, 16 << 20  # of a piece: the first one is small, so that rows come early
+_FIRST_ROWS = 64  # read before the size of a row is known
+_MOST_ROWS = 1 << 16
+_ASKED = (TensorSpec((), STR), TensorSpec((), np.int64), TensorSpec((None,), np.int64))  # path, bytes, position
+_STRUCTURE = flatten(_ASKED)[1]
 _THREAD_BYTES = 1 << 20
 _THREAD_FIRST_RECORDS = 16  # in a piece, before the size of a record is known
 _THREAD_MAX_RECORDS = 1024
@@ -77,42 +76,48 @@ class PieceReader:
             self._reader.close()
 
 
+class _PieceEnd(Exception):
+    """Mark the end of a piece, behind its items: an error, because rows of another kind cannot follow the rows."""
+
+    def __init__(self, position: Sequence[int], ended: bool) -> None:
+        super().__init__(tuple(position), ended)
+        self.position = position
+        self.ended = ended
+
+
 @dataclass(frozen=True, eq=False)
 class _ReadPiece(Kernel):
-    """Reads a piece of a file: the records, an error behind them if there is one, and the position of the end."""
+    """Reads a piece of a file: its rows and errors, and a :class:`_PieceEnd`."""
 
     preserves_count: ClassVar[bool] = False
-    format: RecordFormat
+    format: TableFormat
     label: str
     uses_index = False
 
     def run(self, block: Block, start: int) -> Sequence[Item]:
-        path, offset, index = block.row(0)
-        reader = PieceReader(lambda: self.format.open(path, int(offset), int(index)))
-        records: list[Column] = []
-        num_records = num_bytes = 0
-        wanted = max(_LEAST_BYTES, min(int(offset), _MOST_BYTES))
+        path, wanted, position = block.row(0)
         try:
-            while True:
-                mean = num_bytes // num_records if num_records else wanted // _FIRST_RECORDS
-                piece = reader.read(max(1, min((wanted - num_bytes) // max(1, mean), _MOST_RECORDS)))
-                records.append(piece.records)
-                num_records += len(piece.records)
-                num_bytes += sum(map(len, piece.records))
-                if piece.ended or piece.error is not None or num_bytes >= wanted or num_records >= _MOST_RECORDS:
-                    break
-        finally:
-            reader.close()
-        zeros = np.zeros(num_records, np.int64)
-        items: list[Item] = [_rows_read(np.concatenate(records), zeros, zeros)] if num_records else []
-        if piece.error is not None:
-            items.append(ElementError(piece.error))
-        end = -1 if piece.ended else piece.offset
-        return [*items, _rows_read(object_column([b""]), np.array([end]), np.array([piece.index]))]
+            reader = self.format.open(path, position.tolist())
+        except Exception as failure:  # such as a missing file or a directory
+            return [ElementError(failure), ElementError(_PieceEnd((), ended=True))]
+        with closing(reader):
+            items = _items_of(reader, int(wanted))
+            return [*items, ElementError(_PieceEnd(reader.position(), reader.ended))]
 
 
-def _rows_read(records: Column, offsets: Column, indices: Column) -> Block:
-    return Block(_NESTS[1], _READ, (records, offsets, indices), len(records))
+def _items_of(reader: TableReader, wanted: int) -> list[Item]:
+    """Return the next rows, of about `wanted` bytes, up to the first error."""
+    items: list[Item] = []
+    num_rows = num_bytes = 0
+    while not reader.ended and num_bytes < wanted and num_rows < _MOST_ROWS:
+        mean = max(1, num_bytes // num_rows if num_rows else wanted // _FIRST_ROWS)
+        found = reader.read(max(1, min((wanted - num_bytes) // mean, _MOST_ROWS)))
+        items += found
+        num_rows += count_items(found)
+        num_bytes += sum(item.num_bytes for item in found if isinstance(item, Block))
+        if any(isinstance(item, ElementError) for item in found):
+            break
+    return items
 
 
 class ReadingStage:
@@ -120,76 +125,84 @@ class ReadingStage:
 
     Args:
         executor: Runs the work.
-        record_format: Format of the files.
+        file_format: Format of the files.
         name: Name of the operation and its epoch, unique in the iteration.
     """
 
-    def __init__(self, executor: Executor, record_format: RecordFormat, name: str) -> None:
+    def __init__(self, executor: Executor, file_format: TableFormat, name: str) -> None:
         self.executor = executor
-        self._spec = StageSpec(f"{name}-reading", (_ReadPiece(record_format, name),))
-        self._format = record_format
+        self._spec = StageSpec(f"{name}-reading", (_ReadPiece(file_format, name),))
+        self._format = file_format
+
+    @classmethod
+    def of(cls, op: DatasetOp, file_format: TableFormat, ctx: IterContext) -> ReadingStage | None:
+        """Return the stage that reads the files of an operation; None if this process reads them."""
+        if ctx.readers is None:
+            return None
+        return cls(ctx.readers, file_format, f"{ctx.operation_names[id(op)]}@{'.'.join(map(str, ctx.epoch))}")
 
     def suits(self, path: str) -> bool:
-        """Return True if a file can be read from any piece on: one that is not compressed."""
-        return self._format.compression_of(path) is None
+        """Return True if a file can be read from any piece on."""
+        return self._format.starts_anywhere(path)
 
-    def read(self, path: str, offset: int, index: int) -> Pending:
-        """Start to read the piece that begins at `offset` with record `index`."""
-        columns = (object_column([path]), np.array([offset]), np.array([index]))
-        return self.executor.submit(self._spec, Block(_NESTS[0], _ASKED, columns, 1), (0,))
+    def read(self, path: str, position: Sequence[int], num_bytes: int) -> Pending:
+        """Start to read the piece of about `num_bytes` that begins at `position`."""
+        columns = (object_column([path]), np.array([num_bytes]), np.array([position], np.int64))
+        return self.executor.submit(self._spec, Block(_STRUCTURE, _ASKED, columns, 1), (0,))
 
 
-class PiecesOnWorkers:
+class PiecesOnWorkers(TableReader):
     """A reader of the pieces of a file, one of which is read ahead.
 
     Args:
         stage: Reads pieces.
         path: Path of the file.
-        offset: Where the first piece begins.
-        index: Number of the record there.
+        position: Beginning of the first piece; empty for that of the file.
     """
 
-    def __init__(self, stage: ReadingStage, path: str, offset: int, index: int) -> None:
+    def __init__(self, stage: ReadingStage, path: str, position: Sequence[int]) -> None:
+        self.ended = False
         self._stage = stage
         self._path = path
-        self._next = offset, index
+        self._next = list(position)
+        self._num_bytes = _LEAST_BYTES
         self._coming: Pending | None = None
 
     def start(self) -> None:
         """Start to read the next piece. May be called again."""
         if self._coming is None:
-            self._coming = self._stage.read(self._path, *self._next)
+            self._coming = self._stage.read(self._path, self._next, self._num_bytes)
+            self._num_bytes = min(self._num_bytes * 2, _MOST_BYTES)
 
-    def read(self) -> Piece:
+    def position(self) -> list[int]:
+        return self._next
+
+    def read(self, limit: int) -> list[Item]:
         """Return the next piece. Blocks until it is read; must not be called after a piece that ended."""
         self.start()
         coming, self._coming = self._coming, None
         if coming is None:
             raise AssertionError("raydist bug: no piece was asked for.")
         try:
-            piece = _piece_of(coming.result().items)
+            items = coming.result().items
         except MACHINERY_ERRORS:
             raise
         except Exception as error:  # such as a format that workers cannot load
-            return Piece(object_column([]), error, 0, 0, ended=True)
-        self._next = piece.offset, piece.index
-        if not piece.ended:
+            self.ended = True
+            return [ElementError(error)]
+        last = items[-1].error if isinstance(items[-1], ElementError) else None
+        if not isinstance(last, _PieceEnd):
+            raise AssertionError(f"raydist bug: a piece of {self._path!r} has no end, but {last!r}.")
+        self._next, self.ended = list(last.position), last.ended
+        if not self.ended:
             self.start()
-        return piece
+        return list(items[:-1])
 
     def close(self) -> None:
         """Drop the piece that was read ahead."""
         coming, self._coming = self._coming, None
         if coming is not None:
             coming.cancel()
-
-
-def _piece_of(items: Sequence[Item]) -> Piece:
-    error = next((item.error for item in items if isinstance(item, ElementError)), None)
-    blocks = [item for item in items if isinstance(item, Block)]
-    records = concat_columns([block.columns[0] for block in blocks], np.concatenate)[:-1]
-    offset, index = (int(in_memory(blocks[-1].columns[place][-1:])[0]) for place in (1, 2))
-    return Piece(records, error, max(offset, 0), index, ended=offset < 0)
 
 
 class _Reading(threading.Thread):

@@ -36,6 +36,23 @@ _SKIPPED_RECORDS = 1024  # read at a time while skipping to a saved position
 _SLOT_NUMBERS = 5  # in the state of a slot: file number, start offset, start record, records to skip, file size
 
 
+class _RecordsOnWorkers:
+    """Pieces that workers read, as pieces of records."""
+
+    def __init__(self, pieces: PiecesOnWorkers) -> None:
+        self.start = pieces.start
+        self.close = pieces.close
+        self._pieces = pieces
+
+    def read(self) -> Piece:
+        items = self._pieces.read(0)
+        records = [item.columns[0] for item in items if isinstance(item, Block)]
+        error = next((item.error for item in items if isinstance(item, ElementError)), None)
+        offset, index = self._pieces.position() or (0, 0)
+        column = concat_columns(records, np.concatenate) if records else _NO_RECORDS
+        return Piece(column, error, offset, index, self._pieces.ended)
+
+
 class RecordSlot:
     """A reader of the records of one file: in this thread, ahead in another thread, or by workers.
 
@@ -70,9 +87,9 @@ class RecordSlot:
         def open_reader() -> RecordReader:
             return open_records(text, offset, index)
 
-        self._ahead: PiecesAhead | PiecesOnWorkers | None = None
+        self._ahead: PiecesAhead | _RecordsOnWorkers | None = None
         if workers is not None and self._error is None and workers.suits(text):
-            self._ahead = PiecesOnWorkers(workers, text, offset, index)
+            self._ahead = _RecordsOnWorkers(PiecesOnWorkers(workers, text, (offset, index)))
         elif ahead:
             self._ahead = PiecesAhead(open_reader, text)
         self._here = PieceReader(open_reader)
@@ -184,11 +201,7 @@ class RecordFilesOp(DatasetOp):
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         names = FileNames(replace(ctx, row_ids=False).build(self.names))
-        workers = None
-        if ctx.readers is not None:
-            name = f"{ctx.operation_names[id(self)]}@{'.'.join(map(str, ctx.epoch))}"
-            workers = ReadingStage(ctx.readers, self.format, name)
-        return BorderIterator(_RecordFiles(self, names, workers))
+        return BorderIterator(_RecordFiles(self, names, ReadingStage.of(self, self.format, ctx)))
 
 
 class _RecordFiles(ResumableProducer):
@@ -294,7 +307,7 @@ class _RecordFiles(ResumableProducer):
         self, number: int, path: str | ElementError, position: tuple[int, int, int] = (0, 0, 0), size: int = 0
     ) -> RecordSlot:
         return RecordSlot(
-            self._op.format.open, number, path, position, ahead=self._op.ahead, size=size, workers=self._workers
+            self._op.format.open_records, number, path, position, ahead=self._op.ahead, size=size, workers=self._workers
         )
 
     def border(self) -> IteratorState:

@@ -101,6 +101,9 @@ class RowLinesFormat(TableFormat):
         """Converter of record batches to blocks."""
         return RowSchema(self.parser.schema, self.conversion)
 
+    def starts_anywhere(self, path: str) -> bool:
+        return self.compression_type is None
+
     def open(self, path: str, position: Sequence[int]) -> TableReader:
         stream = open_stream(path, self.compression_type)
         try:

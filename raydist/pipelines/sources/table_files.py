@@ -29,6 +29,7 @@ from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.formats.opening import local_size, require_same_size
 from raydist.pipelines.sources.file_format import FileSplit, SplitFormat, TableFormat, TableReader
 from raydist.pipelines.sources.memory import IndexedIterator
+from raydist.pipelines.sources.pieces import PiecesOnWorkers, ReadingStage
 
 __all__ = ["FileSplitsOp", "SplitFilesOp", "TableFilesOp", "shown_paths", "table_paths"]
 
@@ -63,6 +64,7 @@ class TableFilesOp(SourceOp):
     paths: tuple[str, ...]  # the files, in order
     format: TableFormat  # format of the files
     num_rows: int  # number of rows in all files, or UNKNOWN_CARDINALITY
+    takes_row_ids: ClassVar[bool] = True
     gives_rows = True
 
     @property
@@ -80,17 +82,20 @@ class TableFilesOp(SourceOp):
         return self.format.spec
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return self.iterator()
+        return BorderIterator(_TableRows(self, ReadingStage.of(self, self.format, ctx)))
 
     def iterator(self) -> OpIterator:
+        """Return an iterator that reads the files in this process."""
         return BorderIterator(_TableRows(self))
 
 
 class _TableRows(ResumableProducer):
     """The rows of one file after the other. Position: the number of the file, the reader's position, the size."""
 
-    def __init__(self, op: TableFilesOp) -> None:
+    def __init__(self, op: TableFilesOp, workers: ReadingStage | None = None) -> None:
         self._op = op
+        self._workers = workers if workers is not None and all(map(workers.suits, op.paths)) else None
+        self._coming: deque[PiecesOnWorkers] = deque()  # the next files, one piece of each is read ahead
         self._number = 0
         self._start: Sequence[int] = ()
         self._size = 0  # of the current file
@@ -105,7 +110,7 @@ class _TableRows(ResumableProducer):
         if self._reader is None:
             path = self._op.paths[self._number]
             try:
-                self._reader = self._op.format.open(path, self._start)
+                self._reader = self._open_here(path) if self._workers is None else self._opened_ahead(self._workers)
             except Exception as error:  # such as a missing file or a directory
                 self._next_file()
                 return [ElementError(error)]
@@ -114,8 +119,21 @@ class _TableRows(ResumableProducer):
             self._next_file()
         return items
 
+    def _open_here(self, path: str) -> TableReader:
+        return self._op.format.open(path, self._start)
+
+    def _opened_ahead(self, workers: ReadingStage) -> TableReader:
+        """Return the reader of the current file. Workers begin with the files after it, too."""
+        while len(self._coming) < min(workers.executor.window, len(self._op.paths) - self._number):
+            number = self._number + len(self._coming)
+            start = self._start if number == self._number else ()
+            self._coming.append(PiecesOnWorkers(workers, self._op.paths[number], start))
+            self._coming[-1].start()
+        return self._coming.popleft()
+
     def _next_file(self) -> None:
-        self.close()
+        if self._reader is not None:
+            self._reader.close()
         self._reader = None
         self._number += 1
         self._start = ()
@@ -139,8 +157,9 @@ class _TableRows(ResumableProducer):
             require_same_size(self._op.paths[self._number], self._size)
 
     def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
+        for reader in (self._reader, *self._coming):
+            if reader is not None:
+                reader.close()
 
 
 @dataclass(frozen=True, eq=False)

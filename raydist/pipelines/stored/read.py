@@ -82,6 +82,9 @@ class SavedFormat(TableFormat):
     def spec(self) -> Any:
         return self.manifest.element_spec
 
+    def starts_anywhere(self, path: str) -> bool:
+        return True
+
     def open(self, path: str, position: Sequence[int]) -> TableReader:
         part = self.files[path]
         opened = open_within(self.root, path)

@@ -1,4 +1,4 @@
-"""Files of records that workers read, against the same files read in this process."""
+"""Files that workers read in pieces, against the same files read in this process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raydist import Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, TFRecordWriter
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.sources import pieces, record_files
+from raydist.pipelines.sources import pieces, record_files, table_files
 from tests.contracts.op import MakeExecutor, collect, iterate, same
 from tests.pipelines.storing_executor import StoringExecutor
 
@@ -23,7 +24,7 @@ from tests.pipelines.storing_executor import StoringExecutor
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "_LEAST_BYTES", 60)
     monkeypatch.setattr(pieces, "_MOST_BYTES", 60)
-    monkeypatch.setattr(pieces, "_FIRST_RECORDS", 3)
+    monkeypatch.setattr(pieces, "_FIRST_ROWS", 3)
 
 
 def decode(record: Any) -> Any:
@@ -78,6 +79,66 @@ def test_records_errors_order_and_states(way: str, data: st.DataObject, tmp_path
         resumed.load_state_dict(state)
         assert same(collect(resumed), expected[done:])
         resumed.close()
+
+
+def write_tables(kind: str, folder: Path, sizes: list[int], damaged: bool) -> list[str]:
+    names = []
+    for number, size in enumerate(sizes):
+        path = folder / f"{number}.{kind}"
+        rows = [(number * 100 + row, "x" * (row % 7)) for row in range(size)]
+        lines = [f"{n},{text}" if kind == "csv" else json.dumps({"n": n, "text": text}) for n, text in rows]
+        if damaged and size:
+            lines[size // 2] = "no row"
+        path.write_text("\n".join([*(["n,text"] if kind == "csv" else []), *lines, ""]))
+        names.append(str(path))
+    return names
+
+
+TABLES: dict[str, Callable[[Any], Dataset]] = {
+    "csv": lambda names: Dataset.from_csv(names, column_types={"n": int, "text": str}),
+    "json": lambda names: Dataset.from_json(names),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_rows_of_tables(kind: str, data: st.DataObject, tmp_path: Path) -> None:
+    sizes = data.draw(st.lists(st.integers(2, 25), min_size=1, max_size=5))
+    names = write_tables(kind, tmp_path, sizes, damaged=False)
+    make_source = TABLES[kind](names)._op
+    if data.draw(st.booleans()):
+        write_tables(kind, tmp_path, sizes, damaged=True)
+
+    def make() -> Dataset:
+        return Dataset(make_source).shuffle(4, seed=1).map(lambda row: (row["n"], row["text"])).batch(3)
+
+    expected = collect(iterate(make()))
+    found = iterate(make(), StoringExecutor)
+    done = data.draw(st.integers(0, len(expected)))
+    assert same(collect(found, done), expected[:done])
+    state = json.loads(json.dumps(found.state_dict()))
+    assert same(collect(found), expected[done:])
+    executors: list[MakeExecutor] = [StoringExecutor, lambda options: InlineExecutor()]
+    for executor in executors:
+        resumed = iterate(make(), executor)
+        resumed.load_state_dict(state)
+        assert same(collect(resumed), expected[done:])
+        resumed.close()
+
+
+def test_saved_elements_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = Dataset.range(90).map(lambda n: (n, bytes(range(n % 5))))
+    saved.save(str(tmp_path / "saved"), shard_func=lambda n, text: n % 3)
+    expected = collect(iterate(_numbers_of(Dataset.load(str(tmp_path / "saved")))))
+    assert sorted(np.concatenate(expected).tolist()) == list(range(90))
+    monkeypatch.setattr(table_files._TableRows, "_open_here", None)
+    found = iterate(_numbers_of(Dataset.load(str(tmp_path / "saved"))), StoringExecutor)
+    assert same(collect(found), expected)
+
+
+def _numbers_of(loaded: Dataset) -> Dataset:
+    return loaded.shuffle(5, seed=2).batch(9).map(lambda numbers, texts: numbers)
 
 
 def test_this_process_reads_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
