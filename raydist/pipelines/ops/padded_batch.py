@@ -18,7 +18,7 @@ from raydist.nest import Structure, unflatten
 from raydist.pipelines.elements.arguments import parts_like
 from raydist.pipelines.elements.batch_rows import rows_of_batch
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks
-from raydist.pipelines.elements.columns import RemoteColumn, as_remote
+from raydist.pipelines.elements.columns import RemoteColumn
 from raydist.pipelines.elements.element_nests import flatten_element, map_element
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_items, drop_items, keep_items
 from raydist.pipelines.elements.leaf_values import as_leaf
@@ -97,7 +97,7 @@ class _RowGroups(ClosesInput, ResumableProducer):
 
 
 def group_of(items: Sequence[Item]) -> Item:
-    """Return elements as a block of one row, by row ids; an error among the elements replaces the group."""
+    """Return elements as a block of one row, without a copy; an error among the elements replaces the group."""
     blocks: list[Block] = []
     for item in items:
         if isinstance(item, ElementError):
@@ -113,13 +113,9 @@ def group_of(items: Sequence[Item]) -> Item:
 
 
 def _as_one_row(column: Column) -> Column:
-    if isinstance(column, RemoteColumn) or any(isinstance(row, np.ndarray) for row in _objects(column)):
-        return cast(Column, as_remote(column).batched(1, len(column)))
+    if isinstance(column, RemoteColumn):
+        return cast(Column, column.batched(1, len(column)))
     return column[np.newaxis]
-
-
-def _objects(column: Column) -> Sequence[Any]:
-    return column.tolist() if column.dtype == object and column.ndim == 1 else ()
 
 
 @final

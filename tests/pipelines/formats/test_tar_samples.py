@@ -28,7 +28,7 @@ def write_tar(path: Path, members: Sequence[tuple[str, bytes | None]], form: int
 
 
 def samples(path: str) -> tuple[list[dict[str, object]], Exception | None]:
-    reader = TarFormat().open(path, 0, 0)
+    reader = TarFormat().open_records(path, 0, 0)
     records, error = reader.read(1000)
     reader.close()
     return [tar_samples.SampleMembers(None)(record) for record in records], error
