@@ -87,8 +87,7 @@ class Positions:
 class SigtermHandler:
     """A SIGTERM handler, active from `install` to `restore`. Python runs signal handlers in the main thread only.
 
-    Args:
-        on_signal: Called in the handler, so it must be trivial.
+    The handler calls `on_signal`, which must therefore be trivial.
     """
 
     def __init__(self, on_signal: Callable[[], None]) -> None:
@@ -112,11 +111,7 @@ class SigtermHandler:
         return bool(self._found) and signal.getsignal(signal.SIGTERM) is self._handler
 
     def install(self) -> bool:
-        """Install the handler; again if other code has replaced it, as `ray.init` does.
-
-        Returns:
-            True if the handler is installed. Only the main thread can install it.
-        """
+        """Install the handler, also if `ray.init` has replaced it; return False if only the main thread could do so."""
         now = signal.getsignal(signal.SIGTERM)
         self._watches = self._watches or now is self._handler
         if now is self._handler:
@@ -160,10 +155,7 @@ _log = logging.getLogger("raydist")
 class PreemptionFlag:
     """A watch for preemption, active from `start` to `stop`.
 
-    Args:
-        nodes: Returns the ids of the nodes that this process needs now.
-        draining: Returns the ids of nodes that are being drained.
-        look_s: Seconds between two checks.
+    Every `look_s` seconds it compares the ids of nodes that this process needs with those that are being drained.
     """
 
     def __init__(
@@ -231,9 +223,7 @@ class StepWatcher(Protocol):
     def save_to_leave(self, reason: str, *, undone: int | None) -> Preempted:
         """Save now, because the process is to end. Never raises; return the exception that ends the process.
 
-        Args:
-            reason: Reason for the end of the process.
-            undone: Boundary from which on drawn batches count as not drawn; None: all drawn batches were used.
+        Batches drawn from the boundary `undone` on count as not drawn; None: all drawn batches were used.
         """
 
     def nodes(self) -> Collection[str]:

@@ -23,7 +23,7 @@ from raydist.checkpoints.object_state import (
 )
 from raydist.checkpoints.random_state import are_random_states, random_states, set_random_states
 from raydist.checkpoints.restore import RestoreReport, chosen_objects, restore_objects
-from raydist.context.current import CountsSteps, StepCounter, open_strategies, training_strategy
+from raydist.context.current import StepCounter, TrainingStrategy, open_strategies, training_strategy
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.pipelines.stored.directory_files import DirectoryFiles
@@ -49,7 +49,7 @@ class CheckpointContents:
         self._held_before: Mapping[str, Any] = {}
         self._gradients = gradients
         self._given: Mapping[str, Any] = {}
-        self._strategy: weakref.ref[CountsSteps] | None = None
+        self._strategy: weakref.ref[TrainingStrategy] | None = None
         self._find_strategy()
 
     @property
@@ -71,7 +71,7 @@ class CheckpointContents:
             named |= named_objects({_GRADIENTS: {name: PendingGradients(named[name]) for name in homes}})
         return named
 
-    def _find_strategy(self) -> CountsSteps | None:
+    def _find_strategy(self) -> TrainingStrategy | None:
         """Return the strategy whose global step is saved; searched again at each call until exactly one is found."""
         known = None if self._strategy is None else self._strategy()
         found = training_strategy(_modules(self._given_and_held()).values()) if known is None else known

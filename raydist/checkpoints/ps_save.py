@@ -8,7 +8,6 @@ command. A server copies its slices between two requests, and writes them in a t
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
@@ -175,14 +174,12 @@ class SliceWriter(SliceSaver):
         if command.token == self._last:  # the worker that asked has died, and another one asks: nothing has changed
             return
         self._last = command.token
-        began = time.perf_counter()
         try:
             copied = _Copied(command, tensors, held)
         except Exception as error:
             self._reports.tell(command.token, error)
             return
-        copy_s = time.perf_counter() - began
-        self._reports.write(command.token, lambda: Shard(copied.write(), copy_s=copy_s, entries=copied.entries))
+        self._reports.write(command.token, lambda: Shard(copied.write(), entries=copied.entries))
 
     def report(self, token: str) -> Shard | PortableError | None:
         found = self._reports.of(token)
@@ -278,7 +275,6 @@ class PsSaves:
         Returns:
             A pickled `Shard` without files: the values that are not tensors.
         """
-        began = time.perf_counter()
         commands = SaveCommands(request, self._held.num_servers)
         saved: dict[str, SavedObject] = {}
         for name, obj in objects.items():
@@ -296,7 +292,7 @@ class PsSaves:
             command, tensors = commands.of(server)
             asks[server] = Ask(BeginSave(command), tensors)
         self._held.exchange(asks)
-        return pickle.dumps(Shard({}, saved, copy_s=time.perf_counter() - began))
+        return pickle.dumps(Shard({}, saved))
 
     def _add(
         self, commands: SaveCommands, name: str, obj: Any, modules: Mapping[str, nn.Module], small_bytes: int

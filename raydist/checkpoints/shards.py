@@ -90,7 +90,6 @@ class Shard:
     # entries without tensors, which are equal on all replicas; set by the first replica
     objects: Mapping[str, SavedObject] = field(default_factory=dict)
     random: tuple[bytes, ...] = ()  # states of the random generators of the CPU and of the replica's device
-    copy_s: float = 0.0  # seconds for which the replica paused
     # for optimizers whose states are on servers: state that is not tensors, by parameter
     entries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -191,7 +190,7 @@ class SaveReports:
     >>> reports.write("a", lambda: Shard({}))
     >>> reports.close(10.0)
     >>> reports.of("a"), reports.of("b")
-    (Shard(files={}, objects={}, random=(), copy_s=0.0, entries={}), None)
+    (Shard(files={}, objects={}, random=(), entries={}), None)
     """
 
     def __init__(self) -> None:
@@ -268,12 +267,11 @@ Merge = Callable[[Mapping[str, Any], Mapping[str, Mapping[str, int]]], MergedSta
 @final
 @dataclass(frozen=True, slots=True)
 class _CopiedShard:
-    """A shard in memory: values that are not tensors, planned files with their tensors, random states, copy time."""
+    """A shard in memory: values that are not tensors, planned files with their tensors, random states."""
 
     objects: Mapping[str, SavedObject]
     files: Sequence[tuple[PlannedFile, Mapping[str, torch.Tensor]]]
     random: tuple[bytes, ...]
-    copy_s: float
 
 
 @final
@@ -296,11 +294,10 @@ class ShardWriter:
 
     def copy(self, token: str, terms: ShardTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
         """Copy this replica's shard, to be written by `write`. Errors are returned by `report`."""
-        began = time.perf_counter()
         merged = self._merged(terms, objects)  # a failure here occurs on all replicas: it becomes the step's error
         try:
             saved, files = self._copied(terms, objects, modules, merged)
-            copied = _CopiedShard(saved if self._rank == 0 else {}, files, self._random(), time.perf_counter() - began)
+            copied = _CopiedShard(saved if self._rank == 0 else {}, files, self._random())
         except Exception as error:
             self._reports.tell(token, error)
             return
@@ -330,7 +327,7 @@ class ShardWriter:
             self._staged.give_back(
                 {(file.owner, key): each for file, tensors in copied.files for key, each in tensors.items()}
             )
-            return Shard(written, copied.objects, copied.random, copied.copy_s)
+            return Shard(written, copied.objects, copied.random)
 
         self._reports.write(request.token, write)
 

@@ -23,7 +23,7 @@ from raydist.errors import FailedPreconditionError
 from raydist.set_inside import set_inside
 
 __all__ = [
-    "CountsSteps",
+    "TrainingStrategy",
     "StepCounter",
     "current",
     "enter_cross_replica",
@@ -146,22 +146,20 @@ def process_counter() -> StepCounter:
     return StepCounter()
 
 
-class CountsSteps(Protocol):
-    """The part of a `Strategy` that concerns its global step."""
+class TrainingStrategy(Protocol):
+    """The methods of a `Strategy` that checkpoints use. A protocol, because `Strategy` imports this module."""
 
     _closed: bool
     _is_default: bool
 
     def _find_counter(self) -> StepCounter | None: ...
-
     def _make_counter(self) -> StepCounter: ...
-
     def _has_made(self, obj: Any) -> bool: ...
     def _find_restorer(self) -> Any: ...
 
 
 @functools.cache
-def _living() -> weakref.WeakSet[CountsSteps]:
+def _living() -> weakref.WeakSet[TrainingStrategy]:
     """Return the strategies of this process."""
     return weakref.WeakSet()
 
@@ -169,13 +167,13 @@ def _living() -> weakref.WeakSet[CountsSteps]:
 _listing = threading.Lock()  # a set must not grow in another thread while one iterates over it
 
 
-def note_strategy(strategy: CountsSteps) -> None:
+def note_strategy(strategy: TrainingStrategy) -> None:
     """Register a strategy when it is made."""
     with _listing:
         _living().add(strategy)
 
 
-def open_strategies() -> list[CountsSteps]:
+def open_strategies() -> list[TrainingStrategy]:
     """Return the strategies of this process that are not closed.
 
     >>> strategy = rd.OneDeviceStrategy("cpu")
@@ -185,13 +183,13 @@ def open_strategies() -> list[CountsSteps]:
     return [each for each in _own_strategies() if not each._closed]
 
 
-def _own_strategies() -> list[CountsSteps]:
+def _own_strategies() -> list[TrainingStrategy]:
     with _listing:
         living = list(_living())
     return [each for each in living if not each._is_default]
 
 
-def training_strategy(objects: Collection[Any] = ()) -> CountsSteps | None:
+def training_strategy(objects: Collection[Any] = ()) -> TrainingStrategy | None:
     """Return the strategy whose scope is open, else the one that made `objects`, else the only open one.
 
     Modules and variables that no strategy has made are ignored. Return None for several strategies, or none.
@@ -202,7 +200,7 @@ def training_strategy(objects: Collection[Any] = ()) -> CountsSteps | None:
     True
     """
     if in_cross_replica_context():
-        return cast("CountsSteps", current())
+        return cast("TrainingStrategy", current())
     makers = [each for each in _own_strategies() if any(each._has_made(obj) for obj in objects)]
     found = makers or open_strategies()
     return found[0] if len(found) == 1 else None
