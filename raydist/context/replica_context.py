@@ -20,7 +20,7 @@ from raydist.nest import map_structure
 from raydist.options import CommunicationOptions
 from raydist.values import ReduceOp
 
-__all__ = ["Alone", "Peers", "ReplicaContext", "loop_here", "peers_here"]
+__all__ = ["NoPeers", "Peers", "ReplicaContext", "loop_here", "peers_here"]
 
 
 @final
@@ -298,13 +298,8 @@ class Peers(ABC):
 
 
 @final
-class Alone(Peers):
-    """The only replica: every collective is the identity.
-
-    Args:
-        device: Device of the replica.
-        reducer: Checks the gradients of the replica; None for no checks.
-    """
+class NoPeers(Peers):
+    """The peers of the only replica: every collective is the identity. The reducer, if any, checks gradients."""
 
     def __init__(self, device: torch.device, reducer: GradientReducer | None = None) -> None:
         self._reducer = reducer

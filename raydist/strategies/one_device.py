@@ -17,7 +17,7 @@ from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.single_rank import SingleRank
 from raydist.context.current import enter_replica, process_counter
 from raydist.context.devices import Device, parse_device
-from raydist.context.replica_context import Alone, ReplicaContext
+from raydist.context.replica_context import NoPeers, ReplicaContext
 from raydist.context.run_call import advise, plain_call, require_call
 from raydist.context.strategy import Strategy, require_dataset
 from raydist.context.strategy_values import StrategyStats, ValueContext
@@ -114,7 +114,7 @@ class OneDeviceStrategy(Strategy):
         require_call(fn, args, kwargs, options)
         choice = (options or _DEFAULTS).on_nonfinite
         checks = self._reducer if choice != "pass" else None
-        peers = Alone(self._torch_device, checks)
+        peers = NoPeers(self._torch_device, checks)
         args, named = plain_call(args, kwargs)
         leaves = leaves_in(args) + (leaves_in(named) if named else [])
         if self._steps is not None:
@@ -122,7 +122,10 @@ class OneDeviceStrategy(Strategy):
         rows = self._batches.rows_of_first(leaves)
         peers.rows = None if rows is None else (rows,)
         if DatasetIterator in map(type, leaves):
-            args, named = map_structure(lambda leaf: _watched(leaf, peers, self._batches), (args, named))
+            args, named = map_structure(
+                lambda leaf: _LoopIterator(leaf, peers, self._batches) if type(leaf) is DatasetIterator else leaf,
+                (args, named),
+            )
             peers.loop = self
         self._num_steps += 1
         with enter_replica(ReplicaContext(self, peers)):
@@ -149,7 +152,7 @@ class OneDeviceStrategy(Strategy):
         >>> OneDeviceStrategy("cpu").make_replica_context().replica_id_in_sync_group
         0
         """
-        return ReplicaContext(self, Alone(self._torch_device))
+        return ReplicaContext(self, NoPeers(self._torch_device))
 
     def _note_batch(self, batch: Any, num_rows: int) -> None:
         self._require_open("read a distributed dataset")
@@ -280,10 +283,10 @@ def _present(device: Device) -> torch.device:
 
 
 @final
-class _Watched(Iterator[Any]):
+class _LoopIterator(Iterator[Any]):
     """An iterator in the arguments of `run`, which reports the rows of each batch to the replica context."""
 
-    def __init__(self, inner: DatasetIterator[Any], peers: Alone, batches: _Batches) -> None:
+    def __init__(self, inner: DatasetIterator[Any], peers: NoPeers, batches: _Batches) -> None:
         self._inner = inner
         self._peers = peers
         self._batches = batches
@@ -313,7 +316,3 @@ class _Watched(Iterator[Any]):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
-
-
-def _watched(leaf: Any, peers: Alone, batches: _Batches) -> Any:
-    return _Watched(leaf, peers, batches) if type(leaf) is DatasetIterator else leaf

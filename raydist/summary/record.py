@@ -66,10 +66,8 @@ class Record:
 def merge(replicas: Sequence[Sequence[Record]]) -> list[Record]:
     """Return the merged records of a step: one per name for all replicas, in the order of the first call.
 
-    The k-th record of a name at a step is merged with the k-th of all other replicas. A replica may skip some.
-
-    Args:
-        replicas: Settled records of each replica, in rank order.
+    The records of each replica are settled, and in rank order. The k-th record of a name at a step is merged with the
+    k-th of all other replicas. A replica may skip some.
     """
     if len(replicas) == 1:
         return list(replicas[0])

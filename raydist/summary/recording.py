@@ -19,7 +19,7 @@ from raydist.summary.record import Record, SummaryData, step_number
 
 __all__ = [
     "Destination",
-    "RecordTaker",
+    "RecordSink",
     "StepRecorder",
     "SummaryOrder",
     "as_destination",
@@ -28,19 +28,18 @@ __all__ = [
     "flush",
     "note",
     "noting",
-    "only_if",
     "record",
     "record_if",
     "require_driver",
     "step_at",
-    "taker",
+    "step_sink",
 ]
 
 RecordCondition = bool | Callable[[], Any]
 
 
-class RecordTaker(Protocol):
-    """A receiver of records: a writer on the driver, the recorder of the step on a replica."""
+class RecordSink(Protocol):
+    """A receiver of records: the writer on the driver, the recorder of the step on a replica."""
 
     @property
     def weight(self) -> float | None:
@@ -57,13 +56,13 @@ class Destination:
 
     Attributes:
         writer: Key of the writer.
-        taker: Object that takes the records.
+        sink: Receiver of the records.
         step: Step of calls without a step; None for the global step.
         here: The writer itself; None on a replica.
     """
 
     writer: str
-    taker: RecordTaker
+    sink: RecordSink
     step: int | None = None
     here: Any = None
 
@@ -71,7 +70,7 @@ class Destination:
 # Per thread and per task, like the context of a strategy.
 _destination: ContextVar[Destination | None] = ContextVar("raydist_summary_destination", default=None)
 _condition: ContextVar[RecordCondition] = ContextVar("raydist_summary_condition", default=True)
-_taker: ContextVar[RecordTaker | None] = ContextVar("raydist_summary_taker", default=None)
+_step_sink: ContextVar[RecordSink | None] = ContextVar("raydist_summary_sink", default=None)
 _noting: ContextVar[Callable[[Any], None] | None] = ContextVar("raydist_summary_noting", default=None)
 
 
@@ -86,19 +85,14 @@ def condition() -> bool:
     return bool(wanted() if callable(wanted) else wanted)
 
 
-def taker() -> RecordTaker | None:
-    """Return the object that takes records of the current step; None outside of a replica's step."""
-    return _taker.get()
+def step_sink() -> RecordSink | None:
+    """Return the receiver of the records of the current step; None outside of a replica's step."""
+    return _step_sink.get()
 
 
 def as_destination(place: Destination | None) -> AbstractContextManager[None]:
     """Make `place` the default for the `with` block."""
     return set_inside(_destination, place)
-
-
-def only_if(wanted: RecordCondition) -> AbstractContextManager[None]:
-    """Record only while `wanted` is or returns True, for the `with` block. Also a decorator."""
-    return set_inside(_condition, wanted)
 
 
 def noting(take: Callable[[Any], None]) -> AbstractContextManager[None]:
@@ -134,9 +128,8 @@ class SummaryOrder:
 class StepRecorder:
     """The records of step functions on a replica, one run after another.
 
-    Args:
-        weight: Returns the current weight of the replica's values: rows of the current batch, 1.0 without a batch, None
-            on padding rows.
+    `weight` returns the current weight of the replica's values: rows of the current batch, 1.0 without a batch, None on
+    padding rows.
     """
 
     def __init__(self, weight: Callable[[], float | None]) -> None:
@@ -152,13 +145,13 @@ class StepRecorder:
 
     def recording(self) -> AbstractContextManager[None]:
         """Install the recorder for one run."""
-        return set_inside(_taker, self)
+        return set_inside(_step_sink, self)
 
     @contextlib.contextmanager
     def following(self, order: SummaryOrder) -> Iterator[None]:
         """Apply the driver's settings inside `recording`, for one run."""
         place = Destination(order.writer, self, order.step) if order.writer else None
-        with as_destination(place), only_if(order.wanted):
+        with as_destination(place), record_if(order.wanted):
             yield
 
     def take_records(self) -> tuple[Record, ...]:
@@ -174,21 +167,17 @@ class StepRecorder:
 
 
 def record(name: Any, step: Any, make: Callable[[float], SummaryData]) -> bool:
-    """Record the result of `make`, called with the weight of this replica's values, and only if it is wanted.
-
-    Returns:
-        True if there is a writer that takes the record.
-    """
+    """Record the result of `make`, called with this replica's weight; return True if there is a writer."""
     place = destination()
     if place is None or not condition():
         return False
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(f"The name of a summary must be a str, got {name!r:.80}. Pass e.g. 'loss'.")
-    weight = place.taker.weight
+    weight = place.sink.weight
     if weight is None:  # this replica works on padding rows
         return True
     data = make(weight)
-    place.taker.take(Record(place.writer, name, step_at(step, place), data, time.time()))
+    place.sink.take(Record(place.writer, name, step_at(step, place), data, time.time()))
     return True
 
 
@@ -216,7 +205,7 @@ def require_driver(what: str) -> None:
         )
 
 
-def record_if(condition: bool | Callable[[], Any]) -> AbstractContextManager[None]:
+def record_if(condition: RecordCondition) -> AbstractContextManager[None]:
     """Make functions of `rd.summary` record only if a condition holds, for the `with` block.
 
     Around `strategy.run` the condition is evaluated once for the step; in a step each replica evaluates its own. The
@@ -234,7 +223,7 @@ def record_if(condition: bool | Callable[[], Any]) -> AbstractContextManager[Non
     ...     rd.summary.scalar("loss", 0.5, step=0)
     False
     """
-    return only_if(condition)
+    return set_inside(_condition, condition)
 
 
 def flush() -> None:

@@ -14,7 +14,7 @@ from raydist.errors import DeadlineExceededError, FailedPreconditionError, Inval
 from raydist.pipelines.formats.files import local_file
 from raydist.summary.histograms import HistogramCounts
 from raydist.summary.record import Record, step_number
-from raydist.summary.recording import Destination, as_destination, note, taker
+from raydist.summary.recording import Destination, as_destination, note, step_sink
 
 if TYPE_CHECKING:
     from raydist.summary.event_file import EventFile
@@ -259,7 +259,7 @@ class _WriterOfDriver:
 
     @contextlib.contextmanager
     def as_default(self, step: Any = None) -> Iterator[_WriterOfDriver]:
-        found = taker()
+        found = step_sink()
         if found is None:
             raise FailedPreconditionError(
                 f"The writer of {self.logdir!r} belongs to the driver: use it there, or in a step while that runs."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import raydist as rd
-from raydist.context.replica_context import Alone
+from raydist.context.replica_context import NoPeers
 from raydist.values import ReduceOp
 
 
@@ -30,7 +30,7 @@ def test_a_merged_function_is_given_the_strategy_first() -> None:
 
 
 def test_alone_every_collective_is_the_identity() -> None:
-    alone = Alone(torch.device("cpu"))
+    alone = NoPeers(torch.device("cpu"))
     assert alone.all_reduce(ReduceOp.SUM, 3).item() == 3
     assert alone.all_reduce(ReduceOp.MEAN, 3).dtype == torch.float32
     assert alone.all_gather(torch.tensor([1, 2]), 0).tolist() == [1, 2]

@@ -22,7 +22,7 @@ from raydist.replicas.function_calls import FunctionCalls
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import StepHeader
-from raydist.summary.recording import SummaryOrder, condition, taker
+from raydist.summary.recording import SummaryOrder, condition, step_sink
 from raydist.torch_modes import TorchModes
 from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.replicas.noting_reducer import NotingReducer
@@ -54,7 +54,7 @@ def test_a_function_is_called_as_a_replica_of_its_group() -> None:
     result = Alone().call(step, 4)
     assert result.leaves == (5, False)
     assert not rd.has_strategy()
-    assert taker() is None
+    assert step_sink() is None
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -18,9 +18,9 @@ from raydist.summary.recording import (
     destination,
     note,
     noting,
-    only_if,
+    record_if,
     require_driver,
-    taker,
+    step_sink,
 )
 from raydist.summary.scalars import ScalarValue
 from tests.summary.reading import curves
@@ -91,11 +91,11 @@ def test_a_step_flushes_nothing(tmp_path: Path) -> None:
 def test_the_innermost_counts_and_ends_with_its_block() -> None:
     recorder = StepRecorder(lambda: 1.0)
     place = Destination("writer", recorder)
-    with as_destination(place), recorder.recording(), only_if(False):
-        assert (destination(), taker(), condition()) == (place, recorder, False)
-        with as_destination(None), only_if(lambda: True):
+    with as_destination(place), recorder.recording(), record_if(False):
+        assert (destination(), step_sink(), condition()) == (place, recorder, False)
+        with as_destination(None), record_if(lambda: True):
             assert (destination(), condition()) == (None, True)
-    assert (destination(), taker(), condition()) == (None, None, True)
+    assert (destination(), step_sink(), condition()) == (None, None, True)
 
 
 def test_writers_are_noted_while_a_step_is_pickled() -> None:
@@ -123,7 +123,7 @@ def test_a_step_records_for_the_writer_of_its_order_with_its_share() -> None:
 def test_without_an_order_only_writers_of_the_step_itself_record() -> None:
     recorder = StepRecorder(lambda: 1.0)
     with recorder.recording():
-        assert taker() is recorder
+        assert step_sink() is recorder
         assert destination() is None
         assert not rd.summary.scalar("loss", 0.5, step=0)
     assert recorder.take_records() == ()

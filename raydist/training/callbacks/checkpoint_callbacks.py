@@ -119,11 +119,11 @@ class ModelCheckpoint(Callback):
         Checkpoint(**({"model": objects["model"]} if self._weights_only else objects)).save(path)
 
     def _is_best(self, logs: Mapping[str, Any]) -> bool:
-        value = self._monitor.watched(logs, so=" It saves whatever it is.")
+        value = self._monitor.value(logs, consequence=" It saves whatever it is.")
         if value is None:
             return True
         before = self._monitor.best
-        if not self._monitor.takes(value, lambda: self.model.metrics):
+        if not self._monitor.update_best(value, lambda: self.model.metrics):
             self._say(f"{self._monitor.name} did not improve from {_text(before)}")
             return False
         self._say(f"{self._monitor.name} improved from {_text(before)} to {value:.5f}")

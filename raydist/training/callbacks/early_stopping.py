@@ -109,13 +109,13 @@ class EarlyStopping(Callback):
 
         Warns if the value is not logged.
         """
-        value = self._monitor.watched(logs) if logs else None
+        value = self._monitor.value(logs) if logs else None
         if value is not None and epoch >= self._first:
             self._judge(epoch, value)
 
     def _judge(self, epoch: int, value: float) -> None:
         self.wait += 1
-        if self._monitor.takes(value, self._metrics):
+        if self._monitor.update_best(value, self._metrics):
             self.best_epoch = epoch
             if self._restore:
                 self._best_state = snapshot(self.model.module.state_dict())

@@ -157,7 +157,7 @@ class ReduceLROnPlateau(Callback):
         if not logs:
             return
         logs["learning_rate"] = rates_of(self.model.optimizer)[0]
-        value = self._monitor.watched(logs)
+        value = self._monitor.value(logs)
         if value is not None:
             self._judge(epoch, value)
 
@@ -165,7 +165,7 @@ class ReduceLROnPlateau(Callback):
         if self.cooldown_counter:
             self.cooldown_counter -= 1
             self.wait = 0
-        if self._monitor.takes(value, lambda: self.model.metrics):
+        if self._monitor.update_best(value, lambda: self.model.metrics):
             self.wait = 0
         elif not self.cooldown_counter:
             self.wait += 1

@@ -48,13 +48,15 @@ class Monitor:
         """Reset the best value."""
         self.best = self._threshold
 
-    def value(self, logs: Mapping[str, Any]) -> float | None:
-        """Return the value in these logs; None if it was not logged.
+    def value(self, logs: Mapping[str, Any], consequence: str = "") -> float | None:
+        """Return the value in these logs. If it was not logged, warn, with this consequence, and return None.
 
         Raises:
             InvalidArgumentError: The value is not a single number.
         """
         if self.name not in logs:
+            absent = f"{self._owner} monitors {self.name!r}, which is not among the logs {sorted(logs)}."
+            warnings.warn(f"{absent}{consequence}", stacklevel=3)
             return None
         try:
             return float(logs[self.name])
@@ -64,15 +66,7 @@ class Monitor:
                 "number that is made of it, in a callback before."
             ) from None
 
-    def watched(self, logs: Mapping[str, Any], so: str = "") -> float | None:
-        """Return the value like `value`; warn if it was not logged, with the sentence `so` about what follows."""
-        value = self.value(logs)
-        if value is None:
-            absent = f"{self._owner} monitors {self.name!r}, which is not among the logs {sorted(logs)}."
-            warnings.warn(f"{absent}{so}", stacklevel=3)
-        return value
-
-    def takes(self, value: float, metrics: Metrics) -> bool:
+    def update_best(self, value: float, metrics: Metrics) -> bool:
         """Return True if `value` is better than the best so far, and store it as the best."""
         better = self.improves(value, metrics)
         if better:

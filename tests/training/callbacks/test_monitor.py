@@ -61,7 +61,8 @@ def test_better_is_better_by_more_than_min_delta(mode: Any, delta: float, value:
 def test_a_value_must_be_one_number() -> None:
     monitor = Monitor("map", owner="EarlyStopping")
     assert monitor.value({"map": torch.tensor([2.5])}) == 2.5
-    assert monitor.value({}) is None
+    with pytest.warns(UserWarning, match="not among the logs"):
+        assert monitor.value({}) is None
     with pytest.raises(rd.InvalidArgumentError, match="EarlyStopping must monitor a single number"):
         monitor.value({"map": torch.ones(2)})
 
