@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -111,62 +111,6 @@ class RestoreCommand:
     rest: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
-@final
-class RestoreCommands:
-    """The commands of one restore, built object by object."""
-
-    def __init__(self, request: RestoreRequest, num_servers: int) -> None:
-        self._request = request
-        self._num_servers = num_servers
-        self._tables: list[StoredTable] = []
-        self._slices: dict[int, tuple[int, StoredSlice]] = {}  # by slice number: the server and the slice
-        self._optimizer_states: list[tuple[int, StoredOptimizerState]] = []
-        self._whole: list[str] = []
-
-    def add_rows(self, name: str, tables: Mapping[str, int]) -> None:
-        """Restore rows of embedding tables, given their handles by path."""
-        saved = self._request.saved[name]
-        self._tables += [StoredTable(handle, saved, path) for path, handle in tables.items()]
-
-    def add_values(self, name: str, places: Sequence[tuple[str, Sequence[ServedSlice]]]) -> None:
-        """Restore values of a module's variables, given by the names of saved tensors and the variables' slices.
-
-        For a variable with several names, the last counts, as in torch.
-        """
-        saved = self._request.saved[name]
-        self._whole.append(saved)
-        for key, parts in places:
-            for part in parts:
-                self._slices[part.number] = part.server, StoredSlice(part.number, saved, key, part.begin)
-
-    def begin_optimizer_states(self, name: str) -> None:
-        """Restore the state of an optimizer; `add_optimizer_state` adds its parts."""
-        self._whole.append(self._request.saved[name])
-
-    def add_optimizer_state(self, part: ServedSlice, stored: StoredOptimizerState) -> None:
-        """Add the optimizer state of one slice."""
-        self._optimizer_states.append((part.server, stored))
-
-    def of(self, server: int) -> RestoreCommand:
-        """Return the command for a server."""
-        return RestoreCommand(
-            self._request.token,
-            self._request.checkpoint,
-            tuple(self._tables),
-            tuple(each for owner, each in self._slices.values() if owner == server),
-            tuple(each for owner, each in self._optimizer_states if owner == server),
-            self._rest() if server == _REST else {},
-        )
-
-    def _rest(self) -> dict[str, frozenset[str]]:
-        taken = {(each.saved, each.key) for _, each in self._slices.values()}
-        taken |= {(each.saved, key) for _, each in self._optimizer_states for key in each.tensors()}
-        return {
-            saved: frozenset(key for key in self._request.checkpoint.places(saved) if (saved, key) not in taken)
-            for saved in self._whole
-        }
-
-
 # torch wraps the method for its compiler, which the wrapper would import.
 _load = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
@@ -204,11 +148,11 @@ def _common(
 
 def taken_state(stored: StoredOptimizerState, state: Any, kind: _Kind, dtype: torch.dtype) -> Mapping[str, Any]:
     """Return the state of a slice in an optimizer that has loaded `state`. InvalidArgumentError if it rejects that."""
-    stand_in = torch.empty(0, dtype=dtype)
-    optimizer = bare_optimizer(kind, [(stored.options, [stand_in])])
-    _give(stored.owner, optimizer, {0: state}, [{**stored.options, "params": [0]}])
-    taken: Mapping[str, Any] = optimizer.state[stand_in]
-    return taken
+    parameter = torch.empty(0, dtype=dtype)
+    optimizer = bare_optimizer(kind, [(stored.options, [parameter])])
+    _load_into(stored.owner, optimizer, {0: state}, [{**stored.options, "params": [0]}])
+    loaded: Mapping[str, Any] = optimizer.state[parameter]
+    return loaded
 
 
 def taken_options(
@@ -225,11 +169,11 @@ def taken_options(
     bare = bare_optimizer(
         type(optimizer), [(group, [torch.empty(0) for _ in group["params"]]) for group in optimizer.param_groups]
     )
-    _give(owner, bare, {}, [{**group, "params": list(range(len(group["params"])))} for group in saved])
+    _load_into(owner, bare, {}, [{**group, "params": list(range(len(group["params"])))} for group in saved])
     return [{name: value for name, value in group.items() if name != "params"} for group in bare.param_groups]
 
 
-def _give(
+def _load_into(
     owner: str, optimizer: torch.optim.Optimizer, state: Mapping[int, Any], groups: Sequence[Mapping[str, Any]]
 ) -> None:
     loaded = {"state": dict(state), "param_groups": list(groups)}
@@ -277,13 +221,12 @@ class PsRestores:
             return BegunRestore(PreparedShard(differences))
         for name, obj in objects.items():
             _require_state(obj, request.checkpoint, request.saved[name])
-        commands = RestoreCommands(request, self._held.num_servers)
-        begun = _Begun(commands, request, modules, self._held)
-        served = [name for name, obj in objects.items() if begun.add(name, obj)]
+        commands = RestoreCommands(request, modules, self._held)
+        served = [name for name, obj in objects.items() if commands.add(name, obj)]
         if served:
             asks = {server: Ask(BeginRestore(commands.of(server))) for server in range(self._held.num_servers)}
             self._held.exchange(asks)
-        return BegunRestore(PreparedShard({name: differences[name] for name in served}), begun.options)
+        return BegunRestore(PreparedShard({name: differences[name] for name in served}), commands.options)
 
 
 def _differences(
@@ -309,29 +252,27 @@ def _require_state(obj: Any, checkpoint: SavedCheckpoint, saved: str) -> None:
 
 
 @final
-class _Begun:
-    """The commands of one restore while they are being built.
+class RestoreCommands:
+    """The commands of one restore, built object by object.
 
     Attributes:
         options: See `BegunRestore`.
     """
 
-    def __init__(
-        self,
-        commands: RestoreCommands,
-        request: RestoreRequest,
-        modules: Mapping[str, nn.Module],
-        held: SliceDirectory,
-    ) -> None:
-        self._commands, self._request, self._modules, self._held = commands, request, modules, held
+    def __init__(self, request: RestoreRequest, modules: Mapping[str, nn.Module], held: SliceDirectory) -> None:
+        self._request, self._modules, self._held = request, modules, held
         self.options: dict[str, OptionGroups] = {}
+        self._tables: list[StoredTable] = []
+        self._slices: dict[int, tuple[int, StoredSlice]] = {}  # by slice number: the server and the slice
+        self._optimizer_states: list[tuple[int, StoredOptimizerState]] = []
+        self._whole: list[str] = []
 
     def add(self, name: str, obj: Any) -> bool:
         """Let servers restore an object; return False if they cannot."""
         values = self._request.checkpoint.saved(self._request.saved[name]).values
         if isinstance(obj, SavedRows):
             tables = obj.tables()
-            self._commands.add_rows(name, {path: self._held.handle_of(table.weight) for path, table in tables.items()})
+            self.add_rows(name, {path: self._held.handle_of(table.weight) for path, table in tables.items()})
             return True
         if kind_of_state(obj) == "optimizer":
             return self._add_optimizer(name, obj, values)
@@ -346,9 +287,7 @@ class _Begun:
             tensor.numel() and key not in places for key, tensor in tensors.items()
         ):
             return False
-        self._commands.add_values(
-            name, [(str(theirs), places[ours]) for ours, theirs in both.values() if ours in places]
-        )
+        self.add_values(name, [(str(theirs), places[ours]) for ours, theirs in both.values() if ours in places])
         return True
 
     def _add_optimizer(self, name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> bool:
@@ -357,15 +296,38 @@ class _Begun:
             return False
         entries = unpack_state({GROUPS: saved[GROUPS]}, {})
         self.options[name] = taken_options(name, optimizer, self._groups(entries, optimizer, names))
-        homes = {each: group for group in entries[GROUPS] for each in group["params"]}
         parameters = dict(zip(names, parameters_of(optimizer), strict=True))
-        self._commands.begin_optimizer_states(name)
-        for each, parts in self._held.places(parameters).items():
-            if each in homes:  # otherwise the parameter keeps its state
-                told = parameters[each].shape, saved.get(each), homes[each]
-                for part in parts:
-                    self._remember(name, optimizer, each, part, *told)
+        self.add_states(name, self._states(name, optimizer, parameters, saved, entries[GROUPS]))
         return True
+
+    def _states(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        parameters: Mapping[str, torch.Tensor],
+        saved: Mapping[str, Any],
+        groups: OptionGroups,
+    ) -> Iterator[tuple[ServedSlice, StoredOptimizerState]]:
+        """Yield the slices of the saved parameters, each with its state; other parameters keep their state."""
+        handle = self._held.handle_of(optimizer)
+        group_of = {parameter: group for group in groups for parameter in group["params"]}
+        for parameter, parts in self._held.places(parameters).items():
+            if parameter not in group_of:
+                continue
+            options = {key: value for key, value in group_of[parameter].items() if key != "params"}
+            for part in parts:
+                stored = StoredOptimizerState(
+                    owner=name,
+                    optimizer=handle,
+                    number=part.number,
+                    saved=self._request.saved[name],
+                    parameter=parameter,
+                    shape=tuple(parameters[parameter].shape),
+                    begin=part.begin,
+                    entry=saved.get(parameter),
+                    options=options,
+                )
+                yield part, stored
 
     def _groups(
         self, entries: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
@@ -378,22 +340,45 @@ class _Begun:
         fitting: OptionGroups = fitting_entries({GROUPS: found}, {GROUPS: here})[GROUPS]
         return fitting
 
-    def _remember(
-        self,
-        name: str,
-        optimizer: torch.optim.Optimizer,
-        parameter: str,
-        part: ServedSlice,
-        shape: Sequence[int],
-        entry: Any,
-        group: Mapping[str, Any],
-    ) -> None:
-        options = {key: value for key, value in group.items() if key != "params"}
-        handle, saved = self._held.handle_of(optimizer), self._request.saved[name]
-        stored = StoredOptimizerState(
-            name, handle, part.number, saved, parameter, tuple(shape), part.begin, entry, options
+    def add_rows(self, name: str, tables: Mapping[str, int]) -> None:
+        """Restore rows of embedding tables, given their handles by path."""
+        saved = self._request.saved[name]
+        self._tables += [StoredTable(handle, saved, path) for path, handle in tables.items()]
+
+    def add_values(self, name: str, places: Sequence[tuple[str, Sequence[ServedSlice]]]) -> None:
+        """Restore values of a module's variables, given by the names of saved tensors and the variables' slices.
+
+        For a variable with several names, the last counts, as in torch.
+        """
+        saved = self._request.saved[name]
+        self._whole.append(saved)
+        for key, parts in places:
+            for part in parts:
+                self._slices[part.number] = part.server, StoredSlice(part.number, saved, key, part.begin)
+
+    def add_states(self, name: str, states: Iterable[tuple[ServedSlice, StoredOptimizerState]]) -> None:
+        """Restore the state of an optimizer, given for each slice."""
+        self._whole.append(self._request.saved[name])
+        self._optimizer_states += [(part.server, stored) for part, stored in states]
+
+    def of(self, server: int) -> RestoreCommand:
+        """Return the command for a server."""
+        return RestoreCommand(
+            self._request.token,
+            self._request.checkpoint,
+            tuple(self._tables),
+            tuple(each for owner, each in self._slices.values() if owner == server),
+            tuple(each for owner, each in self._optimizer_states if owner == server),
+            self._rest() if server == _REST else {},
         )
-        self._commands.add_optimizer_state(part, stored)
+
+    def _rest(self) -> dict[str, frozenset[str]]:
+        taken = {(each.saved, each.key) for _, each in self._slices.values()}
+        taken |= {(each.saved, key) for _, each in self._optimizer_states for key in each.tensors()}
+        return {
+            saved: frozenset(key for key in self._request.checkpoint.places(saved) if (saved, key) not in taken)
+            for saved in self._whole
+        }
 
 
 def begin_ps_restore(

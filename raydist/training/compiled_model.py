@@ -179,19 +179,20 @@ class CompiledModel:
         Args:
             optimizer: An optimizer over parameters of the module; or the name of a torch optimizer ("adam", "AdamW"),
                 used with its defaults.
-            loss: `loss(prediction, target)` on one replica's rows, a function or a module. The loss returns a scalar,
-                one value per row (required for sample weights), or a pair (sum, denominator), as in Megatron-LM. Losses
-                are divided by the denominator of the global batch: a scalar computed by torch's loss functions and
-                numbers by their denominators (counted labels, class weights, rows), torch modules with
-                `reduction="sum"` by nothing. The denominator of any other scalar is unknown: the scalar must be a mean
-                over rows, or `loss_reduction` must say what it is. If several replicas, or the batches of one step,
-                share the rows, the mean is compared now and then with its values for halves of the rows; a scalar that
-                is no such mean is an error. Or the name of a torch loss ("mse", "cross_entropy"), used with its
-                defaults. Or "model": the module computes its loss, as Hugging Face models do. The module is called with
-                the keys of dict batches as keyword arguments, and returns its loss as `.loss`, `["loss"]`, the first
-                item of a tuple, or alone. This loss is divided like a function's scalar, but must be computed by
-                torch's loss functions. A sum of means with different denominators, such as start and end of answers, is
-                exact for each batch; over several batches, logs and `evaluate` weigh it by the average denominator.
+            loss: A function or module `loss(prediction, target)` of one replica's rows; or the name of a torch loss
+                ("mse", "cross_entropy"), used with its defaults; or "model". A function returns one value per row
+                (required for sample weights), a scalar, or a pair (sum, denominator), as in Megatron-LM. Sums are
+                divided by the denominator of the *global* batch: the number of rows, or the sum of the pairs'
+                denominators. For a scalar that is computed by torch's loss functions and numbers alone, raydist takes
+                the denominators of these functions (counted labels, class weights, rows); torch modules with
+                `reduction="sum"` are not divided. Any other scalar must be a mean over rows, or `loss_reduction` must
+                say what it is: where several replicas or batches share the rows of a step, the mean is now and then
+                compared with the means of halves of the rows, and another value is an error. "model": the module
+                computes its loss, as Hugging Face models do. It gets the keys of dict batches as keyword arguments, and
+                returns the loss as `.loss`, `["loss"]`, the first item of a tuple, or alone. The loss must be computed
+                by torch's loss functions, and is divided like a function's scalar. A sum of means with different
+                denominators, such as start and end of answers, is exact for each batch; over several batches, logs and
+                `evaluate` weigh it by the average denominator.
             metrics: torchmetrics metrics, updated with (prediction, target), or (logits, labels) if the module computes
                 its loss: a sequence, or a dict with their names in logs. The default name is that of the class:
                 "multiclass_accuracy". Each replica updates its own copy with its rows; torchmetrics' classification

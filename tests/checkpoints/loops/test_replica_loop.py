@@ -28,7 +28,7 @@ from raydist.checkpoints.loop_commands import (
 from raydist.checkpoints.replica_loop import DrawGate, ManagerProxy, ReplicaLoop, ReplicaLoops, sending_managers
 from raydist.checkpoints.shards import ShardWriter
 from raydist.context.current import enter_replica
-from raydist.context.replica_context import Alone, ReplicaContext
+from raydist.context.replica_context import NoPeers, ReplicaContext
 from raydist.errors import DeadlineExceededError
 from raydist.strategies.one_device import OneDeviceStrategy
 from tests.checkpoints.loops.in_process import Rank
@@ -232,7 +232,7 @@ def test_it_saves_by_the_run_that_it_is_in() -> None:
             return asked
 
     strategy = OneDeviceStrategy("cpu")
-    peers = Alone(strategy.run(rd.get_replica_context).device)
+    peers = NoPeers(strategy.run(rd.get_replica_context).device)
     peers.loop = Loop()
     with enter_replica(ReplicaContext(strategy, peers)):
         assert ManagerProxy("key").save(3, False, {"loss": 1.0}) == ("key", 3, False, {"loss": 1.0})

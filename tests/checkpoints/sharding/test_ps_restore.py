@@ -50,18 +50,18 @@ def test_each_server_is_told_of_what_it_has_and_the_first_of_what_nobody_has(tmp
     path = rd.Checkpoint(model=model, optimizer=optimizer).save(tmp_path / "c")
     saved = open_checkpoint(directory_files(path))
     request = RestoreRequest("a", saved, {"m": "model", "o": "optimizer"}, True)
-    commands = RestoreCommands(request, 2)
+    nobody: Any = None  # is asked about slices here
+    commands = RestoreCommands(request, {}, nobody)
     parts = [
         ServedSlice(number, 1, "w", server, begin, (2, 2), torch.float32)
         for number, server, begin in ((7, 1, 0), (8, 0, 2))
     ]
     commands.add_rows("m", {"words": 4})
     commands.add_values("m", [("bias", parts), ("weight", parts)])
-    commands.begin_optimizer_states("o")
     entry = saved.saved("optimizer").values["weight"]
     memory = StoredOptimizerState("o", 3, 7, "optimizer", "weight", (4, 2), 0, entry, {})
     assert memory.tensors() == {"weight.momentum_buffer": True}
-    commands.add_optimizer_state(parts[0], memory)
+    commands.add_states("o", [(parts[0], memory)])
     first, second = commands.of(0), commands.of(1)
     assert first.tables == second.tables == (StoredTable(4, "model", "words"),)
     assert first.slices == (StoredSlice(8, "model", "weight", 2),)

@@ -110,7 +110,7 @@ def test_it_tells_of_each_save_once_it_is_known() -> None:
 
     def write() -> Shard:
         go.wait(10)
-        return Shard({}, copy_s=2.0)
+        return Shard({}, random=(b"a",))
 
     def fail() -> Shard:
         raise OSError("disk full")
@@ -120,7 +120,7 @@ def test_it_tells_of_each_save_once_it_is_known() -> None:
     assert reports.of("slow") is None
     go.set()
     reports.close(10.0)
-    assert reports.of("slow") == Shard({}, copy_s=2.0)
+    assert reports.of("slow") == Shard({}, random=(b"a",))
     assert str(reports.of("bad")) == "disk full"
     assert reports.of("another") is None
 
