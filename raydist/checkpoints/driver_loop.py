@@ -67,8 +67,8 @@ class LoopHost(Protocol):
     def how(self, obj: Any) -> str:
         """Return how replicas save the object; see `ShardSaver.how`."""
 
-    def items_alone(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
-        """Return the counts that `ShardTerms.alone` describes."""
+    def driver_items(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
+        """Return the counts that `ShardTerms.driver_items` describes."""
 
 
 @final
@@ -102,7 +102,7 @@ class ManagedLoop:
         homes = {**{name: named[name] for name in handles}, **{name: named[name].module for name in gradients}}
         self._terms = ShardTerms(
             frozenset(name for name, obj in homes.items() if remote.how(obj) == "whole"),
-            alone=remote.items_alone({name: named[name] for name in handles}),
+            driver_items=remote.driver_items({name: named[name] for name in handles}),
         )
         self._capture = saves.contents.capture(copy=True, skip={*homes, *self._read})
         counter, best = saves.counter, saves.run.retention.best

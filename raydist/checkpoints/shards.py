@@ -48,7 +48,7 @@ class ShardTerms:
     whole: frozenset[str] = frozenset()
     small_bytes: int = UNDIVIDED_BYTES  # size up to which an object is not divided
     # by name of a metric, the number of items in its lists that the first replica has from the driver
-    alone: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    driver_items: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @final
@@ -261,7 +261,7 @@ class MergedStates:
 
 
 Merge = Callable[[Mapping[str, Any], Mapping[str, Mapping[str, int]]], MergedStates]
-"""Given objects and `ShardTerms.alone`, returns the merged states. All replicas call it together."""
+"""Given objects and `ShardTerms.driver_items`, returns the merged states. All replicas call it together."""
 
 
 @final
@@ -334,7 +334,7 @@ class ShardWriter:
     def _merged(self, terms: ShardTerms, objects: Mapping[str, Any]) -> MergedStates:
         if self._merge is None or self._num_replicas == 1:
             return MergedStates()
-        return self._merge(objects, terms.alone)
+        return self._merge(objects, terms.driver_items)
 
     def _copied(
         self,

@@ -86,11 +86,11 @@ class MirrorDriver:
         buffers = (buffer for part in modules_of(obj) for buffer in buffer_table(part).values())
         return "whole" if self.has_metrics(obj) or any(buffer is not None for buffer in buffers) else "divided"
 
-    def items_alone(self, objects: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    def driver_items(self, objects: Mapping[str, Any]) -> dict[str, dict[str, int]]:
         """Return, by metric and state, the number of list items the first replica gets from the driver, up to now."""
         with self._lock:
             metrics = metrics_in(objects)
-            return {name: self._states.alone(obj, self._table.handle_of(obj)) for name, obj in metrics.items()}
+            return {name: self._states.driver_items(obj, self._table.handle_of(obj)) for name, obj in metrics.items()}
 
     def handle_of(self, obj: Any) -> int | None:
         """Return the handle of an object on the replicas (also one in the last payload); None for a driver object."""

@@ -111,25 +111,25 @@ def _copy(value: Any, device: torch.device | None = None) -> Any:
     return [_copy(item, device) for item in value]
 
 
-def merge_states(metric: Any, per_replica: Sequence[States], alone: Mapping[str, int] | None = None) -> States:
+def merge_states(metric: Any, per_replica: Sequence[States], driver_items: Mapping[str, int] | None = None) -> States:
     """Merge the states of one metric over all replicas.
 
-    `alone` has the number of items that each list of the first replica has from the driver; the items after them are
-    merged in the order of steps, as on one device.
+    `driver_items` has the number of items that each list of the first replica has from the driver; the items after
+    them are merged in the order of steps, as on one device.
     """
     reductions: dict[str, Callable[[Any], Any] | None] = attributes(metric)["_reductions"]
     counted = [states for states in per_replica if states.get(_UPDATES, 1)] or per_replica[:1]
     merged = {
-        name: _merge([states[name] for states in counted], reductions.get(name), (alone or {}).get(name, 0))
+        name: _merge([states[name] for states in counted], reductions.get(name), (driver_items or {}).get(name, 0))
         for name in state_names(metric)
     }
     updates = [states[_UPDATES] for states in counted if _UPDATES in states]
     return {**merged, _UPDATES: max(updates)} if updates else merged
 
 
-def _merge(values: list[Any], reduction: Callable[[Any], Any] | None, alone: int) -> Any:
+def _merge(values: list[Any], reduction: Callable[[Any], Any] | None, num_driver_items: int) -> Any:
     if isinstance(values[0], list):
-        return _in_order_of_steps(values, alone)
+        return _in_order_of_steps(values, num_driver_items)
     if len(values) == 1:
         return values[0]
     if reduction is not None and getattr(reduction, "__name__", "") == "dim_zero_cat":
@@ -138,14 +138,14 @@ def _merge(values: list[Any], reduction: Callable[[Any], Any] | None, alone: int
     return stacked if reduction is None else reduction(stacked)
 
 
-def _in_order_of_steps(lists: Sequence[list[Any]], alone: int) -> list[Any]:
-    """Interleave the items of lists by step, after the first `alone` items of the first list.
+def _in_order_of_steps(lists: Sequence[list[Any]], num_driver_items: int) -> list[Any]:
+    """Interleave the items of lists by step, after the first `num_driver_items` items of the first list.
 
     >>> _in_order_of_steps([["driver", "a0", "b0"], ["a1"]], 1)
     ['driver', 'a0', 'a1', 'b0']
     """
-    steps = itertools.zip_longest(lists[0][alone:], *lists[1:], fillvalue=_NOTHING)
-    return [*lists[0][:alone], *(item for step in steps for item in step if item is not _NOTHING)]
+    steps = itertools.zip_longest(lists[0][num_driver_items:], *lists[1:], fillvalue=_NOTHING)
+    return [*lists[0][:num_driver_items], *(item for step in steps for item in step if item is not _NOTHING)]
 
 
 _NOTHING = object()
@@ -213,7 +213,7 @@ class LazyStates:
         self._optimizers: set[int] = set()
         self._metrics: set[int] = set()
         self._by_rank: dict[int, list[dict[str, Any]]] = {}  # states of metrics on each replica
-        self._alone: dict[int, dict[str, int]] = {}  # items of lists that the first replica has from the driver
+        self._driver_items: dict[int, dict[str, int]] = {}  # items of lists that the first replica has from the driver
         self._fresh: set[int] = set()
         self._seen: set[int] = set()  # states that the program on the driver may hold
         self._written: set[int] = set()
@@ -225,7 +225,7 @@ class LazyStates:
             self._optimizers.add(handle)
         elif state_names(obj):
             self._metrics.add(handle)
-            self._alone[handle] = list_lengths(obj)
+            self._driver_items[handle] = list_lengths(obj)
         else:
             return
         self._fresh.add(handle)
@@ -239,7 +239,7 @@ class LazyStates:
             held.discard(handle)
         self._known.pop(handle, None)
         self._read.pop(handle, None)
-        self._alone.pop(handle, None)
+        self._driver_items.pop(handle, None)
         self._by_rank.pop(handle, None)
 
     def states_by_rank(self, obj: Any, handle: int) -> list[dict[str, Any]]:
@@ -250,12 +250,12 @@ class LazyStates:
         by_rank = self._by_rank.get(handle, [])
         return [] if self._is_written(obj, handle) else by_rank
 
-    def alone(self, obj: Any, handle: int | None) -> dict[str, int]:
+    def driver_items(self, obj: Any, handle: int | None) -> dict[str, int]:
         """Return, by list state, the number of items that the first replica has from the driver after the next step."""
         if handle not in self._metrics or handle is None:
             return list_lengths(obj)
         written = handle in self._seen and self._is_written(obj, handle)
-        return list_lengths(obj) if written else self._alone[handle]
+        return list_lengths(obj) if written else self._driver_items[handle]
 
     def _is_written(self, obj: Any, handle: int) -> bool:
         now = self._capture_open(obj)
@@ -301,7 +301,7 @@ class LazyStates:
             metric = self._table.object_of(handle)
             if metric is not None:
                 self._by_rank[handle] = found = [states[handle] for states in per_replica]
-                restore_states(metric, merge_states(metric, found, self._alone[handle]))
+                restore_states(metric, merge_states(metric, found, self._driver_items[handle]))
                 self._known[handle] = self._capture(metric)
 
     def _refuse_blind_write(self, obj: Any, handle: int) -> None:
@@ -336,7 +336,7 @@ class LazyStates:
             if obj is not None:
                 self._known[handle] = self._capture(obj)
                 if handle in self._metrics:
-                    self._alone[handle] = list_lengths(obj)
+                    self._driver_items[handle] = list_lengths(obj)
         self._written.clear()
 
     def _values(self, obj: Any) -> dict[AttributePath, TensorImage]:

@@ -125,7 +125,7 @@ class ReplicaSaver:
     def begin(
         self, request: ShardRequest, objects: Mapping[str, Any], modules: Mapping[str, torch.nn.Module]
     ) -> DispatchedSave:
-        told = replace(request, terms=replace(request.terms, alone=self._mirror.items_alone(objects)))
+        told = replace(request, terms=replace(request.terms, driver_items=self._mirror.driver_items(objects)))
         return self._dispatch(ShardWriter.begin, told.token, told, dict(objects), dict(modules))
 
     def nodes(self) -> Collection[str]:

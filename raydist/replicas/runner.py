@@ -215,9 +215,9 @@ class ReplicaRunner:
         self._calls.join(self._view, self._peers)
         self._failure = None
 
-    def _merged(self, objects: Mapping[str, Any], alone: Mapping[str, Mapping[str, int]]) -> MergedStates:
+    def _merged(self, objects: Mapping[str, Any], driver_items: Mapping[str, Mapping[str, int]]) -> MergedStates:
         """Merge the values that differ between replicas; a collective of all replicas."""
-        return self._mirror.merge_states(self.variables.gather_objects, objects, alone)
+        return self._mirror.merge_states(self.variables.gather_objects, objects, driver_items)
 
     def _step_optimizer(
         self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], *args: Any, **kwargs: Any

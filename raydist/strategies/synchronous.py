@@ -63,8 +63,8 @@ class LoopReplicas:
     def how(self, obj: Any) -> str:
         return self._saver.how(obj)
 
-    def items_alone(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
-        return self._mirror.items_alone(objects)
+    def driver_items(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
+        return self._mirror.driver_items(objects)
 
     def ask(
         self,

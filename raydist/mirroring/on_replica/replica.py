@@ -230,12 +230,12 @@ class MirrorReplica(MirrorCalls):
         self,
         gather: Callable[[Any], list[Any]],
         objects: Mapping[str, Any],
-        alone: Mapping[str, Mapping[str, int]],
+        driver_items: Mapping[str, Mapping[str, int]],
     ) -> MergedStates:
         """Return the values that the driver would read of metrics, and of buffers that differ between replicas.
 
         All replicas call this at the same place, for the same objects; the driver would have to wait for the steps.
-        `gather` returns every replica's value of its argument, in rank order; `alone` has the argument of
+        `gather` returns every replica's value of its argument, in rank order; `driver_items` has the argument of
         :func:`~raydist.mirroring.lazy_states.merge_states` by name of the metric.
         """
         metrics = {name: obj for name, obj in metrics_in(objects).items() if name in objects or _is_saved_within(obj)}
@@ -246,7 +246,9 @@ class MirrorReplica(MirrorCalls):
         values = [buffer.detach().to("cpu", copy=True) for buffer, _ in buffers]
         everyone = gather((states, values))
         by_rank = {name: [held[name] for held, _ in everyone] for name in metrics}
-        merged = {name: merge_states(metric, by_rank[name], alone.get(name, {})) for name, metric in metrics.items()}
+        merged = {
+            name: merge_states(metric, by_rank[name], driver_items.get(name, {})) for name, metric in metrics.items()
+        }
         kept = {name: {STATES_BY_RANK: each} if len(each) > 1 else {} for name, each in by_rank.items()}
         return MergedStates(
             {name: {**each, **kept[name]} for name, each in merged.items() if name in objects},

@@ -78,7 +78,7 @@ class Host:
     def how(self, obj: Any) -> str:
         return self.saved_how
 
-    def items_alone(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
+    def driver_items(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
         return {}
 
     def ask(self, rank: int | None, method: Callable[[ReplicaLoops, *Args], T], *args: *Args) -> list[T]:

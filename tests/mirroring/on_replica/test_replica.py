@@ -208,13 +208,13 @@ class Meeting:
 
 def merged(mirror: Mirror, objects: Mapping[str, Any]) -> tuple[list[MergedStates], list[dict[str, Any]], Meeting]:
     """By replica what it finds, and its own objects of these names."""
-    alone = mirror.driver.items_alone(objects)
+    driver_items = mirror.driver.driver_items(objects)
     handles = {name: mirror.driver._table.handle_of(obj) for name, obj in objects.items()}
     own = [{name: dict(each.items())[handle or 0] for name, handle in handles.items()} for each in mirror.replicas]
     meeting = Meeting(len(own))
 
     def find(rank: int) -> MergedStates:
-        return mirror.replicas[rank].merge_states(meeting.of(rank), own[rank], alone)
+        return mirror.replicas[rank].merge_states(meeting.of(rank), own[rank], driver_items)
 
     with ThreadPoolExecutor(len(own)) as threads:
         return list(threads.map(find, range(len(own)))), own, meeting
@@ -273,11 +273,11 @@ def test_items_that_the_driver_adds_come_first_once_they_are_sent() -> None:
         mean.seen.append(torch.tensor([5.0]))
 
     mirror.run(step)
-    assert mirror.driver.items_alone({"mean": mean}) == {"mean": {"seen": 0}}
+    assert mirror.driver.driver_items({"mean": mean}) == {"mean": {"seen": 0}}
     assert len(mean.seen) == 2
     mean.seen.append(torch.tensor([7.0]))
-    assert mirror.driver.items_alone({"mean": mean}) == {"mean": {"seen": 3}}
-    assert mirror.driver.items_alone({"fresh": Listing(), "norm": nn.BatchNorm1d(1)}) == {"fresh": {"seen": 0}}
+    assert mirror.driver.driver_items({"mean": mean}) == {"mean": {"seen": 3}}
+    assert mirror.driver.driver_items({"fresh": Listing(), "norm": nn.BatchNorm1d(1)}) == {"fresh": {"seen": 0}}
 
 
 def test_nothing_is_gathered_where_all_hold_the_same() -> None:
