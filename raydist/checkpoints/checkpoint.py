@@ -17,7 +17,7 @@ from raydist.checkpoints.capture import Capture, StagingBuffers, commit, file_st
 from raydist.checkpoints.contents import CheckpointContents
 from raydist.checkpoints.entries import pack_state
 from raydist.checkpoints.manifest import CheckpointManifest, SavedObject
-from raydist.checkpoints.object_state import OWNER, kind_of_state, other_names
+from raydist.checkpoints.object_state import OWNER, aliases_of, kind_of_state
 from raydist.checkpoints.random_state import REPLICAS
 from raydist.checkpoints.restore import RestoreReport
 from raydist.checkpoints.shards import DispatchedSave, Shard, ShardRequest, ShardTerms, join_shards
@@ -118,7 +118,7 @@ def start_save(
 
 def _remote_objects(named: Mapping[str, Any]) -> tuple[ShardSaver | None, dict[str, Any]]:
     """Return the objects that replicas of one strategy save, and the saver that reaches these replicas."""
-    again = other_names(named)
+    aliases = aliases_of(named)
     savers = {name: saver for name, obj in named.items() if (saver := _saver_of(obj)) is not None}
     saver = next(iter(savers.values()), None)
     if saver is None:
@@ -129,7 +129,7 @@ def _remote_objects(named: Mapping[str, Any]) -> tuple[ShardSaver | None, dict[s
         name: named[name]
         for name, found in savers.items()
         if found is saver
-        and name not in again
+        and name not in aliases
         and saver.how(named[name]) is not None
         and (modules_known or kind_of_state(named[name]) != "optimizer")  # modules name its parameters
     }

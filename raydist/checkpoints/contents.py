@@ -15,10 +15,10 @@ from raydist.checkpoints.entries import pack_state, unpack_state
 from raydist.checkpoints.manifest import SavedCheckpoint, SavedObject, open_checkpoint
 from raydist.checkpoints.object_state import (
     PendingGradients,
+    aliases_of,
     class_of_state,
     kind_of_state,
     named_objects,
-    other_names,
     state_of,
 )
 from raydist.checkpoints.random_state import are_random_states, random_states, set_random_states
@@ -66,8 +66,8 @@ class CheckpointContents:
         named = self._given_and_held()
         named = {**named, **_rows_of(named), **self._step_beside(named)}
         if self._gradients:
-            again = other_names(named)
-            homes = [name for name, obj in named.items() if _may_have_gradients(obj) and name not in again]
+            aliases = aliases_of(named)
+            homes = [name for name, obj in named.items() if _may_have_gradients(obj) and name not in aliases]
             named |= named_objects({_GRADIENTS: {name: PendingGradients(named[name]) for name in homes}})
         return named
 
@@ -143,15 +143,15 @@ class CheckpointContents:
         With `copy`, training may continue before the tensors are written. `details` are stored in the manifest.
         """
         named = self.named()
-        again = other_names(named)
+        aliases = aliases_of(named)
         modules = _modules(named)
         objects: dict[str, CapturedObject] = {}
         for name, obj in named.items():
             kind = kind_of_state(obj)
             if name in skip:
                 continue
-            if name in again:
-                objects[name] = CapturedObject(SavedObject(kind, same_as=again[name]))
+            if name in aliases:
+                objects[name] = CapturedObject(SavedObject(kind, same_as=aliases[name]))
             else:
                 state = self._given[name] if name in self._given else state_of(obj, modules)
                 objects[name] = captured_object(name, kind, class_of_state(obj), state, copy)
@@ -176,8 +176,8 @@ class CheckpointContents:
 
 def _rows_of(named: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of embedding tables, which `state_dict` of their modules leaves out."""
-    again = other_names(named)
-    tables = {name: SavedRows(obj) for name, obj in named.items() if isinstance(obj, nn.Module) and name not in again}
+    aliases = aliases_of(named)
+    tables = {name: SavedRows(obj) for name, obj in named.items() if isinstance(obj, nn.Module) and name not in aliases}
     return {f"{name}.{_ROWS}": rows for name, rows in tables.items() if rows}
 
 

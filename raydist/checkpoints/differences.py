@@ -20,7 +20,7 @@ __all__ = [
     "MISSING",
     "UNEXPECTED",
     "differences_of",
-    "in_words",
+    "describe_differences",
     "refused",
     "state_differences",
     "tensor_differences",
@@ -41,10 +41,11 @@ class Difference:
     more: str = ""  # description of the current and of the saved entry
 
 
-def in_words(found: Iterable[Difference]) -> str:
+def describe_differences(found: Iterable[Difference]) -> str:
     """Describe at most 20 differences in a message.
 
-    >>> in_words([Difference("missing", "model.a"), Difference("reshaped", "model.b", "(2,) here, (3,) saved")])
+    >>> missing, reshaped = Difference("missing", "model.a"), Difference("reshaped", "model.b", "(2,) here, (3,) saved")
+    >>> describe_differences([missing, reshaped])
     "'model.a' is missing, 'model.b' is reshaped ((2,) here, (3,) saved)"
     """
     told = [f"{each.entry!r} is {each.what}{f' ({each.more})' if each.more else ''}" for each in found]

@@ -23,7 +23,7 @@ from raydist.checkpoints.loop_commands import (
     SaveOutcome,
     WantedSave,
 )
-from raydist.checkpoints.object_state import PendingGradients, class_of_state, kind_of_state, other_names
+from raydist.checkpoints.object_state import PendingGradients, aliases_of, class_of_state, kind_of_state
 from raydist.checkpoints.replica_loop import ReplicaLoops
 from raydist.checkpoints.saves import ManagerSaves
 from raydist.checkpoints.shards import DispatchedSave, Shard, ShardRequest, ShardTerms
@@ -125,11 +125,11 @@ class ManagedLoop:
         )
 
     def _handles(self, remote: LoopHost) -> dict[str, int]:
-        again = other_names(self._objects)
+        aliases = aliases_of(self._objects)
         return {
             name: handle
             for name, obj in self._objects.items()
-            if name not in again and name not in self._read and (handle := remote.handle_of(obj)) is not None
+            if name not in aliases and name not in self._read and (handle := remote.handle_of(obj)) is not None
         }
 
     def _gradients(self, remote: LoopHost) -> dict[str, int]:

@@ -29,12 +29,12 @@ __all__ = [
     "STATES_BY_RANK",
     "State",
     "class_of_state",
-    "give_state",
+    "load_state",
     "has_state",
     "kind_of_state",
     "states_by_rank",
     "named_objects",
-    "other_names",
+    "aliases_of",
     "state_of",
 ]
 
@@ -194,7 +194,7 @@ def state_of(obj: Any, modules: Mapping[str, nn.Module]) -> Any:
     return plain_names(obj.state_dict()) if kind == "module" and has_compiled(obj) else obj.state_dict()
 
 
-def give_state(obj: Any, state: Any, modules: Mapping[str, nn.Module], strict: bool = True) -> None:
+def load_state(obj: Any, state: Any, modules: Mapping[str, nn.Module], strict: bool = True) -> None:
     """Load a result of `state_of`; with `strict`, a module or optimizer must find all of its entries, and no others."""
     kind = kind_of_state(obj)
     if kind == "optimizer":
@@ -205,7 +205,7 @@ def give_state(obj: Any, state: Any, modules: Mapping[str, nn.Module], strict: b
         obj.load_state_dict(numbered)
         keep_types(obj, numbered)
     elif kind == "metric":
-        _give_metric(obj, state)
+        _load_metric(obj, state)
     elif kind == "module":
         if has_compiled(obj):
             state = compiled_names(state, obj.state_dict())
@@ -221,7 +221,7 @@ def _metric_entries(metric: Any) -> tuple[str, ...]:
     return (*metric._defaults, *((_UPDATES,) if hasattr(metric, _UPDATES) else ()))
 
 
-def _give_metric(metric: Any, state: Mapping[str, Any]) -> None:
+def _load_metric(metric: Any, state: Mapping[str, Any]) -> None:
     own = _metric_entries(metric)
     others = {name: value for name, value in state.items() if name not in (*own, STATES_BY_RANK)}
     metric.load_state_dict(others, strict=False)
@@ -314,12 +314,12 @@ def _parts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         yield str(key), part
 
 
-def other_names(named: Mapping[str, Any]) -> dict[str, str]:
+def aliases_of(named: Mapping[str, Any]) -> dict[str, str]:
     """Return each further name of an object that has several, with the first name of that object.
 
     >>> import torch
     >>> model = torch.nn.Linear(1, 1)
-    >>> other_names({"a": model, "b": model, "c": torch.nn.Linear(1, 1)})
+    >>> aliases_of({"a": model, "b": model, "c": torch.nn.Linear(1, 1)})
     {'b': 'a'}
     """
     first: dict[int, str] = {}

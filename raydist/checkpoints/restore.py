@@ -14,9 +14,16 @@ from typing import Any, Protocol, Self, final
 
 from torch import nn
 
-from raydist.checkpoints.differences import MISSING, UNEXPECTED, Difference, differences_of, in_words, refused
+from raydist.checkpoints.differences import (
+    MISSING,
+    UNEXPECTED,
+    Difference,
+    describe_differences,
+    differences_of,
+    refused,
+)
 from raydist.checkpoints.manifest import SavedCheckpoint
-from raydist.checkpoints.object_state import give_state, kind_of_state, other_names, state_of
+from raydist.checkpoints.object_state import aliases_of, kind_of_state, load_state, state_of
 from raydist.checkpoints.tensor_file import TensorFile
 from raydist.errors import InvalidArgumentError, RaydistError
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
@@ -28,7 +35,7 @@ __all__ = [
     "ShardRestorer",
     "ShardedRestore",
     "chosen_objects",
-    "give_states",
+    "load_states",
     "restore_objects",
 ]
 
@@ -64,7 +71,7 @@ class PreparedShard:
 _ORDER = ("other", "metric", "optimizer", "module")
 
 
-def give_states(
+def load_states(
     objects: Mapping[str, Any], states: Mapping[str, Any], modules: Mapping[str, nn.Module], strict: bool
 ) -> Callable[[], None]:
     """Load states into objects, by name; return a function that undoes this for all objects except modules.
@@ -73,29 +80,30 @@ def give_states(
     """
     kinds = {name: kind_of_state(objects[name]) for name in states}
     before = {name: state_of(objects[name], modules) for name, kind in kinds.items() if kind != "module"}
-    given: list[str] = []
+    loaded: list[str] = []
 
-    def give_back(names: list[str] = given) -> None:
-        for name in names:
+    def undo() -> None:
+        for name in loaded:
             if name in before:
-                give_state(objects[name], before[name], modules)
+                load_state(objects[name], before[name], modules)
 
     for name in sorted(states, key=lambda name: _ORDER.index(kinds[name])):
         obj = objects[name]
         try:
-            give_state(obj, states[name], modules, strict)
-            given.append(name)
+            load_state(obj, states[name], modules, strict)
+            loaded.append(name)
         except BaseException as error:
-            give_back()
+            undo()
             with contextlib.suppress(Exception):  # possibly changed in part; the original error counts
-                give_back([name])
+                if name in before:
+                    load_state(obj, before[name], modules)
             if isinstance(error, RaydistError) or not isinstance(error, Exception):
                 raise
             raise InvalidArgumentError(
                 f"The saved state of {name!r} must be one that a {type(obj).__name__} takes, but load_state_dict "
                 f"says: {error!s:.500} ({type(error).__name__}). Restore into one like that which was saved."
             ) from error
-    return give_back
+    return undo
 
 
 class ShardRestorer(Protocol):
@@ -239,8 +247,8 @@ def restore_objects(
         DataLossError: The checkpoint is damaged. Nothing is changed.
     """
     modules = {name: obj for name, obj in objects.items() if isinstance(obj, nn.Module)}
-    again = other_names(wanted)
-    once = {name: obj for name, obj in wanted.items() if name not in again}
+    aliases = aliases_of(wanted)
+    once = {name: obj for name, obj in wanted.items() if name not in aliases}
     names = {name: _saved_name(obj, objects, checkpoint) for name, obj in once.items()}
     saved = {name: each for name, each in names.items() if each is not None}
     remote = ShardedRestore.of(once, modules, checkpoint, restorers)
@@ -254,7 +262,7 @@ def restore_objects(
         if whole:
             found += [Difference(UNEXPECTED, name) for name in checkpoint.manifest.objects if name not in objects]
         _require_fit(found, checkpoint, strict)
-        give_back = give_states(once, {name: checkpoint.state(each) for name, each in local.items()}, modules, strict)
+        undo = load_states(once, {name: checkpoint.state(each) for name, each in local.items()}, modules, strict)
     except BaseException:
         if remote is not None and prepared:
             with contextlib.suppress(Exception):  # the user must see the original error
@@ -264,7 +272,7 @@ def restore_objects(
         try:
             remote.commit(prepared)
         except BaseException:
-            give_back()
+            undo()
             raise
     return RestoreReport(
         tuple(each.entry for each in found if each.what == MISSING),
@@ -284,5 +292,5 @@ def _require_fit(found: list[Difference], checkpoint: SavedCheckpoint, strict: b
         more = ", or give strict=False to leave what is missing or unexpected" if strict else ""
         raise InvalidArgumentError(
             f"The checkpoint {checkpoint.directory.shown!r} must have the entries of the objects, but "
-            f"{in_words(wrong)}. {hint}{more}."
+            f"{describe_differences(wrong)}. {hint}{more}."
         )

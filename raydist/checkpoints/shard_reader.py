@@ -18,7 +18,7 @@ from raydist.actors.portable_errors import pack_error
 from raydist.checkpoints.differences import differences_of, refused
 from raydist.checkpoints.entries import stored_dtype
 from raydist.checkpoints.read_tensors import read_slices
-from raydist.checkpoints.restore import PreparedShard, RestoreRequest, give_states
+from raydist.checkpoints.restore import PreparedShard, RestoreRequest, load_states
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 from raydist.collectives.flat_bytes import flat_bytes
 from raydist.errors import DataLossError, FailedPreconditionError, NotFoundError
@@ -190,7 +190,7 @@ class ShardReader:
 
         def commit(objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
             states = {name: request.checkpoint.state_of(request.saved[name], tensors[name]) for name in objects}
-            give_states(objects, states, modules, request.strict)
+            load_states(objects, states, modules, request.strict)
             self._after(objects)
 
         return commit

@@ -20,9 +20,9 @@ import raydist as rd
 from raydist.checkpoints.entries import pack_state
 from raydist.checkpoints.object_state import (
     PendingGradients,
+    aliases_of,
     has_state,
     named_objects,
-    other_names,
     state_of,
     states_by_rank,
 )
@@ -280,7 +280,7 @@ def test_a_class_has_no_state() -> None:
 
 def test_names_of_the_same() -> None:
     a = rd.State()
-    assert other_names({"a": a, "b": rd.State(), "c": a, "d": a}) == {"c": "a", "d": "a"}
+    assert aliases_of({"a": a, "b": rd.State(), "c": a, "d": a}) == {"c": "a", "d": "a"}
 
 
 def model_with_gradients() -> nn.Module:
