@@ -67,8 +67,9 @@ class CheckpointContents:
         named = {**named, **_rows_of(named), **self._step_beside(named)}
         if self._gradients:
             aliases = aliases_of(named)
-            homes = [name for name, obj in named.items() if _may_have_gradients(obj) and name not in aliases]
-            named |= named_objects({_GRADIENTS: {name: PendingGradients(named[name]) for name in homes}})
+            modules = {name: obj for name, obj in _modules(named).items() if not isinstance(obj, StepCounter)}
+            gradients = {name: PendingGradients(each) for name, each in modules.items() if name not in aliases}
+            named |= named_objects({_GRADIENTS: gradients})
         return named
 
     def _find_strategy(self) -> TrainingStrategy | None:
@@ -177,12 +178,8 @@ class CheckpointContents:
 def _rows_of(named: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of embedding tables, which `state_dict` of their modules leaves out."""
     aliases = aliases_of(named)
-    tables = {name: SavedRows(obj) for name, obj in named.items() if isinstance(obj, nn.Module) and name not in aliases}
+    tables = {name: SavedRows(module) for name, module in _modules(named).items() if name not in aliases}
     return {f"{name}.{_ROWS}": rows for name, rows in tables.items() if rows}
-
-
-def _may_have_gradients(obj: Any) -> bool:
-    return isinstance(obj, nn.Module) and not isinstance(obj, StepCounter)
 
 
 def _modules(named: dict[str, Any]) -> dict[str, nn.Module]:

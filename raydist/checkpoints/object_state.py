@@ -34,6 +34,7 @@ __all__ = [
     "kind_of_state",
     "states_by_rank",
     "named_objects",
+    "rejected_state",
     "aliases_of",
     "state_of",
 ]
@@ -214,6 +215,14 @@ def load_state(obj: Any, state: Any, modules: Mapping[str, nn.Module], strict: b
             metric._computed = None  # a cached result of torchmetrics, computed from the previous states
     else:
         obj.load_state_dict(state)
+
+
+def rejected_state(name: str, obj: Any, error: Exception) -> InvalidArgumentError:
+    """Return the error for a saved state that `load_state_dict` of an object does not accept."""
+    return InvalidArgumentError(
+        f"The saved state of {name!r} must be one that a {type(obj).__name__} takes, but load_state_dict says: "
+        f"{error!s:.500} ({type(error).__name__}). Restore into one like that which was saved."
+    )
 
 
 def _metric_entries(metric: Any) -> tuple[str, ...]:

@@ -26,12 +26,11 @@ from raydist.checkpoints.differences import (
 )
 from raydist.checkpoints.entries import names_of_tensors, pack_state, unpack_state
 from raydist.checkpoints.manifest import SavedCheckpoint, SavedObject
-from raydist.checkpoints.object_state import kind_of_state, state_of
+from raydist.checkpoints.object_state import kind_of_state, rejected_state, state_of
 from raydist.checkpoints.parameter_names import GROUPS, fitting_entries, keep_types, parameter_names, parameters_of
 from raydist.checkpoints.ps_save import SliceDirectory
 from raydist.checkpoints.restore import PreparedShard, RestoreRequest
 from raydist.checkpoints.tensor_file import FilePlace
-from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.optimizers import bare_optimizer
 from raydist.parameter_servers.requests import BeginRestore
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows, require_known
@@ -181,10 +180,7 @@ def _load_into(
         _load(optimizer, loaded)
         keep_types(optimizer, loaded)
     except Exception as error:
-        raise InvalidArgumentError(
-            f"The saved state of {owner!r} must be one that a {type(optimizer).__name__} takes, but load_state_dict "
-            f"says: {error!s:.500} ({type(error).__name__}). Restore into one like that which was saved."
-        ) from error
+        raise rejected_state(owner, optimizer, error) from error
 
 
 OptionGroups = Sequence[Mapping[str, Any]]

@@ -23,7 +23,7 @@ from raydist.checkpoints.differences import (
     refused,
 )
 from raydist.checkpoints.manifest import SavedCheckpoint
-from raydist.checkpoints.object_state import aliases_of, kind_of_state, load_state, state_of
+from raydist.checkpoints.object_state import aliases_of, kind_of_state, load_state, rejected_state, state_of
 from raydist.checkpoints.tensor_file import TensorFile
 from raydist.errors import InvalidArgumentError, RaydistError
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
@@ -99,10 +99,7 @@ def load_states(
                     load_state(obj, before[name], modules)
             if isinstance(error, RaydistError) or not isinstance(error, Exception):
                 raise
-            raise InvalidArgumentError(
-                f"The saved state of {name!r} must be one that a {type(obj).__name__} takes, but load_state_dict "
-                f"says: {error!s:.500} ({type(error).__name__}). Restore into one like that which was saved."
-            ) from error
+            raise rejected_state(name, obj, error) from error
     return undo
 
 

@@ -124,10 +124,6 @@ class RunDirectory:
             self._kept = [each.kept for each in found if each.damage is None]
             self._generation = max(generations, default=0)
 
-    def require_acquired(self) -> None:
-        """Raise FailedPreconditionError if another process has acquired the right to write."""
-        self._directory_lock.require()
-
     def release(self) -> None:
         """Release the right to write."""
         with self._lock:
@@ -189,7 +185,7 @@ class RunDirectory:
             FailedPreconditionError: Another process has acquired the right to write.
             Exception: An error of `write`.
         """
-        self.require_acquired()
+        self._directory_lock.require()
         try:
             write()
         except BaseException:

@@ -49,7 +49,7 @@ States = dict[str, Any]
 
 def state_names(obj: Any) -> tuple[str, ...]:
     """Return the names of the states of a metric; empty for other objects."""
-    return tuple(attributes(obj)["_defaults"]) if _may_hold_states(obj) else ()
+    return tuple(attributes(obj)["_defaults"]) if isinstance(obj, torch.nn.Module) and is_metric(obj) else ()
 
 
 def metrics_in(objects: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,10 +72,6 @@ def held_names(obj: Any) -> tuple[str, ...]:
     """Return the names of everything a metric accumulates: the states and the update count."""
     names = state_names(obj)
     return (*names, _UPDATES) if names and _UPDATES in attributes(obj) else names
-
-
-def _may_hold_states(obj: Any) -> bool:
-    return isinstance(obj, torch.nn.Module) and is_metric(obj)
 
 
 def hold_states(metric: Any, device: torch.device | None = None) -> States:

@@ -173,7 +173,6 @@ def test_one_at_a_time_may_write(tmp_path: Path) -> None:
     assert not run.is_acquired
     run.acquire()
     assert run.is_acquired
-    run.require_acquired()
     with pytest.raises(FailedPreconditionError):
         other.acquire()
     run.release()
