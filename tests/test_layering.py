@@ -38,7 +38,7 @@ LAYERS = (
         "cluster",
         "draining",
     },
-    {"tpu_slices", "storage", "preemption"},
+    {"tpu_slices", "preemption"},
     {"parameter_servers"},
     {"actors"},
     {"dataset"},
@@ -85,7 +85,7 @@ ROOMS = {
         {"passes"},
         {"readers"},
         {"replica", "ray_data_source", "ray_data_sink", "worker_actors"},
-        {"server_metrics", "server_host", "ray_link", "parameter_servers"},
+        {"parameter_servers"},
     ),
 }
 

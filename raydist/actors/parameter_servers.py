@@ -1,36 +1,96 @@
-"""Actors of parameter servers: start them, call them, read their statistics, kill them."""
+"""Parameter servers in Ray actors: connections by actor calls, the actor itself with its metrics, and their start.
+
+A server's process answers requests one at a time. `ServerActors` starts and ends the servers of one strategy.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
+import pickle
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
 import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.metrics import Counter, Gauge
 from ray.util.placement_group import PlacementGroup
 
+from raydist.actors.portable_errors import pack_error
 from raydist.actors.reservations import bundle_options
-from raydist.actors.server_host import PackedTensor, ServerHost
-from raydist.actors.software import installed_software, require_same_software
-from raydist.actors.supervision import RemoteFailure, kill_actors, wait_for_all
+from raydist.actors.software import Software, installed_software, require_same_software
+from raydist.actors.supervision import RemoteFailure, kill_actors, title_of_this_actor, wait_for_all
+from raydist.collectives.flat_bytes import flat_bytes
 from raydist.parameter_servers.connection import (
     PendingAnswer,
+    RequestDispatcher,
     RequestHandler,
     ServerConnection,
-    Targets,
-    copy_to_targets,
-    pulled_by,
     server_is_gone,
     server_is_late,
 )
-from raydist.parameter_servers.requests import ServerAnswer, ServerRequest
+from raydist.parameter_servers.requests import ServerAnswer, ServerRequest, Statistics
+from raydist.parameter_servers.server_stats import ServerStats
 from raydist.ray_session import RaySession
 
-__all__ = ["RayConnection", "ServerActors", "ServerSeat"]
+__all__ = ["RayConnection", "ServerActors", "ServerHost", "ServerMetrics", "ServerSeat", "staleness_bucket"]
+
+_Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+_Message = bytes | tuple[bytes, list[_Bytes]]
+_IN_PICKLE = 1 << 16  # bytes of tensors that travel within the pickle: Ray sends up to 100 KB with the call itself
+
+
+def pack_message(head: Any, tensors: Sequence[torch.Tensor], *, copy: bool = False) -> _Message:
+    """Pack a request or an answer with its tensors: as few objects as possible, because Ray pickles each slowly.
+
+    Args:
+        head: The request or answer.
+        tensors: Dense tensors on the CPU.
+        copy: Copy the tensors, which may change before Ray has sent the message.
+    """
+    layout = [(each.dtype, tuple(each.shape)) for each in tensors]
+    parts = [flat_bytes(each.detach()) for each in tensors]
+    small = sum(map(len, parts)) <= _IN_PICKLE
+    if len(parts) > 1 and (small or copy) and len({each.dtype for each in tensors}) == 1:
+        parts = [torch.cat(parts)]
+    elif copy and not small:
+        parts = [each.clone() for each in parts]
+    arrays = [each.numpy() for each in parts]
+    if small:
+        return pickle.dumps((head, layout, arrays), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((head, layout, None), pickle.HIGHEST_PROTOCOL), arrays
+
+
+def unpack_message(message: _Message) -> tuple[Any, list[torch.Tensor]]:
+    """Undo `pack_message`. The tensors share the message's memory, and must not be written to."""
+    pickled, mapped = (message, None) if isinstance(message, bytes) else message
+    head, layout, arrays = pickle.loads(pickled)
+    parts = [_tensor_of(each) for each in (arrays if mapped is None else mapped)]
+    if len(parts) < len(layout):
+        sizes = [dtype.itemsize * torch.Size(shape).numel() for dtype, shape in layout]
+        parts = list(parts[0].split(sizes))
+    return head, [part.view(dtype).view(shape) for part, (dtype, shape) in zip(parts, layout, strict=True)]
+
+
+def _tensor_of(array: _Bytes) -> torch.Tensor:
+    if not array.size:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_ArrayView(array)))
+
+
+@final
+class _ArrayView:
+    """A view of an array's memory that numpy takes for writable: torch warns of read-only arrays."""
+
+    def __init__(self, array: _Bytes) -> None:
+        self.array = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
 @final
@@ -48,16 +108,13 @@ class RayConnection:
     name: str
     limit_s: float
 
-    def ask(
-        self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), into: Targets | None = None
-    ) -> PendingAnswer:
+    def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = ()) -> PendingAnswer:
         """Send a request without waiting; implements `ServerConnection.ask`."""
-        packed = [PackedTensor.of(tensor) for tensor in tensors]  # Ray copies the bytes before `remote` returns
-        try:
-            ref = self.handle.ask.remote(request, packed, self.limit_s)
+        try:  # Ray copies the message before `remote` returns
+            ref = self.handle.ask.remote(pack_message(request, tensors), self.limit_s)
         except RayActorError:
             raise server_is_gone(self.name) from None
-        return _PendingCall(self.name, ref, pulled_by(request), into)
+        return _PendingCall(self.name, ref)
 
 
 @final
@@ -65,28 +122,144 @@ class RayConnection:
 class _PendingCall:
     name: str
     ref: Any
-    numbers: tuple[int, ...]
-    into: Targets | None
 
     def answer(self, timeout_s: float) -> tuple[ServerAnswer, Sequence[torch.Tensor]]:
         try:
-            answer, packed = ray.get(self.ref, timeout=timeout_s)
+            return unpack_message(ray.get(self.ref, timeout=timeout_s))
         except GetTimeoutError:
             raise server_is_late(self.name, timeout_s) from None
         except RayActorError:
             raise server_is_gone(self.name) from None
         except RayTaskError as error:
-            raise _cause_of(error) from None
-        tensors = [each.tensor() for each in packed]
-        if self.into is None or not self.numbers:
-            return answer, tensors
-        copy_to_targets(self.into, self.numbers, tensors)
-        return answer, ()
+            cause = error.cause
+            raise (cause.portable.restore() if isinstance(cause, RemoteFailure) else error) from None
 
 
-def _cause_of(error: RayTaskError) -> Exception:
-    cause = error.cause
-    return cause.portable.restore() if isinstance(cause, RemoteFailure) else error
+_TAGS = ("strategy", "server")
+_COUNTED = {
+    "pulls": "Reads of values.",
+    "pushes": "Changes applied.",
+    "late": "Gradients dropped because they came after their step.",
+    "bytes_pulled": "Bytes of values read.",
+    "bytes_pushed": "Bytes of changes.",
+    "apply_seconds": "Seconds spent in applying changes.",
+}
+
+
+@final
+class ServerMetrics:
+    """Metrics of one server, in the server's process. Names begin with `raydist_parameter_server_`.
+
+    Args:
+        strategy: Name of the strategy; a tag.
+        server: Name of the server; a tag.
+    """
+
+    def __init__(self, strategy: str, server: str) -> None:
+        self._tags = {"strategy": strategy, "server": server}
+        self._before = ServerStats(0)
+        self._counters: dict[str, Any] = {
+            name: Counter(f"raydist_parameter_server_{name}", description=text, tag_keys=_TAGS)
+            for name, text in _COUNTED.items()
+        }
+        self._held = Gauge(
+            "raydist_parameter_server_bytes_held",
+            description="Bytes of values, and of what optimizers remember.",
+            tag_keys=_TAGS,
+        )
+        self._staleness = Counter(
+            "raydist_parameter_server_staleness",
+            description="Gradients applied, by how many changes came between their read and that.",
+            tag_keys=(*_TAGS, "changes"),
+        )
+
+    def update(self, stats: ServerStats) -> None:
+        """Update Ray's metrics to the server's current counts."""
+        for name, counter in self._counters.items():
+            _raise(counter, getattr(stats, name) - getattr(self._before, name), self._tags)
+        self._held.set(stats.bytes_held, tags=self._tags)
+        for changes, count in stats.staleness.items():
+            tags = {**self._tags, "changes": staleness_bucket(changes)}
+            _raise(self._staleness, count - self._before.staleness.get(changes, 0), tags)
+        self._before = stats
+
+
+def _raise(counter: Any, by: float, tags: Mapping[str, str]) -> None:
+    if by > 0:  # Ray refuses 0
+        counter.inc(by, tags=dict(tags))
+
+
+def staleness_bucket(changes: int) -> str:
+    """Return the label of the range that a staleness falls into. Each range is twice as wide as the previous one.
+
+    >>> [staleness_bucket(changes) for changes in (0, 1, 2, 3, 4, 7, 8)]
+    ['0', '1', '2-3', '2-3', '4-7', '4-7', '8-15']
+    """
+    if changes < 2:
+        return str(max(changes, 0))
+    first = 1 << (changes.bit_length() - 1)
+    return f"{first}-{2 * first - 1}"
+
+
+_PUBLISH_S = 5.0  # between two readings of the server's statistics, for Ray's metrics
+
+
+@final
+class ServerHost:
+    """The actor that hosts one server. Each `ask` runs in a thread of its own; one thread runs all other methods."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._dispatcher: RequestDispatcher | None = None
+        self._title = "a parameter server that was not started"
+        self._replaced = threading.Event()
+        self._shown = title_of_this_actor()
+
+    def __repr__(self) -> str:
+        return self._shown or type(self).__name__
+
+    def about(self) -> Software:
+        """Return the versions and devices of this process."""
+        return installed_software()
+
+    def start(self, title: str, strategy: str, make_server: Callable[..., RequestHandler], *args: Any) -> int:
+        """Create the server, start to answer requests, and return the process id."""
+        self._title = title
+        try:
+            dispatcher = self._dispatcher = RequestDispatcher(make_server(*args))
+        except BaseException as error:
+            raise RemoteFailure(pack_error(error)) from None
+        self._replaced.set()
+        self._replaced = threading.Event()
+        publish = functools.partial(_publish, dispatcher, ServerMetrics(strategy, title), self._replaced)
+        threading.Thread(target=publish, name="raydist-metrics", daemon=True).start()
+        return os.getpid()
+
+    @ray.method(concurrency_group="asks")
+    def ask(self, message: _Message, limit_s: float) -> _Message:
+        """Return the server's answer and its tensors. Blocks until the server answers, for `limit_s` at most."""
+        try:
+            return self._answer(*unpack_message(message), limit_s)
+        except Exception as error:
+            raise RemoteFailure(pack_error(error)) from None
+
+    def _answer(self, request: ServerRequest, tensors: Sequence[torch.Tensor], limit_s: float) -> _Message:
+        if self._dispatcher is None:
+            raise server_is_late(self._title, 0)
+        future = self._dispatcher.submit(request, tensors, functools.partial(pack_message, copy=True))
+        try:
+            return future.result(limit_s)
+        except TimeoutError:
+            if future.done():
+                raise  # the server's own
+            raise server_is_late(self._title, limit_s) from None
+
+
+def _publish(dispatcher: RequestDispatcher, metrics: ServerMetrics, ended: threading.Event) -> None:
+    while not ended.wait(_PUBLISH_S):
+        stats = dispatcher.submit(Statistics(), (), lambda answer, _: answer.value).result()
+        if isinstance(stats, ServerStats):
+            metrics.update(stats)
 
 
 _SPARE_THREADS = 4  # for the driver and for metrics, in addition to one thread for each worker that may wait

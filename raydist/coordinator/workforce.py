@@ -19,7 +19,7 @@ from raydist.replicas.served.work_message import PlannedWork, WorkResult, addres
 
 __all__ = ["ClosurePace", "Workforce"]
 
-_MESSAGE_S = 0.004  # of work in a message: a worker has two messages, so closures sent ahead run soon
+_MESSAGE_S = 0.03  # of work in a message: a message costs driver and worker about 1 ms of CPU time
 _MOST = 16
 
 
@@ -43,7 +43,7 @@ class ClosurePace:
         >>> pace = ClosurePace()
         >>> pace.learn(b"f", 0.001)
         >>> pace.most(b"f"), pace.most(b"never seen")
-        (4, 1)
+        (16, 1)
         """
         seconds = self._seconds.get(key)
         return 1 if seconds is None else max(1, min(_MOST, int(_MESSAGE_S / max(seconds, 1e-9))))
@@ -149,7 +149,7 @@ class Workforce:
         closures: list[Closure] = []
         works: list[tuple[PlannedWork, Sequence[bytes]]] = []
         living = self.roster.ready()
-        share = -(-self._queue.num_waiting // max(1, len(living)))
+        share = -(-self._queue.num_waiting // (2 * max(1, len(living))))  # so that workers end together
         capacity = self._queue.capacity_of(worker.number, living)
         if capacity is not None:
             share = min(share, capacity)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar, final
 
@@ -11,7 +11,7 @@ import torch
 
 from raydist.compat.torch_internals import foreach_copy
 from raydist.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
-from raydist.parameter_servers.requests import Pull, Push, ServerAnswer, ServerRequest
+from raydist.parameter_servers.requests import ServerAnswer, ServerRequest
 
 __all__ = [
     "PendingAnswer",
@@ -20,7 +20,6 @@ __all__ = [
     "ServerConnection",
     "Targets",
     "copy_to_targets",
-    "pulled_by",
     "server_is_gone",
     "server_is_late",
 ]
@@ -57,40 +56,26 @@ class ServerConnection(Protocol):
     def name(self) -> str:
         """Name of the server, for messages."""
 
-    def ask(
-        self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), into: Targets | None = None
-    ) -> PendingAnswer:
+    def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = ()) -> PendingAnswer:
         """Send a request without waiting for the answer.
 
         Args:
             request: The request.
             tensors: The request's tensors: dense and on the CPU. The caller may overwrite them afterwards.
-            into: Targets of the values that a `Pull`, or the `pull` of a `Push`, requests; the answer has no tensors
-                then.
         """
 
 
-def pulled_by(request: ServerRequest) -> tuple[int, ...]:
-    """Return the slices whose values the answer to a request contains."""
-    match request:
-        case Pull():
-            return request.slices
-        case Push():
-            return request.pull
-        case _:
-            return ()
-
-
-def copy_to_targets(into: Targets, numbers: Sequence[int], values: Sequence[torch.Tensor]) -> None:
+def copy_to_targets(targets: Iterable[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Copy an answer's values to their targets; does nothing for an answer without values (nothing had changed)."""
     if not values:
         return
-    if len(values) != len(numbers):
+    wanted = list(targets)
+    if len(values) != len(wanted):
         raise InvalidArgumentError(
-            f"raydist bug: an answer must have the values of {len(numbers)} slices, got {len(values)}."
+            f"raydist bug: an answer must have the values of {len(wanted)} slices, got {len(values)}."
         )
     with torch.no_grad():
-        foreach_copy([into[number] for number in numbers], list(values))
+        foreach_copy(wanted, list(values))
 
 
 def server_is_late(name: str, timeout_s: float) -> DeadlineExceededError:
@@ -120,6 +105,10 @@ class RequestHandler(Protocol):
         """Return each object from `handle` whose answer is ready, once, with answer and tensors, or an error."""
 
 
+Pack = Callable[[ServerAnswer, Sequence[torch.Tensor]], _Packed]
+"""Copies an answer and its tensors, which the next request may change."""
+
+
 @final
 class RequestDispatcher:
     """Hands the requests of all clients to one server, one at a time. Thread-safe.
@@ -131,25 +120,20 @@ class RequestDispatcher:
     def __init__(self, server: RequestHandler) -> None:
         self._server = server
         self._lock = threading.Lock()
-        self._waiting: dict[Any, tuple[Future[Any], Callable[[Sequence[torch.Tensor]], Any]]] = {}
+        self._waiting: dict[Any, tuple[Future[Any], Pack[Any]]] = {}
 
-    def submit(
-        self,
-        request: ServerRequest,
-        tensors: Sequence[torch.Tensor],
-        pack: Callable[[Sequence[torch.Tensor]], _Packed],
-    ) -> Future[tuple[ServerAnswer, _Packed]]:
+    def submit(self, request: ServerRequest, tensors: Sequence[torch.Tensor], pack: Pack[_Packed]) -> Future[_Packed]:
         """Handle a request. The answer comes at once, or with a later request that makes it possible.
 
         Args:
             request: The request.
             tensors: The request's tensors, which must stay until the future is done.
-            pack: Copies the answer's tensors, which the next request may change.
+            pack: Packs the answer.
 
         Returns:
-            The answer and its packed tensors, or the error that the server raised.
+            The packed answer, or the error that the server raised.
         """
-        future: Future[tuple[ServerAnswer, _Packed]] = Future()
+        future: Future[_Packed] = Future()
         with self._lock:
             try:
                 reply = self._server.handle(request, tensors)
@@ -165,16 +149,13 @@ class RequestDispatcher:
         return future
 
 
-def _settle(future: Future[Any], pack: Callable[[Sequence[torch.Tensor]], Any], reply: Any) -> None:
+def _settle(future: Future[Any], pack: Pack[Any], reply: Any) -> None:
     if isinstance(reply, Exception):
         future.set_exception(reply)
         return
-    answer, tensors = reply
     try:
-        packed = pack(tensors)
-    except (
-        Exception
-    ) as error:  # such as no memory: the error is this client's, not of the one whose request made the answer ready
+        packed = pack(*reply)
+    except Exception as error:  # such as no memory: an error of this client, not of the one that made the answer ready
         future.set_exception(error)
     else:
-        future.set_result((answer, packed))
+        future.set_result(packed)

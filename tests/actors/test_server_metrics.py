@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from raydist.actors import server_host as module
-from raydist.actors.server_host import ServerMetrics, staleness_bucket
+from raydist.actors import parameter_servers as module
+from raydist.actors.parameter_servers import ServerMetrics, staleness_bucket
 from raydist.parameter_servers.server_stats import ServerStats
 
 

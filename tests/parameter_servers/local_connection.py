@@ -12,9 +12,6 @@ from raydist.parameter_servers.connection import (
     PendingAnswer,
     RequestDispatcher,
     RequestHandler,
-    Targets,
-    copy_to_targets,
-    pulled_by,
     server_is_late,
 )
 from raydist.parameter_servers.requests import ServerAnswer, ServerRequest
@@ -27,25 +24,18 @@ class LocalConnection:
         self.name = name
         self._dispatcher = RequestDispatcher(server)
 
-    def ask(
-        self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), into: Targets | None = None
-    ) -> PendingAnswer:
-        copies = [tensor.clone() for tensor in tensors]
-        numbers = pulled_by(request)
-
-        def pack(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            if into is None or not numbers:
-                return [value.clone() for value in values]
-            copy_to_targets(into, numbers, values)
-            return []
-
-        return _Pending(self.name, self._dispatcher.submit(request, copies, pack))
+    def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = ()) -> PendingAnswer:
+        return _Pending(self.name, self._dispatcher.submit(request, [tensor.clone() for tensor in tensors], _copied))
 
     def __copy__(self) -> LocalConnection:
         return self
 
     def __deepcopy__(self, memo: Any) -> LocalConnection:
         return self
+
+
+def _copied(answer: ServerAnswer, tensors: Sequence[torch.Tensor]) -> tuple[ServerAnswer, list[torch.Tensor]]:
+    return answer, [tensor.clone() for tensor in tensors]
 
 
 class _Pending:

@@ -11,11 +11,10 @@ from raydist.parameter_servers.connection import (
     RequestDispatcher,
     ServerConnection,
     copy_to_targets,
-    pulled_by,
     server_is_gone,
     server_is_late,
 )
-from raydist.parameter_servers.requests import Arrive, Finish, Pull, Push, PushKey, Sender
+from raydist.parameter_servers.requests import Arrive, Finish, Pull, PushKey, Sender, ServerAnswer
 from tests.contracts.server_connection import ServerConnectionContract
 from tests.parameter_servers.local_connection import LocalConnection
 from tests.parameter_servers.plain_server import PlainServer
@@ -28,53 +27,51 @@ class TestLocalConnection(ServerConnectionContract):
         yield [LocalConnection(server)] * count
 
 
+def answer_of(answer: ServerAnswer, tensors: object) -> ServerAnswer:
+    return answer
+
+
 def test_each_is_answered_once_when_it_may_be() -> None:
     server = PlainServer()
     dispatcher = RequestDispatcher(server)
     order: list[str] = []
 
     def submit(name: str, step: int) -> None:
-        dispatcher.submit(Pull((), at_least_step=step), (), lambda tensors: order.append(name))
+        dispatcher.submit(Pull((), at_least_step=step), (), lambda answer, tensors: order.append(name))
 
     for name, step in (("a", 1), ("b", 2), ("c", 0), ("d", 1)):
         submit(name, step)
     assert order == ["c"]
-    finished = dispatcher.submit(Finish(), (), list)
+    finished = dispatcher.submit(Finish(), (), answer_of)
     assert order == ["c", "a", "d"]
-    assert finished.result(0)[0].step == 1
-    dispatcher.submit(Finish(), (), list)
+    assert finished.result(0).step == 1
+    dispatcher.submit(Finish(), (), answer_of)
     assert order[3:] == ["b"]
 
 
 def test_errors_are_for_the_client_that_asked() -> None:
     server = PlainServer()
-    asked = RequestDispatcher(server).submit(Arrive(Sender(0, 0), PushKey(0, 0), 0), (), list)
+    asked = RequestDispatcher(server).submit(Arrive(Sender(0, 0), PushKey(0, 0), 0), (), answer_of)
     assert "must be asked plain things" in str(asked.exception(0))
 
 
 def test_an_answer_that_cannot_be_packed_is_an_error_of_its_own_client() -> None:
-    def fail(tensors: object) -> None:
+    def fail(answer: object, tensors: object) -> None:
         raise MemoryError("no room for the answer")
 
     dispatcher = RequestDispatcher(PlainServer())
     waiting = dispatcher.submit(Pull((), at_least_step=1), (), fail)
-    assert dispatcher.submit(Finish(), (), list).result(0)[0].step == 1
+    assert dispatcher.submit(Finish(), (), answer_of).result(0).step == 1
     assert isinstance(waiting.exception(0), MemoryError)
 
 
-def test_what_is_pulled() -> None:
-    assert pulled_by(Pull((1, 2))) == (1, 2)
-    assert pulled_by(Push(Sender(0, 0), PushKey(0, 0), 0, (3,), ("dense",), pull=(3,))) == (3,)
-    assert pulled_by(Finish()) == ()
-
-
 def test_values_go_where_they_are_wanted() -> None:
-    targets = {1: torch.nn.Parameter(torch.zeros(2)), 2: torch.zeros(3)}
-    copy_to_targets(targets, (2, 1), [])
-    copy_to_targets(targets, (2, 1), [torch.ones(3), torch.full((2,), 2.0)])
-    assert (targets[1].tolist(), targets[2].tolist()) == ([2, 2], [1, 1, 1])
+    targets = torch.nn.Parameter(torch.zeros(2)), torch.zeros(3)
+    copy_to_targets(targets, [])
+    copy_to_targets(targets, [torch.full((2,), 2.0), torch.ones(3)])
+    assert (targets[0].tolist(), targets[1].tolist()) == ([2, 2], [1, 1, 1])
     with pytest.raises(rd.InvalidArgumentError, match="raydist bug: an answer must have the values of 2 slices, got 1"):
-        copy_to_targets(targets, (2, 1), [torch.ones(3)])
+        copy_to_targets(targets, [torch.ones(3)])
 
 
 def test_errors_name_the_server() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
-from raydist.parameter_servers.connection import ServerConnection, Targets
+from raydist.parameter_servers.connection import ServerConnection, Targets, copy_to_targets
 from raydist.parameter_servers.requests import (
     CreateTable,
     Pull,
@@ -37,7 +37,7 @@ class Ask:
     Attributes:
         request: The request.
         tensors: See `ServerConnection.ask`.
-        into: See `ServerConnection.ask`.
+        into: Targets of the values that a `Pull`, or the `pull` of a `Push`, requests, in the order of the request.
     """
 
     request: ServerRequest
@@ -65,14 +65,12 @@ class ServerClient:
         self._timeout_s = timeout_s
 
     def exchange(self, asks: Mapping[int, Ask]) -> Answers:
-        """Send requests to servers, by number; wait for all, and return their answers.
+        """Send requests to servers, by number; wait for all, copy values to their targets, and return the answers.
 
         Raises:
-            Exception: The error of the first server that failed, after all others have answered.
+            Exception: The error of the first server that failed, after all others have answered; no target has changed.
         """
-        asked = {
-            server: self._connections[server].ask(ask.request, ask.tensors, ask.into) for server, ask in asks.items()
-        }
+        asked = {server: self._connections[server].ask(ask.request, ask.tensors) for server, ask in asks.items()}
         answers: Answers = {}
         failed: Exception | None = None
         for server, each in asked.items():
@@ -82,6 +80,9 @@ class ServerClient:
                 failed = failed or error
         if failed is not None:
             raise failed
+        for server, ask in asks.items():
+            if ask.into is not None:
+                copy_to_targets(ask.into.values(), answers[server][1])
         return answers
 
     def ask(self, server: int, request: ServerRequest) -> ServerAnswer:
@@ -121,7 +122,7 @@ class ServerClient:
         Raises:
             DeadlineExceededError: The servers never were at the same step.
         """
-        answers: dict[int, ServerAnswer] = {}
+        answers: Answers = {}
         waiting = list(range(self.num_servers))
         end = time.monotonic() + self._timeout_s
         while waiting:
@@ -130,15 +131,17 @@ class ServerClient:
                     f"Servers must rest for as long as it takes to read one step from all of them, but went on for "
                     f"{self._timeout_s:g} s. Let steps take longer, or use one server."
                 )
-            answers |= self._read_waiting({server: wanted.get(server, {}) for server in waiting}, at_least)
-            at_least = max(answer.step for answer in answers.values())
-            waiting = [server for server, answer in answers.items() if answer.step < at_least]
-        return answers
-
-    def _read_waiting(self, wanted: Mapping[int, Targets], at_least: int) -> dict[int, ServerAnswer]:
-        pull = Pull((), self.sender, at_least_step=at_least)
-        asks = {server: Ask(replace(pull, slices=tuple(into)), into=into) for server, into in wanted.items()}
-        return {server: answer for server, (answer, _) in self.exchange(asks).items()}
+            answers |= self.exchange(
+                {
+                    server: Ask(Pull(tuple(wanted.get(server, ())), self.sender, at_least_step=at_least))
+                    for server in waiting
+                }
+            )
+            at_least = max(answer.step for answer, _ in answers.values())
+            waiting = [server for server, (answer, _) in answers.items() if answer.step < at_least]
+        for server, targets in wanted.items():
+            copy_to_targets(targets.values(), answers[server][1])
+        return {server: answer for server, (answer, _) in answers.items()}
 
 
 @final

@@ -1,24 +1,22 @@
 """A worker's copies of variables on servers: targets of pulls, and detection of values that a program wrote.
 
-On the CPU a variable is a private mapping of the memory into which values are pulled: the program sees them without a
-further copy. Pages that it writes become private, which the kernel reports (`raydist.storage.shard`). On a GPU,
-values are pulled into pinned memory and copied from there by a separate stream.
+Values are pulled into one copy (pinned memory for a GPU) and copied from there to the program's tensors. A difference
+between the two shows that the program has written a variable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol, final
 
 import torch
 
+from raydist.collectives.flat_bytes import flat_bytes
 from raydist.compat.torch_internals import plain_tensors
 from raydist.errors import InvalidArgumentError
-from raydist.storage.marks import mark_of_bits
-from raydist.storage.placed import PlacedTensor, TensorPlace
-from raydist.storage.shard import VariableShard
 
-__all__ = ["CudaSideStream", "HostGradients", "SideStream", "WorkerCopies", "side_stream_for"]
+__all__ = ["CudaSideStream", "HostGradients", "SideStream", "WorkerCopies", "hash_of_bits", "side_stream_for"]
 
 
 class SideStream(Protocol):
@@ -135,7 +133,7 @@ class WorkerCopies:
 
     def add(self, variables: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Move variables, with their values, into memory of this object."""
-        # Nearly every step writes buffers, and hardly any step writes parameters: they share no page.
+        # Nearly every step writes buffers, and hardly any step writes parameters.
         for parameters in (True, False):
             some = [each for each in variables if isinstance(each[1], torch.nn.Parameter) is parameters]
             if some:
@@ -152,17 +150,17 @@ class WorkerCopies:
     def __contains__(self, handle: int) -> bool:
         return handle in self._group_of
 
-    def tensor(self, handle: int) -> torch.Tensor:
-        """Return the variable."""
-        return self._group_of[handle].placed[handle].tensor
+    def is_parameter(self, handle: int) -> bool:
+        """Return True if the variable is a parameter, False if it is a buffer."""
+        return self._group_of[handle].of_parameters
 
     def target(self, handle: int) -> torch.Tensor:
         """Return the tensor into which values are pulled. The program sees them after `show`."""
-        return self._group_of[handle].placed[handle].shared
+        return self._group_of[handle].copies[handle].pulled
 
     def own(self, handle: int) -> torch.Tensor:
         """Return the values that the program sees, on the CPU."""
-        return self._group_of[handle].placed[handle].own.detach().cpu()
+        return self._group_of[handle].copies[handle].own.detach().cpu()
 
     def ready(self) -> None:
         """Block until targets may be written again."""
@@ -172,7 +170,7 @@ class WorkerCopies:
     def show(self, handles: Collection[int]) -> None:
         """Make pulled values visible to the program."""
         for group in self._groups:
-            group.show([handle for handle in handles if handle in group.placed])
+            group.show([handle for handle in handles if handle in group.copies])
 
     def written(self, *, parameters_only: bool = False) -> list[int]:
         """Return the variables to which the program gave other values than were pulled.
@@ -205,40 +203,50 @@ class WorkerCopies:
         group = self._group_of.pop(handle, None)
         if group is not None:
             group.forget(handle)
-            if not group.placed:
+            if not group.copies:
                 self._groups.remove(group)
-                group.close()
 
-    def close(self) -> None:
-        """Release memory that no variable uses. May be called twice."""
-        for group in self._groups:
-            group.close()
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Copy:
+    """A variable, the memory that the program sees, and the pulled values."""
+
+    tensor: torch.Tensor
+    own: torch.Tensor
+    pulled: torch.Tensor
 
 
 @final
 class _Group:
-    """Variables that were added together."""
+    """Variables that were added together. On the CPU both copies of all of them are one piece of memory each."""
 
     def __init__(self, variables: Sequence[tuple[int, torch.Tensor]], side: SideStream | None) -> None:
         self.of_parameters = isinstance(variables[0][1], torch.nn.Parameter)
         self._side = side
-        self._shard = VariableShard.create_nameless([_bytes_of(tensor) for _, tensor in variables])
+        ends = [0]
+        for _, tensor in variables:
+            ends.append(ends[-1] + -(-tensor.numel() * tensor.dtype.itemsize // _ALIGN) * _ALIGN)
+        self._pulled = torch.zeros(ends[-1], dtype=torch.uint8)
         if any(tensor.is_cuda for _, tensor in variables):
-            self._shard.pin()
-        self.placed: dict[int, PlacedTensor] = {}
-        for number, (handle, tensor) in enumerate(variables):
-            self.placed[handle] = self._place(tensor, number)
-        self._marks = self._mark()
+            self._pulled = self._pulled.pin_memory()
+        self._own = self._pulled.clone() if side is None else torch.empty(0, dtype=torch.uint8)
+        self.copies = {
+            handle: self._copy(tensor, begin) for (handle, tensor), begin in zip(variables, ends[:-1], strict=True)
+        }
+        self._hashes = self._hash()
 
-    def _place(self, tensor: torch.Tensor, number: int) -> PlacedTensor:
+    def _copy(self, tensor: torch.Tensor, begin: int) -> _Copy:
         with torch.no_grad(), plain_tensors():
             dense = torch.empty_like(tensor, device="cpu", requires_grad=False)  # keeps a layout without gaps
-            place = TensorPlace(number, tensor.dtype, tuple(tensor.shape), tuple(dense.stride()), 0)
-            shared = place.within(self._shard.shared(number))
-            shared.copy_(tensor)
-            if self._side is None:
-                return PlacedTensor.bind(tensor, place, self._shard)
-            return PlacedTensor(tensor, place, shared, tensor.data)
+            pulled = _view(self._pulled, begin, dense)
+            pulled.copy_(tensor)
+            if self._side is not None:
+                return _Copy(tensor, tensor.data, pulled)
+            own = _view(self._own, begin, dense)
+            own.copy_(tensor)
+            tensor.data = own
+            return _Copy(tensor, own, pulled)
 
     def ready(self) -> None:
         if self._side is not None:
@@ -247,72 +255,76 @@ class _Group:
     def show(self, handles: Sequence[int]) -> None:
         if not handles:
             return
-        shown = [self.placed[handle] for handle in handles]
+        shown = [self.copies[handle] for handle in handles]
         if self._side is not None:
-            self._side.copy([(each.own, each.shared) for each in shown])
-            self._marks = self._mark()
+            self._side.copy([(each.own, each.pulled) for each in shown])
+            self._hashes = self._hash()
+        elif len(shown) == len(self.copies):
+            self._own.copy_(self._pulled)
+        else:
+            for each in shown:
+                each.own.copy_(each.pulled)
         torch.autograd.graph.increment_version([each.tensor for each in shown])  # as if the program had written it
 
     def written(self) -> list[int]:
         if self._side is not None:
-            marks = self._mark()
-            same = torch.eq(marks, self._marks).tolist()
-            return [handle for handle, unchanged in zip(self.placed, same, strict=True) if not unchanged]
-        ranges = self._shard.own_ranges()
-        if not ranges:
+            same = torch.eq(self._hash(), self._hashes).tolist()
+            return [handle for handle, unchanged in zip(self.copies, same, strict=True) if not unchanged]
+        if torch.equal(self._own.view(torch.int64), self._pulled.view(torch.int64)):  # 5 times as fast as of bytes
             return []
-        found = [handle for handle, placed in self.placed.items() if self._differs(placed.place.number, ranges)]
-        if not found:
-            self._shard.drop_own()
-        return found
-
-    def _differs(self, number: int, ranges: Sequence[tuple[int, int]]) -> bool:
-        begin, size = self._shard.layout.offsets[number], self._shard.layout.sizes[number]
-        touched = any(first < begin + size and begin < last for first, last in ranges)
-        return touched and not torch.equal(self._shard.own(number), self._shard.shared(number))
+        return [
+            handle
+            for handle, each in self.copies.items()
+            if not torch.equal(flat_bytes(each.own), flat_bytes(each.pulled))
+        ]
 
     def keep_written(self) -> None:
         if self._side is None:
-            self._shard.publish_own()
+            self._pulled.copy_(self._own)
             return
         self._side.wait()
-        for placed in self.placed.values():
-            placed.shared.copy_(placed.own)
-        self._marks = self._mark()
+        for each in self.copies.values():
+            each.pulled.copy_(each.own)
+        self._hashes = self._hash()
 
     def bring_back(self) -> list[InvalidArgumentError]:
         """Undo `parameter.data = ...` of all; return the errors of variables that cannot keep the values."""
-        return [error for placed in self.placed.values() if (error := _bring_back(placed)) is not None]
+        return [error for each in self.copies.values() if (error := _bring_back(each)) is not None]
 
     def drop_written(self) -> None:
-        for placed in self.placed.values():
-            if not placed.in_place:
-                placed.show_own()
+        for each in self.copies.values():
+            each.tensor.data = each.own
         if self._side is None:
-            self._shard.drop_own()
+            self._own.copy_(self._pulled)
         else:
-            self.show(list(self.placed))
+            self.show(list(self.copies))
 
-    def _mark(self) -> torch.Tensor:
-        """Return hashes of the variables' bits, where they lie; `_version` misses writes through `.data`."""
-        if self._side is None or not self.placed:
+    def _hash(self) -> torch.Tensor:
+        """Return hashes of the variables' bits, on the GPU; `_version` misses writes through `.data`."""
+        if self._side is None or not self.copies:
             return torch.empty(0)
-        return torch.stack([mark_of_bits(placed.own) for placed in self.placed.values()])
+        return torch.stack([hash_of_bits(each.own) for each in self.copies.values()])
 
     def forget(self, handle: int) -> None:
-        del self.placed[handle]
-        self._marks = self._mark()
-
-    def close(self) -> None:
-        self._shard.close()
+        del self.copies[handle]
+        self._hashes = self._hash()
 
 
-def _bring_back(placed: PlacedTensor) -> InvalidArgumentError | None:
+_ALIGN = 64  # bytes of a cache line; a multiple of every dtype's size
+
+
+def _view(memory: torch.Tensor, begin: int, like: torch.Tensor) -> torch.Tensor:
+    """Return a view of the memory from `begin` with the dtype, shape and strides of a dense tensor."""
+    piece = memory[begin : begin + like.numel() * like.dtype.itemsize]
+    return piece.view(like.dtype).as_strided(like.shape, like.stride())
+
+
+def _bring_back(copy: _Copy) -> InvalidArgumentError | None:
     """Undo `parameter.data = ...` but keep the values; return an error if the variable cannot hold them."""
-    if placed.in_place:
+    if copy.tensor.is_set_to(copy.own):
         return None
-    given, own = placed.tensor.detach(), placed.own
-    placed.show_own()
+    given, own = copy.tensor.detach(), copy.own
+    copy.tensor.data = own
     if given.shape != own.shape or given.dtype != own.dtype:
         return InvalidArgumentError(
             f"Variables on parameter servers must keep their shape and dtype, but one of shape {tuple(own.shape)} and "
@@ -324,5 +336,27 @@ def _bring_back(placed: PlacedTensor) -> InvalidArgumentError | None:
     return None
 
 
-def _bytes_of(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.dtype.itemsize
+_ROW = 1024
+# Weights of columns, and of elements after the last whole row, relative to rows: odd, and larger than the number of
+# rows, so that swapping two numbers changes the hash.
+_OF_COLUMNS, _OF_REST = (1 << 40) + 15, (1 << 52) + 21
+
+
+def hash_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a hash of a tensor's bits and their order: an int64 scalar on the tensor's device.
+
+    >>> one, other = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 3.0, 2.0, 4.0])
+    >>> hash_of_bits(one) == hash_of_bits(one.clone()), hash_of_bits(one) == hash_of_bits(other)
+    (tensor(True), tensor(False))
+    """
+    held = flat_bytes(tensor.detach())
+    words = held.view(torch.int32) if len(held) % 4 == 0 else held
+    whole = words.numel() // _ROW * _ROW
+    rows, rest = words[:whole].view(-1, _ROW), words[whole:].to(torch.int64)
+    by_row, by_column = (_weighed(rows.sum(dim, dtype=torch.int64)) for dim in (1, 0))
+    return by_row + _OF_COLUMNS * by_column + _OF_REST * _weighed(rest)
+
+
+def _weighed(numbers: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the numbers, each multiplied by its position; modulo 2**64."""
+    return (numbers * torch.arange(1, len(numbers) + 1, device=numbers.device)).sum()

@@ -114,9 +114,6 @@ class ServedVariables(WorkerRules):
     def told(self) -> tuple[int, ...]:
         return self._model.slices.versions()
 
-    def close(self) -> None:
-        self._model.slices.close()
-
     # --- steps of optimizers ------------------------------------------------------------------------------------------
 
     @disable_compiler  # a compiled step would trace it
@@ -155,7 +152,7 @@ class ServedVariables(WorkerRules):
         else:
             step = answer.step  # a later step if a worker before this one died with the same gradient
             push.send(key, step=step, completes=answer.completes)
-        self._step = self._model.slices.read_step(step + 1)
+        self._step = self._model.slices.read_step(step + 1, parameters_only=True)
 
     def _tell_written(self, *, parameters_only: bool) -> None:
         self._model.states.write(self._key("states"))

@@ -103,10 +103,19 @@ class WorkerSlices:
             self._copies.ready()
             self._note(wanted, self._client.read(wanted, unless))
 
-    def read_step(self, at_least: int) -> int:
-        """Read all values of one synchronous step; return the step."""
+    def read_step(self, at_least: int, *, parameters_only: bool = False) -> int:
+        """Read all values, or those of parameters, of one synchronous step; return the step."""
         self._copies.ready()
         wanted = dict(enumerate(self.targets))
+        if parameters_only:  # the closure may have written buffers
+            wanted = {
+                server: {
+                    number: target
+                    for number, target in targets.items()
+                    if self._copies.is_parameter(self._handle_of_slice[number])
+                }
+                for server, targets in wanted.items()
+            }
         answers = self._client.read_step(wanted, at_least)
         self._note(wanted, answers)
         return max(answer.step for answer in answers.values())
@@ -165,10 +174,6 @@ class WorkerSlices:
         self._copies.drop_written()
         for read in self._read:
             read.forget()
-
-    def close(self) -> None:
-        """Release memory. May be called twice."""
-        self._copies.close()
 
 
 def _note_assigned(read: ReadVersions, assigned: Assign, answer: ServerAnswer) -> None:

@@ -48,11 +48,13 @@ def test_all_are_asked_and_what_is_there_already_is_not_read() -> None:
         assert [answer.value["CreateSlices"] for answer in made.ask_all(Statistics())] == [1, 1]
 
 
-def test_an_error_of_one_comes_when_all_have_answered() -> None:
+def test_an_error_of_one_comes_when_all_have_answered_and_no_target_changes() -> None:
     with client() as (made, servers):
+        into = targets()
+        asks = {0: Ask(Arrive(ME, PushKey(0, 0), 0)), 1: Ask(Pull((1,)), into=into[1])}
         with pytest.raises(rd.InvalidArgumentError, match="plain things"):
-            made.exchange({0: Ask(Arrive(ME, PushKey(0, 0), 0)), 1: Ask(Finish())})
-        assert servers[1].step == 1
+            made.exchange(asks)
+        assert (servers[1].counts["Pull"], into[1][1].tolist()) == (1, [-1, -1])
 
 
 def test_a_step_is_read_from_all() -> None:

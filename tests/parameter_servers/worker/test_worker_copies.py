@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import raydist as rd
 from raydist.parameter_servers.worker import worker_copies as module
-from raydist.parameter_servers.worker.worker_copies import CudaSideStream, HostGradients, WorkerCopies
+from raydist.parameter_servers.worker.worker_copies import (
+    CudaSideStream,
+    HostGradients,
+    WorkerCopies,
+    hash_of_bits,
+)
 
 
 class FakeStream:
@@ -164,15 +171,13 @@ def test_values_stay_and_pulled_ones_are_seen(side: CopiesAtOnce | None) -> None
     assert copies.written() == []
     versions = [tensor._version for _, tensor in made]
     copies.ready()
-    for handle, _ in made:
+    for handle in (1, 2, 3, 4, 5):
         copies.target(handle).fill_(0)
     copies.show([1, 2, 3, 4, 5])
     assert all(not tensor.any() for handle, tensor in made if handle != 6)
     risen = [tensor._version > version for (_, tensor), version in zip(made, versions, strict=True)]
     assert risen == [True] * 5 + [False]
     assert copies.written() == []
-    copies.close()
-    copies.close()
 
 
 def test_what_is_written_by_hand_is_found_in_any_way(side: CopiesAtOnce | None) -> None:
@@ -274,3 +279,23 @@ def test_what_is_forgotten_is_plain(side: CopiesAtOnce | None) -> None:
             tensor.data.fill_(1)
     assert copies.written() == []
     assert copies.written(parameters_only=True) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64])
+@pytest.mark.parametrize("shape", [(), (3,), (1023,), (2, 1024), (5, 700)])
+def test_hash_sees_one_changed_bit_whatever_the_dtype(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = torch.rand(shape).mul(100).to(dtype)
+    changed = tensor.clone()
+    changed.view(-1)[-1] = ~changed.view(-1)[-1] if dtype is torch.bool else changed.view(-1)[-1] + 1
+    assert bool(hash_of_bits(tensor) == hash_of_bits(tensor.clone()))
+    assert not bool(hash_of_bits(tensor) == hash_of_bits(changed))
+
+
+@given(st.integers(2, 5000), st.data())
+def test_hash_sees_two_numbers_that_change_places(size: int, data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, size - 2))
+    second = data.draw(st.integers(first + 1, size - 1))
+    tensor = torch.arange(size, dtype=torch.float32)
+    swapped = tensor.clone()
+    swapped[[first, second]] = tensor[[second, first]]
+    assert not bool(hash_of_bits(tensor) == hash_of_bits(swapped))
