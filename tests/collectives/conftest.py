@@ -9,9 +9,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.hierarchical import HierarchicalBackend
-from raydist.collectives.rendezvous import RendezvousStore
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import ThreadTeam
 from tests.contracts.communicator import Team
@@ -42,19 +39,6 @@ def hierarchical_team() -> Iterator[ProcessTeam]:
     """Two hosts, of two ranks and of one."""
     with ProcessTeam(NUM_RANKS, timeout_s=2.0, backend="hierarchical", hosts=("a", "b", "a")) as team:
         yield team
-
-
-@pytest.fixture
-def hosts_of_one_team() -> Iterator[ThreadTeam]:
-    """Three hosts, of one rank each."""
-    with RendezvousStore() as store:
-        team = ThreadTeam(NUM_RANKS, timeout_s=2.0, make=hosted, store=store, hosts=("a", "b", "c"))
-        yield team
-        team.close()
-
-
-def hosted(membership: Membership, timeout_s: float) -> Communicator:
-    return HierarchicalBackend().open(membership, torch.device("cpu"), timeout_s)
 
 
 @pytest.fixture(scope="package")

@@ -15,40 +15,9 @@ from tests.collectives.threads import run_ranks
 from tests.contracts import communicator as contract
 
 
-@pytest.mark.parametrize("check", [contract.reduce_everything, contract.move_everything, contract.odd_tensors])
-def test_results_are_those_of_the_inner_one(check: Callable[[Communicator], object]) -> None:
-    plain = run_ranks(3, check)
-    checked = run_ranks(3, lambda group: check(CheckedCommunicator(group)))
-    assert repr(checked) == repr(plain)
-
-
 def ones(rank: int) -> torch.Tensor:
     """More of them on rank 1."""
     return torch.ones(2 + rank)
-
-
-MISMATCHES: dict[str, Callable[[Communicator, int], object]] = {
-    "shape": lambda c, rank: c.all_reduce(torch.ones(2 + rank), ReduceOp.SUM),
-    "shape of gathered parts": lambda c, rank: c.all_gather([ones(rank), ones(rank)], ones(rank)),
-    "lengths of gathered rows": lambda c, rank: c.all_gather_rows([ones(0), ones(rank)], ones(rank)),
-    "dtype": lambda c, rank: c.broadcast(torch.ones(2, dtype=(torch.int32, torch.float32)[rank]), 0),
-    "op": lambda c, rank: c.all_reduce(torch.ones(2), (ReduceOp.MIN, ReduceOp.MAX)[rank]),
-    "root": lambda c, rank: c.broadcast(torch.ones(2), rank),
-    "collective": lambda c, rank: c.barrier() if rank else c.all_reduce(torch.ones(1), ReduceOp.SUM),
-}
-
-
-@pytest.mark.parametrize("call", MISMATCHES.values(), ids=MISMATCHES)
-def test_mismatch_is_an_error_on_every_rank(call: Callable[[Communicator, int], object]) -> None:
-    def body(group: LocalGroup) -> float:
-        communicator = CheckedCommunicator(group)
-        with pytest.raises(CollectiveMismatchError, match=r"rank \d.*rank \d"):
-            call(communicator, group.rank)
-        tensor = torch.ones(1)
-        communicator.all_reduce(tensor, ReduceOp.SUM).wait()
-        return tensor.item()
-
-    assert run_ranks(2, body) == [2.0, 2.0]
 
 
 def test_calls_survive_the_journey() -> None:

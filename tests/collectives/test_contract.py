@@ -11,7 +11,7 @@ from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)
 
-KINDS = ["local", *(backend.name for backend in BACKENDS), "hosts_of_one"]
+KINDS = ["local", *(backend.name for backend in BACKENDS)]
 
 
 def team_of(request: pytest.FixtureRequest, kind: str) -> contract.Team:
@@ -32,8 +32,3 @@ def team_of(request: pytest.FixtureRequest, kind: str) -> contract.Team:
 @pytest.mark.parametrize("kind", KINDS)
 def test_contract(request: pytest.FixtureRequest, kind: str, check: Callable[[contract.Team], None]) -> None:
     check(team_of(request, kind))
-
-
-def test_a_backend_without_ranks_is_told_what_to_add(request: pytest.FixtureRequest) -> None:
-    with pytest.raises(pytest.fail.Exception, match="add a fixture `newcomer_team`"):
-        team_of(request, "newcomer")

@@ -1,26 +1,25 @@
+"""Communicators around others: checked, limited, reducing to one rank; and the local group of these tests."""
+
 from __future__ import annotations
 
+import copy
 import threading
 import time
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from torch import nn
 
-from raydist.collectives.base import Membership
-from raydist.collectives.checked import CheckedCommunicator
-from raydist.collectives.delegating import LimitedCommunicator
-from raydist.errors import DeadlineExceededError
+from raydist.collectives.delegating import LimitedCommunicator, ReducingToOne, RootReduction
+from raydist.errors import DeadlineExceededError, SpecError
 from raydist.values import ReduceOp
-from tests.collectives.local_group import LocalGroup, LocalHub
+from tests.collectives.local_group import LocalGroup
+from tests.collectives.models import assert_equal_parameters, build, rows, train_alone, train_together
 from tests.collectives.threads import run_ranks
+from tests.contracts import communicator as contract
 
-
-def test_the_group_is_the_inner_ones() -> None:
-    membership = Membership("g", generation=0, rank=0, world_size=1)
-    inner = LocalGroup(LocalHub(), membership, timeout_s=3.0).start()
-    outer = CheckedCommunicator(inner)
-    assert (outer.membership, outer.timeout_s, outer.rank, outer.world_size) == (membership, 3.0, 0, 1)
-    outer.close()
+# --- delegating -------------------------------------------------------------------------------------------------------
 
 
 def test_a_call_ends_at_its_own_limit_and_others_at_theirs() -> None:
@@ -42,3 +41,84 @@ def test_a_call_ends_at_its_own_limit_and_others_at_theirs() -> None:
         return time.monotonic() - began
 
     assert max(run_ranks(2, body)) < 10
+
+
+# --- reducing to one --------------------------------------------------------------------------------------------------
+
+
+def wrapped(group: LocalGroup, root: int = 1) -> ReducingToOne:
+    return ReducingToOne(group, RootReduction(root))
+
+
+def test_it_reduces_and_moves_as_any_other() -> None:
+    results = run_ranks(3, lambda group: contract.reduce_everything(wrapped(group)))
+    for (op, dtype), everywhere in zip(contract.CASES, results[0], strict=True):
+        expected = contract.reduced(op, dtype, 3)
+        assert everywhere == pytest.approx(expected, rel=1e-2), f"{op} {dtype}"
+    assert run_ranks(3, lambda group: contract.several_at_once(wrapped(group))) == [[3.0, 6.0, 9.0, 12.0]] * 3
+    run_ranks(3, lambda group: contract.collect_rows(wrapped(group)))
+
+
+def test_the_order_is_that_of_ranks_and_the_result_the_roots() -> None:
+    # In float32 only this order gives 1.
+    brought = [1e8, -1e8, 1.0]
+
+    def body(group: LocalGroup) -> float:
+        tensor = torch.tensor([brought[group.rank]])
+        wrapped(group, root=2).all_reduce(tensor, ReduceOp.SUM).wait()
+        return tensor.item()
+
+    assert run_ranks(3, body) == [1.0] * 3
+
+
+def test_a_function_of_ones_own_adds_up() -> None:
+    seen: list[list[float]] = []
+
+    def note(tensors: object) -> torch.Tensor:
+        assert isinstance(tensors, list)
+        seen.append([tensor.item() for tensor in tensors])
+        return torch.stack(tensors).sum(0)
+
+    def body(group: LocalGroup) -> tuple[float, float]:
+        communicator = ReducingToOne(group, RootReduction(1, note))
+        mean, most = torch.tensor([float(group.rank)]), torch.tensor([float(group.rank)])
+        communicator.all_reduce(mean, ReduceOp.MEAN).wait()
+        communicator.all_reduce(most, ReduceOp.MAX).wait()
+        return mean.item(), most.item()
+
+    assert run_ranks(3, body) == [(1.0, 2.0)] * 3
+    assert seen == [[0.0, 1.0, 2.0]]
+
+
+def add_backwards(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(reversed(tensors))).sum(0)
+
+
+def descend(model: nn.Module, backward: Callable[[], None]) -> None:
+    model.zero_grad()
+    backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-0.1)
+
+
+def test_gradients_are_those_of_one_device() -> None:
+    start = build("convolution")
+    batches = [rows(7, seed=1), rows(2, seed=2)]
+    expected = train_alone(copy.deepcopy(start), batches, descend)
+    replicas = train_together(
+        start, batches, descend, world_size=3, wrap=lambda group: ReducingToOne(group, RootReduction(2, add_backwards))
+    )
+    assert_equal_parameters(expected, replicas, start=start)
+
+
+def test_what_it_returns_is_checked() -> None:
+    def body(group: LocalGroup) -> str:
+        communicator = ReducingToOne(group, RootReduction(0, lambda tensors: torch.stack(list(tensors))))
+        if group.rank == 0:
+            with pytest.raises(SpecError, match="accumulation_fn must return one tensor"):
+                communicator.all_reduce(torch.ones(3), ReduceOp.SUM).wait()
+        return "done"
+
+    assert run_ranks(1, body) == ["done"]

@@ -10,9 +10,9 @@ from raydist.collectives.base import Communicator
 from raydist.collectives.differentiable import all_gather, promote
 from raydist.errors import CollectiveMismatchError, InvalidArgumentError
 from raydist.values import ReduceOp
-from tests.collectives.hierarchical_ranks import run_hosted
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.shared_memory.ranks import run_sharing
+from tests.collectives.test_hierarchical import run_hosted
 from tests.collectives.threads import run_ranks
 
 LENGTHS = (3, 1, 2)

@@ -118,27 +118,25 @@ class Calling:
         return seconds, error, tensor[0].item()
 
 
-@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("odd", [0, 1, 2])
 @pytest.mark.parametrize("backend", ["local", *BACKENDS])
-def test_every_rank_learns_of_it_and_goes_on(request: pytest.FixtureRequest, backend: str, odd: int, case: str) -> None:
+def test_every_rank_learns_of_it_and_goes_on(request: pytest.FixtureRequest, backend: str, odd: int) -> None:
     team = team_of(request, backend)
-    usual, differing = CASES[case]
-    bodies = dict.fromkeys(range(team.world_size), Calling(usual)) | {odd: Calling(differing)}
-    for rank, outcome in team.begin(bodies)().items():
-        assert isinstance(outcome, tuple), outcome
-        seconds, error, total = outcome
-        assert isinstance(error, CollectiveMismatchError), f"rank {rank}: {error!r}"
-        assert f"; rank {odd} differs from the others" in str(error)
-        assert all(f"rank {other}: " in str(error) for other in range(team.world_size))
-        assert seconds < team.timeout_s
-        assert total == team.world_size
+    for case, (usual, differing) in CASES.items():
+        bodies = dict.fromkeys(range(team.world_size), Calling(usual)) | {odd: Calling(differing)}
+        for rank, outcome in team.begin(bodies)().items():
+            assert isinstance(outcome, tuple), (case, outcome)
+            seconds, error, total = outcome
+            assert isinstance(error, CollectiveMismatchError), f"{case}, rank {rank}: {error!r}"
+            assert f"; rank {odd} differs from the others" in str(error), case
+            assert all(f"rank {other}: " in str(error) for other in range(team.world_size)), case
+            assert seconds < team.timeout_s, case
+            assert total == team.world_size, case
 
 
-@pytest.mark.parametrize("absent", [0, 2])
 @pytest.mark.parametrize("backend", BACKENDS)  # threads that are "local" name nobody
-def test_a_rank_that_skips_the_last_one_is_named(request: pytest.FixtureRequest, backend: str, absent: int) -> None:
-    team = team_of(request, backend)
+def test_a_rank_that_skips_the_last_one_is_named(request: pytest.FixtureRequest, backend: str) -> None:
+    team, absent = team_of(request, backend), 2
     bodies = {rank: timed_failure for rank in range(team.world_size) if rank != absent}
     for seconds, error in team.begin(bodies)().values():
         assert isinstance(error, DeadlineExceededError), error

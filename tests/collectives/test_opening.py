@@ -1,23 +1,31 @@
+"""The table of backends, and how a group is opened."""
+
 from __future__ import annotations
 
 import errno
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
-from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.opening import _suited, backends_for, open_communicator
+from raydist.collectives.base import Backend, Communicator, Membership
+from raydist.collectives.hierarchical import HierarchicalBackend
+from raydist.collectives.opening import AUTO, BACKENDS, _suited, backends_for, open_communicator
+from raydist.collectives.process_group import GlooBackend, NcclBackend
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import UnavailableError
+from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
+from raydist.collectives.xla.communicator import XlaBackend
+from raydist.errors import InvalidArgumentError, UnavailableError
 from raydist.values import ReduceOp
 from tests.collectives.threads import begin_threads
 from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(120)
+
+# --- opening ----------------------------------------------------------------------------------------------------------
 
 CPU = torch.device("cpu")
 
@@ -85,19 +93,6 @@ def test_without_room_shared_memory_by_name_is_an_error() -> None:
         on_two_ranks(lambda communicator: None, backend="shm")
 
 
-def test_gloo_by_name() -> None:
-    assert on_two_ranks(sum_and_kind, backend="gloo") == (2.0, False)
-
-
-@pytest.mark.usefixtures("no_room")
-def test_memory_that_cannot_be_shared_is_private(caplog: pytest.LogCaptureFixture) -> None:
-    def body(communicator: Communicator) -> object:
-        return contract.sums_of_allocated(communicator)
-
-    expected = on_two_ranks(body, backend="gloo")
-    assert expected == on_two_ranks(body)
-
-
 def test_the_whole_of_a_communicator_is_passed_on() -> None:
     def body(communicator: Communicator) -> object:
         return [repr(contract.reduce_everything(communicator)[0][0]), len(contract.move_everything(communicator))]
@@ -158,3 +153,53 @@ def test_what_cannot_serve_says_so_before_anybody_is_waited_for(
     membership = Membership("g", 0, 0, 2, "127.0.0.1", 1, hosts)
     with pytest.raises(UnavailableError, match=f"The backend '{backend}' cannot carry group 'g'.*{said}"):
         open_communicator(membership, device=CPU, timeout_s=20.0, backend=backend)
+
+
+# --- backend table ----------------------------------------------------------------------------------------------------
+
+
+class OtherBackend(Backend):
+    """A second one for a device that has one."""
+
+    name = "other"
+    devices = ("cpu", "mps")
+
+    def open(self, membership: object, device: object, timeout_s: float) -> Communicator:
+        raise NotImplementedError
+
+
+WITH_OTHER: tuple[type[Backend], ...] = (*BACKENDS, OtherBackend)
+
+
+def kinds(backends: Sequence[Backend]) -> list[type[Backend]]:
+    return [type(backend) for backend in backends]
+
+
+def test_each_device_has_its_backend() -> None:
+    assert kinds(backends_for(CPU)) == [SharedMemoryBackend, HierarchicalBackend, GlooBackend]
+    assert kinds(backends_for(torch.device("cuda:1"))) == [NcclBackend]
+    assert kinds(backends_for(torch.device("xla:2"))) == [XlaBackend]
+    with pytest.raises(InvalidArgumentError, match="one of cpu, cuda, xla, got device mps:0"):
+        backends_for(torch.device("mps:0"))
+
+
+def test_a_second_backend_of_a_device_is_chosen_by_its_name() -> None:
+    assert kinds(backends_for(CPU, backends=WITH_OTHER)) == [*kinds(backends_for(CPU)), OtherBackend]
+    assert kinds(backends_for(CPU, "other", backends=WITH_OTHER)) == [OtherBackend]
+    assert kinds(backends_for(torch.device("mps:0"), backends=WITH_OTHER)) == [OtherBackend]
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    known = ", ".join(f'"{backend.name}"' for backend in BACKENDS)
+    with pytest.raises(InvalidArgumentError, match=f"\"auto\" or one of {known}, got 'mpi'"):
+        backends_for(CPU, "mpi")
+
+
+def test_a_backend_that_does_not_serve_the_device() -> None:
+    with pytest.raises(InvalidArgumentError, match="with the backend 'nccl' must be on one of cuda, got device cpu"):
+        backends_for(CPU, "nccl")
+
+
+def test_names_are_unique() -> None:
+    names = [backend.name for backend in BACKENDS]
+    assert len({*names, AUTO}) == len(names) + 1

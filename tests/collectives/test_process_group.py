@@ -1,52 +1,42 @@
+"""torch's process groups: gloo and NCCL, waits in slices, errors in our words."""
+
 from __future__ import annotations
 
 import functools
-import os
-import signal
+import threading
 import time
-from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
-from raydist.collectives.base import Communicator
+from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.opening import open_communicator
+from raydist.collectives.process_group import NcclBackend, wait_slice
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, RaydistError
+from raydist.collectives.translation import describe_operation, is_slice_over, translate_torch_error
+from raydist.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    RaydistError,
+    UnavailableError,
+)
 from raydist.values import ReduceOp
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import begin_threads
-from tests.contracts import communicator as contract
 
-# Starting interpreters that import torch takes most of the time.
 pytestmark = pytest.mark.timeout(180)
 
+# --- process group ----------------------------------------------------------------------------------------------------
+
+# Starting interpreters that import torch takes most of the time.
+
 CPU = torch.device("cpu")
-
-
-def stop_myself(communicator: Communicator) -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def timed_failure_later(communicator: Communicator) -> tuple[float, RaydistError]:
-    """Hears of the failure from who waited first."""
-    time.sleep(0.3)
-    return contract.timed_failure(communicator)
-
-
-def test_a_stopped_peer_is_a_deadline_that_names_it(gloo_team: ProcessTeam) -> None:
-    gloo_team.reform()
-    resumed = gloo_team.begin({0: stop_myself})
-    failures = gloo_team.begin({1: contract.timed_failure, 2: timed_failure_later})()
-    gloo_team.resume(0)
-    assert resumed() == {0: None}
-    for seconds, error in failures.values():
-        assert isinstance(error, DeadlineExceededError)
-        assert "No sign of rank 0" in str(error)
-        assert seconds < gloo_team.timeout_s + 2.0
-    gloo_team.reform()
-    contract.check_asynchronous(gloo_team)
 
 
 def default_group_exists(communicator: Communicator) -> bool:
@@ -106,27 +96,107 @@ def ones(count: int, length: int = 3, dtype: torch.dtype = torch.float32) -> lis
     return [torch.ones(length, dtype=dtype) for _ in range(count)]
 
 
-WRONG: dict[str, Callable[[Communicator], object]] = {
-    "all_gather needs 2 .* got 2, of which one is torch.int32": lambda one: one.all_gather(
-        ones(2, dtype=torch.int32), torch.ones(3)
-    ),
-    "all_gather needs 2 .* got 3": lambda one: one.all_gather(ones(3), torch.ones(3)),
-    "root must be a rank .* 0 to 1, got 2": lambda one: one.broadcast(torch.ones(3), 2),
-    "root must be a rank .* 0 to 1, got -1": lambda one: one.broadcast(torch.ones(3), -1),
-    "got a torch.sparse_coo one": lambda one: one.all_reduce(torch.eye(3).to_sparse(), ReduceOp.SUM),
-}
+# --- nccl -------------------------------------------------------------------------------------------------------------
 
 
-def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
-    def body(rank: int) -> float:
-        member = store.membership("g", generation=0, rank=rank, world_size=2)
-        group = open_communicator(member, device=CPU, timeout_s=10.0, backend="gloo")
-        for message, call in WRONG.items():
-            with pytest.raises(InvalidArgumentError, match=message):
-                call(group)
-        total = contract.sum_of_ones(group)
-        group.close()
-        return total
+@pytest.mark.skipif(dist.is_nccl_available(), reason="this PyTorch has NCCL")
+def test_nccl_that_is_not_there() -> None:
+    with pytest.raises(UnavailableError, match="built with NCCL"):
+        NcclBackend().create(HashStore(), Membership("g", 0, 0, 1, "127.0.0.1", 1), timeout_s=5.0)
 
-    with RendezvousStore() as store:
-        assert begin_threads({rank: functools.partial(body, rank) for rank in range(2)})() == {0: 2.0, 1: 2.0}
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_nccl_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    backend = NcclBackend()
+    group = backend.create(HashStore(), Membership("g", 0, 0, 1, "127.0.0.1", 1), timeout_s=30.0)
+    tensor = torch.ones(2, device="cuda")
+    group.allreduce([tensor], dist.AllreduceOptions()).wait()
+    backend.kill(group)
+    assert tensor.tolist() == [1.0, 1.0]
+
+
+# --- wait slice -------------------------------------------------------------------------------------------------------
+
+
+class FakeWork:
+    """torch's Work: `wait(limit)` of an unfinished one raises, `wait()` blocks."""
+
+    def __init__(self, error: str | None = None) -> None:
+        self.done = threading.Event()
+        self.error = error
+        self.limits: list[timedelta | None] = []
+
+    def is_completed(self) -> bool:
+        return self.done.is_set()
+
+    def wait(self, limit: timedelta | None = None) -> bool:
+        self.limits.append(limit)
+        if not self.done.wait(30 if limit is None else limit.total_seconds()):
+            raise RuntimeError("Operation timed out!")
+        if self.error is not None:
+            raise RuntimeError(self.error)
+        return True
+
+
+def test_slices_until_it_is_completed() -> None:
+    work = FakeWork()
+    assert not wait_slice(work, 0.0)
+    work.done.set()
+    assert wait_slice(work, 10.0)
+
+
+def test_errors_come_out() -> None:
+    work = FakeWork("Connection closed by peer")
+    work.done.set()
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        wait_slice(work, 10.0)
+
+
+def test_a_slice_of_zero_is_not_no_limit() -> None:
+    work = FakeWork()
+    wait_slice(work, 0.0)
+    assert work.limits == [timedelta(milliseconds=1)]
+
+
+# --- translation ------------------------------------------------------------------------------------------------------
+
+MEMBERSHIP = Membership("g", generation=3, rank=1, world_size=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("[pair.cc:553] Connection closed by peer [10.0.0.1]:2294. GLHF!", UnavailableError),
+        ("[pair.cc:537] Read error [127.0.0.1]:9: Connection reset by peer", UnavailableError),
+        ("writev [127.0.0.1]:9: Broken pipe", UnavailableError),
+        ("Failed to recv, got 0 bytes. Did the remote server shutdown or crash?", UnavailableError),
+        ("Timed out waiting 2000ms for recv operation to complete", DeadlineExceededError),
+        ("Application timeout caused pair closure", DeadlineExceededError),
+        ("NCCL communicator was aborted on rank 0.", CancelledError),
+        ("Invalid scalar type", InvalidArgumentError),
+        ("all_reduce does not supporton complex tensors", InvalidArgumentError),
+        ("something new", UnavailableError),
+    ],
+)
+def test_known_messages(text: str, kind: type[RaydistError]) -> None:
+    error = translate_torch_error(
+        RuntimeError(f"{text}\nException raised from somewhere"), MEMBERSHIP, "all_reduce(SUM)"
+    )
+    assert type(error) is kind
+    assert str(error) == f"all_reduce(SUM) by rank 1 of 4 (group 'g', generation 3) failed: {text}"
+
+
+def test_own_errors_pass() -> None:
+    error = CancelledError("x")
+    assert translate_torch_error(error, MEMBERSHIP, "barrier") is error
+
+
+def test_the_end_of_a_slice_is_no_failure() -> None:
+    assert is_slice_over(RuntimeError("Operation timed out!"))
+    assert not is_slice_over(RuntimeError("Timed out waiting 2000ms for recv operation to complete"))
+
+
+def test_describe() -> None:
+    assert describe_operation(MEMBERSHIP, "barrier") == "barrier by rank 1 of 4 (group 'g', generation 3)"

@@ -1,7 +1,11 @@
+"""Ray's collective groups over our communicators, and their point-to-point messages."""
+
 from __future__ import annotations
 
 import errno
+import functools
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -18,17 +22,21 @@ from ray.util.collective.types import ReduceOp as RayReduceOp
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.ray_backend import (
     BACKEND,
+    PointToPoint,
     create_group,
     destroy_group,
     group_limits,
     register,
 )
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import CollectiveMismatchError, DeadlineExceededError, UnavailableError
+from raydist.errors import CollectiveMismatchError, DeadlineExceededError, InvalidArgumentError, UnavailableError
 from raydist.values import ReduceOp
+from tests.collectives.threads import begin_threads
 from tests.conftest import live_actors
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
+
+# --- ray backend ------------------------------------------------------------------------------------------------------
 
 CPU = torch.device("cpu")
 LIMIT_S = 100.0
@@ -137,6 +145,7 @@ def members(ray_cluster: None, shared_actors: set[str]) -> Iterator[list[Any]]:
         ray.kill(actor)
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("backend", ["auto", "shm", "gloo"])
 def test_rays_own_functions(members: list[Any], backend: str) -> None:
     name = f"test-{uuid.uuid4().hex}"
@@ -144,6 +153,7 @@ def test_rays_own_functions(members: list[Any], backend: str) -> None:
     check_everything(results)
 
 
+@pytest.mark.ray
 def test_a_group_that_the_driver_declares(members: list[Any]) -> None:
     register()
     name = f"test-{uuid.uuid4().hex}"
@@ -154,6 +164,7 @@ def test_a_group_that_the_driver_declares(members: list[Any]) -> None:
         ray.get([member.leave.remote(name) for member in members], timeout=LIMIT_S)
 
 
+@pytest.mark.ray
 def test_shared_memory_that_is_not_there(members: list[Any]) -> None:
     name = f"test-{uuid.uuid4().hex}"
     for message in ray.get([member.without_shared_memory.remote(name) for member in members], timeout=LIMIT_S):
@@ -166,6 +177,7 @@ def check_everything(results: list[list[Any]]) -> None:
     assert results[1] == [[3.0, 3.0, 3.0], 1, 1.0, [[0.0, 0.0], [1.0, 1.0]], 4.0, 3.0, 7, True]
 
 
+@pytest.mark.ray
 def test_a_group_by_membership(members: list[Any]) -> None:
     name = f"test-{uuid.uuid4().hex}"
     with RendezvousStore() as store:
@@ -179,11 +191,13 @@ def test_a_group_by_membership(members: list[Any]) -> None:
         assert ray.get(calls, timeout=LIMIT_S) == [[6.0], [6.0]]
 
 
+@pytest.mark.ray
 def test_a_rank_that_stays_away(members: list[Any]) -> None:
     message = ray.get(members[1].alone.remote(f"test-{uuid.uuid4().hex}"), timeout=LIMIT_S)
     assert "0.2 s for rank 0" in message
 
 
+@pytest.mark.ray
 def test_a_group_that_was_not_formed_leaves_its_name_free(members: list[Any]) -> None:
     name = f"test-{uuid.uuid4().hex}"
     assert "rank 1 did not arrive" in ray.get(members[0].alone.remote(name), timeout=LIMIT_S)
@@ -191,7 +205,113 @@ def test_a_group_that_was_not_formed_leaves_its_name_free(members: list[Any]) ->
     check_everything(ray.get([member.with_rays_functions.remote(name, "auto") for member in members], timeout=LIMIT_S))
 
 
+@pytest.mark.ray
 def test_register_twice() -> None:
     register()
     register()
     assert collective.is_backend_available(BACKEND)
+
+
+# --- messages of ray's groups: their order, limits and errors ---------------------------------------------------------
+
+DTYPES = (torch.float64, torch.bfloat16, torch.complex64, torch.int64, torch.int16, torch.uint8, torch.bool)
+
+
+def rank_of(store: RendezvousStore, rank: int, timeout_s: float = 5.0) -> PointToPoint:
+    return PointToPoint(store.membership("g", generation=0, rank=rank, world_size=3), timeout_s)
+
+
+@pytest.fixture
+def store() -> Iterator[RendezvousStore]:
+    with RendezvousStore() as opened:
+        yield opened
+
+
+@pytest.fixture
+def ranks(store: RendezvousStore) -> Iterator[list[PointToPoint]]:
+    made = [rank_of(store, rank) for rank in (0, 1)]
+    yield made
+    for rank in made:
+        rank.close()
+        rank.close()
+
+
+def test_messages_arrive_in_their_order_and_both_ways(ranks: list[PointToPoint]) -> None:
+    lengths = (3, 100_000, 0, 2)
+
+    def first() -> float:
+        for n in lengths:
+            ranks[0].send(torch.full((n,), float(n)), 1)
+        answer = torch.zeros(1)
+        ranks[0].recv(answer, 1)
+        return answer.item()
+
+    def second() -> list[list[float]]:
+        received = [torch.zeros(n) for n in lengths]
+        for tensor in received:
+            ranks[1].recv(tensor, 0)
+        ranks[1].send(torch.tensor([9.0]), 0)
+        return [tensor.unique().tolist() for tensor in received]
+
+    assert begin_threads({0: first, 1: second})() == {0: 9.0, 1: [[3.0], [100_000.0], [], [2.0]]}
+
+
+def test_every_dtype_and_strided_views(ranks: list[PointToPoint]) -> None:
+    values = [(torch.arange(6) % 2).reshape(2, 3).to(dtype).t() for dtype in DTYPES]
+
+    def receive() -> bool:
+        received = [torch.zeros(2, 3, dtype=dtype).t() for dtype in DTYPES]
+        for tensor in received:
+            ranks[1].recv(tensor, 0)
+        return all(torch.equal(mine, theirs) for mine, theirs in zip(received, values, strict=True))
+
+    def send() -> None:
+        for tensor in values:
+            ranks[0].send(tensor, 1)
+
+    assert begin_threads({0: send, 1: receive})()[1] is True
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(3), torch.zeros(2, 1), torch.zeros(2, dtype=torch.int32)])
+def test_another_shape_or_dtype_is_an_error_and_the_next_message_is_taken(
+    ranks: list[PointToPoint], wrong: torch.Tensor
+) -> None:
+    def send() -> None:
+        ranks[0].send(torch.ones(2), 1)
+        ranks[0].send(torch.full((2,), 5.0), 1)
+
+    def receive() -> list[float]:
+        with pytest.raises(CollectiveMismatchError, match=r"on rank 1 for torch.float32 \(2,\) from rank 0"):
+            ranks[1].recv(wrong, 0)
+        right = torch.zeros(2)
+        ranks[1].recv(right, 0)
+        return right.tolist()
+
+    assert begin_threads({0: send, 1: receive})()[1] == [5.0, 5.0]
+
+
+def test_a_rank_that_does_not_connect_is_named_after_the_limit(store: RendezvousStore) -> None:
+    alone = rank_of(store, 1, timeout_s=0.5)
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceededError, match=r"send\(to=0\) by rank 1 of 3 "):
+        alone.send(torch.ones(1), 0)
+    assert time.monotonic() - began < 10
+
+
+def test_a_rank_that_leaves_ends_the_wait_of_the_other(ranks: list[PointToPoint]) -> None:
+    begin_threads(
+        {0: functools.partial(ranks[0].send, torch.ones(1), 1), 1: functools.partial(ranks[1].recv, torch.zeros(1), 0)}
+    )()
+    waiting = begin_threads({1: functools.partial(ranks[1].recv, torch.zeros(1), 0)})
+    time.sleep(0.2)
+    ranks[0].close()
+    error = waiting()[1]
+    assert isinstance(error, UnavailableError), error
+    assert "recv(from=0) by rank 1 of 3" in str(error)
+
+
+@pytest.mark.parametrize("other", [1, 3, -1])
+def test_a_rank_that_cannot_be_is_refused(ranks: list[PointToPoint], other: int) -> None:
+    for start in (ranks[1].send, ranks[1].recv):
+        with pytest.raises(InvalidArgumentError, match=f"another rank of group 'g', 0 to 2, got {other} on rank 1"):
+            start(torch.ones(1), other)

@@ -1,12 +1,17 @@
-"""Both kinds of memory of a bucket; that of devices with lazy tensors here on the CPU, where both work."""
+"""Buckets: layout, contents, and the memory of gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
+from raydist.collectives.base import Membership
 from raydist.collectives.reducer.bucket import (
     Bucket,
     BucketMemory,
@@ -14,6 +19,22 @@ from raydist.collectives.reducer.bucket import (
     ParameterSpec,
     plan_buckets,
 )
+from raydist.collectives.reducer.buckets import BucketPlan
+from raydist.collectives.reducer.reducer import GradientReducer
+from tests.collectives.gradient_steps import (
+    gradients_of,
+    on_two,
+)
+from tests.collectives.local_group import LocalGroup, LocalHub
+from tests.collectives.models import (
+    FEATURES,
+    build,
+    loss_of,
+    rows,
+)
+from tests.collectives.threads import run_ranks
+
+# --- both kinds of memory of a bucket; that of devices with lazy tensors here on the cpu, where both work -------------
 
 Kind = Callable[[Bucket, torch.Tensor], BucketMemory]
 KINDS: tuple[Kind, ...] = (BucketMemory, LazyBucketMemory)
@@ -103,3 +124,162 @@ def test_memory_is_free_when_nothing_refers_to_it(derive: Callable[[torch.Tensor
     assert not memory.is_free()
     del derived
     assert memory.is_free()
+
+
+# --- layout -----------------------------------------------------------------------------------------------------------
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def specs_of(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[ParameterSpec]:
+    return [ParameterSpec(index, shape, dtype, CPU) for index, shape in enumerate(shapes)]
+
+
+def indices(layout: Sequence[Bucket]) -> list[list[int]]:
+    return [list(bucket.indices) for bucket in layout]
+
+
+def test_order_of_gradients_with_a_small_first_bucket() -> None:
+    layout = plan_buckets(specs_of((4,), (4,), (4,), (4,), (4,)), bucket_bytes=32, first_bucket_bytes=16)
+    assert indices(layout) == [[0], [1, 2], [3, 4]]
+
+
+def test_the_first_bucket_is_sent_with_the_gradient_that_fills_it() -> None:
+    shapes = specs_of((2,), (1,), (100,), (4,), (4,))  # as in a network whose last layer is small
+    assert indices(plan_buckets(shapes, bucket_bytes=1000, first_bucket_bytes=40)) == [[0, 1, 2], [3, 4]]
+    assert indices(plan_buckets(shapes, bucket_bytes=400, first_bucket_bytes=40)) == [[0, 1], [2], [3, 4]]
+    assert indices(plan_buckets(shapes, bucket_bytes=1000, first_bucket_bytes=1000)) == [[0, 1, 2, 3, 4]]
+
+
+def test_a_large_parameter_has_a_bucket_for_itself() -> None:
+    assert indices(plan_buckets(specs_of((2,), (100, 100), (2,)), bucket_bytes=64)) == [[0], [1], [2]]
+
+
+def test_one_dtype_per_bucket() -> None:
+    specs = [ParameterSpec(index, (2,), DTYPES[index % 2], CPU) for index in range(4)]
+    layout = plan_buckets(specs, bucket_bytes=1000)
+    assert sorted(indices(layout)) == [[0, 2], [1, 3]]
+    assert all(spec.dtype == bucket.dtype for bucket in layout for spec in bucket.specs)
+
+
+def test_nothing_to_train() -> None:
+    assert plan_buckets([], bucket_bytes=1) == ()
+
+
+def test_fingerprints_tell_parameters_apart() -> None:
+    group = LocalGroup(LocalHub(), Membership("g", 0, 0, 1), timeout_s=5.0).start()
+
+    def fingerprint(specs: Sequence[ParameterSpec]) -> int:
+        return BucketPlan(group, {spec.index: spec for spec in specs}, (), lambda _: ()).fingerprint
+
+    found = {
+        fingerprint(specs_of((4, 2))),
+        fingerprint(specs_of((2, 4))),
+        fingerprint(specs_of((4, 2), dtype=torch.float64)),
+        fingerprint(specs_of((4, 2), (1,))),
+        fingerprint([ParameterSpec.of(0, torch.zeros(2, 4).t())]),
+    }
+    assert len(found) == 5
+    # Fixed for all time and processes: Python's own hash would not be.
+    assert fingerprint(specs_of((4, 2))) in found
+    assert max(found) < 2**63
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.sampled_from(DTYPES)), max_size=12),
+    st.integers(1, 400),
+)
+def test_every_parameter_has_one_place(parameters: list[tuple[int, torch.dtype]], bucket_bytes: int) -> None:
+    specs = [ParameterSpec(index, (numel,), dtype, CPU) for index, (numel, dtype) in enumerate(parameters)]
+    layout = plan_buckets(specs, bucket_bytes=bucket_bytes)
+    assert sorted(index for bucket in indices(layout) for index in bucket) == list(range(len(specs)))
+    for bucket in layout:
+        ends = [offset + spec.numel for offset, spec in zip(bucket.offsets, bucket.specs, strict=True)]
+        assert list(bucket.offsets) == [0, *ends[:-1]]
+        assert bucket.numel == ends[-1]
+        assert len(bucket.specs) == 1 or bucket.numel * bucket.dtype.itemsize <= bucket_bytes
+
+
+# --- which tensors gradients are, and what memory they take -----------------------------------------------------------
+
+
+def test_mixed_dtypes_travel_in_their_own() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        with reducer.step(weight=0.5):
+            torch.stack([(parameter * (rank + 1)).float().sum() for parameter in model.parameters()]).sum().backward()
+
+    start = nn.ParameterList([torch.ones(5, dtype=dtype) for dtype in (torch.float64, torch.bfloat16, torch.float32)])
+    for replica in on_two(start, body):
+        for parameter in replica.parameters():
+            assert parameter.grad is not None
+            assert parameter.grad.dtype == parameter.dtype
+            assert parameter.grad.tolist() == [1.5] * 5
+
+
+def test_memory_format_follows_the_parameter() -> None:
+    start = nn.Conv2d(2, 3, 2)
+    start.weight.data = start.weight.data.contiguous(memory_format=torch.channels_last)
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        with reducer.step(weight=0.5):
+            model(torch.arange(32.0).reshape(1, 2, 4, 4) + rank).sum().backward()
+
+    expected = copy.deepcopy(start)
+    expected(torch.arange(32.0).reshape(1, 2, 4, 4) + 0.5).sum().backward()
+    for replica in on_two(start, body):
+        torch.testing.assert_close(gradients_of(replica), gradients_of(expected))
+
+
+def test_gradients_stay_the_tensors_that_they_are() -> None:
+    """As without replicas: what is added to a gradient is seen by whoever holds it."""
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        def backward() -> None:
+            loss_of(model, rows(2)).backward()
+
+        with reducer.step(weight=0.5):
+            backward()
+            held = gradients_of(model)
+            seen = [gradient.view(-1) for gradient in held if gradient is not None]
+            first = [gradient.clone() for gradient in seen]
+            backward()
+            assert all(now is before for now, before in zip(gradients_of(model), held, strict=True))
+            torch.testing.assert_close(seen, [2 * gradient for gradient in first])
+            del held
+            backward()
+            torch.testing.assert_close(seen, [3 * gradient for gradient in first])
+
+    on_two(build("linear"), body)
+
+
+def test_a_step_allocates_no_memory_for_gradients() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        addresses = []
+        with reducer.step(weight=0.5):
+            for _ in range(4):
+                model.zero_grad()
+                loss_of(model, rows(2)).backward()
+                addresses.append([p.grad.data_ptr() for p in model.parameters() if p.grad is not None])
+        # The first pass of several buckets finds the order of the others.
+        assert addresses[1] == addresses[2] == addresses[3]
+
+    on_two(nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, 1)).double(), body)
+
+
+def test_a_model_that_was_dropped_travels_no_more() -> None:
+    def body(group: LocalGroup) -> None:
+        models = [build("linear"), build("linear")]
+        reducer = GradientReducer(group)
+        for model in models:
+            reducer.attach(tuple(model.parameters()))
+            with reducer.step(weight=0.5):
+                loss_of(model, rows(2)).backward()
+        with reducer.step(weight=0.5):
+            loss_of(models[0], rows(2)).backward()
+        local, reduced = build("linear"), gradients_of(models[1])
+        loss_of(local, rows(2)).backward()
+        torch.testing.assert_close(reduced, gradients_of(local))
+        torch.testing.assert_close(gradients_of(models[0]), [2 * g for g in gradients_of(local) if g is not None])
+
+    run_ranks(2, body)

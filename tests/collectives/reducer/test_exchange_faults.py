@@ -114,9 +114,21 @@ class SecondPass:
             os.kill(os.getpid(), self.struck_by)
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.parametrize("struck_by", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize("backend", ["shm", pytest.param("gloo", marks=pytest.mark.long), "hierarchical"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=LONG)])
+@pytest.mark.parametrize(
+    ("backend", "struck_by"),
+    [
+        ("shm", signal.SIGKILL),
+        ("hierarchical", signal.SIGSTOP),
+        pytest.param("shm", signal.SIGSTOP, marks=LONG),
+        pytest.param("hierarchical", signal.SIGKILL, marks=LONG),
+        pytest.param("gloo", signal.SIGKILL, marks=LONG),
+        pytest.param("gloo", signal.SIGSTOP, marks=LONG),
+    ],
+)
 def test_survivors_are_told_who_is_missing_and_go_on_without_it(
     request: pytest.FixtureRequest, backend: str, struck_by: signal.Signals, victim: int
 ) -> None:

@@ -35,7 +35,7 @@ from tests.collectives.models import (
 from tests.collectives.threads import begin_threads, run_ranks
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_replicas_train_like_one_process(name: str, world_size: int) -> None:
     start = build(name)
@@ -45,7 +45,7 @@ def test_replicas_train_like_one_process(name: str, world_size: int) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-@pytest.mark.parametrize("name", ["tied", "checkpoint", "reentrant-checkpoint", "lookup"])
+@pytest.mark.parametrize("name", ["tied", "reentrant-checkpoint", "lookup"])
 def test_ways_to_use_gradients(name: str, step: Step) -> None:
     if (name, step) in ONCE_A_SEGMENT:
         return

@@ -1,20 +1,28 @@
-"""What NaN and infinities in gradients do to replicas that are threads."""
+"""What infinite gradients and NaN do, and updates that are skipped."""
 
 from __future__ import annotations
 
+import _thread
 import copy
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite, fault_of, is_finite
+from raydist.collectives.base import Membership
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite, SkippedUpdates, fault_of, is_finite
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.errors import FailedPreconditionError
-from tests.collectives.local_group import LocalGroup
+from tests.collectives.gradient_steps import ONCE_A_SEGMENT, STEPS
+from tests.collectives.local_group import LocalGroup, LocalHub
+from tests.collectives.models import build, loss_of, rows
 from tests.collectives.threads import run_ranks
+
+# --- what nan and infinities in gradients do to replicas that are threads ---------------------------------------------
 
 NAN, INF = float("nan"), float("inf")
 Body = Callable[[nn.Module, GradientReducer, NonfinitePolicy, int], Any]
@@ -249,3 +257,158 @@ def test_the_message_shows_some_of_many_parameters() -> None:
     text = str(policy.error("pass 3", [{}, dict.fromkeys(range(7), 3)], layers))
     assert "replica 1: p1 (NaN and infinite), p2" in text
     assert "p4 (NaN and infinite) and 3 more" in text
+
+
+# --- a rank without peers checks its gradients as several ranks do ----------------------------------------------------
+
+NAN_POLICY_OF_ONE_RANK = float("nan")
+
+
+def in_a_run(choice: OnNonfinite, model: nn.Module, body: Callable[[GradientReducer], Any]) -> NonfinitePolicy:
+    policy = NonfinitePolicy(names)
+    group = LocalGroup(LocalHub(), Membership("g", 0, 0, 1), timeout_s=5.0).start()
+    reducer = GradientReducer(group, policy=policy)
+    reducer.attach(model.parameters())
+    with policy.run(choice), reducer.step():
+        body(reducer)
+    return policy
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("name", ["tied", "reentrant-checkpoint", "lookup"])
+def test_looking_changes_nothing(name: str, step: Callable[..., None]) -> None:
+    if (name, step) in ONCE_A_SEGMENT:
+        return
+    model, plain = build(name), build(name)
+    batches = [rows(4, seed=1), rows(1, seed=2), rows(3, seed=3)]
+
+    def body(_: GradientReducer) -> None:
+        for batch in batches:
+            step(model, lambda batch=batch: loss_of(model, batch).backward())
+
+    assert in_a_run("raise", model, body).num_found == 0
+    for batch in batches:
+        step(plain, lambda batch=batch: loss_of(plain, batch).backward())
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-15)
+        assert (mine.grad is None) == (theirs.grad is None)
+
+
+def test_gradients_made_by_hand_add_up_with_others() -> None:
+    layer = nn.Linear(2, 1, bias=False)
+
+    def body(_: GradientReducer) -> None:
+        layer.weight.grad = torch.ones(1, 2)
+        layer(torch.ones(1, 2)).sum().backward()
+        layer.weight.grad.mul_(3)
+        layer(torch.ones(1, 2)).sum().backward()
+        assert layer.weight.grad.tolist() == [[7.0, 7.0]]
+
+    in_a_run("raise", layer, body)
+
+
+def test_hooks_that_step_are_skipped_and_parameters_inside_of_checkpoints_seen() -> None:
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    before = copy.deepcopy(layer.weight.data)
+
+    def body(_: GradientReducer) -> None:
+        x = torch.full((1, 2), NAN_POLICY_OF_ONE_RANK, requires_grad=True)
+        checkpoint(layer, x, use_reentrant=True).sum().backward()
+        assert torch.equal(layer.weight, before)
+        layer.zero_grad()
+        checkpoint(layer, torch.ones(1, 2, requires_grad=True), use_reentrant=True).sum().backward()
+        assert not torch.equal(layer.weight, before)
+
+    assert in_a_run("skip", layer, body).num_skipped == 1
+
+
+# --- skipped updates --------------------------------------------------------------------------------------------------
+
+
+def trained(layer: nn.Module) -> torch.optim.Optimizer:
+    layer(torch.ones(1, 2)).sum().backward()
+    return torch.optim.Adam(layer.parameters(), lr=0.1)
+
+
+def test_a_step_that_is_due_changes_nothing_and_shows_its_gradients_again() -> None:
+    layer = nn.Linear(2, 1)
+    optimizer = trained(layer)
+    before, gradient = copy.deepcopy(layer.state_dict()), layer.weight.grad
+    skipped = SkippedUpdates(lambda _: True)
+    with skipped.watch():
+        optimizer.step()
+    assert layer.weight.grad is gradient
+    assert not optimizer.state
+    torch.testing.assert_close(layer.state_dict(), before, rtol=0, atol=0)
+    assert skipped.count == 1
+    optimizer.step()
+    assert not torch.equal(layer.weight, before["weight"])
+
+
+def test_closures_are_asked_after_they_ran() -> None:
+    layer = nn.Linear(2, 1)
+    bad = [False]
+    skipped = SkippedUpdates(lambda _: bad[0])
+    for make, given in ((torch.optim.SGD, "position"), (torch.optim.SGD, "name"), (torch.optim.LBFGS, "position")):
+        optimizer: Any = make(layer.parameters(), lr=0.1)
+        for now in (False, True):
+            before = layer.weight.detach().clone()
+            bad[0] = False
+
+            def closure(now: bool = now, optimizer: Any = optimizer) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss: torch.Tensor = layer(torch.ones(1, 2)).square().sum()
+                loss.backward()
+                bad[0] = now
+                return loss
+
+            with skipped.watch():
+                loss = optimizer.step(closure) if given == "position" else optimizer.step(closure=closure)
+            assert isinstance(loss, torch.Tensor)
+            assert torch.equal(before, layer.weight) is now
+            assert layer.weight.grad is not None
+    assert skipped.count == 3
+
+
+def test_only_the_thread_that_watches() -> None:
+    layer = nn.Linear(2, 1)
+    optimizer = trained(layer)
+    before = layer.weight.detach().clone()
+    with SkippedUpdates(lambda _: True).watch():
+        thread = threading.Thread(target=optimizer.step)
+        thread.start()
+        thread.join()
+    assert not torch.equal(layer.weight, before)
+
+
+class Failing(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise ZeroDivisionError
+
+
+def test_gradients_are_back_after_a_step_that_raised() -> None:
+    layer = nn.Linear(2, 1)
+    trained(layer)
+    with pytest.raises(ZeroDivisionError), SkippedUpdates(lambda _: True).watch():
+        Failing(layer.parameters(), lr=0.1).step()
+    assert layer.weight.grad is not None
+
+
+def test_the_engines_threads_count_as_the_thread_of_the_only_one_that_watches() -> None:
+    """On a GPU torch calls hooks on parameters from a thread of its own, which Python has not started."""
+    layer = nn.Linear(2, 1)
+    optimizer = trained(layer)
+    before = layer.weight.detach().clone()
+    ended = threading.Event()
+
+    def step() -> None:
+        optimizer.step()
+        ended.set()
+
+    with SkippedUpdates(lambda _: True).watch():
+        _thread.start_new_thread(step, ())
+        assert ended.wait(10)
+    assert torch.equal(layer.weight, before)
+    assert layer.weight.grad is not None

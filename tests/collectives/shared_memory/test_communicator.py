@@ -1,8 +1,10 @@
+"""Collectives in shared memory, and what ranks are told that call different things."""
+
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,29 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.collectives.base import Communicator, Work
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.errors import CollectiveMismatchError, FailedPreconditionError, InvalidArgumentError
 from raydist.values import ReduceOp
 from tests.collectives.shared_memory.ranks import run_sharing, sharing_team
-from tests.collectives.threads import ThreadTeam, run_ranks
+from tests.collectives.threads import run_ranks
 from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)
 
+# --- communicator -----------------------------------------------------------------------------------------------------
+
 LARGE = 300_000
 """Elements of a tensor that does not pass at once."""
-
-
-@pytest.fixture(scope="module", params=[2, 5])
-def thread_team(request: pytest.FixtureRequest) -> Iterator[ThreadTeam]:
-    with sharing_team(request.param, timeout_s=2.0) as team:
-        yield team
-
-
-@pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_ranks_that_are_threads_keep_the_contract(
-    thread_team: ThreadTeam, check: Callable[[contract.Team], None]
-) -> None:
-    check(thread_team)
 
 
 # --- the same as the plain statement of collectives -------------------------------------------------------------------
@@ -120,9 +111,15 @@ def test_any_sequence_gives_what_the_plain_group_gives(
             assert all(torch.equal(a, b) for a, b in zip(plain, shared, strict=True)), kind
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.complex64])
-@pytest.mark.parametrize("numel", [100, LARGE])
-@pytest.mark.parametrize("allocated", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "numel", "allocated"),
+    [
+        (torch.bfloat16, 100, False),
+        (torch.float16, LARGE, False),
+        (torch.float32, LARGE, True),
+        (torch.complex64, LARGE, True),
+    ],
+)
 def test_all_ranks_get_the_same_bits(dtype: torch.dtype, numel: int, allocated: bool) -> None:
     def body(communicator: Communicator) -> torch.Tensor:
         tensor = communicator.allocate([(numel, dtype)])[0] if allocated else torch.empty(numel, dtype=dtype)
@@ -208,3 +205,63 @@ def test_a_group_of_two_generations_and_after_its_end() -> None:
             group.close()
         with pytest.raises(FailedPreconditionError, match="the group is closed"):
             groups[0].all_reduce(torch.ones(1), ReduceOp.SUM)
+
+
+# --- ranks that share memory and call different things: an error on each of them, and the group goes on ---------------
+
+
+def ones(rank: int) -> torch.Tensor:
+    """More of them on rank 1."""
+    return torch.ones(2 + rank)
+
+
+def many(rank: int) -> torch.Tensor:
+    return torch.ones(LARGE + rank)
+
+
+MISMATCHES: dict[str, Callable[[Communicator, int], Any]] = {
+    "shape": lambda c, rank: c.all_reduce(torch.ones(2 + rank), ReduceOp.SUM),
+    "shape of as many elements": lambda c, rank: c.all_reduce(torch.ones((2, 3) if rank else (3, 2)), ReduceOp.SUM),
+    "shape of a large one": lambda c, rank: c.all_reduce(torch.ones(LARGE + rank), ReduceOp.SUM),
+    "large and small": lambda c, rank: c.broadcast(torch.ones(LARGE if rank else 1), 0),
+    "shape of gathered parts": lambda c, rank: c.all_gather([ones(rank), ones(rank)], ones(rank)),
+    "shape of large gathered parts": lambda c, rank: c.all_gather([many(rank), many(rank)], many(rank)),
+    "large and small parts": lambda c, rank: c.all_gather([(ones, many)[rank](0)] * 2, (ones, many)[rank](0)),
+    "dtype": lambda c, rank: c.broadcast(torch.ones(2, dtype=(torch.int32, torch.float32)[rank]), 0),
+    "op": lambda c, rank: c.all_reduce(torch.ones(2), (ReduceOp.MIN, ReduceOp.MAX)[rank]),
+    "root": lambda c, rank: c.broadcast(torch.ones(2), rank),
+    "collective": lambda c, rank: c.barrier() if rank else c.all_reduce(torch.ones(1), ReduceOp.SUM),
+    "memory": lambda c, rank: c.allocate([(LARGE + rank, torch.float32)]),
+    "long shapes": lambda c, rank: c.all_reduce(torch.ones((1,) * 63 + (1 + rank,)), ReduceOp.SUM),
+}
+
+
+def test_a_mismatch_is_an_error_on_every_rank_and_the_group_goes_on() -> None:
+    def body(communicator: Communicator) -> list[tuple[str, float]]:
+        assert communicator.checks_itself
+        told = []
+        for call in MISMATCHES.values():
+            with pytest.raises(CollectiveMismatchError) as caught:
+                call(communicator, communicator.rank).wait()
+            told.append((str(caught.value), reduce_one(communicator)))
+        return told
+
+    for name, (first, second), (other, _) in zip(MISMATCHES, *run_sharing(2, body), strict=True):
+        assert second == 2.0, name
+        assert first == other, name
+        assert "rank 0: " in first, name
+        assert "rank 1: " in first, name
+
+
+def test_a_mismatch_shows_what_each_rank_called() -> None:
+    def body(communicator: Communicator) -> str:
+        reduce_one(communicator)
+        with pytest.raises(CollectiveMismatchError) as caught:
+            communicator.all_reduce(torch.ones(2 + communicator.rank), ReduceOp.SUM).wait()
+        return str(caught.value)
+
+    assert run_sharing(2, body)[0] == (
+        "All replicas must call the same collectives with equal shapes and dtypes, got "
+        "rank 0: all_reduce(SUM) of torch.float32 (2,) as call 1; "
+        "rank 1: all_reduce(SUM) of torch.float32 (3,) as call 1. Look for a branch that only some replicas take."
+    )

@@ -1,21 +1,86 @@
-"""A rank that is killed or stopped, before or inside every operation of a group in shared memory, or gives up there."""
+"""Ranks that are late, killed or stopped, or give up, in every operation in shared memory."""
 
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from raydist.collectives.base import Communicator
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.values import ReduceOp
 from tests.collectives.faults import AbortingSoon, Failing, stop_myself
 from tests.collectives.processes import ProcessTeam
-from tests.collectives.shared_memory.operations import COLLECTIVES, WITH_A_MIDDLE, Begun
+from tests.collectives.shared_memory.operations import COLLECTIVES, WITH_A_MIDDLE, Begun, Operation
 from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)
+
+# --- a rank that is late to every operation of a group in shared memory is waited for; and what it costs to w ---------
+
+
+class Rounds:
+    """Every operation once; those that gave what they should. One rank is late to each of them."""
+
+    def __init__(self, late: int, by_s: float = 0.1) -> None:
+        self.late = late
+        self.by_s = by_s
+
+    def __call__(self, communicator: Communicator) -> list[str]:
+        return [name for name in COLLECTIVES if self._is_right(communicator, COLLECTIVES[name])]
+
+    def _is_right(self, communicator: Communicator, operation: Operation) -> bool:
+        self._be_late(communicator)
+        return operation.start(communicator, self.late).wait()
+
+    def _be_late(self, communicator: Communicator) -> None:
+        if communicator.rank == self.late:
+            time.sleep(self.by_s)
+
+
+EVERYTHING = list(COLLECTIVES)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_is_late_to_everything_is_waited_for(shm_team: ProcessTeam, late: int) -> None:
+    shm_team.reform()
+    assert shm_team.run(Rounds(late)) == [EVERYTHING] * shm_team.world_size
+
+
+def cpu_seconds_while_waiting(communicator: Communicator) -> float:
+    before = time.process_time()
+    communicator.all_reduce(torch.ones(3), ReduceOp.SUM).wait()
+    return time.process_time() - before
+
+
+def sleep_first(communicator: Communicator) -> None:
+    time.sleep(0.5)
+    communicator.all_reduce(torch.ones(3), ReduceOp.SUM).wait()
+
+
+def test_waiting_takes_no_cpu(shm_team: ProcessTeam) -> None:
+    shm_team.reform()
+    results = shm_team.begin({0: cpu_seconds_while_waiting, 1: cpu_seconds_while_waiting, 2: sleep_first})()
+    assert max(results[0], results[1]) < 0.1
+
+
+def number_of_threads(communicator: Communicator) -> tuple[int, int]:
+    before = threading.active_count()
+    for operation in COLLECTIVES.values():
+        assert operation.start(communicator, 0).wait()
+    return before, threading.active_count()
+
+
+def test_nothing_runs_in_the_background(shm_team: ProcessTeam) -> None:
+    shm_team.reform()
+    assert all(after <= before for before, after in shm_team.run(number_of_threads))
+
+
+# --- a rank that is killed or stopped, before or inside every operation of a group in shared memory, or gives ---------
 
 MEETS_FIRST = ("allocate", "all_reduce in place")
 """All ranks meet before the victim can be where it is to be killed."""
@@ -103,7 +168,7 @@ def test_a_stopped_rank_is_named_when_the_limit_is_over(
     contract.check_asynchronous(shm_team)
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("name", sorted(OFTEN))
 def test_an_abort_wakes_everybody(shm_team: ProcessTeam, name: str) -> None:
     shm_team.reform()
     came = shm_team.begin({2: Coming(name, entered=False)})

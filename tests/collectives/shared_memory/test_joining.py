@@ -21,7 +21,7 @@ from raydist.errors import DeadlineExceededError
 from raydist.shared_segment import Segment
 from tests.collectives.processes import START_S, ProcessTeam
 from tests.collectives.shared_memory.ranks import run_sharing
-from tests.collectives.shared_memory.test_late_ranks import EVERYTHING, Rounds
+from tests.collectives.shared_memory.test_faults import EVERYTHING, Rounds
 from tests.collectives.threads import begin_threads
 from tests.fork_server import fork_server
 
@@ -83,11 +83,6 @@ def test_a_machine_that_cannot(store: RendezvousStore, monkeypatch: pytest.Monke
     reasons = declined(meet(store, 2))
     assert "rank 0: it needs Linux on x86-64, and this is linux on aarch64" in reasons[0]
     assert reasons[0] == reasons[1]
-
-
-def test_a_member_that_does_not_come(store: RendezvousStore) -> None:
-    with pytest.raises(DeadlineExceededError, match=r"timed out after 0\.2 s: rank 0 did not arrive"):
-        joining(store, 1, 2, 0.2)()
 
 
 def test_a_member_that_fails_on_the_way(store: RendezvousStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,405 @@
+"""Passes that are synchronised, accumulated, or over some of the parameters."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from raydist.collectives.reducer.known_gradients import LocalAccumulation, accumulate
+from raydist.collectives.reducer.parameter_hooks import OwnHook, TrainedParameters
+from raydist.collectives.reducer.reducer import GradientReducer
+from raydist.errors import CollectiveMismatchError, FailedPreconditionError
+from raydist.values import ReduceOp
+from tests.collectives.gradient_steps import (
+    gradients_of,
+    half,
+    on_two,
+)
+from tests.collectives.local_group import LocalGroup
+from tests.collectives.models import (
+    FEATURES,
+    build,
+    loss_of,
+    rows,
+    train_alone,
+)
+from tests.collectives.threads import run_ranks
+
+# --- synchronised passes ----------------------------------------------------------------------------------------------
+
+
+def test_no_sync_keeps_gradients_local_until_the_next_backward() -> None:
+    start, one, two = build("tied"), rows(5, seed=1), rows(3, seed=2)
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        with reducer.step(weight=len(half(one, rank)[0]) / 5), reducer.no_sync():
+            loss_of(model, half(one, rank)).backward()
+            local = copy.deepcopy(start)
+            loss_of(local, half(one, rank)).backward()
+            torch.testing.assert_close(gradients_of(model), gradients_of(local))
+        with reducer.step(weight=len(half(two, rank)[0]) / 3):
+            loss_of(model, half(two, rank)).backward()
+
+    expected = train_alone(copy.deepcopy(start), [one, two], lambda _, backward: backward())
+    for replica in on_two(start, body):
+        torch.testing.assert_close(gradients_of(replica), gradients_of(expected), rtol=1e-12, atol=1e-15)
+
+
+def test_no_sync_after_global_gradients_and_dropped_ones() -> None:
+    start, batch = build("linear"), rows(4)
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        def backward() -> None:
+            loss_of(model, half(batch, rank)).backward()
+
+        with reducer.step(weight=0.5):
+            with reducer.no_sync():
+                backward()
+            model.zero_grad()  # these never count
+            backward()
+            with reducer.no_sync():
+                backward()
+                backward()
+            backward()
+
+    reference = copy.deepcopy(start)
+    for _ in range(4):
+        loss_of(reference, batch).backward()
+    for replica in on_two(start, body):
+        torch.testing.assert_close(gradients_of(replica), gradients_of(reference), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.MEAN, ReduceOp.SUM])
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True")  # torch warns of a reference cycle
+def test_second_derivatives_go_through_the_reduction(op: ReduceOp) -> None:
+    """The penalty is a function of the global gradient; each replica weighs it by something of its own."""
+    start, batch = nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, 1)).double(), rows(5)
+    factors = [1.0, 3.0]
+    sizes = [3, 2]
+
+    def penalty(model: nn.Module, factor: float) -> torch.Tensor:
+        return factor * torch.stack([(p.grad**3).sum() for p in model.parameters() if p.grad is not None]).sum()
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        features, targets = half(batch, rank)
+        with reducer.step(weight=sizes[rank] / 5, op=op):
+            loss = nn.functional.mse_loss(model(features), targets)
+            (loss if op is ReduceOp.MEAN else loss * sizes[rank] / 5).backward(create_graph=True)
+            after = penalty(model, factors[rank])
+            model.zero_grad()
+            after.backward()
+
+    reference = copy.deepcopy(start)
+    loss_of(reference, batch).backward(create_graph=True)
+    weights = [0.6, 0.4] if op is ReduceOp.MEAN else [1.0, 1.0]
+    total = penalty(reference, sum(w * f for w, f in zip(weights, factors, strict=True)))
+    reference.zero_grad()
+    total.backward()
+    for replica in on_two(start, body):
+        torch.testing.assert_close(gradients_of(replica), gradients_of(reference), rtol=1e-9, atol=1e-14)
+
+
+def test_an_error_in_backward_leaves_the_reducer_clean() -> None:
+    start, batch = build("linear"), rows(4)
+
+    def explode(gradient: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError("in backward")
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        weight = next(model.parameters())
+        weight.grad = torch.full_like(weight, 7.0)
+        handle = weight.register_hook(explode)
+        with pytest.raises(ZeroDivisionError), reducer.step(weight=0.5):
+            loss_of(model, half(batch, rank)).backward()
+        assert torch.equal(weight.grad, torch.full_like(weight, 7.0))
+        handle.remove()
+        model.zero_grad()
+        with reducer.step(weight=0.5):
+            loss_of(model, half(batch, rank)).backward()
+
+    expected = train_alone(copy.deepcopy(start), [batch], lambda _, backward: backward())
+    for replica in on_two(start, body):
+        torch.testing.assert_close(gradients_of(replica), gradients_of(expected), rtol=1e-12, atol=1e-15)
+
+
+def test_the_last_layers_travel_while_the_first_are_computed() -> None:
+    start = nn.Sequential(*[nn.Linear(FEATURES, FEATURES) for _ in range(4)]).double()
+
+    def body(group: LocalGroup) -> list[tuple[int, int]]:
+        """Layers whose gradients are computed, with the number of buckets on their way by then."""
+        model, events = copy.deepcopy(start), []
+        reducer = GradientReducer(group, bucket_bytes=400, first_bucket_bytes=400)
+        reducer.attach(model.parameters())
+        for number, layer in enumerate(model.children()):
+            note = functools.partial(lambda n, _: events.append((n, group.num_calls)), number)
+            layer.get_parameter("weight").register_hook(OwnHook(note))  # a program's would wait for global gradients
+        for _ in range(2):
+            with reducer.step(weight=0.5):
+                events.clear()
+                before = group.num_calls
+                model(rows(2)[0]).sum().backward()
+        return [(layer, calls - before) for layer, calls in events] + [(-1, group.num_calls - before)]
+
+    assert run_ranks(2, body) == [[(3, 0), (2, 1), (1, 2), (0, 3), (-1, 4)]] * 2
+
+
+# --- accumulation -----------------------------------------------------------------------------------------------------
+
+
+def test_global_and_local_parts_are_told_apart() -> None:
+    accumulation = LocalAccumulation()
+    shown = accumulation.add(0, torch.tensor([10.0]), torch.tensor([1.0]), 0.5)
+    shown = accumulation.add(0, shown, torch.tensor([3.0]), 0.25)
+    assert shown.tolist() == [14.0]
+    base, contribution = accumulation.parts_of(0, shown)
+    assert base is not None
+    assert contribution is not None
+    assert (base.tolist(), contribution.tolist()) == ([10.0], [1.25])
+
+
+def test_dropped_or_zeroed_gradients_take_their_part_with_them() -> None:
+    accumulation = LocalAccumulation()
+    shown = accumulation.add(0, None, torch.tensor([1.0]), 1.0)
+    assert accumulation.parts_of(0, None) == (None, None)
+    shown.zero_()
+    assert accumulation.parts_of(0, shown) == (shown, None)
+    accumulation.forget([0, 1])
+    assert accumulation.parts_of(0, shown) == (shown, None)
+
+
+def test_other_changes_are_refused() -> None:
+    accumulation = LocalAccumulation()
+    shown = accumulation.add(7, None, torch.tensor([1.0]), 1.0)
+    with pytest.raises(FailedPreconditionError, match="parameter 7"):
+        accumulation.parts_of(7, shown.mul_(2))
+
+
+def test_accumulate_keeps_the_earlier_tensor() -> None:
+    earlier = torch.tensor([1.0])
+    assert accumulate(earlier, torch.tensor([2.0])) is earlier
+    assert earlier.tolist() == [3.0]
+    sparse = torch.tensor([5.0]).to_sparse()
+    assert accumulate(sparse, torch.tensor([2.0])).tolist() == [7.0]
+    assert accumulate(earlier, sparse).tolist() == [8.0]
+    graph = torch.tensor([1.0], requires_grad=True) * 1
+    assert accumulate(earlier, graph).requires_grad
+
+
+# --- trained parameters -----------------------------------------------------------------------------------------------
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+        self.parameters = TrainedParameters(self.stray)
+
+    def stray(self, index: int, parameter: torch.nn.Parameter) -> None:
+        assert parameter is self.parameters.all[index]
+        self.heard.append(index)
+
+
+def seen(listener: Listener) -> tuple[int, ...]:
+    listener.parameters.look()
+    return listener.parameters.indices
+
+
+def three() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(1)) for _ in range(3)]
+
+
+def test_only_those_that_are_trained_are_looked_at() -> None:
+    listener, (a, b, c) = Listener(), three()
+    b.requires_grad_(False)
+    listener.parameters.attach([a, b])
+    listener.parameters.attach((a, b, c))
+    assert listener.parameters.all == {0: a, 1: b, 2: c}
+    assert seen(listener) == (0, 2)
+    (a * b * c).sum().backward()
+    assert sorted(listener.heard) == [0, 2]
+    b.requires_grad_(True)
+    assert seen(listener) == (0, 1, 2)
+    assert listener.parameters.trained == (a, b, c)
+    (a * b * c).sum().backward()
+    assert sorted(listener.heard) == [0, 0, 1, 2, 2]
+
+
+def test_a_list_may_have_grown() -> None:
+    listener, parameters = Listener(), three()
+    growing = parameters[:1]
+    listener.parameters.attach(growing)
+    growing.append(parameters[1])
+    listener.parameters.attach(growing)
+    assert seen(listener) == (0, 1)
+
+
+def test_those_that_are_given_no_more_are_let_go_and_their_numbers_not_used_again() -> None:
+    listener, (a, b, c) = Listener(), three()
+    listener.parameters.attach((a, b))
+    listener.parameters.attach((b, c))
+    assert (listener.parameters.all, seen(listener)) == ({1: b, 2: c}, (1, 2))
+    (a * b * c).sum().backward()
+    assert sorted(listener.heard) == [1, 2]
+
+
+def test_one_that_was_cast_or_resized_is_of_another_kind() -> None:
+    listener, (a, b, c) = Listener(), three()
+    listener.parameters.attach((a, b, c))
+    kinds = [(number, torch.float32, torch.Size([1])) for number in range(3)]
+    assert listener.parameters.kinds == tuple(kinds)
+    a.data = a.data.double()
+    c.data = torch.ones(2)
+    assert seen(listener) == (0, 1, 2)
+    changed = (0, torch.float64, torch.Size([1])), kinds[1], (2, torch.float32, torch.Size([2]))
+    assert listener.parameters.kinds == changed
+    assert listener.parameters.trained == (a, b, c)
+    (a.sum() + b.sum() + c.sum()).backward()
+    assert sorted(listener.heard) == [0, 1, 2]
+
+
+def test_hooks_go_and_keep_nothing_alive() -> None:
+    listener, (a, b, c) = Listener(), three()
+    listener.parameters.attach((a, b, c))
+    listener.parameters.look()
+    listener.parameters.close()
+    listener.parameters.close()
+    (a * b * c).sum().backward()
+    assert (listener.heard, seen(listener)) == ([], ())
+    listener.parameters.attach((a,))
+    listener.parameters.look()
+    reference = weakref.ref(listener)
+    del listener
+    gc.collect()
+    assert reference() is None
+    (a * 2).sum().backward()
+
+
+def test_a_receiver_takes_gradients_out_of_the_parameters() -> None:
+    listener, (a, b, _) = Listener(), three()
+    received = []
+    listener.parameters.attach((a, b))
+    listener.parameters.look()
+    listener.parameters.sink.receiver = lambda index, gradient: received.append((index, gradient.item()))
+    assert listener.parameters.sink.receiver is not None
+    (2 * a + 3 * b).sum().backward()
+    listener.parameters.sink.receiver = None
+    assert (sorted(received), listener.heard) == ([(0, 2.0), (1, 3.0)], [])
+    assert (a.grad, b.grad) == (None, None)
+
+
+# --- gradients that no backward pass has made global, and those that were changed afterwards --------------------------
+
+Fill = Callable[[nn.Module, torch.Tensor], None]
+
+
+def replace(model: nn.Module, loss: torch.Tensor) -> None:
+    for parameter, gradient in zip(
+        model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+    ):
+        parameter.grad = gradient
+
+
+def fill_again(model: nn.Module, loss: torch.Tensor) -> None:
+    """As programs do that keep one tensor for each gradient."""
+    for parameter, gradient in zip(
+        model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+    ):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.zero_().add_(gradient)
+
+
+@pytest.mark.parametrize("fill", [replace, fill_again])
+def test_gradients_made_by_hand_are_weighted_and_exchanged(fill: Fill) -> None:
+    start, batches = build("linear"), [rows(3, seed=1), rows(3, seed=2)]
+    alone = copy.deepcopy(start)
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        for batch in batches:
+            with reducer.step(weight=(2 / 3, 1 / 3)[rank]):
+                fill(model, loss_of(model, half(batch, rank)))
+                held = gradients_of(model)
+                assert reducer.make_global(list(model.parameters()))
+                # What the program holds is what one device would hold.
+                assert all(one is now for one, now in zip(held, gradients_of(model), strict=True))
+                assert not reducer.make_global(list(model.parameters()))  # another optimizer steps
+
+    replicas = on_two(start, body)
+    fill(alone, loss_of(alone, batches[-1]))
+    for replica in replicas:
+        torch.testing.assert_close(gradients_of(replica), gradients_of(alone), rtol=1e-12, atol=1e-14)
+
+
+def test_a_backward_pass_takes_along_what_was_made_by_hand_before_it() -> None:
+    start, batch = build("linear"), rows(3)
+    alone = copy.deepcopy(start)
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        with reducer.step(weight=(2 / 3, 1 / 3)[rank]):
+            replace(model, loss_of(model, half(batch, rank)))
+            (3 * loss_of(model, half(batch, rank))).backward()
+            assert not reducer.make_global(list(model.parameters()))
+
+    (4 * loss_of(alone, batch)).backward()
+    for replica in on_two(start, body):
+        torch.testing.assert_close(gradients_of(replica), gradients_of(alone), rtol=1e-12, atol=1e-14)
+
+
+def test_frozen_parameters_with_gradients_made_by_hand() -> None:
+    """Evolution strategies and forward-mode differentiation need no parameter that requires a gradient."""
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        with reducer.step(weight=0.5):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, float(rank))
+            assert reducer.make_global(list(model.parameters()))
+            assert not any(parameter.requires_grad for parameter in model.parameters())
+
+    for replica in on_two(build("linear").requires_grad_(False), body):
+        assert all(gradient is not None and bool((gradient == 0.5).all()) for gradient in gradients_of(replica))
+
+
+def changed(change: Callable[[torch.Tensor, int], object]) -> Callable[[nn.Module, GradientReducer, int], None]:
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        for number in range(2):
+            with reducer.step(weight=0.5):
+                model.zero_grad()
+                loss_of(model, half(rows(4), rank)).backward()
+                for gradient in gradients_of(model):
+                    if number == 0 and gradient is not None:
+                        change(gradient, rank)
+                assert not reducer.make_global(list(model.parameters()))
+
+    return body
+
+
+def test_a_gradient_changed_differently_after_backward_is_an_error_one_step_later() -> None:
+    with pytest.raises(CollectiveMismatchError, match=r"a parameter of shape \(1, 6\) differently.*replica 1: sum"):
+        on_two(build("linear"), changed(lambda gradient, rank: gradient.add_(0.01 * rank)))
+    with pytest.raises(CollectiveMismatchError, match=r"replica 0: not changed; replica 1: sum"):
+        on_two(build("linear"), changed(lambda gradient, rank: gradient.add_(1) if rank else None))
+
+
+@pytest.mark.parametrize("factors", [(0.5, 0.5), (0.5, 0.5 + 1e-12)])
+def test_changes_that_are_alike_or_differ_in_last_bits_are_no_error(factors: tuple[float, float]) -> None:
+    on_two(build("linear"), changed(lambda gradient, rank: gradient.mul_(factors[rank])))
+
+
+def test_where_gradients_are_added_up_one_that_may_be_global_is_an_error() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        for number in range(2):
+            with reducer.step(op=ReduceOp.SUM):
+                fill_again(model, loss_of(model, rows(2)))
+                if number:
+                    with pytest.raises(FailedPreconditionError, match="must be put into an empty .grad"):
+                        reducer.make_global(list(model.parameters()))
+                else:
+                    assert reducer.make_global(list(model.parameters()))
+
+    on_two(build("linear"), body)

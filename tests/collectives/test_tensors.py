@@ -1,0 +1,270 @@
+"""Tensors on their way through collectives: checks, staging, reductions, NaN."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from raydist.collectives.flat_bytes import flat_bytes
+from raydist.collectives.tensors import (
+    COMBINERS,
+    check_parts,
+    check_reducible,
+    check_rows,
+    mark_nan,
+    put_nan_back,
+    reduce_parts,
+    rows_name,
+    stage_bytes,
+    stage_comparable,
+    stage_reduction,
+)
+from raydist.errors import InvalidArgumentError
+from raydist.values import ReduceOp
+
+# --- staged tensors ---------------------------------------------------------------------------------------------------
+
+NUMBERS = [float("-inf"), -3.5, -1.0, -0.0, 0.0, 2.0**-14, 1.0, 7.25, float("inf")]
+
+
+def test_a_plain_tensor_travels_itself() -> None:
+    tensor = torch.ones(3)
+    staged = stage_reduction(tensor, ReduceOp.SUM, 2)
+    assert staged.carrier.data_ptr() == tensor.data_ptr()
+    assert stage_bytes(tensor).carrier.data_ptr() == tensor.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint16, torch.uint32, torch.bool])
+def test_a_dtype_that_gloo_lacks_travels_in_another(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([1, 0, 1]).to(dtype)
+    staged = stage_reduction(tensor, ReduceOp.MAX, 2)
+    assert staged.carrier.dtype in (torch.int32, torch.int64, torch.uint8)
+    staged.carrier.copy_(torch.tensor([1, 1, 0]))
+    staged.deliver()
+    assert tensor.to(torch.int64).tolist() == [1, 1, 0]
+    assert tensor.dtype == dtype
+
+
+def test_a_strided_view_gets_its_result() -> None:
+    base = torch.zeros(3, 2)
+    staged = stage_reduction(base[:, 1], ReduceOp.MEAN, 4)
+    staged.carrier.fill_(2.0)
+    staged.deliver()
+    assert base.tolist() == [[0.0, 0.5]] * 3
+
+
+@pytest.mark.parametrize("shown", [[1 - 2j, 3 + 1j], [-2.0, 1.0]], ids=["conjugated", "negated"])
+def test_a_view_that_shows_its_memory_otherwise_travels_as_it_shows_it(shown: list[complex]) -> None:
+    tensor = torch.tensor([1 + 2j, 3 - 1j]).conj()
+    view = tensor if isinstance(shown[0], complex) else tensor.imag
+    assert stage_bytes(view).carrier.view(view.dtype).tolist() == shown
+    staged = stage_reduction(view, ReduceOp.SUM, 1)
+    assert torch.view_as_real(staged.carrier).shape[-1] == 2 if view.is_complex() else not staged.carrier.is_neg()
+    staged.deliver()
+    assert view.tolist() == shown
+
+
+def test_bytes_keep_every_bit() -> None:
+    tensor = torch.tensor([[1.5, float("nan")], [-0.0, 3.0]], dtype=torch.bfloat16).t()
+    staged = stage_bytes(tensor)
+    assert (staged.carrier.dtype, staged.carrier.numel()) == (torch.uint8, 8)
+    staged.carrier.zero_()
+    staged.deliver()
+    assert tensor.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [
+        (ReduceOp.MEAN, torch.int32),
+        (ReduceOp.MEAN, torch.bool),
+        (ReduceOp.SUM, torch.bool),
+        (ReduceOp.MAX, torch.complex64),
+        (ReduceOp.PRODUCT, torch.complex128),
+    ],
+)
+def test_what_has_no_meaning(op: ReduceOp, dtype: torch.dtype) -> None:
+    with pytest.raises(InvalidArgumentError, match=str(dtype)):
+        check_reducible(dtype, op)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint64, torch.complex32, torch.float8_e4m3fn, torch.bits8, torch.quint8])
+@pytest.mark.parametrize("op", ReduceOp)
+def test_what_torch_cannot_add_up_is_refused_before_it_travels(op: ReduceOp, dtype: torch.dtype) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"torch cannot reduce values of {dtype}"):
+        check_reducible(dtype, op)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("kind", ["torch.sparse_coo", "meta", "quantized"])
+def test_what_is_no_plain_memory_is_refused_before_it_travels(kind: str) -> None:
+    dense = torch.eye(3)
+    tensor = {
+        "torch.sparse_coo": dense.to_sparse(),
+        "meta": dense.to("meta"),
+        "quantized": torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8),
+    }[kind]
+    with pytest.raises(InvalidArgumentError, match=rf"got a {kind} one of torch.\w+ \(3, 3\)"):
+        stage_bytes(tensor)
+    with pytest.raises(InvalidArgumentError, match="Convert"):
+        stage_reduction(tensor, ReduceOp.SUM, 2)
+
+
+def test_bytes_of_nothing() -> None:
+    assert stage_bytes(torch.from_numpy(np.zeros(0, np.float32))).carrier.shape == (0,)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_numbers_and_nan_come_back_from_the_marks(dtype: torch.dtype, op: ReduceOp) -> None:
+    numbers = torch.tensor([*NUMBERS, float("nan"), -float("nan")], dtype=dtype)[:, None].expand(-1, 2).t().clone()
+    before = numbers.clone()
+    staged = stage_comparable(numbers, op, 2)
+    assert not staged.carrier.isnan().any()
+    staged.deliver()
+    torch.testing.assert_close(numbers, before, rtol=0, atol=0, equal_nan=True)
+
+
+# --- tensor checks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([torch.ones(3)], "2 tensors of torch.float32 (3,), one a rank, got 1."),
+        ([torch.ones(3), torch.ones(2)], "got 2, of which one is torch.float32 (2,)."),
+        ([torch.ones(3), torch.ones(3, dtype=torch.float64)], "got 2, of which one is torch.float64 (3,)."),
+    ],
+)
+def test_parts_that_do_not_fit(parts: list[torch.Tensor], said: str) -> None:
+    check_parts("all_gather", [torch.zeros(3), torch.zeros(3)], torch.ones(3), 2)
+    with pytest.raises(InvalidArgumentError) as caught:
+        check_parts("all_gather", parts, torch.ones(3), 2)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [torch.ones(2, 3)],
+        [torch.ones(2, 3), torch.ones(2, 4)],
+        [torch.ones(1, 3), torch.ones(5, 3)],
+        [torch.ones(2, 3), torch.ones(5, 3, dtype=torch.int64)],
+        [torch.ones(2, 3), torch.tensor(1.0)],
+    ],
+    ids=["one-too-few", "other-columns", "not-my-length", "other-dtype", "no-rows"],
+)
+def test_rows_that_do_not_fit(outputs: list[torch.Tensor]) -> None:
+    check_rows([torch.ones(2, 3), torch.ones(0, 3)], torch.ones(2, 3), rank=0, world_size=2)
+    with pytest.raises(InvalidArgumentError, match=r"2 tensors of torch.float32 \(any, 3\)"):
+        check_rows(outputs, torch.ones(2, 3), rank=0, world_size=2)
+
+
+def test_rows_of_a_scalar() -> None:
+    with pytest.raises(InvalidArgumentError, match="all_gather_rows"):
+        check_rows([torch.tensor(1.0)], torch.tensor(1.0), rank=0, world_size=1)
+
+
+def test_other_lengths_have_other_names() -> None:
+    assert rows_name([torch.ones(1), torch.ones(2)]) != rows_name([torch.ones(2), torch.ones(1)])
+
+
+# --- nan marks --------------------------------------------------------------------------------------------------------
+
+
+def passing_over_nan(parts: list[torch.Tensor], op: ReduceOp) -> torch.Tensor:
+    """As devices do that compare."""
+    result = parts[0]
+    for part in parts[1:]:
+        result = torch.where(part > result if op is ReduceOp.MAX else part < result, part, result)
+    return result
+
+
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_a_nan_of_any_part_comes_through(dtype: torch.dtype, op: ReduceOp) -> None:
+    values = [-math.inf, -1.0, 0.0, 2.0, math.inf, math.nan]
+    grid = torch.cartesian_prod(*[torch.tensor(values, dtype=dtype)] * 3)
+    parts = list(grid.unbind(1))
+    expected = COMBINERS[op](COMBINERS[op](parts[0], parts[1]), parts[2])
+    assert not torch.equal(passing_over_nan(parts, op).isnan(), expected.isnan())
+    found = put_nan_back(passing_over_nan([mark_nan(part, op) for part in parts], op))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+# --- flat bytes -------------------------------------------------------------------------------------------------------
+
+NUMBERS_FLAT_BYTES = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        NUMBERS_FLAT_BYTES,
+        NUMBERS_FLAT_BYTES[1],
+        NUMBERS_FLAT_BYTES[:1, 1],
+        NUMBERS_FLAT_BYTES[2:3, 3:4],
+        NUMBERS_FLAT_BYTES[1, 1],
+        NUMBERS_FLAT_BYTES[:0, ::2],
+        NUMBERS_FLAT_BYTES[:, 1],
+    ],
+)
+def test_shows_all_values_whatever_the_strides_are(tensor: torch.Tensor) -> None:
+    flat = flat_bytes(tensor)
+    assert flat.dtype == torch.uint8
+    assert flat.stride() == (1,)
+    assert flat.numpy().tobytes() == tensor.numpy().tobytes()
+
+
+@pytest.mark.parametrize("tensor", [NUMBERS_FLAT_BYTES[1], NUMBERS_FLAT_BYTES[2:3, 3:4], NUMBERS_FLAT_BYTES[1, 1]])
+def test_is_a_view_where_the_tensor_is_contiguous(tensor: torch.Tensor) -> None:
+    assert flat_bytes(tensor).data_ptr() == tensor.data_ptr()
+
+
+# --- reducing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("numel", [0, 5, 100_000])
+def test_parts_are_added_up_in_their_order(num_threads: int, numel: int) -> None:
+    parts = [torch.randn(numel, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+    out = torch.empty(numel)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        reduce_parts(parts, out, ReduceOp.SUM)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(out, parts[0] + parts[1] + parts[2] + parts[3])
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_result_may_take_the_place_of_an_early_part(place: int) -> None:
+    parts = [torch.tensor([float(10**k)]) for k in range(4)]
+    reduce_parts(parts, parts[place], ReduceOp.SUM)
+    assert parts[place].item() == 1111.0
+
+
+def test_one_part_is_copied() -> None:
+    out = torch.zeros(2)
+    reduce_parts([torch.tensor([1.0, 2.0])], out, ReduceOp.PRODUCT)
+    assert out.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
+def test_halves_are_rounded_once(dtype: torch.dtype, op: ReduceOp) -> None:
+    parts = [torch.randn(70_000, generator=torch.Generator().manual_seed(seed)).to(dtype) for seed in range(7)]
+    exact = torch.stack(parts).double().sum(0) / (7 if op is ReduceOp.MEAN else 1)
+    reduce_parts(parts, parts[0], op)
+    # Twice rounded (to float32 first) is off in rare ties.
+    assert (parts[0] != exact.to(dtype)).float().mean() < 1e-3
+
+
+def test_halves_that_are_not_added_keep_their_order() -> None:
+    out = torch.empty(2, dtype=torch.bfloat16)
+    reduce_parts([torch.tensor([value, -value], dtype=torch.bfloat16) for value in (1.0, 3.0, 2.0)], out, ReduceOp.MAX)
+    assert out.tolist() == [3.0, -1.0]
