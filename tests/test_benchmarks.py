@@ -1,29 +1,70 @@
-"""Raydist's own side of every workload, with little data."""
+"""Every kind of benchmark runs once with little data; ratios, bars and the accounting of processes are right."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import itertools
-from collections.abc import Callable, Iterator
+import json
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import raydist as rd
-from benchmarks import autotune, batch_map
+from benchmarks import autotune, batch_map, scaling
+from benchmarks.asynchronous import __main__ as asynchronous
+from benchmarks.asynchronous.bars import ACCURACY, MEMORY_RATIO
+from benchmarks.asynchronous.bars import BARS as ASYNCHRONOUS_BARS
+from benchmarks.asynchronous.workloads import STUDIES
+from benchmarks.asynchronous.workloads import WORKLOADS as ASYNCHRONOUS_WORKLOADS
+from benchmarks.pipelines import __main__ as pipelines
 from benchmarks.pipelines import generate
-from benchmarks.pipelines.contenders import CONTENDERS, RAYDIST
-from benchmarks.pipelines.peers import raydist_distributed, raydist_itself
-from benchmarks.pipelines.peers.raydist_passes import num_rows
+from benchmarks.pipelines.contenders import CONTENDERS
+from benchmarks.pipelines.contestant import Contestant, Job, PassError
+from benchmarks.pipelines.peers import raydist_itself
+from benchmarks.pipelines.results import Comparison, Outcome
+from benchmarks.pipelines.runner import Settings
 from benchmarks.pipelines.scene import Scene
 from benchmarks.pipelines.workload import Workload
 from benchmarks.pipelines.workloads import WORKLOADS
+from benchmarks.processes import Process, read_processes, started_by
+from benchmarks.quiet import await_quiet
+from benchmarks.steps import __main__ as steps
+from benchmarks.steps import cpu
+from benchmarks.steps.bars import BARS, Bar
+from benchmarks.steps.figures import Figures, Measured, Table
+from benchmarks.steps.scene import repetitions
+from benchmarks.steps.workloads import ONE_REPLICA, PEERS, Line
+from benchmarks.steps.workloads import WORKLOADS as STEP_WORKLOADS
+from benchmarks.steps.workloads import Workload as StepWorkload
 
-BY_NAME = {workload.name: workload for workload in WORKLOADS}
 ON_RAY = ("mnist_input_workers", "jpeg_input_workers", "object_store_queue", "prefetched_next", "input_worker_scaling")
 IN_PROCESS = [workload for workload in WORKLOADS if workload.name not in ON_RAY]
 ROWS_SEEN = {"filter": 1_000, "window": 296}  # others see all rows; how many a random filter keeps is not known here
+
+
+def console_of(width: int = 120) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, width=width), file
+
+
+@pytest.fixture(autouse=True)
+def subnormal_numbers() -> Iterator[None]:
+    """Benchmarks set this for a process of their own."""
+    yield
+    torch.set_flush_denormal(False)
+
+
+# --- input pipelines --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -31,22 +72,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
-@pytest.fixture
-def scene(folder: Path) -> Iterator[Scene]:
-    scene = Scene(folder, rows=0)
-    with scene.resources:
-        yield scene
-
-
-def prepared(workload: Workload, folder: Path, scene: Scene) -> Scene:
+@pytest.mark.parametrize("workload", IN_PROCESS, ids=lambda workload: workload.name)
+def test_workloads_in_this_process(workload: Workload, folder: Path) -> None:
     for name in workload.data:
         generate.ensure(name, folder, smoke=True)
-    return Scene(folder, workload.smoke_rows, resources=scene.resources)
-
-
-@pytest.mark.parametrize("workload", IN_PROCESS, ids=lambda workload: workload.name)
-def test_workloads_in_this_process(workload: Workload, folder: Path, scene: Scene) -> None:
-    result = raydist_itself.PASSES[workload.name](prepared(workload, folder, scene))()
+    scene = Scene(folder, workload.smoke_rows)
+    with scene.resources:
+        result = raydist_itself.PASSES[workload.name](scene)()
     if workload.name == "parquet":
         assert 0 < result < workload.smoke_rows
     elif workload.is_timed:
@@ -58,76 +90,279 @@ def test_workloads_in_this_process(workload: Workload, folder: Path, scene: Scen
 @pytest.mark.ray
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_workload_on_input_workers(scene: Scene) -> None:
-    read = raydist_itself.PASSES["input_worker_scaling"](Scene(scene.folder, rows=4, num_workers=1))
-    assert read() == 4
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(120)
-@pytest.mark.usefixtures("ray_cluster")
-def test_blocks_reach_a_replica(scene: Scene) -> None:
-    read = raydist_itself.PASSES["object_store_queue"](Scene(scene.folder, rows=2, resources=scene.resources))
-    assert read() > 0
-    scene.resources.close()
-
-
-def test_the_wait_for_a_batch_is_told_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raydist_distributed, "PAUSE_S", 0.0)
-    batches = iter([torch.zeros(1)] * 3)
-    assert 0 <= raydist_distributed.median_wait(batches) < 1_000
+def test_workloads_on_ray(folder: Path) -> None:
+    assert raydist_itself.PASSES["input_worker_scaling"](Scene(folder, rows=4, num_workers=1))() == 4
+    scene = Scene(folder, rows=2)
+    with scene.resources:
+        assert raydist_itself.PASSES["object_store_queue"](scene)() > 0
 
 
 def test_every_contender_of_a_workload_is_known() -> None:
     assert {label for workload in WORKLOADS for label in workload.contenders} == set(CONTENDERS)
-    assert all(workload.contenders[0].startswith(RAYDIST) for workload in WORKLOADS)
-    assert len(BY_NAME) == len(WORKLOADS)
+    assert set(raydist_itself.PASSES) == {workload.name for workload in WORKLOADS}
 
 
-def test_raydist_does_every_workload() -> None:
-    assert set(raydist_itself.PASSES) == set(BY_NAME)
+def test_a_pipeline_from_the_command_line_to_the_file(tmp_path: Path) -> None:
+    workload = Workload("batch_map", "numbers", 10_000, 10_000, ("raydist", "tf.data"))
+    console, file = console_of()
+    settings = Settings(tmp_path, repeat=2, limit_s=120.0, smoke=True)
+    pipelines.run([workload], settings, tmp_path / "results.json", console)
+    assert "batch_map: numbers" in file.getvalue()
+    assert "not available: left out" in file.getvalue()
+    (written,) = json.loads((tmp_path / "results.json").read_text())["comparisons"]
+    assert len(written["contenders"]["raydist"]["values"]) == 2
 
 
-def test_rows_are_counted_in_the_first_leaf() -> None:
-    assert num_rows(({"x": [1, 2, 3]}, [4])) == 3
-
-
-def test_data_is_made_once(tmp_path: Path) -> None:
-    generate.ensure("mnist_tfrecords", tmp_path, smoke=True)
-    first = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    generate.ensure("mnist_tfrecords", tmp_path, smoke=True)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == first
-    assert len(list((tmp_path / "mnist_tfrecords").iterdir())) == generate.NUM_SHARDS
-
-
-@pytest.mark.parametrize("make", autotune.PIPELINES)
-def test_pipelines_give_the_same_with_autotune_and_without(
-    make: Callable[[autotune.Scene], rd.Dataset], tmp_path: Path
-) -> None:
+def test_pipelines_give_the_same_with_autotune_and_without(tmp_path: Path) -> None:
     autotune.write_files(tmp_path, rows=1000)
-    plain = make(autotune.Scene(tmp_path, None, 0.001))
-    tuned = make(autotune.Scene(tmp_path, rd.AUTOTUNE, 0.001)).prefetch(rd.AUTOTUNE)
-    count = sum(1 for _ in plain)
-    assert count == sum(1 for _ in tuned)
-    assert count > 0
-    assert f"| {make.__name__} |" in str(autotune.compare(make, tmp_path, rows=0.001, repeat=1))
-
-
-def test_a_map_of_batches_costs_what_its_passes_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = batch_map.Batches(np.ones((512, 256), np.float32), batch_bytes=128 << 10, num_rounds=3)
-    results = [np.stack(list(dataset.as_numpy_iterator())) for dataset in (batches.mapped(), batches.tuned())]
-    assert batches.count == 12
-    assert all((result == 2.0).all() and result.shape == (12, 128, 256) for result in results)
-    seconds = itertools.cycle([12e-6, 36e-6, 48e-6])
-    monkeypatch.setattr(batch_map, "seconds_of_a_pass", lambda dataset: next(seconds))
-    monkeypatch.setattr(batch_map.Batches, "function_s", lambda self: 12e-6)
-    costs = batch_map.measure(batches, 2, wait=lambda: None)
-    assert [round(value, 6) for value in (*costs.mapped, *costs.tuned)] == [1.0, 1.0, 2.0, 2.0]
-    assert str(costs) == "| 128 KB | 1 | 1 | 2 |"
-    assert str(batch_map.Costs(256 << 10, (5.0,), (31.0,), (30.0,))) == "| 256 KB | 5 | 31 (ABOVE 30) | 30 |"
+    for make in autotune.PIPELINES:
+        plain = make(autotune.Scene(tmp_path, None, 0.001))
+        tuned = make(autotune.Scene(tmp_path, rd.AUTOTUNE, 0.001)).prefetch(rd.AUTOTUNE)
+        assert 0 < sum(1 for _ in plain) == sum(1 for _ in tuned)
+        assert f"| {make.__name__} |" in str(autotune.compare(make, tmp_path, rows=0.001, repeat=1))
 
 
 def test_all_sizes_of_batches_run(capsys: pytest.CaptureFixture[str]) -> None:
     found = batch_map.main(["--smoke"])
     assert [costs.batch_bytes for costs in found] == list(batch_map.SIZES)
     assert "| 1024 KB |" in capsys.readouterr().out
+    assert str(batch_map.Costs(256 << 10, (5.0,), (31.0,), (30.0,))) == "| 256 KB | 5 | 31 (ABOVE 30) | 30 |"
+
+
+def outcome(label: str, *values: float) -> Outcome:
+    made = Outcome(label)
+    for value in values:
+        made.add(value, 1.0, is_timed=False)
+    return made
+
+
+def test_medians_and_ratios() -> None:
+    mine, other = outcome("raydist", 40.0, 38.0, 42.0), outcome("peer", 10.0)
+    assert mine.median == 40.0
+    assert mine.spread == pytest.approx(0.1)
+    for smaller_is_better, ratio in ((False, 4.0), (True, 0.25)):
+        workload = Workload("w", "", 1, 1, ("raydist", "peer"), smaller_is_better=smaller_is_better)
+        assert Comparison(workload, (mine, other)).ratio_to(other) == ratio
+        assert Comparison(workload, (mine, other)).ratio_to(Outcome("missing", problem="left out")) is None
+
+
+# --- steps and asynchronous training ----------------------------------------------------------------------------------
+
+
+def test_every_contender_can_be_imported() -> None:
+    lines = [(workload, line) for workload in (*STEP_WORKLOADS, *ASYNCHRONOUS_WORKLOADS) for line in workload.lines]
+    for module in sorted({line.module for _, line in lines if line.contender not in PEERS}):
+        assert callable(importlib.import_module(module).make_runs)
+    for workload in (*STEP_WORKLOADS, *ASYNCHRONOUS_WORKLOADS):
+        assert len({line.name for line in workload.lines}) == len(workload.lines)
+        assert set(workload.references) <= {line.label for line in workload.lines}
+
+
+@pytest.mark.parametrize(
+    ("workloads", "bars", "findings"),
+    [
+        (STEP_WORKLOADS, BARS, {}),
+        (ASYNCHRONOUS_WORKLOADS, ASYNCHRONOUS_BARS, {ACCURACY: 0.96, MEMORY_RATIO: 2.0}),
+    ],
+    ids=["steps", "asynchronous"],
+)
+def test_every_bar_can_be_measured(
+    workloads: tuple[StepWorkload, ...], bars: tuple[Bar, ...], findings: dict[str, float]
+) -> None:
+    tables = []
+    for workload in workloads:
+        made = [Measured(line, Outcome(line.label)) for line in workload.lines]
+        for one in made:
+            one.add({"ms": 1.0, "count": 7, "cpu": dict.fromkeys(cpu.KINDS, 1.0)})
+        tables.append(Table(workload, tuple(made)))
+    assert [bar.what for bar in bars if bar.value(Figures(tuple(tables), findings)) is None] == []
+    assert [bar.what for bar in bars if bar.value(Figures(())) is not None] == []
+
+
+def test_a_bar_is_met_or_not() -> None:
+    most = Bar("P", "x", lambda figures: None, 2.0)
+    least = Bar("P", "x", lambda figures: None, 2.0, at_least=True)
+    assert [most.verdict(value) for value in (2.0, 2.1, None)] == ["met", "not met", "not measured"]
+    assert [least.verdict(value) for value in (2.1, 1.9)] == ["met", "not met"]
+
+
+def test_a_step_from_the_command_line_to_the_file(tmp_path: Path) -> None:
+    """One replica in a process of its own; what needs the peers' environment is left out."""
+    lines = (Line(ONE_REPLICA, "raydist_one", "run"), Line("TensorFlow", "tf_mirrored", "step"))
+    console, file = console_of(40)
+    settings = Settings(tmp_path, repeat=2, limit_s=50.0, smoke=True)
+    workload = StepWorkload("mlp16", "a small network", lines, (ONE_REPLICA,))
+    steps.run([workload], settings, tmp_path / "results.json", console)
+    assert "1.00x" in file.getvalue()
+    assert "not available: left out" in file.getvalue()
+    (table,) = json.loads((tmp_path / "results.json").read_text())["tables"]
+    assert len(table["lines"][ONE_REPLICA]["values"]) == 2
+    assert table["lines"][ONE_REPLICA]["median"] > 0
+
+
+class FoundAtOnce:
+    """Takes the place of a study's process."""
+
+    def __init__(self, *settings: Any) -> None:
+        pass
+
+    def request(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["study"] == "huge_table":
+            raise PassError("no memory")
+        return {"findings": {ACCURACY: 0.5}}
+
+    def close(self) -> None:
+        pass
+
+
+def test_asynchronous_training_from_the_command_line_to_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlp16 = next(workload for workload in ASYNCHRONOUS_WORKLOADS if workload.name == "mlp16")
+    lines = (Line(ONE_REPLICA, "raydist_one", "run"), *(line for line in mlp16.lines if line.is_peer))
+    workload = StepWorkload("mlp16", "a small network", lines, (), unit="updates")
+    monkeypatch.setattr(asynchronous, "WORKLOADS", (workload,))
+    monkeypatch.setattr(asynchronous, "Contestant", FoundAtOnce)
+    console, file = console_of(40)
+    settings = Settings(tmp_path, repeat=2, limit_s=50.0, smoke=True)
+    asynchronous.Measuring(settings, tmp_path / "results.json", console).run(["mlp16", *STUDIES])
+    assert "huge_table: not available: no memory" in file.getvalue()
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert len(written["tables"][0]["lines"][ONE_REPLICA]["values"]) == 2
+    assert written["findings"] == {ACCURACY: 0.5}
+    assert {bar["verdict"] for bar in written["bars"]} == {"not measured", "not met"}
+
+
+def test_only_what_is_named_is_run() -> None:
+    for parse_args, name in (
+        (pipelines.parse_args, "window"),
+        (steps.parse_args, "cnn"),
+        (asynchronous.parse_args, "mnist"),
+    ):
+        args = parse_args(["--only", name, "--repeat", "3"])
+        assert (args.only, args.repeat) == ([name], 3)
+        with pytest.raises(SystemExit):
+            parse_args(["--only", "nothing"])
+
+
+# --- scaling ----------------------------------------------------------------------------------------------------------
+
+
+def test_scaling_measures_every_scene_and_says_that_it_is_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One replica in this process stands for all."""
+    clusters = []
+
+    @contextlib.contextmanager
+    def cluster_of(nodes: int, replicas: int) -> Iterator[None]:
+        clusters.append((nodes, replicas))
+        yield
+
+    monkeypatch.setattr(scaling, "cluster_of", cluster_of)
+    monkeypatch.setattr(scaling, "strategy_of", lambda scene: rd.OneDeviceStrategy("cpu"))
+    file = tmp_path / "scaling.json"
+    results = scaling.main(["--smoke", "--nodes", "1", "2", "--replicas", "1", "2", "--json", str(file)])
+    assert clusters == [(1, 1), (1, 2), (2, 2)]  # as many replicas on each node
+    scenes = [(nodes, replicas, driven) for nodes, replicas in clusters for driven in ("run", "loop")]
+    assert [(it.scene.nodes, it.scene.replicas, it.scene.driven) for it in results] == scenes
+    assert all(0 < it.efficiency <= 1 and it.replica_mb > 10 and 0 <= it.stolen < 1 for it in results)
+    assert "efficiency, simulated device" in capsys.readouterr().out
+    assert len(json.loads(file.read_text())["results"]) == 6
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+ECHO = """
+    import json, sys
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps({"version": "1"} if request else {"result": 3, "seconds": 0.5}), flush=True)
+"""
+
+
+def contestant_of(program: str, log: Path, limit_s: float = 30.0) -> contextlib.closing[Contestant]:
+    return contextlib.closing(Contestant([sys.executable, "-c", textwrap.dedent(program)], log / "log", limit_s))
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def becomes(pid: int, stopped: bool) -> bool:
+    """Return True once the process is in this state: a signal takes a moment."""
+    deadline = time.monotonic() + 10.0
+    while is_stopped(pid) is not stopped and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return is_stopped(pid) is stopped
+
+
+def test_a_contestant_rests_while_others_are_measured(tmp_path: Path) -> None:
+    job = Job("any", "/nowhere", rows=3, num_workers=0, num_calls=None, warm_up=True)
+    with contestant_of(ECHO, tmp_path) as contestant:
+        contestant.pause()  # there is no process yet
+        assert contestant.prepare(job) == "1"
+        contestant.pause()
+        mine = started_by(os.getpid(), read_processes())
+        (pid,) = [each.pid for each in mine if textwrap.dedent(ECHO).strip() in each.command]
+        assert becomes(pid, stopped=True)
+        assert contestant.prepare(job) == "1"
+        assert becomes(pid, stopped=False)
+        assert contestant.run() == (3.0, 0.5)
+        contestant.pause()  # and ends by itself
+
+
+def test_a_contestant_that_ends_or_hangs_is_an_error(tmp_path: Path) -> None:
+    for program, limit_s, message in (
+        ("raise SystemExit(1)", 30.0, r"log\)"),
+        ("import time; time.sleep(600)", 0.2, "longer than"),
+    ):
+        with contestant_of(program, tmp_path, limit_s) as contestant, pytest.raises(PassError, match=message):
+            contestant.request({})
+
+
+def test_a_contender_is_its_session_and_its_descendants() -> None:
+    def process(pid: int, parent: int, session: int) -> Process:
+        return Process(pid, parent, session, "", 10.0)
+
+    inside = [process(10, 1, 10), process(11, 10, 10), process(12, 11, 12)]
+    orphans = [process(13, 1, 12), process(14, 1, 10)]  # their parents have ended
+    others = [process(1, 0, 1), process(20, 1, 20), process(21, 20, 20)]
+    assert started_by(10, [*others, *orphans, *reversed(inside)]) == [*orphans, *reversed(inside)]
+
+
+def test_processes_are_told_by_their_command() -> None:
+    kinds = {
+        "ray::InputPipeline.next_pieces": cpu.INPUT,
+        "ray::ReplicaHost": cpu.REPLICAS,
+        "/x/ray/core/src/ray/raylet/raylet --raylet_socket_name=1": cpu.RAYLET,
+        "/x/ray/core/src/ray/gcs/gcs_server --log_dir=1": cpu.GCS,
+        "python -m benchmarks.steps.peers.rank_ddp /tmp/socket": cpu.REPLICAS,
+        "python -m benchmarks.asynchronous.peers.rank_tf_server ps 0 {}": cpu.SERVERS,
+        "python dashboard/agent.py": cpu.OTHER,
+    }
+    assert {command: cpu.kind_of(Process(11, 10, 1, command, 0.0), 10) for command in kinds} == kinds
+    assert cpu.kind_of(Process(10, 1, 1, "ray::ReplicaHost", 0.0), 10) == cpu.DRIVER
+
+
+def test_repetitions_fill_a_pass_by_the_clock() -> None:
+    for seconds, expected in ((0.01, 200), (0.0001, 20_000), (50.0, 2)):
+        now = [0.0]
+
+        def run(count: int, now: list[float] = now, seconds: float = seconds) -> float:
+            now[0] += seconds * count if now[0] else 100.0  # the first call takes long
+            return 0.0
+
+        assert repetitions(run, 2.0, lambda now=now: now[0]) == expected  # type: ignore[misc]
+
+
+def test_a_benchmark_waits_until_the_machine_is_quiet() -> None:
+    def stats(busy_ticks: list[int]) -> Iterator[str]:
+        return (f"cpu  {ticks} 0 0 777 0 0 0 0 0 0\ncpu0 ...\n" for ticks in busy_ticks)
+
+    slept: list[float] = []
+    read = stats([0, 40, 42, 80, *range(80, 120, 2)])
+    assert await_quiet(5.0, read=lambda: next(read), sleep=slept.append)
+    assert len(slept) == 9  # once it was quiet for a moment only
+    busy = stats(list(itertools.islice(itertools.count(0, 40), 25)))
+    assert not await_quiet(1.0, read=lambda: next(busy), sleep=slept.append)

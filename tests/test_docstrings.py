@@ -21,8 +21,6 @@ from doctest import SKIP, DocTestParser
 from types import FunctionType, ModuleType
 from typing import Any
 
-import pytest
-
 import raydist as rd
 from raydist import errors
 
@@ -413,17 +411,14 @@ def test_the_check_finds_what_is_missing() -> None:
     assert sorted(without_example(found)) == sorted(prefixed(Bad, "", ".grow", ".of", ".Part"))
 
 
-@pytest.mark.parametrize(
-    ("doc", "expected"),
-    [
+def test_entries_are_those_of_the_section() -> None:
+    for doc, expected in [
         ("Do it.", set()),
         ("Do it.\n\n    Args:\n        a: One.\n        b (int): Two.\n            c: no entry\n", {"a", "b"}),
         ("Do it.\n\n    Args:\n        a: One.\n\n    Note: c\n\n    Raises:\n        d: no\n", {"a"}),
         ("Do it.\n\n    Args:\n        *a: One.\n        **b: Two.\n    c: no\n", {"a", "b"}),
-    ],
-)
-def test_entries_are_those_of_the_section(doc: str, expected: set[str]) -> None:
-    assert entries(doc, "Args") == expected
+    ]:
+        assert entries(doc, "Args") == expected, doc
 
 
 def test_an_example_that_never_runs_is_none() -> None:

@@ -255,9 +255,8 @@ def judged(source: str, *more: str) -> list[bool]:
     return [one.is_good for one in raises(Sources.of(texts), "it.py")]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_the_check_accepts() -> None:
+    for source in [
         'raise ValueError(f"size must be >= 1, got {size}.")',
         'raise ValueError(f"no such file: {path}") from None',
         'raise ValueError("got %r" % size)',
@@ -279,15 +278,12 @@ def judged(source: str, *more: str) -> list[bool]:
         'raise ValueError(too_large(3))\ndef too_large(n):\n    return f"too large: {n}"',
         'HINT = "Call close() first."\nraise ValueError(HINT)',
         'raise ValueError(f"{a}") if a else KeyError(f"no {b}")',
-    ],
-)
-def test_the_check_accepts(source: str) -> None:
-    assert judged(source) == [True]
+    ]:
+        assert judged(source) == [True], source
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_the_check_refuses() -> None:
+    for source in [
         "raise ValueError",
         "raise ValueError()",
         'raise ValueError("Something went wrong.")',
@@ -305,15 +301,12 @@ def test_the_check_accepts(source: str) -> None:
         'raise KeyError("unknown name")',
         'HINT = "It is closed."\nraise ValueError(HINT)',
         'raise ValueError(f"{a}") if a else KeyError("no")',
-    ],
-)
-def test_the_check_refuses(source: str) -> None:
-    assert judged(source) == [False]
+    ]:
+        assert judged(source) == [False], source
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_the_check_passes_over() -> None:
+    for source in [
         "try:\n    f()\nexcept ValueError as error:\n    raise",
         "try:\n    f()\nexcept ValueError as error:\n    raise error",
         "raise self.failure",
@@ -327,10 +320,8 @@ def test_the_check_refuses(source: str) -> None:
         "raise NotImplementedError",
         "class _Skip(Exception): ...\nraise _Skip",
         "raise known(error)\ndef known(error):\n    return error.cause",
-    ],
-)
-def test_the_check_passes_over(source: str) -> None:
-    assert judged(source) == []
+    ]:
+        assert judged(source) == [], source
 
 
 def test_functions_of_other_modules_count_by_their_text() -> None:

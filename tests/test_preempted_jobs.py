@@ -106,17 +106,6 @@ class Running:
         wait_for_end(words("replicas", self.said))
 
 
-def test_a_program_that_is_terminated_ends_with_42_and_the_next_run_goes_on(
-    head: RayHead, expected: str, tmp_path: Path
-) -> None:
-    with Running(head, tmp_path, at_step=13, seconds_a_step=0.1) as program:  # in the second epoch
-        began = time.time()
-        program.process.terminate()
-        program.check_end(began)
-    check_saved(tmp_path, began)
-    assert whole_run(head, tmp_path) == expected
-
-
 def drain(head: RayHead, node: str) -> None:
     """As who is going to take a machine away does."""
     command = [

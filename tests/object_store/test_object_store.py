@@ -75,18 +75,6 @@ def test_what_was_done_may_be_answered_by_silence(store: ObjectStore, system: Lo
     assert store.get("bucket/a") == b"content"
 
 
-def test_a_share_of_requests_fails(store: ObjectStore, system: LoopbackFileSystem) -> None:
-    store.put("bucket/a", b"content")
-    store.faults.failure_rate = 0.5
-    failed = 0
-    for _ in range(40):
-        try:
-            assert system.cat_file("bucket/a") == b"content"
-        except OSError:
-            failed += 1
-    assert 10 < failed < 30
-
-
 def test_listings_come_late(store: ObjectStore, system: LoopbackFileSystem) -> None:
     store.faults.listing_delay_s = 0.2
     store.put("bucket/a", b"content")
@@ -113,23 +101,6 @@ def test_is_full_or_read_only_or_gone(store: ObjectStore, system: LoopbackFileSy
     with pytest.raises(ConnectionError):
         system.info("bucket/a")
     assert store.keys() == ["bucket/a"]
-
-
-def test_is_slow(store: ObjectStore, system: LoopbackFileSystem) -> None:
-    store.faults.latency_s, store.faults.bytes_per_s = 0.05, 1000.0
-    began = time.monotonic()
-    system.pipe_file("bucket/a", bytes(100))
-    assert time.monotonic() - began >= 0.15
-
-
-def test_wants_a_login() -> None:
-    register()
-    with serve_objects(login="me:secret") as store:
-        with fsspec.open(store.uri("bucket/a"), "wb") as file:
-            file.write(b"x")
-        stranger = store.uri("bucket/a").replace("secret", "guess")
-        with pytest.raises(PermissionError), fsspec.open(stranger, "rb") as file:
-            file.read()
 
 
 def test_datasets_are_saved_there(store: ObjectStore) -> None:
