@@ -6,8 +6,6 @@ import itertools
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,25 +84,6 @@ def test_files_are_for_everybody(tmp_path: Path) -> None:
     assert json.loads(Path(path, "manifest.json").read_text())["saved"]["version"] == 1
 
 
-def test_plain_torch_reads_it_in_a_process_without_raydist(tmp_path: Path) -> None:
-    run = Everything()
-    run.train(2)
-    path = run.checkpoint.save(tmp_path / "ckpt-2")
-    run.model.eval()
-    x = torch.ones(3, 4, dtype=torch.float64)
-    program = f"""
-import sys, torch
-from safetensors.torch import load_file
-nn = torch.nn
-model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2)).double().eval()
-model.load_state_dict(load_file({f"{path}/model.safetensors"!r}))
-print(model(torch.ones(3, 4, dtype=torch.float64)).tolist())
-assert not any(name.startswith("raydist") for name in sys.modules)
-"""
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd="/")
-    assert json.loads(told.stdout) == run.model(x).tolist()
-
-
 def test_an_object_with_two_names_is_stored_once(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     path = rd.Checkpoint(a=model, b=model).save(tmp_path / "x")
@@ -133,18 +112,6 @@ def test_saving_again_replaces_what_was_there(tmp_path: Path) -> None:
 def test_what_has_no_state_is_named(thing: Any) -> None:
     with pytest.raises(rd.InvalidArgumentError, match="'more.1'.*rd.State"):
         rd.Checkpoint(more=[rd.State(), thing])
-
-
-def test_an_entry_that_is_a_function_is_named(tmp_path: Path) -> None:
-    class Odd:
-        def state_dict(self) -> dict[str, Any]:
-            return {"fine": 1, "deep": [{"fn": len}]}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    with pytest.raises(rd.InvalidArgumentError, match="'odd.deep.0.fn' is a builtins.builtin_function"):
-        rd.Checkpoint(odd=Odd()).save(tmp_path / "x")
-    assert not (tmp_path / "x").exists()
 
 
 def test_all_that_does_not_fit_is_listed_and_nothing_is_changed(tmp_path: Path) -> None:

@@ -23,10 +23,9 @@ from raydist.checkpoints.listing import (
 )
 from raydist.checkpoints.manager import CheckpointManager
 from raydist.checkpoints.object_state import State
-from raydist.checkpoints.run_directory import remove_checkpoint, remove_what_was_killed
+from raydist.checkpoints.run_directory import remove_what_was_killed
 from raydist.checkpoints.tensor_file import MANIFEST_NAME
 from raydist.errors import InvalidArgumentError
-from raydist.failpoints import installed
 from raydist.pipelines.stored.directory_files import directory_files
 
 
@@ -60,19 +59,6 @@ def test_a_damaged_one_comes_where_its_number_suggests(filled: Path) -> None:
     assert [each.damage is not None for each in found] == [False, True, False]
 
 
-def test_removing_begins_with_the_manifest(filled: Path) -> None:
-    passed: list[tuple[str, bool]] = []
-    manifest = filled / "ckpt-5" / MANIFEST_NAME
-    with installed(lambda name: passed.append((name, manifest.exists()))):
-        remove_checkpoint(directory_files(str(filled / "ckpt-5")))
-    assert passed == [
-        ("retention.before_manifest", True),
-        ("retention.after_manifest", False),
-        ("retention.after_files", False),
-    ]
-    assert not manifest.parent.exists()
-
-
 def test_unfinished_ones_of_this_name_are_removed(filled: Path) -> None:
     for name in ("ckpt-8", "other-8", "notes"):
         (filled / name).mkdir()
@@ -88,14 +74,6 @@ def test_paths_of_uris_keep_what_follows_the_path() -> None:
 def test_metrics_are_numbers() -> None:
     with pytest.raises(InvalidArgumentError, match="names and numbers"):
         as_metrics({"loss": []})
-
-
-def test_the_latest_is_the_one_saved_last(tmp_path: Path) -> None:
-    assert rd.latest_checkpoint(tmp_path / "missing") is None
-    with rd.CheckpointManager(rd.Checkpoint(progress=rd.State(a=1)), tmp_path, None) as manager:
-        for number in (5, 100, 7):
-            manager.save(checkpoint_number=number)
-    assert rd.latest_checkpoint(tmp_path) == str(tmp_path / "ckpt-7")
 
 
 def test_every_new_one_comes_once_and_those_in_between_may_be_left_out(tmp_path: Path) -> None:

@@ -86,11 +86,11 @@ HOSTILE_NAMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*HOSTILE_NAMES, None, 3, ["a"], {"a": 1}], ids=range(len(HOSTILE_NAMES) + 4))
-def test_names_that_are_paths(name: Any) -> None:
-    assert len(HOSTILE_NAMES) >= 60
-    with pytest.raises(DataLossError):
-        CheckpointManifest.of_bytes(changed(setting("files", 0, "name", to=name)), "x")
+def test_names_that_are_paths() -> None:
+    names: list[Any] = [*HOSTILE_NAMES, None, 3, ["a"], {"a": 1}]
+    for name in names:
+        with pytest.raises(DataLossError):
+            pytest.fail(f"{name!r}: {CheckpointManifest.of_bytes(changed(setting('files', 0, 'name', to=name)), 'x')}")
 
 
 WRONG = {
@@ -127,10 +127,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_what_cannot_be_is_an_error(what: str) -> None:
-    with pytest.raises(DataLossError, match="must be intact"):
-        CheckpointManifest.of_bytes(changed(WRONG[what]), "x")
+def test_what_cannot_be_is_an_error() -> None:
+    for what, change in WRONG.items():
+        with pytest.raises(DataLossError, match="must be intact"):
+            pytest.fail(f"{what}: {CheckpointManifest.of_bytes(changed(change), 'x')}")
 
 
 @pytest.mark.parametrize("saved", [b"[" * 100_000, b"1" * 10_000, b"\xff", b"{", b"3", b"null", b'"version"'])

@@ -96,9 +96,3 @@ def test_a_result_is_a_part_of_what_its_group_returns(steps: DispatchedSteps, ac
     part = outcomes[4].part(1, 1, "('*', '*')")
     assert (part.place, part.leaf_index) == (2, 1)
     assert part.ref.leaf(0, part.place) == 5
-
-
-def test_a_result_of_another_nest_than_before_is_no_part(steps: DispatchedSteps, actors: Actors) -> None:
-    part = steps.dispatch(planned(6)).part(1, 0, "{'a': '*'}")
-    with pytest.raises(InvalidArgumentError, match=r"got \{'a': '\*'\} before and \('\*', '\*'\) now\. Return"):
-        part.ref.require(part.nest, part.place)  # as the replica that uses it does

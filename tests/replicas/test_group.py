@@ -8,7 +8,7 @@ import pytest
 
 from raydist.actors.software import Software
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import CancelledError, FailedPreconditionError
+from raydist.errors import FailedPreconditionError
 from raydist.options import Timeouts
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.step import ReplicaSetup
@@ -56,25 +56,6 @@ def test_an_interrupt_while_steps_are_sent_ends_them_on_the_replicas_that_have_t
     assert values(group.steps.dispatch(planned(1))) == [1, 1]
 
 
-def test_steps_before_one_that_failed_keep_their_results(group: ReplicaGroup, actors: Actors) -> None:
-    learn(group)
-    actors.ready = False
-    actors.failing = (7, 1)
-    outcomes = [group.steps.dispatch(planned(step)) for step in range(1, 12)]
-    assert values(outcomes[3]) == [4, 4]
-    with pytest.raises(ValueError, match="step 7"):
-        outcomes[6].results()
-    assert "abort" in actors.calls
-    with pytest.raises(CancelledError, match="Step 8 was given up, because step 7 failed"):
-        outcomes[7].results()
-    assert group.steps.failed
-    group.rebuild()  # raises nothing: the program was told
-    assert not group.steps.failed
-    actors.failing = None
-    assert values(group.steps.dispatch(planned(20))) == [20, 20]
-    assert values(outcomes[5]) == [6, 6]
-
-
 def test_a_rebuild_tells_of_a_failure_before_it_forgets_it(group: ReplicaGroup, actors: Actors) -> None:
     learn(group)
     actors.ready = False
@@ -85,17 +66,6 @@ def test_a_rebuild_tells_of_a_failure_before_it_forgets_it(group: ReplicaGroup, 
         group.rebuild()
     group.rebuild()
     assert not group.steps.failed
-
-
-def test_what_was_gathered_reaches_the_replicas_before_it_is_given_up(group: ReplicaGroup, actors: Actors) -> None:
-    learn(group)
-    actors.ready = False
-    for step in range(1, 6):
-        group.steps.dispatch(planned(step))
-    assert (0, [3, 4, 5]) not in actors.messages
-    group.rebuild()
-    assert (0, [3, 4, 5]) in actors.messages
-    assert actors.calls.count("discard") == 3
 
 
 def test_an_abort_names_the_generation_that_it_is_meant_for(group: ReplicaGroup, actors: Actors) -> None:

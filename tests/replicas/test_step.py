@@ -102,12 +102,6 @@ def test_parts_come_from_objects_by_leaf_and_from_the_header_by_value() -> None:
     assert resolve_parts(sources, [Batch("a", "b"), Batch("c")]) == [["c"], 7, ["b"]]
 
 
-def test_one_leaf_given_twice_is_one_object() -> None:
-    first, second, other = resolve_parts([PartSource(0, 0), PartSource(0, 0), PartSource(0, 1)], [Batch("a", "a")])
-    assert first is second
-    assert first is not other
-
-
 def test_one_object_may_hold_several_steps() -> None:
     sources = [PartSource(0, 0), PartSource(0, 0, place=2), PartSource(0, 0, place=2)]
     first, third, again = resolve_parts(sources, [Batch("a")])

@@ -239,8 +239,8 @@ def held(**slices: torch.Tensor) -> Held:
     return found
 
 
-@pytest.mark.parametrize("piece_bytes", [8, 24, 1 << 20])
-@pytest.mark.parametrize(("first", "last"), [(0, 10), (0, 3), (2, 5), (3, 4), (9, 10)])
+@pytest.mark.parametrize("piece_bytes", [8, 1 << 20])
+@pytest.mark.parametrize(("first", "last"), [(0, 10), (2, 5), (9, 10)])
 def test_slices_are_found_wherever_they_lie(
     first: int, last: int, piece_bytes: int, checkpoint: SavedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
