@@ -31,20 +31,6 @@ def steps(dataset: Dataset, num_replicas: int, options: InputOptions = OPTIONS) 
         return [lists(batch) for batch in distribute(dataset, side, options)]
 
 
-@pytest.mark.parametrize(
-    ("size", "batch", "replicas", "expected"),
-    [
-        (6, 4, 2, [[[0, 1], [2, 3]], [[4], [5]]]),
-        (4, 4, 5, [[[0], [1], [2], [3], []]]),
-        (8, 4, 3, [[[0, 1], [2, 3], []], [[4, 5], [6, 7], []]]),
-        (9, 4, 2, [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], []]]),
-        (0, 4, 2, []),
-    ],
-)
-def test_the_contracts_table(size: int, batch: int, replicas: int, expected: list[Any]) -> None:
-    assert steps(Dataset.range(size).batch(batch), replicas) == expected
-
-
 def test_balanced_takes_turns_over_the_steps() -> None:
     got = steps(Dataset.range(8).batch(4), 3, InputOptions(split="balanced", num_input_workers=0))
     assert got == [[[0, 1], [2], [3]], [[4], [5, 6], [7]]]
@@ -162,11 +148,6 @@ def test_an_error_stands_in_its_place_and_iteration_goes_on() -> None:
         assert lists(next(iterator)) == [[4], [5]]
         iterator.load_state_dict(state)
         assert lists(next(iterator)) == [[4], [5]]
-
-
-def test_an_unbatched_dataset_says_to_call_batch() -> None:
-    with fake_side(2) as side, pytest.raises(InvalidArgumentError, match=r"Call \.batch\(global_batch_size\)"):
-        next(iter(distribute(Dataset.range(3), side, OPTIONS)))
 
 
 def test_specs_and_cardinality() -> None:

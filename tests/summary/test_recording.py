@@ -16,8 +16,6 @@ from raydist.summary.recording import (
     as_destination,
     condition,
     destination,
-    note,
-    noting,
     record_if,
     require_driver,
     step_sink,
@@ -96,14 +94,6 @@ def test_the_innermost_counts_and_ends_with_its_block() -> None:
         with as_destination(None), record_if(lambda: True):
             assert (destination(), condition()) == (None, True)
     assert (destination(), step_sink(), condition()) == (None, None, True)
-
-
-def test_writers_are_noted_while_a_step_is_pickled() -> None:
-    noted: list[object] = []
-    with noting(noted.append):
-        assert note("writer")
-    assert noted == ["writer"]
-    assert not note("writer")
 
 
 def test_an_order_travels() -> None:

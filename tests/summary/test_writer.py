@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import raydist as rd
-from raydist.summary.recording import StepRecorder, SummaryOrder, noting
 from raydist.summary.writer import pending_summaries
 from tests.summary.reading import curves
 
@@ -83,22 +82,6 @@ def test_a_writer_stays_in_its_process(tmp_path: Path) -> None:
         for go in (pickle.dumps, copy.deepcopy):
             with pytest.raises(rd.FailedPreconditionError, match="A writer must stay in the process that made it"):
                 go(writer)
-
-
-def test_a_step_that_holds_a_writer_records_for_it(tmp_path: Path) -> None:
-    with rd.summary.create_file_writer(tmp_path) as writer:
-        with noting(lambda _: None):
-            there = pickle.loads(pickle.dumps(writer))
-        recorder = StepRecorder(lambda: 1.0)
-        with recorder.recording(), recorder.following(SummaryOrder()), there.as_default(step=4):
-            rd.summary.scalar("loss", 0.5)
-        (record,) = recorder.take_records()
-        assert (record.writer, record.step) == (writer.key, 4)
-        for wrong in (there.flush, there.close):
-            with pytest.raises(rd.FailedPreconditionError, match="of a writer is for the driver"):
-                wrong()
-        with pytest.raises(rd.FailedPreconditionError, match="belongs to the driver"), there.as_default():
-            pass
 
 
 def test_flush_millis_must_be_a_time(tmp_path: Path) -> None:
