@@ -42,8 +42,7 @@ def on_replicas(mirror: Mirror) -> list[Any]:
 
 # tf.distribute's table of variables that are aggregated on reading: replicas assign 1 and 2, or add them to 10.
 @pytest.mark.parametrize(("how", "assigned", "added"), [("sum", 3.0, 13.0), ("mean", 1.5, 11.5), ("first", 1.0, 11.0)])
-def test_read_on_the_driver(how: str, assigned: float, added: float) -> None:
-    mirror = Mirror()
+def test_read_on_the_driver(how: str, assigned: float, added: float, mirror: Mirror) -> None:
     module = holder(mirror, aggregation=how)
     mirror.run(lambda rank: module.held.fill_(rank + 1.0).sum(), rank_of(mirror))
     assert module.held.item() == assigned
@@ -57,8 +56,9 @@ def test_read_on_the_driver(how: str, assigned: float, added: float) -> None:
     ("how", "value", "expected"),
     [("sum", 8.0, [4.0, 4.0]), ("sum", 7, [4, 3]), ("mean", 8.0, [8.0, 8.0]), ("first", 8.0, [8.0, 8.0])],
 )
-def test_what_the_driver_writes_is_divided_and_reads_the_same(how: str, value: float, expected: list[float]) -> None:
-    mirror = Mirror()
+def test_what_the_driver_writes_is_divided_and_reads_the_same(
+    how: str, value: float, expected: list[float], mirror: Mirror
+) -> None:
     module = holder(mirror, type(value)(0), aggregation=how)
     mirror.run(lambda: module.held.add_(1).sum())
     module.load_state_dict({"held": torch.tensor(value)})
@@ -83,15 +83,13 @@ def test_a_sum_saved_on_two_is_restored_on_three() -> None:
     assert restored.held.item() == 3.0
 
 
-def test_the_default_is_the_mean_of_floats_and_the_first_of_the_rest() -> None:
-    mirror = Mirror()
+def test_the_default_is_the_mean_of_floats_and_the_first_of_the_rest(mirror: Mirror) -> None:
     floats, count = holder(mirror, [0.0]), holder(mirror, [0])
     mirror.run(lambda rank: (floats.held.fill_(rank), count.held.fill_(rank + 3)), rank_of(mirror))
     assert (floats.held.tolist(), count.held.tolist()) == ([0.5], [3])
 
 
-def test_chosen_later_the_value_stays_and_steps_add_to_it() -> None:
-    mirror = Mirror()
+def test_chosen_later_the_value_stays_and_steps_add_to_it(mirror: Mirror) -> None:
     module = holder(mirror)
     mirror.run(lambda rank: module.held.fill_(2.0 * rank + 2.0).sum(), rank_of(mirror))
     rd.set_aggregation(module, "held", aggregation="sum")
@@ -101,8 +99,7 @@ def test_chosen_later_the_value_stays_and_steps_add_to_it() -> None:
     assert on_replicas(mirror) == [2.5, 3.5]
 
 
-def test_chosen_again_the_last_choice_holds() -> None:
-    mirror = Mirror()
+def test_chosen_again_the_last_choice_holds(mirror: Mirror) -> None:
     module = holder(mirror, aggregation="sum")
     mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
     rd.set_aggregation(module, "held", aggregation="first")
@@ -110,8 +107,7 @@ def test_chosen_again_the_last_choice_holds() -> None:
     assert module.held.item() == 3.0
 
 
-def test_by_the_path_from_an_outer_module() -> None:
-    mirror = Mirror()
+def test_by_the_path_from_an_outer_module(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(1, 1), Holder(aggregation="mean"))
     rd.set_aggregation(model, "1.held", aggregation=rd.ReduceOp.SUM, synchronization="ON_READ")
@@ -120,8 +116,7 @@ def test_by_the_path_from_an_outer_module() -> None:
     assert model.state_dict()["1.held"].item() == 3.0
 
 
-def test_casts_keep_it_and_divide_anew() -> None:
-    mirror = Mirror()
+def test_casts_keep_it_and_divide_anew(mirror: Mirror) -> None:
     module = holder(mirror, 4.0, aggregation="sum")
     mirror.run(lambda rank: module.held.add_(rank).sum(), rank_of(mirror))
     module.double()
@@ -130,8 +125,7 @@ def test_casts_keep_it_and_divide_anew() -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_copies_have_it_too(inside: bool) -> None:
-    mirror = Mirror()
+def test_copies_have_it_too(inside: bool, mirror: Mirror) -> None:
     module = holder(mirror, aggregation="sum")
     mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
     if inside:
@@ -148,8 +142,7 @@ def test_copies_have_it_too(inside: bool) -> None:
     assert (module.held.item(), twin.held.item()) == (3.0, 5.0)
 
 
-def test_a_buffer_that_a_step_assigns_anew() -> None:
-    mirror = Mirror()
+def test_a_buffer_that_a_step_assigns_anew(mirror: Mirror) -> None:
     module = holder(mirror, aggregation="sum")
 
     def step(rank: int) -> None:
@@ -179,8 +172,7 @@ def test_a_new_replica_adds_nothing() -> None:
     assert module.held.item() == 1.0
 
 
-def test_dropped_modules_are_forgotten() -> None:
-    mirror = Mirror()
+def test_dropped_modules_are_forgotten(mirror: Mirror) -> None:
     modules = [holder(mirror, aggregation="sum", synchronization="on_write")]
     mirror.run(lambda module: module.held.item(), modules[0])
     assert [len(replica.written_buffers()) for replica in mirror.replicas] == [1, 1]
@@ -190,8 +182,7 @@ def test_dropped_modules_are_forgotten() -> None:
     assert [replica.written_buffers() for replica in mirror.replicas] == [[], []]
 
 
-def test_after_release_it_is_the_last_aggregate() -> None:
-    mirror = Mirror()
+def test_after_release_it_is_the_last_aggregate(mirror: Mirror) -> None:
     module = holder(mirror, aggregation="sum")
     mirror.run(lambda rank: module.held.add_(rank + 1.0).sum(), rank_of(mirror))
     mirror.driver.release()
@@ -199,8 +190,7 @@ def test_after_release_it_is_the_last_aggregate() -> None:
     assert type(module.held) is torch.Tensor
 
 
-def test_nothing_is_sent_for_it_again() -> None:
-    mirror = Mirror()
+def test_nothing_is_sent_for_it_again(mirror: Mirror) -> None:
     module = holder(mirror, 5.0, aggregation="sum")
     for _ in range(3):
         mirror.run(lambda: module.held.item())
@@ -218,8 +208,7 @@ def test_on_one_device_it_changes_nothing() -> None:
     assert copy.deepcopy(module).held.item() == 3.0
 
 
-def test_shared_buffers_have_one() -> None:
-    mirror = Mirror()
+def test_shared_buffers_have_one(mirror: Mirror) -> None:
     with mirror.scope():
         one, other = Holder(), Holder()
         other.held = one.held

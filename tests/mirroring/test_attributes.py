@@ -49,8 +49,7 @@ def train(layer: nn.Linear, optimizer: torch.optim.Optimizer) -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-def test_eval_and_train() -> None:
-    mirror = Mirror()
+def test_eval_and_train(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
     flags = lambda: (model.training, model[1].training)  # noqa: E731
@@ -61,17 +60,14 @@ def test_eval_and_train() -> None:
     assert model[1].training is True
 
 
-def test_mode_set_on_both_sides_follows_the_later_one() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_mode_set_on_both_sides_follows_the_later_one(mirror: Mirror, layer: nn.Linear) -> None:
     mirror.run(lambda: layer.eval().training)
     mirror.run(lambda: layer.train().training)
     layer.eval()
     assert mirror.run(lambda: layer.training) == [False, False]
 
 
-def test_attributes_from_the_driver() -> None:
-    mirror = Mirror()
+def test_attributes_from_the_driver(mirror: Mirror) -> None:
     model = counter(mirror)
     mirror.run(lambda: model.count)
     model.count = 5
@@ -83,8 +79,7 @@ def test_attributes_from_the_driver() -> None:
     assert seen == [(5, [7], 2.0, [1.0, 0.0], "new")] * 2
 
 
-def test_attributes_from_the_replicas() -> None:
-    mirror = Mirror()
+def test_attributes_from_the_replicas(mirror: Mirror) -> None:
     model = counter(mirror)
 
     def step() -> int:
@@ -97,16 +92,14 @@ def test_attributes_from_the_replicas() -> None:
     assert model.mask.tolist() == [1.0, 1.0]
 
 
-def test_removed_attribute() -> None:
-    mirror = Mirror()
+def test_removed_attribute(mirror: Mirror) -> None:
     model = counter(mirror)
     mirror.run(lambda: model.count)
     del model.count
     assert mirror.run(lambda: hasattr(model, "count")) == [False, False]
 
 
-def test_only_the_change_is_sent() -> None:
-    mirror = Mirror()
+def test_only_the_change_is_sent(mirror: Mirror) -> None:
     model = counter(mirror)
     mirror.run(lambda: model.count)
     model.count = 5
@@ -116,8 +109,7 @@ def test_only_the_change_is_sent() -> None:
     assert mirror.bytes_of_last["writes"] == 0
 
 
-def test_held_container_is_written_through() -> None:
-    mirror = Mirror()
+def test_held_container_is_written_through(mirror: Mirror) -> None:
     model = counter(mirror)
     limits = model.limits
     mirror.run(lambda: model.count)
@@ -128,17 +120,7 @@ def test_held_container_is_written_through() -> None:
     assert limits["high"] == 3.0
 
 
-def test_learning_rate_from_the_driver() -> None:
-    mirror = Mirror()
-    layer, optimizer, _ = schedule(mirror)
-    assert mirror.run(train, layer, optimizer) == [1.0, 1.0]
-    for group in optimizer.param_groups:
-        group["lr"] = 0.25
-    assert mirror.run(train, layer, optimizer) == [0.25, 0.25]
-
-
-def test_held_param_group() -> None:
-    mirror = Mirror()
+def test_held_param_group(mirror: Mirror) -> None:
     layer, optimizer, _ = schedule(mirror)
     group = optimizer.param_groups[0]
     mirror.run(train, layer, optimizer)
@@ -147,8 +129,7 @@ def test_held_param_group() -> None:
     assert mirror.run(train, layer, optimizer) == [0.125, 0.125]
 
 
-def test_scheduler_on_the_driver_without_a_warning() -> None:
-    mirror = Mirror()
+def test_scheduler_on_the_driver_without_a_warning(mirror: Mirror) -> None:
     layer, optimizer, scheduler = schedule(mirror)
     rates = []
     with warnings.catch_warnings():
@@ -160,16 +141,14 @@ def test_scheduler_on_the_driver_without_a_warning() -> None:
     assert "tensor_images" not in mirror.link.calls
 
 
-def test_mirrored_scheduler_stepped_on_the_driver() -> None:
-    mirror = Mirror()
+def test_mirrored_scheduler_stepped_on_the_driver(mirror: Mirror) -> None:
     layer, optimizer, scheduler = schedule(mirror)
     mirror.run(lambda: (train(layer, optimizer), scheduler.last_epoch))
     scheduler.step()
     assert mirror.run(lambda: (train(layer, optimizer), scheduler.last_epoch)) == [(0.5, 1)] * 2
 
 
-def test_scheduler_in_the_step() -> None:
-    mirror = Mirror()
+def test_scheduler_in_the_step(mirror: Mirror) -> None:
     layer, optimizer, scheduler = schedule(mirror)
 
     def step() -> float:
@@ -183,8 +162,7 @@ def test_scheduler_in_the_step() -> None:
     assert scheduler.state_dict()["last_epoch"] == 3
 
 
-def test_scheduler_made_after_the_first_step() -> None:
-    mirror = Mirror()
+def test_scheduler_made_after_the_first_step(mirror: Mirror) -> None:
     layer, optimizer, _ = schedule(mirror)
     mirror.run(train, layer, optimizer)
     with mirror.scope():
@@ -198,8 +176,7 @@ def test_scheduler_made_after_the_first_step() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
 
 
-def test_parameter_group_added_later() -> None:
-    mirror = Mirror()
+def test_parameter_group_added_later(mirror: Mirror) -> None:
     layer: Any
     layer, optimizer, _ = schedule(mirror)
     mirror.run(train, layer, optimizer)
@@ -212,8 +189,7 @@ def test_parameter_group_added_later() -> None:
     assert mirror.run(lambda: optimizer.param_groups[1]["params"][0] is layer.extra.weight) == [True, True]
 
 
-def test_submodule_added_replaced_and_removed() -> None:
-    mirror = Mirror()
+def test_submodule_added_replaced_and_removed(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(2, 2))
     mirror.run(lambda: len(model))
@@ -227,18 +203,14 @@ def test_submodule_added_replaced_and_removed() -> None:
     assert mirror.run(lambda: len(model)) == [1, 1]
 
 
-def test_parameter_replaced_by_the_driver() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_parameter_replaced_by_the_driver(mirror: Mirror, layer: nn.Linear) -> None:
     mirror.run(lambda: layer.weight.sum().item())
     with mirror.scope():
         layer.weight = nn.Parameter(torch.full((1, 2), 3.0))
     assert mirror.run(lambda: layer.weight.tolist()) == [[[3.0, 3.0]]] * 2
 
 
-def test_forward_hook_of_the_driver() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_forward_hook_of_the_driver(mirror: Mirror, layer: nn.Linear) -> None:
     mirror.run(lambda: layer.training)
     handle = layer.register_forward_hook(lambda module, args, output: output * 10)
     assert mirror.run(lambda: layer(torch.ones(2)).item()) == [30.0, 30.0]
@@ -246,8 +218,7 @@ def test_forward_hook_of_the_driver() -> None:
     assert mirror.run(lambda: layer(torch.ones(2)).item()) == [3.0, 3.0]
 
 
-def test_what_the_driver_sets_after_a_step_replaces_what_the_step_set() -> None:
-    mirror = Mirror()
+def test_what_the_driver_sets_after_a_step_replaces_what_the_step_set(mirror: Mirror) -> None:
     model = counter(mirror)
     for _ in range(3):
         assert [mirror.run(model.record)[1] for _ in range(2)] == [1, 2]
@@ -257,8 +228,7 @@ def test_what_the_driver_sets_after_a_step_replaces_what_the_step_set() -> None:
     assert mirror.run(lambda: hasattr(model, "count")) == [False, False]
 
 
-def test_what_the_driver_does_to_what_it_reads_after_a_step_comes_after_it() -> None:
-    mirror = Mirror()
+def test_what_the_driver_does_to_what_it_reads_after_a_step_comes_after_it(mirror: Mirror) -> None:
     layer, optimizer, scheduler = schedule(mirror)
     model = counter(mirror)
 
@@ -307,8 +277,9 @@ def held_and_changed_on_both_sides(mirror: Mirror, change: str) -> Any:
         ("rate", r"param_groups\[0\]\['lr'\] of the optimizer SGD", ([], 0.25)),
     ],
 )
-def test_held_and_changed_on_both_sides(change: str, message: str, result: Any, seen_first: bool) -> None:
-    mirror = Mirror()
+def test_held_and_changed_on_both_sides(
+    change: str, message: str, result: Any, seen_first: bool, mirror: Mirror
+) -> None:
     step, model, optimizer = held_and_changed_on_both_sides(mirror, change)
     if seen_first:
         assert (model.history, optimizer.param_groups[0]["lr"]) == (([9], 1.0) if change == "list" else ([], 0.5))
@@ -317,15 +288,13 @@ def test_held_and_changed_on_both_sides(change: str, message: str, result: Any, 
     assert mirror.run(step) == [result] * 2  # the driver's value
 
 
-def test_set_anew_after_it_was_changed_on_both_sides() -> None:
-    mirror = Mirror()
+def test_set_anew_after_it_was_changed_on_both_sides(mirror: Mirror) -> None:
     step, model, _ = held_and_changed_on_both_sides(mirror, "list")
     model.history = [5]
     assert mirror.run(step) == [([5, 2], 1.0)] * 2
 
 
-def test_change_from_before_the_last_step_is_no_conflict() -> None:
-    mirror = Mirror()
+def test_change_from_before_the_last_step_is_no_conflict(mirror: Mirror) -> None:
     layer: Any = linear(mirror)
     layer.note = 0
     mirror.run(lambda: setattr(layer, "note", 1))
@@ -334,8 +303,7 @@ def test_change_from_before_the_last_step_is_no_conflict() -> None:
     assert mirror.run(lambda: layer.note) == [9, 9]
 
 
-def test_gradient_scaler() -> None:
-    mirror = Mirror()
+def test_gradient_scaler(mirror: Mirror) -> None:
     layer, optimizer, _ = schedule(mirror)
     with mirror.scope():
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
@@ -353,8 +321,7 @@ def test_gradient_scaler() -> None:
     assert mirror.run(step) == [4.0, 4.0]
 
 
-def test_generator_follows_both_ways() -> None:
-    mirror = Mirror()
+def test_generator_follows_both_ways(mirror: Mirror) -> None:
     generator = torch.Generator().manual_seed(1)
     plain = torch.Generator().manual_seed(1)
     expected = [torch.rand(1, generator=plain).item() for _ in range(4)]
@@ -372,8 +339,7 @@ def test_generator_follows_both_ways() -> None:
         mirror.run(draw)
 
 
-def test_generator_is_fresh_after_a_refresh() -> None:
-    mirror = Mirror()
+def test_generator_is_fresh_after_a_refresh(mirror: Mirror) -> None:
     generator = torch.Generator().manual_seed(1)
     mirror.run(lambda: torch.rand(1, generator=generator).item())
     mirror.driver.refresh()

@@ -13,7 +13,7 @@ from torch import nn
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.checked_steps import CheckedSteps
-from tests.mirroring.in_process import Mirror, linear
+from tests.mirroring.in_process import Mirror
 
 
 @pytest.fixture
@@ -136,9 +136,7 @@ def test_deep_in_a_module_it_is_noticed_in_the_end(steps: CheckedSteps) -> None:
         run(steps, step, 3)
 
 
-def test_variables_of_another_strategy(steps: CheckedSteps) -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_variables_of_another_strategy(steps: CheckedSteps, mirror: Mirror, layer: nn.Linear) -> None:
     mirror.run(lambda: layer.training)
     with pytest.raises(FailedPreconditionError, match="Linear belongs to another one than this TestStrategy"):
         steps.check(lambda: layer.training, ())

@@ -91,8 +91,7 @@ def test_same_program_with_and_without_mirroring() -> None:
     torch.testing.assert_close(mirrored_state, state, rtol=1e-12, atol=0)
 
 
-def test_same_program_after_release() -> None:
-    mirror = Mirror()
+def test_same_program_after_release(mirror: Mirror) -> None:
     with mirror.scope():
         model, optimizer, scheduler = build()
     data = torch.ones(4, 3, dtype=torch.float64)
@@ -110,9 +109,7 @@ def test_same_program_after_release() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.05
 
 
-def test_nothing_is_kept_alive() -> None:
-    mirror = Mirror()
-
+def test_nothing_is_kept_alive(mirror: Mirror) -> None:
     def train() -> weakref.ref[nn.Module]:
         with mirror.scope():
             model, optimizer, scheduler = build()
@@ -181,8 +178,9 @@ def run_and_change(mirror: Mirror, change: Callable[[nn.Module, torch.optim.Opti
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_and_then_dropped_is_gone(change: Callable[[nn.Module, torch.optim.Optimizer], None]) -> None:
-    mirror = Mirror()
+def test_what_was_changed_and_then_dropped_is_gone(
+    change: Callable[[nn.Module, torch.optim.Optimizer], None], mirror: Mirror
+) -> None:
     run_and_change(mirror, change)
     gc.collect()
     assert mirror.run(lambda: 1) == [1, 1]
@@ -210,9 +208,7 @@ def test_what_goes_while_changes_are_collected_goes_with_the_next_step(
     assert mirror.replicas[0].items() == []
 
 
-def test_what_got_a_handle_with_the_last_step_is_no_change_of_the_next() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_what_got_a_handle_with_the_last_step_is_no_change_of_the_next(mirror: Mirror, layer: nn.Linear) -> None:
     with mirror.scope():
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
     mirror.run(lambda: optimizer.step())
@@ -226,8 +222,7 @@ def test_what_got_a_handle_with_the_last_step_is_no_change_of_the_next() -> None
     assert rates == [[0.5, 0.125]] * 2
 
 
-def test_what_is_read_in_inference_mode_is_used_by_later_steps() -> None:
-    mirror = Mirror()
+def test_what_is_read_in_inference_mode_is_used_by_later_steps(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.BatchNorm1d(1)
         optimizer = torch.optim.Adam(model.parameters())
@@ -248,9 +243,7 @@ def test_what_is_read_in_inference_mode_is_used_by_later_steps() -> None:
     assert mirror.run(lambda: model.weight.grad.item()) == [0.0] * 2  # type: ignore[union-attr]
 
 
-def test_tensors_of_inference_mode_may_be_given() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_tensors_of_inference_mode_may_be_given(mirror: Mirror, layer: nn.Linear) -> None:
     mirror.run(lambda: layer.training)
     with torch.inference_mode():
         layer.register_buffer("note", torch.ones(2))
@@ -261,8 +254,7 @@ def test_tensors_of_inference_mode_may_be_given() -> None:
         assert (note.tolist(), gradient.tolist(), weight.tolist()) == ([1.0, 1.0], [[3.0, 3.0]], [[5.0, 6.0]])
 
 
-def test_failed_final_fetch_still_makes_plain() -> None:
-    mirror = Mirror()
+def test_failed_final_fetch_still_makes_plain(mirror: Mirror) -> None:
     with mirror.scope():
         layer = nn.Linear(1, 1)
     mirror.run(lambda: layer.training)
@@ -274,8 +266,7 @@ def test_failed_final_fetch_still_makes_plain() -> None:
     mirror.driver.release()
 
 
-def test_release_without_fetching() -> None:
-    mirror = Mirror()
+def test_release_without_fetching(mirror: Mirror) -> None:
     with mirror.scope():
         layer = nn.Linear(1, 1)
     mirror.run(lambda: layer.training)
@@ -285,9 +276,7 @@ def test_release_without_fetching() -> None:
     assert type(layer) is nn.Linear
 
 
-def test_release_after_a_generator_was_used() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_release_after_a_generator_was_used(mirror: Mirror, layer: nn.Linear) -> None:
     generator, plain = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
     mirror.run(lambda: layer(torch.rand(2, generator=generator)).sum().backward())
     torch.rand(2, generator=plain)
@@ -296,9 +285,7 @@ def test_release_after_a_generator_was_used() -> None:
     assert torch.equal(generator.get_state(), plain.get_state())
 
 
-def test_release_when_something_cannot_be_fetched() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_release_when_something_cannot_be_fetched(mirror: Mirror, layer: nn.Linear) -> None:
     with mirror.scope():
         first, second = (torch.optim.SGD(layer.parameters(), lr=0.5, momentum=0.5) for _ in range(2))
 

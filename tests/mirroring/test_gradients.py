@@ -106,21 +106,6 @@ def test_zero_grad_of_a_class_that_has_its_own_is_that() -> None:
     assert mirror.run(lambda: layer.bias.grad) == [None, None]
 
 
-def test_zero_grad_of_a_module(trained: Trained) -> None:
-    mirror, layer, _ = trained
-    layer.zero_grad()
-    assert gradients(mirror, layer) == [None, None]
-
-
-def test_accumulation_over_steps(trained: Trained) -> None:
-    mirror, layer, optimizer = trained
-    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
-    assert gradients(mirror, layer) == [[[2.0, 2.0]]] * 2
-    optimizer.zero_grad()
-    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
-    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
-
-
 def test_clipping_on_the_driver(trained: Trained) -> None:
     mirror, layer, _ = trained
     torch.nn.utils.clip_grad_value_(layer.parameters(), 0.5)
@@ -137,9 +122,7 @@ def test_gradient_set_on_the_driver(trained: Trained) -> None:
     assert gradients(mirror, layer) == [None, None]
 
 
-def test_hook_from_before_the_first_step() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_hook_from_before_the_first_step(mirror: Mirror, layer: nn.Linear) -> None:
     layer.weight.register_hook(lambda gradient: gradient * 10)
     mirror.run(lambda: layer(torch.ones(2)).sum().backward())
     assert gradients(mirror, layer) == [[[10.0, 10.0]]] * 2
@@ -168,20 +151,8 @@ def test_hook_after_the_first_step_and_its_removal(trained: Trained) -> None:
     assert layer.weight.grad.tolist() == [[10.0, 10.0]]
 
 
-def test_removal_of_a_hook_from_before_the_first_step() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
-    handle = layer.weight.register_hook(lambda gradient: gradient * 10)
-    mirror.run(lambda: layer.training)
-    handle.remove()
-    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
-    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
-
-
 @pytest.mark.parametrize("after_a_step", [False, True])
-def test_optimizer_that_only_a_hook_reaches(after_a_step: bool) -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_optimizer_that_only_a_hook_reaches(after_a_step: bool, mirror: Mirror, layer: nn.Linear) -> None:
     backward = lambda: layer(torch.ones(2)).sum().backward()  # noqa: E731
     with mirror.scope():
         optimizers: dict[Any, Any] = {p: torch.optim.SGD([p], lr=1.0) for p in layer.parameters()}
@@ -213,9 +184,7 @@ def test_gradients_survive_a_reset(trained: Trained) -> None:
     assert layer.weight.grad.tolist() == [[1.0, 1.0]]
 
 
-def test_hooks_that_a_step_registers_survive_a_reset() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_hooks_that_a_step_registers_survive_a_reset(mirror: Mirror, layer: nn.Linear) -> None:
     layer.weight.register_hook(lambda gradient: gradient * 10)
     mirror.run(lambda: layer.weight.register_hook(lambda gradient: gradient + 1) and None)
     mirror.driver.reset()
@@ -223,9 +192,7 @@ def test_hooks_that_a_step_registers_survive_a_reset() -> None:
     assert gradients(mirror, layer) == [[[11.0, 11.0]]] * 2
 
 
-def test_hook_on_a_parameter_that_is_frozen_meanwhile() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_hook_on_a_parameter_that_is_frozen_meanwhile(mirror: Mirror, layer: nn.Linear) -> None:
     layer.weight.register_hook(lambda gradient: gradient * 10)
     layer.weight.requires_grad_(False)
     mirror.run(lambda: layer.training)
@@ -235,9 +202,7 @@ def test_hook_on_a_parameter_that_is_frozen_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("after_a_step", [False, True])
-def test_hook_that_cannot_travel_is_an_error(after_a_step: bool) -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_hook_that_cannot_travel_is_an_error(after_a_step: bool, mirror: Mirror, layer: nn.Linear) -> None:
     lock = threading.Lock()
     if after_a_step:
         mirror.run(lambda: layer.training)
@@ -246,8 +211,7 @@ def test_hook_that_cannot_travel_is_an_error(after_a_step: bool) -> None:
         mirror.run(lambda: layer.training)
 
 
-def test_hooks_keep_no_model_alive() -> None:
-    mirror = Mirror()
+def test_hooks_keep_no_model_alive(mirror: Mirror) -> None:
     layer = linear(mirror)
     layer.weight.register_hook(lambda gradient, layer=layer: gradient * layer.out_features)
     mirror.run(lambda model: model.training, layer)
@@ -272,8 +236,7 @@ def test_a_cast_on_the_driver_takes_gradients_along(trained: Trained) -> None:
     assert layer.weight.grad.dtype is torch.float64
 
 
-def test_sparse_gradients_are_read_and_written() -> None:
-    mirror = Mirror()
+def test_sparse_gradients_are_read_and_written(mirror: Mirror) -> None:
     with mirror.scope():
         table = nn.Embedding(4, 2, sparse=True)
     mirror.run(lambda: table(torch.tensor([1, 1])).sum().backward())
@@ -312,9 +275,7 @@ def test_gradient_set_without_a_look_at_the_old_one(trained: Trained) -> None:
     assert layer.weight.grad.tolist() == [[8.0, 8.0]]
 
 
-def test_gradient_set_before_the_first_step() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_gradient_set_before_the_first_step(mirror: Mirror, layer: nn.Linear) -> None:
     layer.weight.grad = torch.full((1, 2), 4.0)
     mirror.run(lambda: layer(torch.ones(2)).sum().backward())
     assert layer.weight.grad.tolist() == [[5.0, 5.0]]
@@ -338,16 +299,7 @@ def test_backward_on_the_driver_accumulates(trained: Trained) -> None:
     assert gradients(mirror, layer) == [[[8.0, 10.0]]] * 2
 
 
-def test_backward_on_the_driver_accumulates_onto_what_was_set(trained: Trained) -> None:
-    mirror, layer, _ = trained
-    layer.weight.grad = torch.full((1, 2), 4.0)
-    layer(torch.ones(2)).sum().backward()
-    assert gradients(mirror, layer) == [[[5.0, 5.0]]] * 2
-
-
-def test_backward_on_the_driver_of_a_graph_from_before_the_first_step() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_backward_on_the_driver_of_a_graph_from_before_the_first_step(mirror: Mirror, layer: nn.Linear) -> None:
     loss = layer(torch.tensor([5.0, 6.0])).sum()
     mirror.run(lambda: layer(torch.ones(2)).sum().backward())
     loss.backward()

@@ -160,20 +160,6 @@ def test_a_cast_between_two_steps(trained: Trained, dtype: torch.dtype) -> None:
     assert trained.mirror.run(lambda: mine[0].weight.dtype == dtype) == [True, True]
 
 
-def test_frozen_and_thawed(trained: Trained) -> None:
-    mine: Any = trained.model
-    for model, _ in trained.both():
-        model[0].requires_grad_(False)
-    trained.train()
-    assert trained.mirror.run(lambda: mine[0].weight.requires_grad) == [False, False]
-    for model, _ in trained.both():
-        model[0].requires_grad_(True)
-        model[1].bias.requires_grad = False
-    trained.train()
-    assert trained.model[0].weight.requires_grad
-    assert not trained.model[1].bias.requires_grad
-
-
 def test_made_outside_it_is_named_where_it_is(trained: Trained) -> None:
     mine: Any = trained.model
     trained.model[1].weight = nn.Parameter(torch.ones(2, 2))

@@ -85,9 +85,7 @@ def test_load_state_dict(trained: Trained) -> None:
     assert mirror.run(lambda: optimizer.param_groups[0]["params"][0] is layer.weight) == [True, True]
 
 
-def test_load_state_dict_before_the_first_step() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_load_state_dict_before_the_first_step(mirror: Mirror, layer: nn.Linear) -> None:
     with mirror.scope():
         optimizer = torch.optim.Adam(layer.parameters(), lr=1.0)
     layer(torch.ones(2)).sum().backward()

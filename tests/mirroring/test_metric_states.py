@@ -93,8 +93,7 @@ def make(mirror: Mirror, kind: Any) -> Any:
         torchmetrics.CatMetric,
     ],
 )
-def test_merged_over_replicas(kind: Any) -> None:
-    mirror = Mirror()
+def test_merged_over_replicas(kind: Any, mirror: Mirror) -> None:
     metric, plain = make(mirror, kind), kind()
     arguments = (SCORES,) if issubclass(kind, torchmetrics.aggregation.BaseAggregator) else (SCORES, LABELS)
     if kind is PearsonCorrCoef:
@@ -113,8 +112,7 @@ def test_merged_over_replicas(kind: Any) -> None:
         torch.testing.assert_close(computed, expected)
 
 
-def test_reading_does_not_count_twice() -> None:
-    mirror = Mirror()
+def test_reading_does_not_count_twice(mirror: Mirror) -> None:
     metric = make(mirror, torchmetrics.SumMetric)
     step = lambda value: metric.update(value)  # noqa: E731
     mirror.run(step, PerReplica([1.0, 2.0]))
@@ -124,8 +122,7 @@ def test_reading_does_not_count_twice() -> None:
     assert metric.compute().item() == 6.0
 
 
-def test_reset_reaches_all() -> None:
-    mirror = Mirror()
+def test_reset_reaches_all(mirror: Mirror) -> None:
     metric = make(mirror, torchmetrics.SumMetric)
     step = lambda value: metric.update(value)  # noqa: E731
     mirror.run(step, PerReplica([1.0, 2.0]))
@@ -135,8 +132,7 @@ def test_reset_reaches_all() -> None:
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(torchmetrics.SumMetric, 106.0), (torchmetrics.MaxMetric, 100.0)])
-def test_update_on_the_driver_counts_once(kind: Any, expected: float) -> None:
-    mirror = Mirror()
+def test_update_on_the_driver_counts_once(kind: Any, expected: float, mirror: Mirror) -> None:
     metric = make(mirror, kind)
     step = lambda value: metric.update(value)  # noqa: E731
     mirror.run(step, PerReplica([1.0, 2.0]))
@@ -145,9 +141,7 @@ def test_update_on_the_driver_counts_once(kind: Any, expected: float) -> None:
     assert metric.compute().item() == expected
 
 
-def test_collection_with_shared_states() -> None:
-    mirror = Mirror()
-
+def test_collection_with_shared_states(mirror: Mirror) -> None:
     def named() -> torchmetrics.MetricCollection:
         return torchmetrics.MetricCollection(
             {"micro": MulticlassAccuracy(2, average="micro"), "macro": MulticlassAccuracy(2), "mse": MeanSquaredError()}
@@ -166,8 +160,7 @@ def test_collection_with_shared_states() -> None:
     torch.testing.assert_close(metrics.compute(), plain.compute())
 
 
-def test_forward_in_the_step_returns_the_local_value() -> None:
-    mirror = Mirror()
+def test_forward_in_the_step_returns_the_local_value(mirror: Mirror) -> None:
     metric = make(mirror, torchmetrics.MeanMetric)
     assert mirror.run(lambda value: metric(value).item(), PerReplica([1.0, 3.0])) == [1.0, 3.0]
     assert metric.compute().item() == 2.0
@@ -247,8 +240,7 @@ def test_what_the_driver_writes_is_read_again(kind: Any) -> None:
     torch.testing.assert_close(metric.compute(), plain.compute())
 
 
-def test_held_states_come_back() -> None:
-    mirror = Mirror()
+def test_held_states_come_back(mirror: Mirror) -> None:
     metric = make(mirror, torchmetrics.SumMetric)
     step = lambda value: metric.update(value)  # noqa: E731
     mirror.run(step, PerReplica([1.0, 2.0]))
@@ -305,8 +297,7 @@ def test_statistics_of_several_of_which_none_counted() -> None:
     torch.testing.assert_close(metric.compute(), plain.compute())
 
 
-def test_lists_are_in_the_order_of_one_device() -> None:
-    mirror = Mirror()
+def test_lists_are_in_the_order_of_one_device(mirror: Mirror) -> None:
     metric = make(mirror, torchmetrics.CatMetric)
     metric.update(0.0)
     step = lambda value: metric.update(value)  # noqa: E731
@@ -323,8 +314,7 @@ def test_lists_are_in_the_order_of_one_device() -> None:
     assert metric.compute().tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_reset_in_a_step() -> None:
-    mirror = Mirror()
+def test_reset_in_a_step(mirror: Mirror) -> None:
     metric = make(mirror, torchmetrics.CatMetric)
     metric.update(0.0)
     mirror.run(lambda value: metric.update(value), PerReplica([1.0, 2.0]))
@@ -333,8 +323,7 @@ def test_reset_in_a_step() -> None:
     assert metric.update_count == 1
 
 
-def test_what_a_stand_in_counted_is_no_update() -> None:
-    mirror = Mirror()
+def test_what_a_stand_in_counted_is_no_update(mirror: Mirror) -> None:
     metric = make(mirror, torchmetrics.MeanMetric)
     mirror.run(lambda: metric.training)
     held = mirror.replicas[1].hold_metrics()

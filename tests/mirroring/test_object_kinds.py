@@ -129,8 +129,7 @@ def noted(*args: object) -> None:
     """A hook of the program's."""
 
 
-def test_nobody_is_asked() -> None:
-    mirror = Mirror()
+def test_nobody_is_asked(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from raydist.mirroring.objects import MirroredClasses, is_mirrored_class
-from tests.mirroring.in_process import Mirror, linear
+from tests.mirroring.in_process import Mirror
 
 
 class Recorder:
@@ -184,8 +184,7 @@ class Derived(Base):
         return self.layer(x) * 0 + super().width
 
 
-def test_inheritance_properties_and_getattr() -> None:
-    mirror = Mirror()
+def test_inheritance_properties_and_getattr(mirror: Mirror) -> None:
     with mirror.scope():
         model = Derived(2)
     assert mirror.run(lambda: (model.width, model.magic)) == [(2, 42)] * 2
@@ -197,9 +196,7 @@ def test_inheritance_properties_and_getattr() -> None:
     assert repr(model).startswith("Derived(")
 
 
-def test_released_objects_are_plain() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_released_objects_are_plain(mirror: Mirror, layer: nn.Linear) -> None:
     with mirror.scope():
         optimizer = torch.optim.Adam(layer.parameters())
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)

@@ -19,7 +19,7 @@ from raydist.errors import FailedPreconditionError
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.scope import Scope, ScopeCheck, title
 from raydist.parameter_servers.rows.sharded_embedding import ShardedEmbedding
-from tests.mirroring.in_process import Mirror, linear
+from tests.mirroring.in_process import Mirror
 
 
 class Positions(nn.Module):
@@ -102,12 +102,6 @@ def test_marks_do_not_keep_alive() -> None:
     assert scope._marks == {}
 
 
-def test_module_made_outside() -> None:
-    layer = nn.Linear(1, 1)
-    with pytest.raises(FailedPreconditionError, match=r"TestStrategy; parameter 'weight' of module Linear was not"):
-        Mirror().run(lambda: layer(torch.ones(1)))
-
-
 def test_buffers_only_module_made_outside() -> None:
     norm = nn.BatchNorm1d(1, affine=False)
     with pytest.raises(FailedPreconditionError, match="a BatchNorm1d was not"):
@@ -127,8 +121,7 @@ def test_buffers_only_module_made_outside() -> None:
     ],
     ids=["cast", "cast in a container", "copied", "cast and copied", "loaded", "spectral", "spectral copied"],
 )
-def test_buffers_that_were_cast_copied_or_loaded_inside(make: Callable[[], nn.Module]) -> None:
-    mirror = Mirror()
+def test_buffers_that_were_cast_copied_or_loaded_inside(make: Callable[[], nn.Module], mirror: Mirror) -> None:
     with mirror.scope():
         module = make()
     kind = next(module.buffers()).dtype
@@ -152,8 +145,7 @@ def test_buffers_of_a_module_made_outside_and_cast_inside() -> None:
         mirror.run(lambda: module(torch.ones(2)))
 
 
-def test_child_made_outside_is_named_with_its_way() -> None:
-    mirror = Mirror()
+def test_child_made_outside_is_named_with_its_way(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(1, 1))
     model.append(nn.Linear(1, 1))
@@ -161,8 +153,7 @@ def test_child_made_outside_is_named_with_its_way() -> None:
         mirror.run(lambda: model.training)
 
 
-def test_child_added_outside_after_the_first_step() -> None:
-    mirror = Mirror()
+def test_child_added_outside_after_the_first_step(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(1, 1))
     mirror.run(lambda: model.training)
@@ -178,26 +169,12 @@ def test_optimizer_over_parameters_of_others() -> None:
         Mirror().run(lambda: optimizer.step())
 
 
-def test_modules_without_tensors_may_come_from_anywhere() -> None:
-    mirror = Mirror()
+def test_modules_without_tensors_may_come_from_anywhere(mirror: Mirror) -> None:
     activation = nn.ReLU()
     assert mirror.run(lambda: activation(torch.tensor(-1.0)).item()) == [0.0, 0.0]
 
 
-def test_variable_of_another_strategy() -> None:
-    one, other = Mirror(name="One"), Mirror(name="Other")
-    layer = linear(one)
-    one.run(lambda: layer.training)
-    with pytest.raises(FailedPreconditionError, match="Linear belongs to another one than Other"):
-        other.run(lambda: layer.training)
-    weight = layer.weight
-    with pytest.raises(FailedPreconditionError, match=r"parameter of shape \(1, 2\) belongs to another one"):
-        other.run(lambda: weight.sum())
-
-
-def test_refused_step_leaves_no_trace() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_refused_step_leaves_no_trace(mirror: Mirror, layer: nn.Linear) -> None:
     foreign = nn.Linear(1, 1)
     with pytest.raises(FailedPreconditionError):
         mirror.run(lambda: (layer, foreign))
@@ -205,20 +182,8 @@ def test_refused_step_leaves_no_trace() -> None:
     assert mirror.run(lambda: layer.weight.tolist()) == [[[1.0, 2.0]]] * 2
 
 
-def test_lazy_parameters_must_be_initialised() -> None:
-    mirror = Mirror()
-    with mirror.scope():
-        layer = nn.LazyLinear(1)
-    with pytest.raises(FailedPreconditionError, match="is lazy. Call the module once"):
-        mirror.run(lambda: layer.training)
-    with mirror.scope():
-        layer(torch.ones(1, 3))
-    assert mirror.run(lambda: tuple(layer.weight.shape)) == [(1, 3), (1, 3)]
-
-
 @pytest.mark.parametrize("after_a_step", [False, True])
-def test_deepcopy_inside_is_mirrored(after_a_step: bool) -> None:
-    mirror = Mirror()
+def test_deepcopy_inside_is_mirrored(after_a_step: bool, mirror: Mirror) -> None:
     with mirror.scope():
         model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     if after_a_step:
@@ -232,9 +197,7 @@ def test_deepcopy_inside_is_mirrored(after_a_step: bool) -> None:
 
 
 @pytest.mark.parametrize("after_a_step", [False, True])
-def test_deepcopy_outside_is_a_plain_snapshot(after_a_step: bool) -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_deepcopy_outside_is_a_plain_snapshot(after_a_step: bool, mirror: Mirror, layer: nn.Linear) -> None:
     if after_a_step:
         mirror.run(lambda: layer.weight.data.add_(1).sum())
     snapshot = copy.deepcopy(layer)
@@ -247,9 +210,7 @@ def test_deepcopy_outside_is_a_plain_snapshot(after_a_step: bool) -> None:
         mirror.run(lambda: snapshot.training)
 
 
-def test_deepcopy_of_model_and_optimizer_together() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_deepcopy_of_model_and_optimizer_together(mirror: Mirror, layer: nn.Linear) -> None:
     with mirror.scope():
         optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
     mirror.run(lambda: (layer.training, optimizer.param_groups[0]["lr"]))
@@ -259,8 +220,7 @@ def test_deepcopy_of_model_and_optimizer_together() -> None:
     assert mirror.run(lambda: optimizer2.param_groups[0]["params"][0] is layer2.weight) == [True, True]
 
 
-def test_closed_driver_refuses() -> None:
-    mirror = Mirror()
+def test_closed_driver_refuses(mirror: Mirror) -> None:
     mirror.driver.release()
     mirror.driver.release()
     with pytest.raises(FailedPreconditionError, match="TestStrategy must be open"):
@@ -269,8 +229,7 @@ def test_closed_driver_refuses() -> None:
         mirror.scope()
 
 
-def test_deepcopy_of_buffers_alone() -> None:
-    mirror = Mirror()
+def test_deepcopy_of_buffers_alone(mirror: Mirror) -> None:
     with mirror.scope():
         norm = nn.BatchNorm1d(1, affine=False)
     mirror.run(lambda: norm.training)
@@ -280,9 +239,7 @@ def test_deepcopy_of_buffers_alone() -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_deepcopy_of_an_optimizer_takes_its_parameters_along(inside: bool) -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_deepcopy_of_an_optimizer_takes_its_parameters_along(inside: bool, mirror: Mirror, layer: nn.Linear) -> None:
     with mirror.scope():
         optimizer = torch.optim.SGD(layer.parameters(), lr=1.0, momentum=0.5)
 
@@ -309,9 +266,7 @@ def test_deepcopy_of_an_optimizer_takes_its_parameters_along(inside: bool) -> No
             mirror.run(step, twin)
 
 
-def test_an_average_made_outside_is_the_drivers() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_an_average_made_outside_is_the_drivers(mirror: Mirror, layer: nn.Linear) -> None:
     average = torch.optim.swa_utils.AveragedModel(layer)
     for _ in range(2):
         mirror.run(lambda: layer.weight.data.add_(1.0).sum())

@@ -85,8 +85,7 @@ def test_copies_are_plain() -> None:
     assert pair[0] is pair[1]
 
 
-def test_buffer_copies_are_no_parameters() -> None:
-    mirror = Mirror()
+def test_buffer_copies_are_no_parameters(mirror: Mirror) -> None:
     with mirror.scope():
         norm = nn.BatchNorm1d(1)
     mirror.run(lambda: norm.training)
@@ -139,9 +138,9 @@ def test_memory_that_was_handed_out_for_good(share: Callable[[Any], Any]) -> Non
 
 
 @pytest.mark.parametrize("share", [lambda weight: weight.data, lambda weight: weight.detach().numpy()])
-def test_an_alias_from_before_the_first_step_is_seen(share: Callable[[Any], Any]) -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_an_alias_from_before_the_first_step_is_seen(
+    share: Callable[[Any], Any], mirror: Mirror, layer: nn.Linear
+) -> None:
     alias = share(layer.weight)
     mirror.run(lambda: layer.training)
     for value in (5.0, 6.0):

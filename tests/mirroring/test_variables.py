@@ -42,9 +42,7 @@ def test_read_waits_for_the_step(trained: tuple[Mirror, nn.Linear]) -> None:
     assert layer.weight.tolist() == [[0.0, 1.0]]
 
 
-def test_identity_is_kept() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_identity_is_kept(mirror: Mirror, layer: nn.Linear) -> None:
     weight = layer.weight
     mirror.run(sgd_step, layer)
     assert layer.weight is weight
@@ -54,13 +52,6 @@ def test_identity_is_kept() -> None:
 def test_forward_on_the_driver_uses_fresh_values(trained: tuple[Mirror, nn.Linear]) -> None:
     _, layer = trained
     assert layer(torch.tensor([1.0, 1.0])).tolist() == [1.0]
-
-
-def test_backward_on_the_driver(trained: tuple[Mirror, nn.Linear]) -> None:
-    _, layer = trained
-    layer(torch.tensor([2.0, 3.0])).sum().backward()
-    assert layer.weight.grad is not None
-    assert layer.weight.grad.tolist() == [[2.0, 3.0]]
 
 
 def test_state_dict_and_save(trained: tuple[Mirror, nn.Linear]) -> None:
@@ -89,9 +80,7 @@ def test_print_shows_fresh_values(trained: tuple[Mirror, nn.Linear]) -> None:
     assert repr(layer.weight) == "Parameter containing:\ntensor([[0., 1.]], requires_grad=True)"
 
 
-def test_detached_alias_reads_fresh_values() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_detached_alias_reads_fresh_values(mirror: Mirror, layer: nn.Linear) -> None:
     mirror.run(sgd_step, layer)
     alias = layer.weight.detach()
     mirror.run(sgd_step, layer)
@@ -178,8 +167,7 @@ def test_a_tensor_that_was_fetched_and_written_stays_written_when_others_are_fet
     assert mirror.run(lambda: bool((model[0].weight == 5.0).all())) == [True] * 2
 
 
-def test_reads_of_a_hundred_small_tensors_are_one_message() -> None:
-    mirror = Mirror()
+def test_reads_of_a_hundred_small_tensors_are_one_message(mirror: Mirror) -> None:
     with mirror.scope():
         model: Any = nn.Sequential(*(nn.Linear(4, 4) for _ in range(50)))
     mirror.run(lambda: len(model))
@@ -190,10 +178,7 @@ def test_reads_of_a_hundred_small_tensors_are_one_message() -> None:
     assert mirror.link.calls.count("tensor_images") == 1
 
 
-def test_data_write_inside_the_step_is_seen() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
-
+def test_data_write_inside_the_step_is_seen(mirror: Mirror, layer: nn.Linear) -> None:
     def average_weights() -> None:
         layer.weight.data.mul_(0.5)
 
@@ -226,9 +211,7 @@ def test_driver_writes_reach_every_replica(trained: tuple[Mirror, nn.Linear], wr
     assert mirror.bytes_of_last["writes"] == 0
 
 
-def test_kept_numpy_view_writes_after_a_step() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_kept_numpy_view_writes_after_a_step(mirror: Mirror, layer: nn.Linear) -> None:
     mirror.run(sgd_step, layer)
     view = layer.weight.detach().numpy()
     mirror.run(sgd_step, layer)
@@ -237,9 +220,7 @@ def test_kept_numpy_view_writes_after_a_step() -> None:
     assert layer.weight.tolist() == [[-1.0, 50.0]]
 
 
-def test_view_from_before_the_first_step() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_view_from_before_the_first_step(mirror: Mirror, layer: nn.Linear) -> None:
     view = layer.weight.detach().numpy()
     mirror.run(sgd_step, layer)
     view[:] = 9.0
@@ -255,9 +236,7 @@ def test_view_that_only_reads_sends_nothing(trained: tuple[Mirror, nn.Linear]) -
     assert view.tolist() == [[-1.0, 0.0]]
 
 
-def test_nan_is_no_write() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_nan_is_no_write(mirror: Mirror, layer: nn.Linear) -> None:
     layer.weight.data.fill_(float("nan"))
     mirror.run(lambda: layer.weight.sum().item())
     view = layer.weight.detach().numpy()
@@ -266,27 +245,7 @@ def test_nan_is_no_write() -> None:
     assert view.shape == (1, 2)
 
 
-def test_optimizer_step_on_the_driver() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
-    with mirror.scope():
-        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
-    mirror.run(lambda: optimizer.zero_grad())
-    layer(torch.tensor([1.0, 1.0])).sum().backward()
-    optimizer.step()
-    assert on_replicas(mirror, layer) == [[[0.0, 1.0]]] * 2
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_conversion_on_the_driver(trained: tuple[Mirror, nn.Linear], dtype: torch.dtype) -> None:
-    mirror, layer = trained
-    layer.to(dtype)
-    assert mirror.run(lambda: (layer.weight.dtype, layer.weight.tolist())) == [(dtype, [[0.0, 1.0]])] * 2
-    assert layer.weight.dtype is dtype
-
-
-def test_tied_parameters_stay_tied() -> None:
-    mirror = Mirror()
+def test_tied_parameters_stay_tied(mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         model[1].weight = model[0].weight
@@ -295,15 +254,12 @@ def test_tied_parameters_stay_tied() -> None:
     assert model[0].weight is model[1].weight
 
 
-def test_lists_of_parameters_are_the_replicas_own() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_lists_of_parameters_are_the_replicas_own(mirror: Mirror, layer: nn.Linear) -> None:
     weights = [layer.weight]
     assert mirror.run(lambda: weights[0] is layer.weight) == [True, True]
 
 
-def test_parameter_without_a_module() -> None:
-    mirror = Mirror()
+def test_parameter_without_a_module(mirror: Mirror) -> None:
     with mirror.scope():
         bias = nn.Parameter(torch.tensor([1.0]))
 
@@ -314,8 +270,7 @@ def test_parameter_without_a_module() -> None:
     assert bias.tolist() == [2.0]
 
 
-def test_running_statistics_read_as_the_mean() -> None:
-    mirror = Mirror()
+def test_running_statistics_read_as_the_mean(mirror: Mirror) -> None:
     with mirror.scope():
         norm = nn.BatchNorm1d(1, momentum=1.0)
     mirror.run(lambda rank: norm(torch.tensor([[0.0], [4.0]]) + 2 * rank).sum().item(), rank_of(mirror))
@@ -329,8 +284,7 @@ def test_running_statistics_read_as_the_mean() -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
-def test_sparse_buffers(layout: Any) -> None:
-    mirror = Mirror()
+def test_sparse_buffers(layout: Any, mirror: Mirror) -> None:
     with mirror.scope():
         graph: Any = nn.Linear(2, 2)
         graph.register_buffer("edges", torch.eye(2).to_sparse(layout=layout))
@@ -345,8 +299,7 @@ def test_sparse_buffers(layout: Any) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.InstanceNorm1d])
-def test_running_statistics_of_a_forward_on_the_driver(norm: Any, training: bool) -> None:
-    mirror = Mirror()
+def test_running_statistics_of_a_forward_on_the_driver(norm: Any, training: bool, mirror: Mirror) -> None:
     plain = norm(1, momentum=0.5, track_running_stats=True)
     with mirror.scope():
         layer = norm(1, momentum=0.5, track_running_stats=True)
@@ -363,8 +316,7 @@ def test_running_statistics_of_a_forward_on_the_driver(norm: Any, training: bool
     assert means == pytest.approx(expected, rel=1e-6)
 
 
-def test_driver_write_to_a_buffer_reaches_all() -> None:
-    mirror = Mirror()
+def test_driver_write_to_a_buffer_reaches_all(mirror: Mirror) -> None:
     with mirror.scope():
         norm: Any = nn.BatchNorm1d(1)
     mirror.run(lambda: norm.training)
@@ -398,8 +350,7 @@ def test_released_variables_are_plain(trained: tuple[Mirror, nn.Linear]) -> None
 
 
 @pytest.mark.parametrize("after_a_step", [False, True])
-def test_a_module_that_was_moved_is_named(after_a_step: bool) -> None:
-    mirror = Mirror()
+def test_a_module_that_was_moved_is_named(after_a_step: bool, mirror: Mirror) -> None:
     with mirror.scope():
         model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, affine=False))
     if after_a_step:
@@ -418,9 +369,7 @@ def test_a_module_that_was_moved_is_named(after_a_step: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_module_that_was_moved_to_a_gpu_is_named_until_it_is_back() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_a_module_that_was_moved_to_a_gpu_is_named_until_it_is_back(mirror: Mirror, layer: nn.Linear) -> None:
     mirror.run(lambda: layer.training)
     weight = layer.weight
     layer.to("cuda")

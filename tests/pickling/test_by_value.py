@@ -363,8 +363,7 @@ def test_a_function_in_the_place_of_an_installed_one_goes_by_value(package: Any)
     assert not reach().by_value(original)
 
 
-def test_a_model_of_an_installed_class_is_of_that_class_on_replicas(package: Any) -> None:
-    mirror = Mirror()
+def test_a_model_of_an_installed_class_is_of_that_class_on_replicas(package: Any, mirror: Mirror) -> None:
     with mirror.scope():
         model = package.Plain()
     assert mirror.run(lambda: type(model) is package.Plain) == [True, True]

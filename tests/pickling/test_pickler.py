@@ -90,9 +90,7 @@ def ids(mirror: Mirror, layer: nn.Module) -> list[int]:
 ONES = torch.ones(2)
 
 
-def test_closure_default_partial_and_arguments() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_closure_default_partial_and_arguments(mirror: Mirror, layer: nn.Linear) -> None:
     own = ids(mirror, layer)
 
     def default(model: nn.Module = layer) -> int:
@@ -113,9 +111,7 @@ def test_closure_default_partial_and_arguments() -> None:
     assert id(layer) not in own
 
 
-def test_functions_of_functions() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_functions_of_functions(mirror: Mirror, layer: nn.Linear) -> None:
     own = ids(mirror, layer)
 
     def inner() -> int:
@@ -124,10 +120,7 @@ def test_functions_of_functions() -> None:
     assert mirror.run(lambda: inner()) == own
 
 
-def test_self_and_callable_objects() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
-
+def test_self_and_callable_objects(mirror: Mirror, layer: nn.Linear) -> None:
     class Trainer:
         def __init__(self) -> None:
             self.layers = {"a": layer}
@@ -142,15 +135,12 @@ def test_self_and_callable_objects() -> None:
     assert mirror.run(Trainer()) == own
 
 
-def test_method_of_the_module_itself() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_method_of_the_module_itself(mirror: Mirror, layer: nn.Linear) -> None:
     assert [value.item() for value in mirror.run(layer.forward, ONES)] == [3.0, 3.0]
     assert [value.item() for value in mirror.run(layer, ONES)] == [3.0, 3.0]
 
 
-def test_imported_functions_that_reach_a_model(library: Any) -> None:
-    mirror = Mirror()
+def test_imported_functions_that_reach_a_model(library: Any, mirror: Mirror) -> None:
     library.model = layer = linear(mirror)
     own = ids(mirror, layer)
     assert mirror.run(library.step, ONES) == [(30.0, own[0]), (30.0, own[1])]
@@ -160,9 +150,7 @@ def test_imported_functions_that_reach_a_model(library: Any) -> None:
     assert [value for _, value in mirror.run(lambda: from_import(ONES))] == own
 
 
-def test_imported_functions_that_reach_lists_of_parameters(library: Any) -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_imported_functions_that_reach_lists_of_parameters(library: Any, mirror: Mirror, layer: nn.Linear) -> None:
     library.weights = list(layer.parameters())
     expected = [[id(replica.parameters()[0])] for replica in mirror.replicas if replica.parameters()]
     seen = mirror.run(library.list_step)
@@ -170,8 +158,7 @@ def test_imported_functions_that_reach_lists_of_parameters(library: Any) -> None
     assert seen == expected
 
 
-def test_imported_classes(library: Any) -> None:
-    mirror = Mirror()
+def test_imported_classes(library: Any, mirror: Mirror) -> None:
     library.model = layer = linear(mirror)
     own = ids(mirror, layer)
     trainer = library.Trainer(layer)
@@ -183,56 +170,20 @@ def test_imported_classes(library: Any) -> None:
     assert mirror.run(lambda: trainer.global_step(ONES)) == own
 
 
-def test_what_reaches_nothing_goes_by_name(library: Any) -> None:
-    mirror = Mirror()
+def test_what_reaches_nothing_goes_by_name(library: Any, mirror: Mirror) -> None:
     assert mirror.run(lambda: library.untouched) == [library.untouched] * 2
     mirror.run(library.untouched, 1)
     assert mirror.bytes_of_last["function"] < 150
 
 
-def test_global_assigned_later(library: Any) -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
-    own = ids(mirror, layer)
-    library.model = lambda x: x.sum()
-    assert mirror.run(library.helper, ONES)[0].item() == 20.0
-    library.model = layer
-    assert [value for _, value in mirror.run(library.step, ONES)] == own
-
-
-def test_changed_constant_is_sent(library: Any) -> None:
-    mirror = Mirror()
-    library.model = linear(mirror)
-    assert mirror.run(library.step, ONES)[0][0] == 30.0
-    library.scale = 100
-    assert mirror.run(library.step, ONES)[0][0] == 300.0
-    assert mirror.bytes_of_last["bundle"] == 0
-
-
-def test_function_is_sent_once() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
-    factor = 2.0
-    step = lambda: layer(ONES).item() * factor  # noqa: E731
-    assert mirror.run(step) == [6.0, 6.0]
-    first = mirror.bytes_of_last["function"]
-    assert mirror.run(step) == [6.0, 6.0]
-    assert (first > 0, mirror.bytes_of_last["function"]) == (True, 0)
-    factor = 3.0
-    assert mirror.run(step) == [9.0, 9.0]
-    assert mirror.bytes_of_last["function"] > 0
-
-
-def test_many_functions() -> None:
-    mirror = Mirror()
+def test_many_functions(mirror: Mirror) -> None:
     for _ in range(2):
         for number in range(70):
             assert mirror.run(lambda n=number: n) == [number] * 2
     assert len(mirror.replicas[0]._functions._functions) == 64
 
 
-def test_other_objects_are_copies_of_the_replica() -> None:
-    mirror = Mirror()
+def test_other_objects_are_copies_of_the_replica(mirror: Mirror) -> None:
     log: list[int] = []
 
     def step() -> int:
@@ -244,8 +195,7 @@ def test_other_objects_are_copies_of_the_replica() -> None:
     assert log == []
 
 
-def test_per_replica_arguments() -> None:
-    mirror = Mirror()
+def test_per_replica_arguments(mirror: Mirror) -> None:
     images, labels = PerReplica([torch.zeros(2), torch.ones(2)]), PerReplica([3, 4])
     step = lambda batch, scale: (batch[0].sum().item() * scale, batch[1])  # noqa: E731
     assert mirror.run(step, (images, labels), scale=2) == [(0.0, 3), (4.0, 4)]
@@ -253,8 +203,7 @@ def test_per_replica_arguments() -> None:
     assert len(mirror.payloads[-1].per_replica) == 1
 
 
-def test_per_replica_in_a_closure() -> None:
-    mirror = Mirror()
+def test_per_replica_in_a_closure(mirror: Mirror) -> None:
     values = PerReplica([1, 2])
     assert mirror.run(lambda: values) == [1, 2]
     other = PerReplica([5, 6])
@@ -262,8 +211,7 @@ def test_per_replica_in_a_closure() -> None:
     assert mirror.run(lambda: values) == [5, 6]
 
 
-def test_tensors_keep_views_dtypes_and_gradients() -> None:
-    mirror = Mirror()
+def test_tensors_keep_views_dtypes_and_gradients(mirror: Mirror) -> None:
     base = torch.arange(6, dtype=torch.bfloat16)
     view = base[::2]
     leaf = torch.ones(2, requires_grad=True)
@@ -271,8 +219,7 @@ def test_tensors_keep_views_dtypes_and_gradients() -> None:
     assert mirror.run(views) == [([0.0, 2.0, 4.0], True, torch.bfloat16, True)] * 2
 
 
-def test_injected() -> None:
-    mirror = Mirror()
+def test_injected(mirror: Mirror) -> None:
     strategy = types.SimpleNamespace(name="driver", lock=threading.Lock())
     payload = mirror.driver.prepare(lambda: strategy, injected={"strategy": strategy})
     mirror.driver.dispatched()
@@ -288,8 +235,7 @@ class Config:
         self.paths = [threading.Lock()]
 
 
-def test_unpicklable_names_the_way() -> None:
-    mirror = Mirror()
+def test_unpicklable_names_the_way(mirror: Mirror) -> None:
     lock, config = threading.Lock(), Config()
 
     def train_step() -> object:
@@ -303,25 +249,20 @@ def test_unpicklable_names_the_way() -> None:
         mirror.run(lambda x: x, {"a": lock})
 
 
-def test_unpicklable_attribute_of_a_module() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_unpicklable_attribute_of_a_module(mirror: Mirror, layer: nn.Linear) -> None:
     layer.lock = threading.Lock()  # type: ignore[assignment]
     with pytest.raises(FailedPreconditionError, match="attribute 'lock' of Linear: _thread.lock"):
         mirror.run(lambda: layer.training)
 
 
-def test_alias_of_a_variable_is_a_fresh_copy() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_alias_of_a_variable_is_a_fresh_copy(mirror: Mirror, layer: nn.Linear) -> None:
     mirror.run(lambda: layer.training)
     alias = layer.weight.detach()
     mirror.run(lambda: layer.weight.data.add_(1).sum())
     assert mirror.run(lambda: alias.tolist()) == [[[2.0, 3.0]]] * 2
 
 
-def test_looking_for_models_finds_no_bystanders(library: Any) -> None:
-    mirror = Mirror()
+def test_looking_for_models_finds_no_bystanders(library: Any, mirror: Mirror) -> None:
     with mirror.scope():
         library.model = nn.BatchNorm1d(2)
     assert mirror.run(lambda: library.untouched(1)) == [2, 2]

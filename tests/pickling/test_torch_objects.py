@@ -156,9 +156,7 @@ def test_what_is_not_compiled() -> None:
     assert original_of(3) is None
 
 
-def test_compiled_step_trains_the_replicas_model() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_compiled_step_trains_the_replicas_model(mirror: Mirror, layer: nn.Linear) -> None:
     with mirror.scope():
         optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
 
@@ -178,9 +176,7 @@ def test_compiled_step_trains_the_replicas_model() -> None:
     assert layer.weight.tolist() == [[-1.0, 0.0]]
 
 
-def test_compiled_module() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_compiled_module(mirror: Mirror, layer: nn.Linear) -> None:
     compiled: Any = torch.compile(layer, backend="eager")
     step = lambda x: (compiled(x).item(), compiled._orig_mod is layer, type(compiled).__name__)  # noqa: E731
     assert mirror.run(step, ONES) == [(3.0, True, "OptimizedModule")] * 2
@@ -193,10 +189,7 @@ def test_compiled_module() -> None:
     assert mirror.run(step, ONES)[1][0] == 0.0
 
 
-def test_compiled_function_called_on_the_driver() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
-
+def test_compiled_function_called_on_the_driver(mirror: Mirror, layer: nn.Linear) -> None:
     @torch.compile(backend="eager")
     def forward(x: torch.Tensor) -> Any:
         return layer(x)
@@ -210,9 +203,7 @@ def test_compiled_function_called_on_the_driver() -> None:
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_compiled_step_is_the_whole_function(train: bool) -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_compiled_step_is_the_whole_function(train: bool, mirror: Mirror, layer: nn.Linear) -> None:
     layer.train(train)
 
     @torch.compile(backend="eager")
@@ -236,8 +227,7 @@ def doubled(mirror: Mirror) -> Any:
     return layer
 
 
-def test_parametrized_before_the_first_step() -> None:
-    mirror = Mirror()
+def test_parametrized_before_the_first_step(mirror: Mirror) -> None:
     layer = doubled(mirror)
     assert mirror.run(lambda: (layer(torch.ones(2)).item(), parametrize.is_parametrized(layer))) == [(6.0, True)] * 2
     mirror.run(lambda: layer.parametrizations.weight.original.data.add_(1).sum())
@@ -245,8 +235,7 @@ def test_parametrized_before_the_first_step() -> None:
     assert [len(replica.parameters()) for replica in mirror.replicas] == [1, 1]
 
 
-def test_parametrized_after_the_first_step_and_removed_again() -> None:
-    mirror = Mirror()
+def test_parametrized_after_the_first_step_and_removed_again(mirror: Mirror) -> None:
     layer: Any = linear(mirror)
     value = lambda: layer(torch.ones(2)).item()  # noqa: E731
     assert mirror.run(value) == [3.0, 3.0]
@@ -263,8 +252,7 @@ def test_parametrized_after_the_first_step_and_removed_again() -> None:
 
 
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.orthogonal])
-def test_ready_made(norm: Any) -> None:
-    mirror = Mirror()
+def test_ready_made(norm: Any, mirror: Mirror) -> None:
     with mirror.scope():
         layer = norm(nn.Linear(2, 2))
     results = mirror.run(lambda: layer(torch.ones(2)).detach())
@@ -272,8 +260,7 @@ def test_ready_made(norm: Any) -> None:
 
 
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
-def test_read_after_a_step_changed_an_attribute_or_failed(norm: Any) -> None:
-    mirror = Mirror()
+def test_read_after_a_step_changed_an_attribute_or_failed(norm: Any, mirror: Mirror) -> None:
     with mirror.scope():
         model: Any = nn.Sequential(norm(nn.Linear(2, 2)), norm(nn.Linear(2, 2)))
     mirror.run(lambda: model.eval() and None)

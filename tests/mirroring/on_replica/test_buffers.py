@@ -37,8 +37,7 @@ def averaging(mirror: Mirror) -> Averaging:
         return Averaging()
 
 
-def test_statistics_that_a_step_assigns_are_read_as_their_mean() -> None:
-    mirror = Mirror()
+def test_statistics_that_a_step_assigns_are_read_as_their_mean(mirror: Mirror) -> None:
     module = averaging(mirror)
     for step, (values, mean) in enumerate([([0.0, 1.0], 0.5), ([0.0, 1.5], 0.75), ([0.0, 1.75], 0.875)], 1):
         assert mirror.run(lambda rank: module(float(rank)), rank_of(mirror)) == values
@@ -47,8 +46,7 @@ def test_statistics_that_a_step_assigns_are_read_as_their_mean() -> None:
 
 
 @pytest.mark.parametrize("read_first", [False, True])
-def test_what_the_driver_writes_replaces_what_a_step_assigned(read_first: bool) -> None:
-    mirror = Mirror()
+def test_what_the_driver_writes_replaces_what_a_step_assigned(read_first: bool, mirror: Mirror) -> None:
     module = averaging(mirror)
     mirror.run(lambda rank: module(float(rank)), rank_of(mirror))
     if read_first:
@@ -59,8 +57,7 @@ def test_what_the_driver_writes_replaces_what_a_step_assigned(read_first: bool) 
     assert (module.mean.item(), module.count.item()) == (4.5, 1)
 
 
-def test_another_replica_takes_over_what_a_step_assigned() -> None:
-    mirror = Mirror()
+def test_another_replica_takes_over_what_a_step_assigned(mirror: Mirror) -> None:
     module = averaging(mirror)
     mirror.run(lambda rank: module(float(rank)), rank_of(mirror))
     exported = mirror.replicas[1].export_buffers()
@@ -71,8 +68,7 @@ def test_another_replica_takes_over_what_a_step_assigned() -> None:
     assert mirror.run(lambda rank: module(float(rank)), rank_of(mirror)) == [0.5, 1.5]
 
 
-def test_a_cast_on_the_driver_leaves_statistics_that_follow() -> None:
-    mirror = Mirror()
+def test_a_cast_on_the_driver_leaves_statistics_that_follow(mirror: Mirror) -> None:
     with mirror.scope():
         norm = nn.BatchNorm1d(1, momentum=0.5, affine=False)
 
@@ -89,8 +85,7 @@ def test_a_cast_on_the_driver_leaves_statistics_that_follow() -> None:
     assert norm.num_batches_tracked.item() == 3
 
 
-def test_a_buffer_of_two_modules_that_one_of_them_replaces_stays_the_others() -> None:
-    mirror = Mirror()
+def test_a_buffer_of_two_modules_that_one_of_them_replaces_stays_the_others(mirror: Mirror) -> None:
     with mirror.scope():
         first, second = Averaging(), Averaging()
         second.mean = first.mean

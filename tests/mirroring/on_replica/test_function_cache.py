@@ -180,9 +180,7 @@ def test_arrays_of_every_kind(array: Any) -> None:
         assert captures.changed() == "array"
 
 
-def test_replica_zero_tells_once() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_replica_zero_tells_once(mirror: Mirror, layer: nn.Linear) -> None:
     losses: list[float] = []
 
     def step(scale: float) -> None:
@@ -201,8 +199,7 @@ def test_replica_zero_tells_once() -> None:
     assert mirror.replicas[0].take_remarks() == ()
 
 
-def test_mirrored_objects_may_be_changed() -> None:
-    mirror = Mirror()
+def test_mirrored_objects_may_be_changed(mirror: Mirror) -> None:
     layer: Any = linear(mirror)
     layer.count = 0
     layer.seen = []

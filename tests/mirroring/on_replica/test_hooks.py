@@ -18,10 +18,7 @@ from raydist.mirroring.on_replica.hooks import UpdateLog, note_steps
 from tests.mirroring.in_process import Mirror, linear
 
 
-def test_new_parameter_in_a_mirrored_module() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
-
+def test_new_parameter_in_a_mirrored_module(mirror: Mirror, layer: nn.Linear) -> None:
     def step() -> None:
         layer.bias = nn.Parameter(torch.zeros(1))
 
@@ -29,17 +26,13 @@ def test_new_parameter_in_a_mirrored_module() -> None:
         mirror.run(step)
 
 
-def test_new_submodule_in_a_mirrored_module() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_new_submodule_in_a_mirrored_module(mirror: Mirror, layer: nn.Linear) -> None:
     with pytest.raises(FailedPreconditionError, match="a step registered 'head' in Linear"):
         mirror.run(lambda: layer.add_module("head", nn.Linear(1, 1)))
 
 
 @pytest.mark.parametrize("inner", [False, True])
-def test_a_module_that_a_step_moves_is_named_and_stays(inner: bool) -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_a_module_that_a_step_moves_is_named_and_stays(inner: bool, mirror: Mirror, layer: nn.Linear) -> None:
     mirror.run(lambda: layer.training)
     before = layer.weight.tolist()
     step = (lambda: nn.Sequential(layer).to("meta")) if inner else (lambda: layer.to(torch.device("meta")))
@@ -52,8 +45,7 @@ def test_a_module_that_a_step_moves_is_named_and_stays(inner: bool) -> None:
     assert nn.Linear(1, 1).to("meta").weight.is_meta
 
 
-def test_what_is_allowed() -> None:
-    mirror = Mirror()
+def test_what_is_allowed(mirror: Mirror) -> None:
     layer: Any = linear(mirror)
     other = linear(mirror)
 
@@ -68,9 +60,7 @@ def test_what_is_allowed() -> None:
     assert layer.weight is other.weight
 
 
-def test_nothing_is_watched_after_the_step() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_nothing_is_watched_after_the_step(mirror: Mirror, layer: nn.Linear) -> None:
     with pytest.raises(ZeroDivisionError):
         mirror.run(lambda: layer.in_features / 0)
     assert nn.Linear(1, 1).bias is not None

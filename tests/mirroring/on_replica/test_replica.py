@@ -21,7 +21,6 @@ from raydist.errors import FailedPreconditionError
 from raydist.mirroring.messages import StepPayload
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.pickling.pickler import loads
-from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, linear, rank_of
 
 
@@ -35,8 +34,7 @@ def test_parameters_come_in_one_order() -> None:
     assert all(type(parameter) is nn.Parameter for parameter in mirror.replicas[1].parameters())
 
 
-def test_buffers_of_another_replica() -> None:
-    mirror = Mirror()
+def test_buffers_of_another_replica(mirror: Mirror) -> None:
     with mirror.scope():
         norm = nn.BatchNorm1d(1, momentum=1.0)
     mirror.run(lambda rank: norm(torch.tensor([[0.0], [4.0]]) + 2 * rank).sum().item(), rank_of(mirror))
@@ -47,17 +45,6 @@ def test_buffers_of_another_replica() -> None:
     assert len(norms[0]) == 6
     assert norm.running_mean is not None
     assert norm.running_mean.tolist() == [2.0]
-
-
-def test_released_objects_leave_the_replicas() -> None:
-    mirror = Mirror()
-    keep = linear(mirror)
-    drop = linear(mirror, 3)
-    mirror.run(lambda model: model.training, drop)
-    assert len(mirror.replicas[0].parameters()) == 1
-    del drop
-    mirror.run(lambda: keep.training)
-    assert [tuple(parameter.shape) for parameter in mirror.replicas[0].parameters()] == [(1, 2)]
 
 
 def trained(mirror: Mirror) -> tuple[Any, torch.optim.Optimizer, torchmetrics.Metric]:
@@ -103,8 +90,7 @@ def test_dump_and_load_are_bit_identical() -> None:
     assert all(torch.equal(states[0][key]["exp_avg"], states[1][key]["exp_avg"]) for key in states[0])
 
 
-def test_reset_after_a_half_done_step() -> None:
-    mirror = Mirror()
+def test_reset_after_a_half_done_step(mirror: Mirror) -> None:
     model, optimizer, _ = trained(mirror)
 
     def half(rank: int) -> None:
@@ -152,9 +138,7 @@ def test_reset_keeps_the_running_statistics_of_every_replica() -> None:
     assert [replica.parameters()[0].item() for replica in mirror.replicas] == [2.0, 2.0, 2.0]
 
 
-def test_reset_after_a_payload_that_never_arrived() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_reset_after_a_payload_that_never_arrived(mirror: Mirror, layer: nn.Linear) -> None:
     mirror.driver.prepare(lambda: layer.training)
     mirror.driver.dispatched()
     mirror.driver.reset()
@@ -162,9 +146,7 @@ def test_reset_after_a_payload_that_never_arrived() -> None:
     assert mirror.run(lambda: layer.weight.tolist()) == [[[1.0, 2.0]]] * 2
 
 
-def test_prepared_but_not_dispatched() -> None:
-    mirror = Mirror()
-    layer = linear(mirror)
+def test_prepared_but_not_dispatched(mirror: Mirror, layer: nn.Linear) -> None:
     step = lambda: layer.weight.tolist()  # noqa: E731
     mirror.driver.prepare(step)
     assert type(layer.weight) is nn.Parameter
@@ -177,15 +159,6 @@ def test_prepared_but_not_dispatched() -> None:
 def test_unknown_digest() -> None:
     with pytest.raises(FailedPreconditionError, match="raydist bug: replica 3"):
         MirrorReplica(3).apply(StepPayload(digest=b"never sent"), ())
-
-
-def test_function_stays_the_same_object_between_steps() -> None:
-    mirror = Mirror(1)
-    step = lambda value: value  # noqa: E731
-    mirror.run(step, PerReplica([1]))
-    kept = mirror.replicas[0]._functions._functions.copy()
-    mirror.run(step, PerReplica([2]))
-    assert mirror.replicas[0]._functions._functions == kept
 
 
 class Meeting:
