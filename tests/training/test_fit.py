@@ -285,18 +285,6 @@ def test_an_infinite_dataset_without_steps_per_epoch_is_refused() -> None:
         compiled(small_net()).fit(regression(4, 4).repeat(), verbose=False)
 
 
-def test_elements_must_be_pairs() -> None:
-    x, y = regression_arrays(4)
-    data = rd.Dataset.from_tensor_slices({"x": x, "y": y}).batch(2)
-    with pytest.raises(rd.SpecError, match=r"must be tuples .* got a dict with the keys \['x', 'y'\]"):
-        compiled(small_net()).fit(data, verbose=False)
-
-
-def test_data_must_be_a_dataset() -> None:
-    with pytest.raises(rd.SpecError, match="must be a raydist.Dataset .* got list"):
-        compiled(small_net()).fit([1, 2, 3], verbose=False)
-
-
 def test_an_error_in_the_step_keeps_its_type_and_fit_can_be_called_again() -> None:
     class Fragile(nn.Module):
         def __init__(self) -> None:
@@ -325,25 +313,6 @@ def test_arrays_are_trained_on_in_batches_of_32() -> None:
     losses = bare_loop(reference, batches_of((x, y), 32), epochs=2)
     history = compiled(net).fit(x, torch.from_numpy(y), epochs=2, shuffle=False, verbose=False)
     assert history.history["loss"] == pytest.approx(losses, rel=1e-12)
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), reference.parameters(), strict=True))
-
-
-def test_arrays_are_shuffled_by_a_seed_that_follows_torchs() -> None:
-    def trained(seed: int, **settings: Any) -> list[float]:
-        net = small_net()
-        torch.manual_seed(seed)
-        return compiled(net).fit(*regression_arrays(40), batch_size=4, verbose=False, **settings).history["loss"]
-
-    assert trained(1) == trained(1) != trained(2)
-    assert trained(1, shuffle=False) not in (trained(1), trained(2))
-
-
-def test_a_loader_is_trained_on() -> None:
-    tensors = [torch.from_numpy(array) for array in regression_arrays(10)]
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*tensors), batch_size=4)
-    net, reference = small_net(), small_net()
-    bare_loop(reference, list(loader), epochs=2)
-    compiled(net).fit(loader, epochs=2, validation_data=loader, verbose=False)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), reference.parameters(), strict=True))
 
 
