@@ -47,8 +47,12 @@ LIBRARY_VARIABLES = (
     *("TPU_", "PJRT_", "XLA_", "CPU_NUM_DEVICES", "TF_CPP_"),  # torch_xla's, for as long as tests of a folder use it
 )
 
-hypothesis.settings.register_profile("dev", max_examples=25, deadline=None)
-hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, print_blob=True)
+# The first text that hypothesis draws in a new checkout takes 40 s of a busy machine: it makes tables of Unicode.
+hypothesis.settings.register_profile("any", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("dev", hypothesis.settings.get_profile("any"), max_examples=25)
+hypothesis.settings.register_profile(
+    "ci", hypothesis.settings.get_profile("any"), max_examples=50, derandomize=True, print_blob=True
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
