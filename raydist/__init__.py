@@ -109,11 +109,11 @@ if TYPE_CHECKING:
     from raydist.strategies.tpu import TPUStrategy as TPUStrategy
     from raydist.training.callbacks.callback import Callback as Callback
     from raydist.training.callbacks.callback import History as History
+    from raydist.training.callbacks.callback import LambdaCallback as LambdaCallback
     from raydist.training.callbacks.checkpoint_callbacks import BackupAndRestore as BackupAndRestore
     from raydist.training.callbacks.checkpoint_callbacks import ModelCheckpoint as ModelCheckpoint
     from raydist.training.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from raydist.training.callbacks.early_stopping import TerminateOnNaN as TerminateOnNaN
-    from raydist.training.callbacks.lambda_callback import LambdaCallback as LambdaCallback
     from raydist.training.callbacks.learning_rates import LearningRateScheduler as LearningRateScheduler
     from raydist.training.callbacks.learning_rates import ReduceLROnPlateau as ReduceLROnPlateau
     from raydist.training.callbacks.log_callbacks import CSVLogger as CSVLogger
@@ -175,7 +175,7 @@ _MODULE_OF = {
     "InputOptions": "raydist.options",
     "InputReplicationMode": "raydist.options",
     "InvalidArgumentError": "raydist.errors",
-    "LambdaCallback": "raydist.training.callbacks.lambda_callback",
+    "LambdaCallback": "raydist.training.callbacks.callback",
     "LearningRateScheduler": "raydist.training.callbacks.learning_rates",
     "MaxSizePartitioner": "raydist.parameter_servers.slices",
     "Mean": "raydist.metrics",

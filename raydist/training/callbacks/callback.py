@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from raydist.distributed_dataset import DistributedDataset
 
 
-__all__ = ["BatchLogs", "Callback", "CallbackList", "History", "TrainedModel"]
+__all__ = ["BatchLogs", "Callback", "CallbackList", "History", "LambdaCallback", "TrainedModel"]
 
 
 class TrainedModel(Protocol):
@@ -220,6 +220,67 @@ class History(Callback):
         """Restore the logs of earlier epochs."""
         self.history = {name: list(values) for name, values in state["history"].items()}
         self.epoch = list(state["epoch"])
+
+
+@final
+class LambdaCallback(Callback):
+    """A callback whose hooks are functions.
+
+    Args:
+        on_epoch_begin: Called with (epoch, logs).
+        on_epoch_end: Called with (epoch, logs).
+        on_train_begin: Called with (logs).
+        on_train_end: Called with (logs).
+        on_train_batch_begin: Called with (batch, logs).
+        on_train_batch_end: Called with (batch, logs).
+        hooks: Further hooks by name: `on_test_end=...`.
+
+    Raises:
+        InvalidArgumentError: A hook does not exist, or a value is not a function.
+
+    >>> import torch
+    >>> x = torch.zeros(4, 1)
+    >>> with rd.OneDeviceStrategy("cpu").scope():
+    ...     model = rd.Model(torch.nn.Linear(1, 1, bias=False))
+    ...     model.compile("sgd", "mse")
+    >>> show = rd.LambdaCallback(on_epoch_end=lambda epoch, logs: print(epoch, logs))
+    >>> _ = model.fit(x, x, callbacks=[show], verbose=False)
+    0 {'loss': 0.0}
+
+    Source: keras.callbacks.LambdaCallback.
+    """
+
+    def __init__(
+        self,
+        on_epoch_begin: Callable[..., Any] | None = None,
+        on_epoch_end: Callable[..., Any] | None = None,
+        on_train_begin: Callable[..., Any] | None = None,
+        on_train_end: Callable[..., Any] | None = None,
+        on_train_batch_begin: Callable[..., Any] | None = None,
+        on_train_batch_end: Callable[..., Any] | None = None,
+        **hooks: Callable[..., Any] | None,
+    ) -> None:
+        given = {
+            "on_epoch_begin": on_epoch_begin,
+            "on_epoch_end": on_epoch_end,
+            "on_train_begin": on_train_begin,
+            "on_train_end": on_train_end,
+            "on_train_batch_begin": on_train_batch_begin,
+            "on_train_batch_end": on_train_batch_end,
+            **hooks,
+        }
+        for name, function in given.items():
+            _require_hook(name, function)
+            if function is not None:
+                setattr(self, name, function)
+
+
+def _require_hook(name: str, function: Any) -> None:
+    known = sorted(each for each in dir(Callback) if each.startswith("on_"))
+    if name not in known:
+        raise InvalidArgumentError(f"A callback has no hook {name!r:.80}. Use one of {', '.join(known)}.")
+    if function is not None and not callable(function):
+        raise InvalidArgumentError(f"{name} must be a function, got {function!r:.80}.")
 
 
 @final
