@@ -266,7 +266,7 @@ class Boundaries:
     def _nodes(self) -> set[str]:
         return {node for watcher in self._watchers() for node in watcher.nodes()}
 
-    def number(self) -> int:
+    def boundary_number(self) -> int:
         """Return the number of the last boundary that was passed."""
         return self._number
 
@@ -295,7 +295,7 @@ class Boundaries:
         """Register a queue of scheduled functions, by weak reference."""
         self._queues = (*(ref for ref in self._queues if ref() is not None), weakref.ref(queue))
 
-    def draw_watchers(self) -> Sequence[StepWatcher]:
+    def step_watchers(self) -> Sequence[StepWatcher]:
         """Return the watchers of a run's draws; none if draws are no boundaries."""
         return () if self._undivided or not self._known else self._watchers()
 
@@ -308,7 +308,7 @@ class Boundaries:
         finally:
             self._undivided = before
 
-    def pass_one(self) -> None:
+    def pass_boundary(self) -> None:
         """Pass a boundary before a step. Raise Preempted if the process is to end, once all watchers have saved."""
         if not self._known or self._leaving:  # saving runs steps, too
             return
@@ -368,12 +368,12 @@ _BOUNDARIES = Boundaries()
 
 watch_steps = _BOUNDARIES.watch
 unwatch_steps = _BOUNDARIES.unwatch
-pass_boundary = _BOUNDARIES.pass_one  # costs 40 ns if no watcher is registered
+pass_boundary = _BOUNDARIES.pass_boundary  # costs 40 ns if no watcher is registered
 pass_draw = _BOUNDARIES.pass_draw
 note_draws = _BOUNDARIES.note_draws
-step_watchers = _BOUNDARIES.draw_watchers
+step_watchers = _BOUNDARIES.step_watchers
 undivided_run = _BOUNDARIES.undivided
-boundary_number = _BOUNDARIES.number
+boundary_number = _BOUNDARIES.boundary_number
 is_to_leave = _BOUNDARIES.is_to_leave
 add_step_queue = _BOUNDARIES.add_queue
 end_reason = _BOUNDARIES.end_reason

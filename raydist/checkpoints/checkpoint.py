@@ -257,11 +257,7 @@ class Checkpoint:
 
 
 def contents_of(checkpoint: Checkpoint) -> CheckpointContents:
-    """Return the contents of a checkpoint, for code that saves them in another way.
-
-    >>> list(contents_of(Checkpoint(progress=rd.State())).named())
-    ['progress']
-    """
+    """Return the contents of a checkpoint, for code that saves them in another way."""
     return checkpoint._contents
 
 

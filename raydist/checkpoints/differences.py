@@ -122,11 +122,7 @@ def _entries(
 
 
 def tensor_named(value: Any) -> str | None:
-    """Return the name of the tensor that a packed value refers to, or None.
-
-    >>> tensor_named({"$tensor": "weight"}), tensor_named(3)
-    ('weight', None)
-    """
+    """Return the name of the tensor that a packed value refers to, or None."""
     found = value.get("$tensor") if isinstance(value, dict) and len(value) == 1 else None
     return None if found is None else str(found)
 
@@ -158,9 +154,5 @@ def differences_of(
 
 
 def refused(found: Iterable[Difference], strict: bool) -> list[Difference]:
-    """Return the differences that prevent a restore.
-
-    >>> refused([Difference("missing", "model.a"), Difference("reshaped", "model.b")], strict=False)
-    [Difference(what='reshaped', entry='model.b', more='')]
-    """
+    """Return the differences that prevent a restore."""
     return [each for each in found if strict or each.what not in (MISSING, UNEXPECTED)]

@@ -56,40 +56,24 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the safetensors name of a dtype.
-
-    >>> dtype_name(torch.bfloat16)
-    'BF16'
-    """
+    """Return the safetensors name of a dtype."""
     return _NAMES[dtype]
 
 
 def stored_dtype(name: str) -> torch.dtype:
-    """Return the dtype of a safetensors name. Raise ValueError for an unknown name.
-
-    >>> stored_dtype("I64")
-    torch.int64
-    """
+    """Return the dtype of a safetensors name. Raise ValueError for an unknown name."""
     if name not in _DTYPES:
         raise ValueError(f"tensors of the type {name!r:.50} are unknown")
     return _DTYPES[name]
 
 
 def torch_dtype(value: torch.Tensor | np.ndarray[Any, Any]) -> torch.dtype:
-    """Return the dtype of a tensor, or the torch dtype that corresponds to an array's.
-
-    >>> torch_dtype(np.zeros(2, "uint16"))
-    torch.uint16
-    """
+    """Return the dtype of a tensor, or the torch dtype that corresponds to an array's."""
     return value.dtype if isinstance(value, torch.Tensor) else torch.from_numpy(np.empty(0, value.dtype)).dtype
 
 
 def is_storable_tensor(tensor: torch.Tensor) -> bool:
-    """Return True for a plain dense tensor with a dtype that safetensors supports.
-
-    >>> is_storable_tensor(torch.ones(2)), is_storable_tensor(torch.ones(2).to_sparse())
-    (True, False)
-    """
+    """Return True for a plain dense tensor with a dtype that safetensors supports."""
     plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
     return plain and tensor.dtype in _NAMES
 

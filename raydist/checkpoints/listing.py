@@ -40,9 +40,6 @@ __all__ = [
 def seconds_of(hours: float | None) -> float | None:
     """Return the seconds for a value of `keep_checkpoint_every_n_hours`.
 
-    >>> seconds_of(0.5)
-    1800.0
-
     Raises:
         InvalidArgumentError: The value is not a number > 0.
     """

@@ -47,11 +47,7 @@ RESTORED_BY_RANK = "_raydist_shares"
 
 
 def states_by_rank(metric: Any) -> list[dict[str, Any]]:
-    """Return the metric's state on each of several replicas, in rank order; [] if not mirrored or changed here.
-
-    >>> states_by_rank(rd.Mean())
-    []
-    """
+    """Return the metric's state on each of several replicas, in rank order; [] if not mirrored or changed here."""
     owner = vars(type(metric)).get(OWNER)
     found: list[dict[str, Any]] = [] if owner is None else owner.states_by_rank(metric)
     return found if len(found) > 1 else []

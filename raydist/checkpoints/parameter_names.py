@@ -82,11 +82,7 @@ _MORE = "optimizer_entries"  # other entries of an optimizer's state_dict
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Return an optimizer's parameters, in the optimizer's order.
-
-    >>> parameters_of(torch.optim.SGD([torch.zeros(2)], 0.1))
-    [tensor([0., 0.])]
-    """
+    """Return an optimizer's parameters, in the optimizer's order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

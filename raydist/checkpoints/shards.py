@@ -184,14 +184,7 @@ _KEPT = 4  # reports to keep for saves that have not been asked about yet
 
 @final
 class SaveReports:
-    """The saves of one process. Thread-safe.
-
-    >>> reports = SaveReports()
-    >>> reports.write("a", lambda: Shard({}))
-    >>> reports.close(10.0)
-    >>> reports.of("a"), reports.of("b")
-    (Shard(files={}, objects={}, random=(), entries={}), None)
-    """
+    """The saves of one process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

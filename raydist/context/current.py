@@ -125,13 +125,7 @@ def in_cross_replica_context() -> bool:
 
 @final
 class StepCounter(nn.Module):
-    """The global step of one strategy. Its buffer is mirrored; each replica adds to its own copy.
-
-    >>> counter = StepCounter()
-    >>> counter.value += 1
-    >>> counter.value
-    tensor(1)
-    """
+    """The global step of one strategy. Its buffer is mirrored; each replica adds to its own copy."""
 
     value: torch.Tensor
 
@@ -174,12 +168,7 @@ def note_strategy(strategy: TrainingStrategy) -> None:
 
 
 def open_strategies() -> list[TrainingStrategy]:
-    """Return the strategies of this process that are not closed.
-
-    >>> strategy = rd.OneDeviceStrategy("cpu")
-    >>> strategy in open_strategies()
-    True
-    """
+    """Return the strategies of this process that are not closed."""
     return [each for each in _own_strategies() if not each._closed]
 
 

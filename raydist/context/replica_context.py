@@ -239,21 +239,13 @@ class ReplicaContext:
 
 
 def loop_here() -> Any:
-    """Return the object that draws batches in the current run; None if the run gets its batches, or outside of a run.
-
-    >>> loop_here() is None
-    True
-    """
+    """Return the object that draws batches in the current run; None outside of runs and if steps get their batches."""
     peers = peers_here()
     return None if peers is None else peers.loop
 
 
 def peers_here() -> Peers | None:
-    """Return the peers of the replica that runs this code; None outside of a run.
-
-    >>> peers_here() is None
-    True
-    """
+    """Return the peers of the replica that runs this code; None outside of a run."""
     holder = current()
     return holder._peers if isinstance(holder, ReplicaContext) else None
 

@@ -189,11 +189,7 @@ _TORCHS = ("torch.nn.", "torch.optim.")
 
 
 def modules_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield a module and all modules in it.
-
-    >>> [type(each).__name__ for each in modules_of(torch.nn.Sequential(torch.nn.Tanh()))]
-    ['Sequential', 'Tanh']
-    """
+    """Yield a module and all modules in it."""
     yield module
     for part in module_table(module).values():
         if part is not None:
@@ -201,12 +197,7 @@ def modules_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def held_parameters(obj: Any) -> Iterator[torch.Tensor]:
-    """Yield the parameters of a module or an optimizer.
-
-    >>> layer = torch.nn.Linear(2, 1)
-    >>> [len(list(held_parameters(each))) for each in (layer, torch.optim.SGD([layer.bias], 0.1))]
-    [2, 1]
-    """
+    """Yield the parameters of a module or an optimizer."""
     if isinstance(obj, torch.nn.Module):
         for part in modules_of(obj):
             yield from (each for each in parameter_table(part).values() if each is not None)
@@ -216,25 +207,13 @@ def held_parameters(obj: Any) -> Iterator[torch.Tensor]:
 
 
 def has_load_hooks(obj: Any) -> bool:
-    """Return True if a module or an optimizer has hooks on `load_state_dict`.
-
-    >>> layer = torch.nn.Linear(2, 1)
-    >>> _ = layer.register_load_state_dict_post_hook(print)
-    >>> has_load_hooks(torch.nn.Sequential(layer)), has_load_hooks(torch.nn.Linear(2, 1))
-    (True, False)
-    """
+    """Return True if a module or an optimizer has hooks on `load_state_dict`."""
     parts = modules_of(obj) if isinstance(obj, torch.nn.Module) else [obj]
     return any(_has_hooks(part, "load_state_dict") for part in parts)
 
 
 def has_plain_state(obj: Any) -> bool:
-    """Return True if a module or optimizer uses torch's own `state_dict` and `load_state_dict`, without hooks.
-
-    >>> class Own(torch.nn.Linear):
-    ...     def load_state_dict(self, state, strict=True, assign=False): ...
-    >>> has_plain_state(torch.nn.BatchNorm1d(2)), has_plain_state(torch.nn.Sequential(Own(1, 1)))
-    (True, False)
-    """
+    """Return True if a module or optimizer uses torch's own `state_dict` and `load_state_dict`, without hooks."""
     if has_load_hooks(obj):
         return False
     parts = list(modules_of(obj)) if isinstance(obj, torch.nn.Module) else [obj]
@@ -290,12 +269,7 @@ def names_of(parameters: Iterable[torch.nn.Parameter], objects: Iterable[Any]) -
 
 
 def row_tables(objects: Iterable[Any]) -> frozenset[int]:
-    """Return the ids of the parameters whose gradients are sparse: of embeddings with `sparse=True`.
-
-    >>> table = torch.nn.Embedding(5, 2, sparse=True)
-    >>> row_tables([table, torch.nn.Embedding(5, 2)]) == {id(table.weight)}
-    True
-    """
+    """Return the ids of the parameters whose gradients are sparse: of embeddings with `sparse=True`."""
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     return frozenset(id(obj.weight) for obj in objects if isinstance(obj, kinds) and obj.sparse)
 

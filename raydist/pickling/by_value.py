@@ -120,11 +120,7 @@ def has_name(obj: Any) -> bool:
 
 
 def replaced_methods(cls: type) -> dict[str, Any]:
-    """Return the functions that the user's program has put into an installed class.
-
-    >>> replaced_methods(dict)
-    {}
-    """
+    """Return the functions that the user's program has put into an installed class."""
     held = vars(cls) if is_installed_name(cls) else {}
     return {name: value for name, value in held.items() if _is_users_function(getattr(value, "__func__", value))}
 

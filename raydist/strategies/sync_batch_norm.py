@@ -125,13 +125,7 @@ _OF_TORCH = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, t
 
 
 def adopt_layer(obj: Any) -> None:
-    """Convert a torch.nn.SyncBatchNorm in a scope to a layer with the statistics of all replicas.
-
-    >>> layer = torch.nn.SyncBatchNorm(2)
-    >>> adopt_layer(layer)
-    >>> type(layer) is SyncBatchNorm
-    True
-    """
+    """Convert a torch.nn.SyncBatchNorm in a scope to a layer with the statistics of all replicas."""
     if type(obj) is torch.nn.SyncBatchNorm:
         obj.__class__ = SyncBatchNorm
 

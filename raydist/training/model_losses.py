@@ -23,11 +23,7 @@ __all__ = ["LossAndOutputs", "call_module", "model_loss", "without_loss"]
 
 
 def call_module(module: nn.Module, batch: Any) -> Any:
-    """Call a module with a batch: a dict as keyword arguments, a plain tuple as arguments.
-
-    >>> call_module(nn.Identity(), {"input": 3})
-    3
-    """
+    """Call a module with a batch: a dict as keyword arguments, a plain tuple as arguments."""
     return module(**batch) if isinstance(batch, Mapping) else apply_module(module, batch)
 
 

@@ -137,12 +137,7 @@ class Update:
 def scheduler_of(
     given: LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler] | None, optimizer: torch.optim.Optimizer
 ) -> LRScheduler | None:
-    """Return the scheduler passed to `compile`, or the one that the function passed to `compile` creates.
-
-    >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
-    >>> scheduler_of(lambda it: torch.optim.lr_scheduler.StepLR(it, 1), optimizer).get_last_lr()
-    [0.1]
-    """
+    """Return the scheduler passed to `compile`, or the one that the function passed to `compile` creates."""
     if given is None:
         return None
     made: Any = given if isinstance(given, LRScheduler) or not callable(given) else given(optimizer)

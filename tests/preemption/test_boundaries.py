@@ -99,16 +99,16 @@ def test_steps_are_told_to_who_watches_until_it_is_dropped() -> None:
     first, second = Watcher(told, "a"), Watcher(told, "b")
     for watcher in (first, second, first):
         boundaries.watch(watcher)
-    boundaries.pass_one()
+    boundaries.pass_boundary()
     boundaries.note_draws()  # of that step, again
-    assert (boundaries.number(), told) == (1, ["step a", "step b"] * 2)
+    assert (boundaries.boundary_number(), told) == (1, ["step a", "step b"] * 2)
     told.clear()
-    boundaries.pass_one()
+    boundaries.pass_boundary()
     del second, watcher
     gc.collect()
-    boundaries.pass_one()
+    boundaries.pass_boundary()
     boundaries.unwatch(first)
-    boundaries.pass_one()
+    boundaries.pass_boundary()
     assert told == ["step a", "step b", "step a"]
     assert "raydist-preemption" not in [thread.name for thread in threading.enumerate()]
 
@@ -116,20 +116,20 @@ def test_steps_are_told_to_who_watches_until_it_is_dropped() -> None:
 def test_all_save_then_handlers_run_then_the_process_ends() -> None:
     boundaries, told = Boundaries(), list[str]()
     before = signal.signal(signal.SIGTERM, lambda number, frame: told.append("handler"))
-    first, second = Watcher(told, "a", boundaries.pass_one), Watcher(told, "b")
+    first, second = Watcher(told, "a", boundaries.pass_boundary), Watcher(told, "b")
     boundaries.watch(first)
     boundaries.watch(second)
     boundaries.leave(before_draw=False)
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(Preempted) as ended:
-        boundaries.pass_one()
+        boundaries.pass_boundary()
     assert (ended.value.code, str(ended.value)) == (42, "a")
     assert told == [f"save {name} before draw: it received SIGTERM" for name in "ab"] + ["handler"]
     with pytest.raises(Preempted):
         boundaries.leave(before_draw=False)
     boundaries.unwatch(first)
     boundaries.unwatch(second)
-    boundaries.pass_one()
+    boundaries.pass_boundary()
     signal.signal(signal.SIGTERM, before)
 
 
@@ -165,15 +165,15 @@ def test_functions_that_wait_are_given_up_and_what_was_drawn_for_them_is_undone(
     del queue, each
     gc.collect()
     with pytest.raises(Preempted, match="SIGTERM; undone from 1"):
-        boundaries.pass_one()
+        boundaries.pass_boundary()
     boundaries.unwatch(watcher)
 
 
 def test_draws_within_an_undivided_run_are_no_boundaries() -> None:
     boundaries, watcher = Boundaries(), Watcher([], "a")
     boundaries.watch(watcher)
-    assert boundaries.draw_watchers() == [watcher]
+    assert boundaries.step_watchers() == [watcher]
     with boundaries.undivided():
-        assert boundaries.draw_watchers() == ()
-    assert boundaries.draw_watchers() == [watcher]
+        assert boundaries.step_watchers() == ()
+    assert boundaries.step_watchers() == [watcher]
     boundaries.unwatch(watcher)

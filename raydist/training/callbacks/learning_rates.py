@@ -15,11 +15,7 @@ __all__ = ["LearningRateScheduler", "ReduceLROnPlateau", "change_rates", "rates_
 
 
 def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
-    """Return the learning rate of each parameter group.
-
-    >>> rates_of(torch.optim.SGD([torch.zeros(1)], lr=0.5))
-    [0.5]
-    """
+    """Return the learning rate of each parameter group."""
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
