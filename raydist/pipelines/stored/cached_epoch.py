@@ -25,7 +25,7 @@ from raydist.pipelines.stored.manifest import Manifest
 from raydist.pipelines.stored.read import saved_op, state_at
 from raydist.pipelines.stored.write import NewDirectory, SavedWriter, ShardFunction, read_manifest, remove_remains
 
-__all__ = ["BusyStoreError", "FileLock", "Recorder", "Store", "StoredPass", "StoredPassSettings"]
+__all__ = ["BusyStoreError", "FileLock", "Recorder", "Store", "CachedEpoch", "CachedEpochSettings"]
 
 _TRIES = 100  # each fails only if a holder has just released the lock
 _MARK = "process "  # first bytes of a lock file
@@ -199,7 +199,7 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPassSettings:
+class CachedEpochSettings:
     """The settings of a pass."""
 
     store: Store
@@ -232,13 +232,13 @@ class StoredPassSettings:
         )
 
 
-class StoredPass(ResumableProducer):
+class CachedEpoch(ResumableProducer):
     """A producer of one pass. Passes with an error, and incomplete passes, are not stored.
 
     The state is the number of elements handed out, and the position in the files if it reads them.
     """
 
-    def __init__(self, settings: StoredPassSettings) -> None:
+    def __init__(self, settings: CachedEpochSettings) -> None:
         self._settings = settings
         self._row = 0  # index of the next element
         self._origin: str | None = None  # origin of the elements; None before the first

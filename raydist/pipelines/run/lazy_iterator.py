@@ -26,14 +26,14 @@ from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.run.plan import make_nested_plan
 
-__all__ = ["ReopenedEngine"]
+__all__ = ["LazyIterator"]
 
 _ALL = 1 << 62
 _VERSION = 1  # of states
 
 
 @final
-class ReopenedEngine:
+class LazyIterator:
     """One epoch of a plan. Only one thread may use it at a time.
 
     Args:

@@ -17,8 +17,15 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.run.plan import open_iterator
+from raydist.pipelines.stored.cached_epoch import (
+    BusyStoreError,
+    CachedEpoch,
+    CachedEpochSettings,
+    FileLock,
+    Recorder,
+    Store,
+)
 from raydist.pipelines.stored.containers import Container
-from raydist.pipelines.stored.pass_over import BusyStoreError, FileLock, Recorder, Store, StoredPass, StoredPassSettings
 
 
 def numbers(size: int) -> OpIterator:
@@ -27,8 +34,8 @@ def numbers(size: int) -> OpIterator:
 
 
 def one_pass(store: Store, size: int, *, seed: int = 1, waits_for_nobody: bool = False) -> BorderIterator:
-    settings = StoredPassSettings(store, lambda: numbers(size), seed, "cache", waits_for_nobody)
-    return BorderIterator(StoredPass(settings))
+    settings = CachedEpochSettings(store, lambda: numbers(size), seed, "cache", waits_for_nobody)
+    return BorderIterator(CachedEpoch(settings))
 
 
 @pytest.fixture
