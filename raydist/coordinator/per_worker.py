@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
-from raydist.actors.passes.job import InputJob
-from raydist.actors.passes.link import DealtLink
+from raydist.actors.epochs.job import InputJob
+from raydist.actors.epochs.link import DynamicShardingLink
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.values import InputContext
 
 if TYPE_CHECKING:
-    from raydist.actors.passes.link import PipelineLink
+    from raydist.actors.epochs.link import PipelineLink
 
 __all__ = ["DealtIteratorMaker", "IteratorMaker", "PerWorkerDataset", "PerWorkerIterator", "PerWorkerValue"]
 
@@ -125,7 +125,7 @@ class DealtIteratorMaker:
 
     def __call__(self, context: InputContext, drawn: int, generation: int) -> ReplicaIterator:
         """Return the iterator of one worker; see `IteratorMaker`."""
-        return ReplicaIterator(DealtLink(self.link, (context.input_pipeline_id, generation)), held=True)
+        return ReplicaIterator(DynamicShardingLink(self.link, (context.input_pipeline_id, generation)), held=True)
 
 
 def _key(key: str, worker: int, generation: int) -> str:

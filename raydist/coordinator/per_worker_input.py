@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.actors.class_tracking import cloudpickle
-from raydist.actors.passes.job import InputJob
+from raydist.actors.epochs.job import InputJob
 from raydist.coordinator.per_worker import (
     DealtIteratorMaker,
     IteratorMaker,
@@ -30,8 +30,8 @@ from raydist.replicas.served.work_message import LogEntry
 from raydist.values import InputContext
 
 if TYPE_CHECKING:
-    from raydist.actors.passes.input_host import InputHost
-    from raydist.actors.passes.link import PipelineLink
+    from raydist.actors.epochs.input_host import InputHost
+    from raydist.actors.epochs.link import PipelineLink
     from raydist.coordinator.coordinator import Coordinator
 
 __all__ = ["PerWorkerInput"]
@@ -116,7 +116,7 @@ class PerWorkerInput:
         iterator = PerWorkerIterator(name)
         self._links[name] = link
         self._announce(iterator, DealtIteratorMaker(link))
-        weakref.finalize(iterator, _end_pass, self._links, name).atexit = False
+        weakref.finalize(iterator, _end_epoch, self._links, name).atexit = False
         return iterator
 
     def _give_back(self, worker: int, generation: int, used: Mapping[str, int]) -> None:
@@ -142,7 +142,7 @@ class PerWorkerInput:
         weakref.finalize(value, self._dropped.append, value.name)
 
 
-def _end_pass(links: dict[str, PipelineLink], name: str) -> None:
+def _end_epoch(links: dict[str, PipelineLink], name: str) -> None:
     links.pop(name).abandon()
 
 

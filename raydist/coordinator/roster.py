@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
-from raydist.actors.software import installed_software, require_devices, require_same_software
+from raydist.actors.version_check import installed_software, require_devices, require_same_software
 from raydist.coordinator.closures import ClosureQueue
 from raydist.coordinator.payload_log import StepPayloadLog
 from raydist.coordinator.ports import Question, ServerSide, WorkerPort

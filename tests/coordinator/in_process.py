@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from raydist.actors.software import Software, installed_software
+from raydist.actors.version_check import Software, installed_software
 from raydist.actors.worker_actors import Asked
 from raydist.coordinator.coordinator import Coordinator
 from raydist.errors import UnavailableError

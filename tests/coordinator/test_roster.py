@@ -8,7 +8,7 @@ import time
 import pytest
 
 import raydist as rd
-from raydist.actors.software import Software
+from raydist.actors.version_check import Software
 from tests.coordinator.in_process import TIMEOUTS, ThreadPort, coordinated
 from tests.coordinator.test_coordinator import scheduled
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydist.actors.passes.batch_group import MadeStep, OpenGroup, StepBatch
-from raydist.actors.passes.batch_queues import QueueEntry
-from raydist.actors.passes.merged_pass import MergedSteps
+from raydist.actors.epochs.batch_group import MadeStep, OpenGroup, StepBatch
+from raydist.actors.epochs.batch_queues import QueueEntry
+from raydist.actors.epochs.merged_epoch import MergedSteps
 from raydist.dataset import Dataset
 from raydist.dataset.readers import TextLineDataset
 from raydist.distributed_dataset import LocalDistributedDataset, distribute

@@ -28,7 +28,7 @@ class KeyOrder:
 
     def __init__(self) -> None:
         self._first: Structure | None = None
-        self._restored: Any = None  # of a restored order, until the first block arrives
+        self._saved_schema: Any = None  # of a restored order, until the first block arrives
         self._known: Any = None
 
     def of(self, block: Block) -> Block:
@@ -43,9 +43,9 @@ class KeyOrder:
         return Block(self._first, block.specs, block.columns, block.num_rows)
 
     def _restored(self, structure: Structure) -> Structure:
-        if self._restored is None:
+        if self._saved_schema is None:
             return structure
-        return structure.by_key() if self._restored is True else _in_order(structure, self._restored)
+        return structure.by_key() if self._saved_schema is True else _in_order(structure, self._saved_schema)
 
     def schema(self) -> Any:
         """Return the order as JSON: True if sorted; None without keys, before the first element, or if too long."""
@@ -53,7 +53,7 @@ class KeyOrder:
 
     def restore(self, schema: Any) -> None:
         """Continue with a `schema`; None starts over."""
-        self._first, self._restored, self._known = None, schema, schema
+        self._first, self._saved_schema, self._known = None, schema, schema
 
 
 def _has_keys(structure: Structure) -> bool:
