@@ -18,7 +18,7 @@ import torch
 import raydist as rd
 
 
-class AverageEvery(rd.ReplicaRules):
+class AverageEvery(rd.StrategyHooks):
     """Gradients stay where they are; after every few batches parameters become their mean, weighted by rows."""
 
     exchanges_gradients = False
@@ -59,7 +59,7 @@ class LocalSGD(rd.OneNodeStrategy):
         super().__init__(devices, **options)
         self.every = every
 
-    def replica_rules(self) -> rd.ReplicaRules:
+    def replica_rules(self) -> rd.StrategyHooks:
         return AverageEvery(self.every)
 
 

@@ -23,8 +23,8 @@ from ray.util.placement_group import PlacementGroup
 
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.reservations import bundle_options
-from raydist.actors.version_check import Software, installed_software, require_same_software
 from raydist.actors.supervision import RemoteFailure, kill_actors, title_of_this_actor, wait_for_all
+from raydist.actors.version_check import Software, installed_software, require_same_software
 from raydist.collectives.flat_bytes import flat_bytes
 from raydist.parameter_servers.connection import (
     PendingAnswer,

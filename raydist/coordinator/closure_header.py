@@ -42,7 +42,7 @@ def closure_header(
         payload=payload.of_step(),
         rows=batch_rows(payload.per_replica),
         gradient_reduce_op=gradient_reduce_op,
-        stand_in=False,
+        padding=False,
         on_nonfinite=options.on_nonfinite,
         seed=(torch.initial_seed(), num_seed_calls()),
         summaries=summaries,

@@ -80,7 +80,7 @@ class Served:
         payload = self.mirror.prepare(fn, args, injected=self.injected)
 
         def make_header(number: int) -> bytes:
-            return pickle.dumps(StepHeader(number, 0, payload.of_step(), stand_in=False, looks_only=looks_only))
+            return pickle.dumps(StepHeader(number, 0, payload.of_step(), padding=False, looks_only=looks_only))
 
         closure = self.coordinator.schedule(payload, make_header, payload.digest, alone=looks_only)
         self.mirror.dispatched()

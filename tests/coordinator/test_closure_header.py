@@ -20,6 +20,6 @@ def test_a_worker_gets_its_step_with_the_seed_of_the_program() -> None:
     assert isinstance(header, StepHeader)
     assert (header.step, header.generation, header.seed[0]) == (5, 0, 7)
     assert (header.gradient_reduce_op, header.on_nonfinite) == (ReduceOp.SUM, "skip")
-    assert (header.stand_in, header.looks_only, header.summaries) == (False, True, None)
+    assert (header.padding, header.looks_only, header.summaries) == (False, True, None)
     assert header.payload == payload.of_step()
     assert header.payload.per_replica == (), "its parts travel apart"

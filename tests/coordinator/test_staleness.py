@@ -56,7 +56,7 @@ def busy(log: str, workers: list[str], seconds: dict[str, float]) -> None:
 
 def schedule(coordinator: Coordinator, *args: object) -> None:
     payload = StepPayload(function=cloudpickle.dumps(busy), arguments=cloudpickle.dumps((args, {})))
-    coordinator.schedule(payload, lambda number: pickle.dumps(StepHeader(number, 0, payload.of_step(), stand_in=False)))
+    coordinator.schedule(payload, lambda number: pickle.dumps(StepHeader(number, 0, payload.of_step(), padding=False)))
 
 
 @pytest.mark.parametrize("bound", [0, 1, 4])

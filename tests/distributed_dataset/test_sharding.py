@@ -162,10 +162,10 @@ def run(
 
 
 def rows_at(step: StepBatch, rank: int) -> list[int]:
-    piece: list[int] = step.group.refs[rank].leaf(0, step.place_on(rank, stand_in=False)).tolist()
+    piece: list[int] = step.group.refs[rank].leaf(0, step.place_on(rank, padding=False)).tolist()
     assert len(piece) == step.rows[rank]
-    stand_in = step.group.refs[rank].leaf(0, step.place_on(rank, stand_in=True)).tolist()
-    assert stand_in == piece if piece else len(stand_in) in (1, 2)
+    padding = step.group.refs[rank].leaf(0, step.place_on(rank, padding=True)).tolist()
+    assert padding == piece if piece else len(padding) in (1, 2)
     return piece
 
 

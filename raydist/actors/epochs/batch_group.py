@@ -78,13 +78,13 @@ class StepBatch:
         """The number of rows of each replica's piece."""
         return self.group.rows[self.place]
 
-    def place_on(self, rank: int, *, stand_in: bool) -> int:
-        """Return the position of replica `rank`'s piece in its object; of its padding rows if `stand_in` and empty."""
+    def place_on(self, rank: int, *, padding: bool) -> int:
+        """Return the position of replica `rank`'s piece in its object; of its padding rows if `padding` and empty."""
         first, num_steps = self.group.span(rank)
         place = first + self.place
         if rank in self.group.borrowed:
-            return place + (FIRST_ROWS if stand_in else NO_ROWS)
-        return place + num_steps if stand_in and self.rows[rank] == 0 else place
+            return place + (FIRST_ROWS if padding else NO_ROWS)
+        return place + num_steps if padding and self.rows[rank] == 0 else place
 
 
 @final
@@ -106,11 +106,11 @@ class MadeStep:
 
     def sizes(self) -> tuple[int, ...]:
         """Return the approximate number of bytes of each replica's piece."""
-        return tuple(num_bytes_of(cut.columns) + num_bytes_of(cut.stand_in or ()) for cut in self.cuts)
+        return tuple(num_bytes_of(cut.columns) + num_bytes_of(cut.padding or ()) for cut in self.cuts)
 
     def kind(self) -> Any:
         """Return a key that is equal for steps that fit into one group; None for a step that needs its own group."""
-        pieces = [columns for cut in self.cuts for columns in (cut.columns, cut.stand_in) if columns is not None]
+        pieces = [columns for cut in self.cuts for columns in (cut.columns, cut.padding) if columns is not None]
         kinds = {tuple((column.dtype, column.shape[1:], _entry(column)) for column in piece) for piece in pieces}
         return (self.structure, *kinds) if len(kinds) == 1 and all(map(is_regular, pieces)) else None
 
@@ -188,6 +188,6 @@ class OpenGroup:
 
     def _piece(self, rank: int, zero_copy: bool) -> GroupPiece:
         cuts = [step.cuts[rank] for step in self._steps]
-        stand_ins = {place: cut.stand_in for place, cut in enumerate(cuts) if cut.stand_in is not None}
+        paddings = {place: cut.padding for place, cut in enumerate(cuts) if cut.padding is not None}
         names = self._steps[0].structure.paths()
-        return pack_piece([cut.columns for cut in cuts], names, stand_ins=stand_ins, zero_copy=zero_copy)
+        return pack_piece([cut.columns for cut in cuts], names, paddings=paddings, zero_copy=zero_copy)

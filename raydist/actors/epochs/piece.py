@@ -76,7 +76,7 @@ class GroupPiece:
         ranges: First and end row of the piece at each place, then of the padding rows if any piece has some.
         whole: True if each piece is one entry of each column: for leaves that are not equally many rows.
         zero_copy: Return the object store's memory instead of a private copy.
-        stand_in: The padding piece of a `whole` piece, which has other shapes.
+        padding: The padding piece of a `whole` piece, which has other shapes.
     """
 
     def __init__(
@@ -87,21 +87,21 @@ class GroupPiece:
         *,
         whole: bool = False,
         zero_copy: bool = False,
-        stand_in: GroupPiece | None = None,
+        padding: GroupPiece | None = None,
     ) -> None:
         self._names = tuple(names)
         self._columns = [pack_column(each) if isinstance(each, np.ndarray) else each for each in columns]
         self._arrow: dict[int, ArrowColumn] = {}
         self._ranges = ranges
         self._whole = whole
-        self._stand_in = stand_in
+        self._padding = padding
         self._batch: pa.RecordBatch | None = None
         self._mapped: dict[int, _Array] = {}  # whole columns of numbers: a step's part of one is a slice
         self.zero_copy = zero_copy
         self.absent = False  # input is always present, perhaps with zero rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self._names, self._columns, self._ranges, self._whole, self.zero_copy, self._stand_in)
+        return _unpickle, (self._names, self._columns, self._ranges, self._whole, self.zero_copy, self._padding)
 
     @functools.cached_property  # asked for before every step of a replica
     def num_bytes(self) -> int:
@@ -159,8 +159,8 @@ class GroupPiece:
             return few_rows(lambda inner: self.array(index, inner), place)
         if place >= len(self._ranges):  # padding rows
             place -= len(self._ranges)
-            if self._stand_in is not None:
-                return self._stand_in.array(index)
+            if self._padding is not None:
+                return self._padding.array(index)
         column = self._columns[index]
         if isinstance(column, Box):
             return boxed(column)
@@ -251,7 +251,7 @@ def pack_piece(
     pieces: Sequence[Columns],
     names: Sequence[str],
     *,
-    stand_ins: Mapping[int, Columns] | None = None,
+    paddings: Mapping[int, Columns] | None = None,
     zero_copy: bool = False,
 ) -> GroupPiece:
     """Pack one replica's pieces of consecutive steps into one.
@@ -259,29 +259,29 @@ def pack_piece(
     Args:
         pieces: The leaves of each step; several steps only if all are regular, with the same dtypes and row shapes.
         names: Names of the leaves.
-        stand_ins: Padding rows by step; with the same dtypes and row shapes as a regular piece.
+        paddings: Padding rows by step; with the same dtypes and row shapes as a regular piece.
         zero_copy: See `GroupPiece`.
     """
-    stand_ins = stand_ins or {}
-    if not all(map(is_regular, [*pieces, *stand_ins.values()])):
+    paddings = paddings or {}
+    if not all(map(is_regular, [*pieces, *paddings.values()])):
         (piece,) = pieces
-        stand_in = _pack_whole(stand_ins[0], names, zero_copy, None) if stand_ins else None
-        return _pack_whole(piece, names, zero_copy, stand_in)
-    parts = [*pieces, *stand_ins.values()]
+        padding = _pack_whole(paddings[0], names, zero_copy, None) if paddings else None
+        return _pack_whole(piece, names, zero_copy, padding)
+    parts = [*pieces, *paddings.values()]
     sizes = [len(part[0]) if part else 0 for part in parts]
     stops = np.cumsum(sizes).tolist()
     ranges = [(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
     places = ranges[: len(pieces)]
-    if stand_ins:
-        of_stand_ins = dict(zip(stand_ins, ranges[len(pieces) :], strict=True))
-        places += [of_stand_ins.get(step, places[step]) for step in range(len(pieces))]
+    if paddings:
+        padding_of = dict(zip(paddings, ranges[len(pieces) :], strict=True))
+        places += [padding_of.get(step, places[step]) for step in range(len(pieces))]
     columns = [_in_order(leaves) for leaves in zip(*parts, strict=True)]
     return GroupPiece(names, columns, tuple(places), zero_copy=zero_copy)
 
 
-def _pack_whole(piece: Columns, names: Sequence[str], zero_copy: bool, stand_in: GroupPiece | None) -> GroupPiece:
+def _pack_whole(piece: Columns, names: Sequence[str], zero_copy: bool, padding: GroupPiece | None) -> GroupPiece:
     columns = [_box_in(column) or column[None] for column in piece]
-    return GroupPiece(names, columns, ((0, 1),), whole=True, zero_copy=zero_copy, stand_in=stand_in)
+    return GroupPiece(names, columns, ((0, 1),), whole=True, zero_copy=zero_copy, padding=padding)
 
 
 def _box_in(column: _Array) -> Box | None:
@@ -318,6 +318,6 @@ def _unpickle(
     ranges: tuple[tuple[int, int], ...],
     whole: bool,
     zero_copy: bool,
-    stand_in: GroupPiece | None,
+    padding: GroupPiece | None,
 ) -> GroupPiece:
-    return GroupPiece(names, columns, ranges, whole=whole, zero_copy=zero_copy, stand_in=stand_in)
+    return GroupPiece(names, columns, ranges, whole=whole, zero_copy=zero_copy, padding=padding)

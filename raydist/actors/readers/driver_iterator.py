@@ -44,14 +44,14 @@ class BatchLeaf(PerReplica):
     def num_parts(self) -> int:
         return len(self.batch.group.refs)
 
-    def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+    def part_on(self, rank: int, *, padding: bool = False) -> Part:
         batch = self.batch
-        place = batch.place_on(rank, stand_in=stand_in)
+        place = batch.place_on(rank, padding=padding)
         return Part(ref=batch.group.refs[rank], leaf_index=self.index, place=place, on_host=self._link.on_host)
 
     def _fetch(self) -> tuple[Any, ...]:
         batch = self.batch
-        places = [batch.place_on(rank, stand_in=False) for rank in range(self.num_parts)]
+        places = [batch.place_on(rank, padding=False) for rank in range(self.num_parts)]
         pieces = map(self._link.fetch, batch.group.refs)
         return tuple(piece.leaf(self.index, place) for piece, place in zip(pieces, places, strict=True))
 

@@ -143,7 +143,7 @@ class ReplicaIterator(BatchIterator):
         self._state: IteratorState | None = None
         self._lock = threading.Lock()  # threads of a step function may share the iterator
         self._before_draw = _draw_freely
-        self._bind(0, (_keep, _keep), _ignore, "stand_in")
+        self._bind(0, (_keep, _keep), _ignore, "pad")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ReplicaIterator, (self._link,)
@@ -162,7 +162,7 @@ class ReplicaIterator(BatchIterator):
         begin: Callable[[Any], Any] = _keep,
         place: Callable[[Any], Any] = _keep,
         on_batch: Callable[[StepBatch], None] = _ignore,
-        empty_batch: Literal["stand_in", "zero_rows"] = "stand_in",
+        empty_batch: Literal["pad", "zero_rows"] = "pad",
         before_draw: Callable[[], None] = _draw_freely,
     ) -> None:
         """Start to read for replica `rank`, at the place where it last stopped.
@@ -172,7 +172,7 @@ class ReplicaIterator(BatchIterator):
             begin: Applied to each leaf once it is fetched, perhaps in another thread (starts a copy to the device).
             place: Applied to the result of `begin` when a batch is handed out (a tensor on the replica's device).
             on_batch: Called with each step before it is handed out: `rows` of all replicas, `step`.
-            empty_batch: The batch for a replica without rows: padding rows ("stand_in") or zero rows.
+            empty_batch: The batch for a replica without rows: padding rows ("pad") or zero rows.
             before_draw: Called when the program asks for a batch; may raise.
         """
         self._before_draw = before_draw
@@ -197,7 +197,7 @@ class ReplicaIterator(BatchIterator):
             raise FailedPreconditionError(f"raydist bug: step {batch.step} came without replica {self._rank}'s piece.")
         if self._mapped[0] is not ref:
             self._mapped = ref, link.fetch(ref)
-        place = batch.place_on(self._rank, stand_in=self._empty_batch == "stand_in")
+        place = batch.place_on(self._rank, padding=self._empty_batch == "pad")
         leaves = link.leaves(self._mapped[1], place, batch.group.structure.num_leaves)
         return [self._begin(leaf) for leaf in leaves]
 

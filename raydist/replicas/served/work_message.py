@@ -173,7 +173,7 @@ def address_work(
             ClosureLabel(work.number, finished_below, work.seen),
             work.epoch,
             work.header,
-            address_parts(work.parts, 0, stand_in=False, refs=refs),
+            address_parts(work.parts, 0, padding=False, refs=refs),
             tuple(entries),
         )
         for work, entries in works

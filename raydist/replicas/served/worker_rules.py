@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from raydist.replicas.rules import ReplicaRules, VariablesView
+from raydist.replicas.rules import StrategyHooks, VariablesView
 
 __all__ = ["ClosureLabel", "WorkerRules"]
 
@@ -30,7 +30,7 @@ class ClosureLabel:
     seen: Sequence[int] = ()
 
 
-class WorkerRules(ReplicaRules):
+class WorkerRules(StrategyHooks):
     """Rules of a worker, a replica without peers. All hooks run in the worker's one thread.
 
     Around each closure: `before_run`, the function (with `step_optimizer`), `after_run` if it succeeded,

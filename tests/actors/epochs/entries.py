@@ -26,8 +26,8 @@ def group_entry(number: int, steps: Sequence[Rows], structure: Structure = LEAF)
 
 def _piece(parts: Rows) -> GroupPiece:
     columns = [(np.array(part, dtype=np.int64),) for part in parts]
-    stand_ins = {place: (np.array([-1]),) for place, part in enumerate(parts) if not part}
-    return pack_piece(columns, [""], stand_ins=stand_ins)
+    paddings = {place: (np.array([-1]),) for place, part in enumerate(parts) if not part}
+    return pack_piece(columns, [""], paddings=paddings)
 
 
 def error_entry(number: int, error: Exception, *, last: bool = False) -> QueueEntry:

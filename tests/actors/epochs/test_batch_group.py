@@ -47,9 +47,9 @@ def test_a_group_puts_each_replica_s_pieces_once() -> None:
     first, second = StepBatch(group, 0), StepBatch(group, 1)
     assert (first.step, second.step, second.rows) == (5, 6, (1, 1, 0))
     assert [piece.array(0, 1)[:, 0].tolist() for piece in stored] == [[10], [11], []]
-    assert [second.place_on(rank, stand_in=True) for rank in range(3)] == [1, 1, 3]
-    assert second.place_on(2, stand_in=False) == 1
-    assert stored[2].array(0, first.place_on(2, stand_in=True))[:, 0].tolist() == [0, 1]
+    assert [second.place_on(rank, padding=True) for rank in range(3)] == [1, 1, 3]
+    assert second.place_on(2, padding=False) == 1
+    assert stored[2].array(0, first.place_on(2, padding=True))[:, 0].tolist() == [0, 1]
     assert stored[2].array(0, 3)[:, 0].tolist() == [10, 11]
     assert group.only(1).refs == (None, 1, None)
 

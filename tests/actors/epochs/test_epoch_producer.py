@@ -300,7 +300,7 @@ class Taker:
         else:
             assert entry.group is not None
             batch = StepBatch(entry.group, at)
-            piece = entry.group.refs[self.rank].array(0, batch.place_on(self.rank, stand_in=True))
+            piece = entry.group.refs[self.rank].array(0, batch.place_on(self.rank, padding=True))
             assert (batch.step, sum(batch.rows)) == (self.next, expected[0])
             assert (len(piece) > 0, piece.shape[1]) == (expected[0] > 0, expected[1])
             assert (piece == self.next).all()

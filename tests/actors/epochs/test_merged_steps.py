@@ -31,14 +31,14 @@ def everything(steps: MergedSteps) -> list[QueueEntry]:
     return found
 
 
-def rows(entry: QueueEntry, *, stand_in: bool = False) -> list[list[Any]]:
+def rows(entry: QueueEntry, *, padding: bool = False) -> list[list[Any]]:
     """Of each step, of each replica."""
     group = entry.group
     assert group is not None
     batches = [StepBatch(group, place) for place in range(len(group.rows))]
     ranks = range(len(group.refs))
     return [
-        [group.refs[rank].leaf(0, batch.place_on(rank, stand_in=stand_in)).tolist() for rank in ranks]
+        [group.refs[rank].leaf(0, batch.place_on(rank, padding=padding)).tolist() for rank in ranks]
         for batch in batches
     ]
 
@@ -70,9 +70,9 @@ def test_a_worker_without_data_borrows_the_rows_of_another() -> None:
     second = [group_entry(0, [[[10, 11, 12], []], [[13], []], [[], [14]]]), end_entry(3)]
     one, two, end = everything(merged(first, second, replicas=2))
     assert rows(one) == [[[], [], [10, 11, 12], []], [[], [], [13], []]]
-    assert rows(one, stand_in=True) == [[[10, 11], [10, 11], [10, 11, 12], [-1]], [[13], [13], [13], [-1]]]
+    assert rows(one, padding=True) == [[[10, 11], [10, 11], [10, 11, 12], [-1]], [[13], [13], [13], [-1]]]
     assert rows(two) == [[[], [], [], [14]]]  # who lends must have rows
-    assert rows(two, stand_in=True) == [[[14], [14], [-1], [14]]]
+    assert rows(two, padding=True) == [[[14], [14], [-1], [14]]]
     assert one.group is not None
     assert one.group.rows == ((0, 0, 3, 0), (0, 0, 1, 0))
     assert end.last

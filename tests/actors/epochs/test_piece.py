@@ -148,26 +148,26 @@ def groups(draw: Any) -> tuple[list[tuple[Any, ...]], dict[int, tuple[Any, ...]]
         return wide.astype(dtype), numbers
 
     sizes = draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))
-    with_stand_in = [place for place, rows in enumerate(sizes) if rows == 0 and draw(st.booleans())]
-    return [piece(rows) for rows in sizes], {place: piece(2) for place in with_stand_in}
+    padded = [place for place, rows in enumerate(sizes) if rows == 0 and draw(st.booleans())]
+    return [piece(rows) for rows in sizes], {place: piece(2) for place in padded}
 
 
 @given(groups())
 def test_steps_of_a_group_come_back_each_at_its_place(group: Any) -> None:
-    pieces, stand_ins = group
-    packed = through_buffers(pack_piece(pieces, ["x", "y"], stand_ins=stand_ins))[0]
+    pieces, paddings = group
+    packed = through_buffers(pack_piece(pieces, ["x", "y"], paddings=paddings))[0]
     for place, piece in enumerate(pieces):
-        of_stand_in = stand_ins.get(place, piece)
+        padding_of = paddings.get(place, piece)
         for index, column in enumerate(piece):
             found = packed.array(index, place)
             assert (found.dtype, found.shape) == (column.dtype, column.shape)
             assert found.tolist() == column.tolist()
-            assert packed.array(index, len(pieces) + place).tolist() == of_stand_in[index].tolist()
+            assert packed.array(index, len(pieces) + place).tolist() == padding_of[index].tolist()
 
 
 def test_the_stand_in_of_a_piece_of_scalars_has_its_own_shape() -> None:
-    nothing, stand_in = (np.zeros((0,)),), (np.array(5.0),)
-    packed = through_buffers(pack_piece([nothing], ["x"], stand_ins={0: stand_in}))[0]
+    nothing, padding = (np.zeros((0,)),), (np.array(5.0),)
+    packed = through_buffers(pack_piece([nothing], ["x"], paddings={0: padding}))[0]
     assert packed.leaf(0).tolist() == []
     assert packed.leaf(0, 1).item() == 5.0
 

@@ -61,7 +61,7 @@ def worker(number: int = 1) -> tuple[WorkerRunner, Notes]:
 
 def work(number: int, fn: Any, *, epoch: int = 0) -> PlannedWork:
     payload = StepPayload(function=cloudpickle.dumps(fn), arguments=pickle.dumps(((), {})))
-    return PlannedWork(number, pickle.dumps(StepHeader(number, 0, payload, stand_in=False)), epoch=epoch)
+    return PlannedWork(number, pickle.dumps(StepHeader(number, 0, payload, padding=False)), epoch=epoch)
 
 
 def run(runner: WorkerRunner, *works: PlannedWork, entries: tuple[bytes, ...] = ()) -> WorkResult:
@@ -133,5 +133,5 @@ def test_settling_gives_what_is_new_and_then_carries_out_the_plan() -> None:
 
 def test_a_worker_needs_rules_of_its_own_kind() -> None:
     setup = ReplicaSetup("here", 0, 1, "cpu", ("CPU:0",), 1, 10.0, 1 << 20)
-    with pytest.raises(rd.FailedPreconditionError, match="needs WorkerRules, got ReplicaRules"):
+    with pytest.raises(rd.FailedPreconditionError, match="needs WorkerRules, got StrategyHooks"):
         WorkerRunner(setup)

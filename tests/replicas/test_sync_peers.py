@@ -11,9 +11,9 @@ from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.context.replica_context import ReplicaContext
 from raydist.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions
-from raydist.replicas.connected import Connected
 from raydist.replicas.replica_view import ReplicaView
-from raydist.replicas.rules import ReplicaRules, ReplicaVariables
+from raydist.replicas.rules import ReplicaVariables, StrategyHooks
+from raydist.replicas.sync_peers import SyncPeers
 from raydist.values import PerReplica, ReduceOp
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
@@ -55,19 +55,19 @@ class Mirror:
 
 
 def on_replicas(
-    world_size: int, body: Callable[[Connected, NotingReducer, Mirror], Any], rules: ReplicaRules | None = None
+    world_size: int, body: Callable[[SyncPeers, NotingReducer, Mirror], Any], rules: StrategyHooks | None = None
 ) -> list[Any]:
     def main(group: LocalGroup) -> Any:
         reducer, mirror = NotingReducer(), Mirror(group.rank)
-        return body(Connected(group, reducer, CPU, mirror, NonfinitePolicy(lambda _: []), rules), reducer, mirror)  # type: ignore[arg-type]  # stand-ins
+        return body(SyncPeers(group, reducer, CPU, mirror, NonfinitePolicy(lambda _: []), rules), reducer, mirror)  # type: ignore[arg-type]  # stand-ins
 
     return run_ranks(world_size, main)
 
 
 def test_a_replica_without_rows_stands_in_and_takes_anothers_buffers() -> None:
-    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
-        with peers.run((0, 2, 1), ReduceOp.MEAN, stand_in=True):
-            stood_in = peers.stands_in
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        with peers.run((0, 2, 1), ReduceOp.MEAN, padding=True):
+            stood_in = peers.is_padded
         return stood_in, reducer.opened, mirror.buffer.item()
 
     assert on_replicas(3, body) == [
@@ -79,21 +79,21 @@ def test_a_replica_without_rows_stands_in_and_takes_anothers_buffers() -> None:
 
 @pytest.mark.parametrize(("op", "value"), [("MIN", torch.inf), ("MAX", -torch.inf)])
 def test_padding_rows_do_not_change_a_minimum_or_maximum(op: str, value: float) -> None:
-    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
-        with peers.run((0, 2), ReduceOp.MEAN, stand_in=True):
-            own = 0.0 if peers.stands_in else value
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        with peers.run((0, 2), ReduceOp.MEAN, padding=True):
+            own = 0.0 if peers.is_padded else value
             return peers.all_reduce(ReduceOp(op), torch.tensor(own)).item()
 
     assert on_replicas(2, body) == [value, value]
 
 
 def test_after_an_error_others_rows_have_left_no_trace() -> None:
-    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
         def step() -> None:
             mirror.buffer = mirror.buffer + 10
             raise ZeroDivisionError
 
-        with pytest.raises(ZeroDivisionError), peers.run((0, 2), ReduceOp.MEAN, stand_in=True):
+        with pytest.raises(ZeroDivisionError), peers.run((0, 2), ReduceOp.MEAN, padding=True):
             step()
         return mirror.buffer.item(), mirror.restored
 
@@ -101,10 +101,10 @@ def test_after_an_error_others_rows_have_left_no_trace() -> None:
 
 
 def test_zero_rows_keep_their_buffers_and_weigh_nothing() -> None:
-    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
-        with peers.run((0, 2), ReduceOp.MEAN, stand_in=False):
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        with peers.run((0, 2), ReduceOp.MEAN, padding=False):
             pass
-        return peers.stands_in, reducer.opened, mirror.buffer.item()
+        return peers.is_padded, reducer.opened, mirror.buffer.item()
 
     assert on_replicas(2, body) == [(False, [(0.0, True)], 0.0), (False, [(1.0, False)], 1.0)]
 
@@ -112,9 +112,9 @@ def test_zero_rows_keep_their_buffers_and_weigh_nothing() -> None:
 def test_rows_that_come_again_weigh_what_the_reduction_of_their_run_says() -> None:
     """Zero rows weigh nothing under MEAN alone: what was worked out for one run is not the other's."""
 
-    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
         for op in (ReduceOp.MEAN, ReduceOp.MEAN, ReduceOp.SUM, ReduceOp.MEAN):
-            with peers.run((2, 0), op, stand_in=False):
+            with peers.run((2, 0), op, padding=False):
                 pass
         return [empty for _, empty in reducer.opened]
 
@@ -122,11 +122,11 @@ def test_rows_that_come_again_weigh_what_the_reduction_of_their_run_says() -> No
 
 
 def test_buffers_are_agreed_on_after_each_batch_while_something_was_chosen_for_them() -> None:
-    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> list[float]:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> list[float]:
         mirror.buffer.zero_()
         held = []
         for mirror.aggregates_buffers in (False, True, True, False, False):
-            with peers.run((2, 2), ReduceOp.MEAN, stand_in=True):
+            with peers.run((2, 2), ReduceOp.MEAN, padding=True):
                 mirror.buffer += 1 + peers.rank
             held.append(mirror.buffer.item())
             if not mirror.aggregates_buffers:
@@ -138,8 +138,8 @@ def test_buffers_are_agreed_on_after_each_batch_while_something_was_chosen_for_t
 
 
 def test_each_batch_of_a_loop_has_its_own_weights() -> None:
-    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
-        with peers.run(None, ReduceOp.MEAN, stand_in=True):
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        with peers.run(None, ReduceOp.MEAN, padding=True):
             peers.next_batch((2, 2))
             peers.next_batch((3, 1))
         return [weight for weight, _ in reducer.opened]
@@ -152,20 +152,20 @@ def test_merge_call_sees_all_replicas_and_gives_each_its_part() -> None:
         pairs = zip(value.values, factor.values, strict=True)
         return PerReplica([number * times for number, times in pairs]), sum(value.values)
 
-    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
         return peers.merge_call(merge, (peers.rank + 1,), {"factor": 10})
 
     assert on_replicas(2, body) == [(10, 3), (20, 3)]
 
 
 def test_a_run_counts_the_rows_of_its_batch_or_of_all_that_it_drew() -> None:
-    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
-        with peers.run((3, 1), ReduceOp.MEAN, stand_in=True):
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        with peers.run((3, 1), ReduceOp.MEAN, padding=True):
             peers.next_batch((5, 5))  # an argument comes first
             argument = peers.num_rows_seen
-        with peers.run(None, ReduceOp.MEAN, stand_in=True):
+        with peers.run(None, ReduceOp.MEAN, padding=True):
             none = peers.num_rows_seen
-        with peers.run(None, ReduceOp.MEAN, stand_in=True):
+        with peers.run(None, ReduceOp.MEAN, padding=True):
             for rows in [(2, 2), (1, 0)]:
                 peers.next_batch(rows)
         return argument, none, peers.num_rows_seen
@@ -173,7 +173,7 @@ def test_a_run_counts_the_rows_of_its_batch_or_of_all_that_it_drew() -> None:
     assert on_replicas(2, body) == [(3, None, 3), (1, None, 2)]
 
 
-class Notes(ReplicaRules):
+class Notes(StrategyHooks):
     """Notes of which batches it is told."""
 
     exchanges_gradients = False
@@ -195,18 +195,18 @@ class Notes(ReplicaRules):
 def test_rules_are_told_of_each_batch_and_each_run() -> None:
     rules = Notes()
 
-    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> None:
-        with peers.run((1,), ReduceOp.MEAN, stand_in=True):
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> None:
+        with peers.run((1,), ReduceOp.MEAN, padding=True):
             assert peers.step_optimizer("an optimizer", lambda: "done") == "done"  # type: ignore[arg-type]  # any will do
-        with peers.run(None, ReduceOp.MEAN, stand_in=True):
+        with peers.run(None, ReduceOp.MEAN, padding=True):
             peers.next_batch((2,))
             peers.next_batch((3,))
-        with contextlib.suppress(KeyboardInterrupt), peers.run(None, ReduceOp.MEAN, stand_in=True):
+        with contextlib.suppress(KeyboardInterrupt), peers.run(None, ReduceOp.MEAN, padding=True):
             peers.leave_run()  # before the first draw
             peers.next_batch((5,))
             peers.leave_run()
             raise KeyboardInterrupt
-        with pytest.raises(KeyError), peers.run((4,), ReduceOp.MEAN, stand_in=True):
+        with pytest.raises(KeyError), peers.run((4,), ReduceOp.MEAN, padding=True):
             raise KeyError
 
     on_replicas(1, body, rules)
@@ -214,9 +214,9 @@ def test_rules_are_told_of_each_batch_and_each_run() -> None:
 
 
 def test_local_updates_weigh_nothing_but_rows_and_are_not_compared() -> None:
-    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
         peers._sync_check = None  # type: ignore[assignment]  # it would be used
-        with peers.run((3, 1, 0), ReduceOp.MEAN, stand_in=True, check_in_sync=1):
+        with peers.run((3, 1, 0), ReduceOp.MEAN, padding=True, param_sync_every=1):
             pass
         return reducer.opened
 
@@ -224,7 +224,7 @@ def test_local_updates_weigh_nothing_but_rows_and_are_not_compared() -> None:
 
 
 def test_a_call_may_have_a_limit_and_a_compression_of_its_own() -> None:
-    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
         value = torch.tensor([1.0 + 2.0**-12], requires_grad=True)
         plain = peers.all_reduce(ReduceOp.SUM, value, CommunicationOptions(timeout_seconds=5.0))
         small = peers.all_reduce(ReduceOp.SUM, value, CommunicationOptions(compression="fp16"))
@@ -239,7 +239,7 @@ def test_a_call_may_have_a_limit_and_a_compression_of_its_own() -> None:
 
 
 def test_only_the_strategys_implementation_can_carry_a_call() -> None:
-    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> None:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> None:
         peers.implementation = "gloo"
         context = ReplicaContext(ReplicaView(("cpu",) * 2), peers)
         assert context.all_reduce("SUM", 1, options=CommunicationOptions(implementation="gloo")) == 2

@@ -24,10 +24,10 @@ from raydist.nest import map_structure
 from raydist.options import CommunicationOptions
 from raydist.replicas.batch_rows import BatchRows, MergedValue, value_on
 from raydist.replicas.in_sync import SyncCheck, WrittenBuffers
-from raydist.replicas.rules import ReplicaRules, VariablesView
+from raydist.replicas.rules import StrategyHooks, VariablesView
 from raydist.values import ReduceOp
 
-__all__ = ["Connected", "GlobalClosure"]
+__all__ = ["SyncPeers", "GlobalClosure"]
 
 
 @final
@@ -90,7 +90,7 @@ class _Replaced(torch.autograd.Function):
 
 
 @final
-class Connected(Peers):
+class SyncPeers(Peers):
     """One of several replicas that run in lock step.
 
     During a run it tracks the current batch. The rows of the batch weight gradients and collectives. After a batch,
@@ -104,14 +104,14 @@ class Connected(Peers):
         device: torch.device,
         mirror: MirrorReplica,
         policy: NonfinitePolicy,
-        rules: ReplicaRules | None = None,
+        rules: StrategyHooks | None = None,
         calls: CallLog | None = None,
     ) -> None:
         self._calls = calls or CallLog()
         self.rank, self.world_size, self.device = communicator.rank, communicator.world_size, device
         self._on_cpu = device.type == "cpu"
-        self._stand_in = True
-        self._batch = BatchRows.of(None, self.world_size, stand_in=True)
+        self._padding = True
+        self._batch = BatchRows.of(None, self.world_size, padding=True)
         self.rows = None
         self._weights: tuple[float, ...] | None = None
         # rows on this replica of the run's batch argument, or of all batches drawn; None without a batch
@@ -128,12 +128,12 @@ class Connected(Peers):
         self._num_gradients_set = 0
         self._held_metrics: dict[int, dict[str, Any]] = {}
         self._num_batches = 0
-        self._check_in_sync = 0
+        self._param_sync_every = 0
         self._policy = policy
-        self._rules = rules or ReplicaRules()
+        self._rules = rules or StrategyHooks()
         self._sync_check = SyncCheck(communicator, self._gather_objects, self._compared)
         self._held_buffers: list[torch.Tensor] = []
-        self._has_rules = type(self._rules) is not ReplicaRules  # otherwise there is nothing to call between steps
+        self._has_rules = type(self._rules) is not StrategyHooks  # otherwise there is nothing to call between steps
         # the view of this replica that its rules get
         self.variables = VariablesView(communicator, mirror, self._gather_objects, lambda: self.rows)
         self._written = WrittenBuffers(mirror.written_buffers, self._gather_all)
@@ -144,13 +144,13 @@ class Connected(Peers):
         rows: tuple[int, ...] | None,
         reduce_op: ReduceOp,
         *,
-        stand_in: bool,
-        check_in_sync: int = 0,
+        padding: bool,
+        param_sync_every: int = 0,
         on_nonfinite: OnNonfinite = "pass",
     ) -> Iterator[None]:
         """Return the context of one run of a step function; see `StepHeader` for the arguments."""
-        self._reduce_op, self._stand_in = reduce_op, stand_in
-        self._check_in_sync = check_in_sync if self._rules.exchanges_gradients else 0
+        self._reduce_op, self._padding = reduce_op, padding
+        self._param_sync_every = param_sync_every if self._rules.exchanges_gradients else 0
         self._argument_rows = rows
         self.num_rows_seen = None if rows is None else rows[self.rank]
         parameters = self._mirror.parameters()
@@ -166,7 +166,7 @@ class Connected(Peers):
                 try:
                     yield
                 except BaseException:
-                    self._undo_stand_in()
+                    self._undo_padding()
                     raise
                 self._end_batch()
                 if self._has_rules:
@@ -242,29 +242,29 @@ class Connected(Peers):
         return float(self._gather_all(torch.tensor([number], dtype=torch.float64)).max())
 
     @property
-    def stands_in(self) -> bool:
+    def is_padded(self) -> bool:
         """True if this replica has no rows of the current batch and runs on padding rows: its results do not count."""
-        return self._batch.stand_in[self.rank]
+        return self._batch.padding[self.rank]
 
     @property
     def share(self) -> float | None:
         """The weight of this replica's values: its number of rows; None if it runs on padding rows."""
-        if self.stands_in:
+        if self.is_padded:
             return None
         return 1.0 if self.rows is None else float(self.rows[self.rank])
 
     def _begin_batch(self, rows: tuple[int, ...] | None) -> None:
         self._calls.begin_step()
-        self._batch = batch = BatchRows.of(rows, self.world_size, stand_in=self._stand_in)
+        self._batch = batch = BatchRows.of(rows, self.world_size, padding=self._padding)
         self.rows = rows
         weighed, op = self._weighed
         if batch is not weighed or op is not self._reduce_op:
             self._weigh(batch)
         self._reducer.begin_step(self._step_weight, self._reduce_op is ReduceOp.SUM)
         self._step_is_open = True
-        stands_in = batch.stand_in[self.rank]
-        self._held_metrics = self._mirror.hold_metrics() if stands_in else {}
-        self._held_buffers = self._mirror.export_buffers() if stands_in else []
+        is_padded = batch.padding[self.rank]
+        self._held_metrics = self._mirror.hold_metrics() if is_padded else {}
+        self._held_buffers = self._mirror.export_buffers() if is_padded else []
         if self._mirror.aggregates_buffers or self._written.are_any:
             self._written.begin()
 
@@ -275,7 +275,7 @@ class Connected(Peers):
         if not self._rules.exchanges_gradients:
             weight = float(weight > 0)  # gradients are local; without rows there are none
         # Under MEAN no rows have weight 0; zeroing the gradients keeps a NaN of an empty mean from spreading.
-        empty = batch.stand_in[self.rank] or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
+        empty = batch.padding[self.rank] or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
         self._step_weight = self._reducer.weigh(weight, self._reduce_op, empty=empty)
         self._weighed = batch, self._reduce_op
 
@@ -293,9 +293,9 @@ class Connected(Peers):
         self._num_batches += 1
         if begun and self._has_rules:
             self._rules.after_batch(self.variables)
-        if self._check_in_sync and self._num_batches % self._check_in_sync == 0:
+        if self._param_sync_every and self._num_batches % self._param_sync_every == 0:
             self._sync_check.compare()
-        elif self._check_in_sync and self._num_batches & (self._num_batches - 1) == 0:  # after 1, 2, 4, 8, ... batches
+        elif self._param_sync_every and self._num_batches & (self._num_batches - 1) == 0:  # 1, 2, 4, 8, ...
             self._sync_check.compare_buffers()
 
     def _compared(self) -> list[Any]:
@@ -308,9 +308,9 @@ class Connected(Peers):
     def _agree_on_buffers(self) -> None:
         self._written.agree(self._batch.present)
         if not self._batch.all_present:
-            self._align_stand_ins()
+            self._align_padding()
 
-    def _align_stand_ins(self) -> None:
+    def _align_padding(self) -> None:
         """Give replicas on padding rows the buffers of the first replica with rows, and their own previous metrics."""
         root = self._batch.present.index(True)
         buffers = self._mirror.export_buffers()
@@ -319,13 +319,13 @@ class Connected(Peers):
                 self._communicator.broadcast(buffer, root).wait()
             else:  # collectives carry strided tensors only
                 buffers[place] = self._gather_objects(buffer if self.rank == root else None)[root].to(self.device)
-        if self.stands_in:
+        if self.is_padded:
             self._mirror.import_buffers(buffers, own=self._held_buffers)
             self._mirror.restore_metrics(self._held_metrics)
 
-    def _undo_stand_in(self) -> None:
+    def _undo_padding(self) -> None:
         """Restore buffers and metrics after an error: no replica can broadcast its buffers then."""
-        if self.stands_in:
+        if self.is_padded:
             self._mirror.import_buffers(self._held_buffers)
             self._mirror.restore_metrics(self._held_metrics)
 
@@ -341,7 +341,7 @@ class Connected(Peers):
         group = self._communicator if options is None else self._within(options)
         if self._batch.all_present:
             return all_reduce(group, tensor, op, self._weights, self._calls)
-        if self.stands_in:
+        if self.is_padded:
             tensor = _without_effect(tensor, op)
         if op is not ReduceOp.MEAN:
             return all_reduce(group, tensor, op, self._weights, self._calls)
@@ -354,7 +354,7 @@ class Connected(Peers):
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         tensor = torch.as_tensor(value, device=self.device)
-        if self.stands_in and -tensor.dim() <= axis < tensor.dim():
+        if self.is_padded and -tensor.dim() <= axis < tensor.dim():
             tensor = tensor.narrow(axis, 0, 0)
         return all_gather(self._within(options), tensor, axis, self._weights)
 
