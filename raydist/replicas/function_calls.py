@@ -22,7 +22,7 @@ from raydist.checkpoints.replica_loop import ReplicaLoops
 from raydist.checkpoints.shards import ShardTerms, ShardWriter
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext, peers_here
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.nest import flatten
 from raydist.owning_process import call_here
 from raydist.replicas.device_copies import Accelerator, DeviceCopies

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.values import ReduceOp
 
 __all__ = ["StrategyHooks", "ReplicaVariables", "VariablesView"]

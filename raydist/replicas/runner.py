@@ -33,7 +33,7 @@ from raydist.errors import CancelledError, CollectiveMismatchError, FailedPrecon
 from raydist.foreign_errors import annotate
 from raydist.mirroring.messages import MirrorCalls, answer
 from raydist.mirroring.object_kinds import names_of, row_tables
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.owning_process import call_here
 from raydist.replicas.device_copies import Accelerator, DeviceCopies, PartsAhead, take_gpu
 from raydist.replicas.function_calls import FunctionCalls, watch_gradient_readers

@@ -19,7 +19,7 @@ from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite
 from raydist.collectives.reducer.reducer import WIRES, GradientReducer
 from raydist.context.replica_context import Peers
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.nest import map_structure
 from raydist.options import CommunicationOptions
 from raydist.replicas.batch_rows import BatchRows, MergedValue, value_on

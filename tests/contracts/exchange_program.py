@@ -24,7 +24,7 @@ from raydist.collectives.reducer.trailer import Updates
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
 from raydist.mirroring.object_kinds import names_of, row_tables
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.function_calls import watch_gradient_readers
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.sync_peers import SyncPeers

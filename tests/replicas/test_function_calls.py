@@ -15,7 +15,7 @@ from raydist.checkpoints.shards import ShardWriter
 from raydist.collectives.base import Membership
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.mirroring.messages import StepPayload
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.function_calls import FunctionCalls
 from raydist.replicas.replica_view import ReplicaView

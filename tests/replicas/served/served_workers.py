@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from raydist.mirroring.handles import ReplicaTable
-from raydist.mirroring.on_replica.hooks import note_steps
+from raydist.mirroring.replica_hooks import note_steps
 from raydist.parameter_servers.connection import ServerConnection
 from raydist.parameter_servers.consistency import Consistency
 from raydist.parameter_servers.server import ParameterServer

@@ -16,6 +16,8 @@ from raydist.checkpoints.shards import MergedStates
 from raydist.collectives.reducer.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.aggregation import Aggregation, aggregate
+from raydist.mirroring.apply_update import ControlCollector, ReplicaBuffers, UpdateApplier
+from raydist.mirroring.function_cache import FunctionCache
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.lazy_states import (
     divide_states,
@@ -27,9 +29,7 @@ from raydist.mirroring.lazy_states import (
     states_for_rank,
 )
 from raydist.mirroring.messages import MirrorCalls, StepPayload, TensorImage
-from raydist.mirroring.on_replica.apply_update import ControlCollector, ReplicaBuffers, UpdateApplier
-from raydist.mirroring.on_replica.function_cache import FunctionCache
-from raydist.mirroring.on_replica.hooks import ParameterGuard, UpdateLog, note_steps
+from raydist.mirroring.replica_hooks import ParameterGuard, UpdateLog, note_steps
 from raydist.parameter_servers.rows.local_rows import access_to
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import PersistentId, dumps, loads
