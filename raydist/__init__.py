@@ -87,8 +87,8 @@ if TYPE_CHECKING:
     from raydist.pipelines.tf_example.parse import parse_single_example as parse_single_example
     from raydist.pipelines.tf_example.ragged_features import RaggedFeature as RaggedFeature
     from raydist.pipelines.tf_example.ragged_features import RaggedTensorValue as RaggedTensorValue
-    from raydist.replicas.rules import ReplicaRules as ReplicaRules
     from raydist.replicas.rules import ReplicaVariables as ReplicaVariables
+    from raydist.replicas.rules import StrategyHooks as StrategyHooks
     from raydist.strategies.cluster_coordinator import ClusterCoordinator as ClusterCoordinator
     from raydist.strategies.cross_device_ops import CrossDeviceOps as CrossDeviceOps
     from raydist.strategies.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
@@ -206,7 +206,7 @@ _MODULE_OF = {
     "Replicated": "raydist.values",
     "RemoteValue": "raydist.coordinator.remote_value",
     "ReplicaContext": "raydist.context.replica_context",
-    "ReplicaRules": "raydist.replicas.rules",
+    "StrategyHooks": "raydist.replicas.rules",
     "ReplicaVariables": "raydist.replicas.rules",
     "RunOptions": "raydist.options",
     "ServerStats": "raydist.parameter_servers.server_stats",

@@ -218,12 +218,12 @@ class PerReplica(NoNumber):
         """
         return None
 
-    def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+    def part_on(self, rank: int, *, padding: bool = False) -> Part:
         """Return the location of one replica's value. Does not block if the value is on a replica.
 
         Args:
             rank: Rank of the replica, from 0.
-            stand_in: True for a replica without rows, which gets padding rows.
+            padding: True for a replica without rows, which gets padding rows.
 
         >>> PerReplica(["a", "b"]).part_on(1).value
         'b'

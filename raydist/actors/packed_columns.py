@@ -21,7 +21,7 @@ from raydist.pipelines.elements.arrow import column_of_arrow, column_to_arrow
 from raydist.pipelines.elements.small_floats import dtype_named
 from raydist.pipelines.engine.machine import num_cores
 
-__all__ = ["PICKLED", "ArrowColumn", "LaidParts", "pack_column", "pickle_rows", "unpack_column"]
+__all__ = ["PICKLED", "ArrowColumn", "ConcatenatedParts", "pack_column", "pickle_rows", "unpack_column"]
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,7 +40,7 @@ _MOST_ENTRIES = (1 << 31) - 1  # limit for a row of Arrow's fixed-size lists
 
 
 @final
-class LaidParts:
+class ConcatenatedParts:
     """The parts of one column, in order, which unpickle as one array.
 
     Args:

@@ -17,7 +17,6 @@ from ray.util.placement_group import PlacementGroup
 
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.reservations import bundle_options, guard_reservation
-from raydist.actors.software import Software, installed_software
 from raydist.actors.supervision import (
     RemoteFailure,
     done_before_failure,
@@ -26,6 +25,7 @@ from raydist.actors.supervision import (
     title_of_this_actor,
     wait_for_all,
 )
+from raydist.actors.version_check import Software, installed_software
 from raydist.actors.workers.memory_limit import keep_freed_memory
 from raydist.cluster import release
 from raydist.errors import FailedPreconditionError

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from raydist.collectives.base import ALL_REDUCE, Backend, Communicator, FinishingWork, Membership, Work
-from raydist.collectives.rendezvous import Bulletin, connect_store, local_address
+from raydist.collectives.rendezvous import ErrorBroadcast, connect_store, local_address
 from raydist.collectives.tensors import Staged, check_parts, check_root, stage_bytes, stage_comparable
 from raydist.collectives.translation import (
     aborted_error,
@@ -103,12 +103,12 @@ class Generation:
     """The process group of one generation. After the first failure every call raises that failure."""
 
     def __init__(
-        self, membership: Membership, backend: ProcessGroupBackend, bulletin: Bulletin, timeout_s: float
+        self, membership: Membership, backend: ProcessGroupBackend, error_broadcast: ErrorBroadcast, timeout_s: float
     ) -> None:
         self.membership = membership
         self.timeout_s = timeout_s
         self._backend = backend
-        self._bulletin = bulletin
+        self._error_broadcast = error_broadcast
         self._lock = threading.Lock()
         self._group: RawGroup | None = None
         self._pending: list[tuple[RawWork, str]] = []
@@ -118,7 +118,7 @@ class Generation:
     def join(membership: Membership, backend: ProcessGroupBackend, timeout_s: float) -> Generation:
         """Join the other members. Blocks; raises after `timeout_s` if one is missing."""
         store = connect_store(membership, timeout_s)
-        generation = Generation(membership, backend, Bulletin(store, membership), timeout_s)
+        generation = Generation(membership, backend, ErrorBroadcast(store, membership), timeout_s)
         generation.exchange_on_host(b"", "rendezvous")
         try:
             generation._group = backend.create(store, membership, timeout_s)
@@ -165,16 +165,16 @@ class Generation:
         """Exchange data through the store; return every rank's data, by rank. Blocks until all ranks have called it."""
         self.check(what)
         try:
-            return self._bulletin.exchange(data, what, self.timeout_s)
+            return self._error_broadcast.exchange(data, what, self.timeout_s)
         except DeadlineExceededError as error:
-            self._bulletin.fail(error)
+            self._error_broadcast.fail(error)
             raise
         except RuntimeError as error:  # the store is closed
             raise translate_torch_error(error, self.membership, what) from error
 
     def abort(self) -> None:
         """Fail the group for every member."""
-        self._bulletin.fail(aborted_error(self.membership))
+        self._error_broadcast.fail(aborted_error(self.membership))
         if self._group is not None:
             self._backend.kill(self._group)
 
@@ -190,9 +190,9 @@ class Generation:
                 if oldest is None or len(self._pending) < before:
                     since = time.monotonic()
             self._listen()
-            if not self._bulletin.failed and oldest is not None and time.monotonic() - since > self.timeout_s:
+            if not self._error_broadcast.failed and oldest is not None and time.monotonic() - since > self.timeout_s:
                 self._late(oldest, self.timeout_s, fatal=True)
-            if self._bulletin.failed and self._group is not None:
+            if self._error_broadcast.failed and self._group is not None:
                 self._backend.kill(self._group)  # threads that wait for the device wake up and find the failure
                 return
 
@@ -219,16 +219,16 @@ class Generation:
 
     def check(self, operation: str) -> None:
         """Raise the failure that has ended this generation, if there is one."""
-        self._bulletin.check(operation)
+        self._error_broadcast.check(operation)
 
     def _listen(self) -> None:
-        if self._bulletin.listen():
-            self._bulletin.named()  # the peer posted its failure before its roll call
+        if self._error_broadcast.listen():
+            self._error_broadcast.named()  # the peer posted its failure before its liveness check
 
     def _fail(self, error: RaydistError) -> RaydistError:
         """Record a failure of this rank, and return it with the missing ranks."""
-        self._bulletin.fail(error)
-        return self._bulletin.named() or error
+        self._error_broadcast.fail(error)
+        return self._error_broadcast.named() or error
 
     def _late(self, operation: str, limit_s: float, *, fatal: bool) -> RaydistError:
         error = late_error(self.membership, operation, limit_s, fatal=fatal)

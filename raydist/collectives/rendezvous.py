@@ -5,9 +5,9 @@ connects with :func:`connect_store`. Keys begin with the group's name and the ge
 reads a late message of an old one. As with `torchrun`, anyone who reaches the port can read and write: the network must
 be trusted, and the server listens on one address only.
 
-The store also holds data that ranks exchange, and the reason of a failure (:class:`Bulletin`). Sockets do not suffice:
-a rank that waits for a living peer does not notice the death of a third rank, and gloo has no abort. So the first rank
-that detects a failure posts it in the store, where waiting ranks poll.
+The store also holds data that ranks exchange, and the reason of a failure (:class:`ErrorBroadcast`). Sockets do not
+suffice: a rank that waits for a living peer does not notice the death of a third rank, and gloo has no abort. So the
+first rank that detects a failure posts it in the store, where waiting ranks poll.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from raydist.errors import (
 )
 from raydist.owning_process import never_free, note_inherited
 
-__all__ = ["Bulletin", "RendezvousStore", "connect_store", "local_address", "peek"]
+__all__ = ["ErrorBroadcast", "RendezvousStore", "connect_store", "local_address", "peek"]
 
 _KINDS: dict[str, type[RaydistError]] = {
     kind.__name__: kind for kind in (CancelledError, CollectiveMismatchError, DeadlineExceededError, UnavailableError)
@@ -47,7 +47,7 @@ _READ_BY_ALL = 2  # all members have read exchange k - 2 before exchange k, sinc
 
 
 @final
-class Bulletin:
+class ErrorBroadcast:
     """Exchanges of one generation in the store, and its first failure, for one member."""
 
     def __init__(self, store: Store, membership: Membership) -> None:
@@ -79,7 +79,7 @@ class Bulletin:
                     f"{describe_ranks(missing)} did not arrive. Raise the limit if they were only slow."
                 )
             if self.listen():
-                self.named()  # the peer posted its failure before its roll call
+                self.named()  # the peer posted its failure before its liveness check
             self.check(what)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MOST_PAUSE_S)
@@ -129,7 +129,7 @@ class Bulletin:
         return True
 
     def named(self) -> RaydistError | None:
-        """Return the failure with the ranks that do not answer a roll call, and remember it so.
+        """Return the failure with the ranks that do not answer a liveness check, and remember it so.
 
         Blocking: until all ranks have called it, at most 0.3 s.
         """

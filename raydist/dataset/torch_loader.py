@@ -278,7 +278,7 @@ class _Pass:
         self._sampler, self._generator = self._made if loader is None else (_index_sampler(loader), loader.generator)
         self._leaf = _known_leaf(self._sampler)
         is_own = self._leaf is not None and "torch" in begin.globals
-        self._stand_in: torch.Generator | None = generator_at(begin.globals["torch"]) if is_own else None
+        self._substitute: torch.Generator | None = generator_at(begin.globals["torch"]) if is_own else None
         self._globals = GlobalStates({} if is_own else begin.globals)
         self._seed = 0
         self._lent = False
@@ -296,15 +296,15 @@ class _Pass:
         if self._lent:
             self._leaf.generator = None
         copied = kept(self._made, self._dataset)
-        own = state_text(self._stand_in)
+        own = state_text(self._substitute)
         return replace(self._begin, copy=copied, globals=self._globals.texts() if own is None else {"torch": own})
 
     def _lists(self) -> Iterator[Any]:
         return self._custom_lists() if self._leaf is None else self._known_lists(self._leaf)
 
     def _known_lists(self, leaf: Any) -> Iterator[Any]:
-        self._seed = _draw(self._generator or self._stand_in)
-        self._lend(leaf, self._stand_in)
+        self._seed = _draw(self._generator or self._substitute)
+        self._lend(leaf, self._substitute)
         yield from self._sampler
 
     def _lend(self, leaf: Any, source: torch.Generator | None) -> None:
@@ -323,14 +323,14 @@ class _Pass:
         yield from self._pulled(lists)
 
     def _batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        ahead = generator_at(state_text(self._generator or self._stand_in or torch.default_generator) or "")
+        ahead = generator_at(state_text(self._generator or self._substitute or torch.default_generator) or "")
         seed = _draw(ahead)  # as the loader itself is about to draw it
         if self._begin.home != _this_process():
             _seed_globals(seed)
-        if self._stand_in is not None and self._generator is None:
-            loader.generator = self._stand_in
+        if self._substitute is not None and self._generator is None:
+            loader.generator = self._substitute
         self._lend(
-            self._leaf, ahead if self._generator is None and type(self._leaf) is RandomSampler else self._stand_in
+            self._leaf, ahead if self._generator is None and type(self._leaf) is RandomSampler else self._substitute
         )
         with self._globals.in_place():
             batches = iter(loader)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 from raydist.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from raydist.actors.readers.driver_pass import PassOpener
+    from raydist.actors.readers.driver_epoch import EpochOpener
     from raydist.options import Timeouts
 
 __all__ = ["InputSide"]
@@ -28,7 +28,7 @@ class InputSide:
         num_workers: Number of workers (nodes) of the replicas.
     """
 
-    opener: PassOpener
+    opener: EpochOpener
     num_replicas: int
     timeouts: Timeouts
     drain: Callable[[], None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.actors.class_tracking import cloudpickle
-from raydist.actors.passes.job import InputJob, MergedJob
+from raydist.actors.epochs.job import InputJob, MergedJob
 from raydist.errors import InvalidArgumentError
 from raydist.options import AutoShardPolicy
 from raydist.pipelines.optimize.file_shards import obstacle_to_files, shard_files

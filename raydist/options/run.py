@@ -21,17 +21,17 @@ class RunOptions:
             with a global denominator. None uses the scope's choice (MEAN by default). Gradients that a step assigns to
             `.grad` are reduced likewise, before `optimizer.step()`: under SUM, assign each replica's own part, not a
             sum by `ctx.all_reduce`.
-        empty_batch: "stand_in" runs a replica without rows on two rows of the same global batch and drops all its
-            results; "zero_rows" passes the zero rows and keeps the results, as TensorFlow does. Of several batches
-            among the arguments the first one decides: a replica with rows of it gets its parts of the others, which may
-            have zero rows. A global batch without any rows is run as on one device.
+        empty_batch: "pad" runs a replica without rows on two padding rows, taken from the same global batch, and drops
+            all its results; "zero_rows" passes the zero rows and keeps the results, as TensorFlow does. Of several
+            batches among the arguments the first one decides: a replica with rows of it gets its parts of the others,
+            which may have zero rows. A global batch without any rows is run as on one device.
         on_nonfinite: Reaction to a NaN or an infinity in a gradient, the same on all replicas: "pass" none; "raise"
             makes `backward()` raise a FailedPreconditionError that names replica and parameter; with "skip" every
             `optimizer.step()` changes nothing (parameters, moments, counters) while `.grad` contains such a value, and
             `strategy.stats()` counts. The reduced gradients are checked once per backward pass, which reads them all,
             and on a GPU waits. A `GradScaler` checks by itself: use "pass" or "skip" with it.
-        check_in_sync: Number of batches after which the replicas compare parameters and optimizer states; 0 for never.
-            Costs a checksum of both, 6 GB/s.
+        param_sync_every: Number of batches after which the replicas compare parameters and optimizer states; 0 for
+            never. Costs a checksum of both, 6 GB/s.
 
     Raises:
         InvalidArgumentError: A value is invalid.
@@ -43,9 +43,9 @@ class RunOptions:
     """
 
     gradient_reduce_op: ReduceOp | None = None
-    empty_batch: Literal["stand_in", "zero_rows"] = "stand_in"
+    empty_batch: Literal["pad", "zero_rows"] = "pad"
     on_nonfinite: Literal["pass", "raise", "skip"] = "pass"
-    check_in_sync: int = 100
+    param_sync_every: int = 100
 
     def __post_init__(self) -> None:
         op = self.gradient_reduce_op
@@ -55,8 +55,8 @@ class RunOptions:
                 self.gradient_reduce_op in (ReduceOp.SUM, ReduceOp.MEAN), "gradient_reduce_op must be SUM or MEAN", op
             )
         require(
-            self.empty_batch in ("stand_in", "zero_rows"),
-            'empty_batch must be "stand_in" or "zero_rows"',
+            self.empty_batch in ("pad", "zero_rows"),
+            'empty_batch must be "pad" or "zero_rows"',
             self.empty_batch,
         )
         require(
@@ -64,5 +64,5 @@ class RunOptions:
             'on_nonfinite must be "pass", "raise" or "skip"',
             self.on_nonfinite,
         )
-        every = self.check_in_sync
-        require(isinstance(every, int) and every >= 0, "check_in_sync must be a number of batches, or 0", every)
+        every = self.param_sync_every
+        require(isinstance(every, int) and every >= 0, "param_sync_every must be a number of batches, or 0", every)

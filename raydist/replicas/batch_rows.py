@@ -63,27 +63,27 @@ class BatchRows:
     counts: tuple[int, ...] | None  # number of rows on each replica; None without a batch
     shares: tuple[float, ...]  # fraction of the global batch on each replica
     # for each replica, True if it has no rows, so it runs on padding rows; all True for an empty batch
-    stand_in: tuple[bool, ...]
+    padding: tuple[bool, ...]
     present: tuple[bool, ...]  # for each replica, True if its results count: no padding rows, or no replica has rows
     all_present: bool  # True if the results of all replicas count
 
     @staticmethod
     @functools.lru_cache(maxsize=64)  # a program has few batch sizes: the full one and that of the last batch
-    def of(counts: tuple[int, ...] | None, world_size: int, *, stand_in: bool) -> BatchRows:
-        """Return the rows of a batch; with `stand_in`, replicas without rows run on padding rows.
+    def of(counts: tuple[int, ...] | None, world_size: int, *, padding: bool) -> BatchRows:
+        """Return the rows of a batch; with `padding`, replicas without rows run on padding rows.
 
-        >>> BatchRows.of((3, 0), 2, stand_in=True).present, BatchRows.of((3, 0), 2, stand_in=False).present
+        >>> BatchRows.of((3, 0), 2, padding=True).present, BatchRows.of((3, 0), 2, padding=False).present
         ((True, False), (True, True))
         """
         nobody, everybody = (False,) * world_size, (True,) * world_size
-        stand_ins = tuple(count == 0 for count in counts) if stand_in and counts is not None else nobody
-        present = everybody if all(stand_ins) else tuple(not absent for absent in stand_ins)
-        return BatchRows(counts, weights_of(counts, world_size), stand_ins, present, all(present))
+        paddings = tuple(count == 0 for count in counts) if padding and counts is not None else nobody
+        present = everybody if all(paddings) else tuple(not absent for absent in paddings)
+        return BatchRows(counts, weights_of(counts, world_size), paddings, present, all(present))
 
     def weights(self, *, adds_up: bool) -> tuple[float, ...] | None:
         """Return the weight of each replica in the global objective, or None if contributions are summed unweighted.
 
-        >>> BatchRows.of((3, 0), 2, stand_in=True).weights(adds_up=True)
+        >>> BatchRows.of((3, 0), 2, padding=True).weights(adds_up=True)
         (1.0, 0.0)
         """
         if not adds_up:

@@ -15,7 +15,7 @@ import torch
 
 from raydist.collectives.translation import describe_each
 from raydist.errors import CollectiveMismatchError
-from raydist.replicas.rules import ReplicaRules, ReplicaVariables
+from raydist.replicas.rules import ReplicaVariables, StrategyHooks
 
 __all__ = ["CentralVariables"]
 
@@ -23,7 +23,7 @@ _OWNER = 0
 
 
 @final
-class CentralVariables(ReplicaRules):
+class CentralVariables(StrategyHooks):
     """Rules of replicas whose optimizers have their state on replica 0 only."""
 
     replicates_optimizer_state = False

@@ -24,7 +24,7 @@ from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step_message import GroupResult, PlannedStep, SentObjects, address_steps
 from raydist.values import Part
 
-__all__ = ["DispatchedStep", "DispatchedSteps", "Failure", "Pace", "SentGroup"]
+__all__ = ["DispatchedStep", "DispatchedSteps", "Failure", "BatchingPolicy", "SentGroup"]
 
 _BUSY = 2  # groups in flight: one that the replicas run, and one in their queue
 _SLICE_S = 5.0  # longest time that the thread lives on after `close`
@@ -40,14 +40,14 @@ _REMEMBERED = 256  # number of functions
 
 
 @final
-class Pace:
+class BatchingPolicy:
     """Measured costs of steps, by a key of their function. Steps of unknown functions are sent alone.
 
-    >>> pace = Pace()
-    >>> pace.group_size([b"f"])
+    >>> policy = BatchingPolicy()
+    >>> policy.group_size([b"f"])
     1
-    >>> pace.learn(b"f", seconds=0.02, num_bytes=8)
-    >>> pace.group_size([b"f"]), pace.window([b"f"])
+    >>> policy.learn(b"f", seconds=0.02, num_bytes=8)
+    >>> policy.group_size([b"f"]), policy.window([b"f"])
     (10, 30)
     """
 
@@ -191,7 +191,7 @@ class DispatchedSteps:
         self._process = process
         self._turn = threading.RLock()  # of the thread that waits for steps
         self._sent = tuple(SentObjects() for _ in actors.names)
-        self._pace = Pace()
+        self._policy = BatchingPolicy()
         self._untold: Exception | None = None
         self._failure: Failure | None = None  # the first of this generation
         self._last = -1  # number of the last dispatched step
@@ -261,17 +261,17 @@ class DispatchedSteps:
         """
         self.require_alive()
         with self._turn:
-            while self.num_under_way >= self._pace.window(self._keys(step)):
+            while self.num_under_way >= self._policy.window(self._keys(step)):
                 self._finish_oldest()
                 self.tell()
             at_once = step.carries_values  # sends the steps whose results are parts; may block, so not in the thread
             dispatched = DispatchedStep(self, step.header.step)
             self._last = dispatched.number
             with self._changed:
-                if len(self._gathered) >= self._pace.group_size(self._keys(step)):
+                if len(self._gathered) >= self._policy.group_size(self._keys(step)):
                     self._send_gathered()
                 self._gathered.append((dispatched, step))
-                full = len(self._gathered) >= self._pace.group_size(self._keys())
+                full = len(self._gathered) >= self._policy.group_size(self._keys())
                 if at_once or full or len(self._running) < _BUSY:
                     self._send_gathered()
                 else:
@@ -424,7 +424,7 @@ class DispatchedSteps:
     def _learn(self, group: SentGroup, answers: Sequence[GroupResult]) -> None:
         seconds = max(answer.seconds for answer in answers) / len(group.keys)
         for place, key in enumerate(group.keys):
-            self._pace.learn(key, seconds=seconds, num_bytes=max(each.num_bytes for each in group.results_at(place)))
+            self._policy.learn(key, seconds=seconds, num_bytes=max(each.num_bytes for each in group.results_at(place)))
 
     def results_of(self, step: DispatchedStep) -> list[StepResult]:
         """Return the results of one step in rank order. Blocks; raises the step's error, at every call."""

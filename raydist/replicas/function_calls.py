@@ -22,14 +22,14 @@ from raydist.checkpoints.replica_loop import ReplicaLoops
 from raydist.checkpoints.shards import ShardTerms, ShardWriter
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext, peers_here
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.nest import flatten
 from raydist.owning_process import call_here
-from raydist.replicas.connected import Connected
 from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import StepHeader
+from raydist.replicas.sync_peers import SyncPeers
 from raydist.summary.recording import StepRecorder
 
 __all__ = ["FunctionCalls", "LoopSide", "watch_gradient_readers"]
@@ -56,7 +56,7 @@ def _after_exchange(
     @functools.wraps(function)
     def read(*args: Any, **kwargs: Any) -> Any:
         peers = peers_here()
-        if isinstance(peers, Connected):
+        if isinstance(peers, SyncPeers):
             if len(args) > place:
                 given, parameters = find(args[place])
                 args = (*args[:place], given, *args[place + 1 :])
@@ -75,7 +75,7 @@ def _told(zero_grad: Callable[..., None]) -> Callable[..., None]:
     def clear(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         zero_grad(module, *args, **kwargs)
         peers = peers_here()
-        if isinstance(peers, Connected):
+        if isinstance(peers, SyncPeers):
             peers.note_cleared(module.parameters())
 
     return clear
@@ -104,7 +104,7 @@ class LoopSide:
     def __init__(
         self,
         mirror: MirrorReplica,
-        peers: Connected,
+        peers: SyncPeers,
         writer: ShardWriter,
         iterators: Sequence[ReplicaIterator],
         launch: Callable[[], None],
@@ -159,11 +159,11 @@ class FunctionCalls:
         self._guard = mirror.guard()
         self._accelerator = accelerator
         self._limit_s = limit_s
-        self._peers: Connected | None = None
+        self._peers: SyncPeers | None = None
         self._recorder = StepRecorder(lambda: None if self._peers is None else self._peers.share)
         self._context: ReplicaContext | None = None
 
-    def join(self, view: ReplicaView, peers: Connected) -> None:
+    def join(self, view: ReplicaView, peers: SyncPeers) -> None:
         """Call functions as this replica of this process group from now on."""
         self._peers = peers
         self._context = ReplicaContext(view, peers)
@@ -171,7 +171,7 @@ class FunctionCalls:
     def call(
         self,
         header: StepHeader,
-        peers: Connected,
+        peers: SyncPeers,
         fn: Callable[..., Any],
         args: Sequence[Any],
         kwargs: dict[str, Any],
@@ -182,8 +182,8 @@ class FunctionCalls:
             peers.run(
                 header.rows,
                 header.gradient_reduce_op,
-                stand_in=header.stand_in,
-                check_in_sync=header.check_in_sync,
+                padding=header.padding,
+                param_sync_every=header.param_sync_every,
                 on_nonfinite=header.on_nonfinite,
             ),
             enter_replica(self._context),
@@ -202,7 +202,7 @@ class FunctionCalls:
         return value
 
     @contextlib.contextmanager
-    def bound(self, arguments: Any, header: StepHeader, peers: Connected) -> Iterator[None]:
+    def bound(self, arguments: Any, header: StepHeader, peers: SyncPeers) -> Iterator[None]:
         """Return a context in which iterators in this nest yield this replica's batches and report their rows."""
         leaves, _ = flatten(arguments)
         iterators = [leaf for leaf in leaves if isinstance(leaf, ReplicaIterator)]
@@ -218,7 +218,7 @@ class FunctionCalls:
                     begin=self._copies.begin,
                     place=self._copies.finish,
                     on_batch=lambda batch: peers.next_batch(batch.rows),
-                    empty_batch="stand_in" if header.stand_in else "zero_rows",
+                    empty_batch="pad" if header.padding else "zero_rows",
                     before_draw=self._loops.draw,
                 )
             yield
@@ -232,10 +232,10 @@ class FunctionCalls:
             around.enter_context(self._accelerator.working(header.modes, self._limit_s))
         return around
 
-    def pack(self, value: Any, header: StepHeader, peers: Connected) -> StepResult:
+    def pack(self, value: Any, header: StepHeader, peers: SyncPeers) -> StepResult:
         """Convert the result of a call for sending."""
         # A loop over batches returns results of all its batches, so they count even if the last batch had no rows here.
-        absent = header.rows is not None and header.stands_in(peers.rank)
+        absent = header.rows is not None and header.is_padded(peers.rank)
         return pack_result(value, absent=absent, rows=peers.num_rows_seen, summaries=self._recorder.take_records())
 
     def drop_records(self) -> None:

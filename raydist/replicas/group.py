@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, TypeVarTuple, final
 
 from raydist.actors.replica import ReplicaActors
-from raydist.actors.software import Software, installed_software, require_devices, require_same_software
 from raydist.actors.supervision import wait_for_all
+from raydist.actors.version_check import Software, installed_software, require_devices, require_same_software
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore

@@ -167,7 +167,7 @@ class SyncCheck:
             self._warned = True
             _log.warning(
                 "The last bits of %s differed between replicas, and are replica 0's now. Some operation of the step "
-                "adds up in another order each time; RunOptions(check_in_sync=) says how often they are compared.",
+                "adds up in another order each time; RunOptions(param_sync_every=) says how often they are compared.",
                 entries[different[0]][0],
             )
 

@@ -20,7 +20,7 @@ from raydist.errors import FailedPreconditionError
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.object_kinds import has_load_hooks
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
-from raydist.replicas.rules import ReplicaRules
+from raydist.replicas.rules import StrategyHooks
 from raydist.replicas.step import ReplicaSetup
 
 __all__ = ["RESTORES", "ReplicaRestorer", "ReplicaSaver", "SAVES"]
@@ -120,7 +120,7 @@ class ReplicaSaver:
         return self._have_one_rule() and {torch.device(each.device).type for each in self._setups()} <= {"cpu", "cuda"}
 
     def _have_one_rule(self) -> bool:
-        return all(type(setup.rules) is ReplicaRules for setup in self._setups())
+        return all(type(setup.rules) is StrategyHooks for setup in self._setups())
 
     def begin(
         self, request: ShardRequest, objects: Mapping[str, Any], modules: Mapping[str, torch.nn.Module]

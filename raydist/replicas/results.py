@@ -219,7 +219,7 @@ class ResultLeaf(PerReplica):
     def weights(self) -> tuple[int, ...] | None:
         return self.step.rows()
 
-    def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+    def part_on(self, rank: int, *, padding: bool = False) -> Part:
         return self.step.outcome.part(rank, self.index, _shown(self._structure))
 
     def _fetch(self) -> tuple[Any, ...]:

@@ -12,10 +12,10 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.values import ReduceOp
 
-__all__ = ["ReplicaRules", "ReplicaVariables", "VariablesView"]
+__all__ = ["StrategyHooks", "ReplicaVariables", "VariablesView"]
 
 
 class ReplicaVariables:
@@ -119,7 +119,7 @@ class VariablesView(ReplicaVariables):
         return self._mirror.take_loaded_states()
 
 
-class ReplicaRules:
+class StrategyHooks:
     """Rules of a strategy's replicas; the base class does nothing besides running steps.
 
     Derive from this class, and return an instance from your strategy's `replica_rules`. The instance is pickled, so its
@@ -128,15 +128,15 @@ class ReplicaRules:
 
     Attributes:
         exchanges_gradients: Gradients are global when `backward()` returns. With False, gradients stay on the replica
-            (without rows there are none), replicas may differ, and `check_in_sync` is off.
-        replicates_optimizer_state: Every replica has the state of the optimizers. With False `check_in_sync` compares
-            parameters only.
+            (without rows there are none), replicas may differ, and `param_sync_every` is off.
+        replicates_optimizer_state: Every replica has the state of the optimizers. With False,
+            `param_sync_every` compares parameters only.
 
     Source: tf.distribute.StrategyExtended, from which custom strategies derive.
 
     Example::
 
-        class AverageEvery(rd.ReplicaRules):
+        class AverageEvery(rd.StrategyHooks):
             exchanges_gradients = False
 
             def __init__(self, every):

@@ -33,9 +33,8 @@ from raydist.errors import CancelledError, CollectiveMismatchError, FailedPrecon
 from raydist.foreign_errors import annotate
 from raydist.mirroring.messages import MirrorCalls, answer
 from raydist.mirroring.object_kinds import names_of, row_tables
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.owning_process import call_here
-from raydist.replicas.connected import Connected
 from raydist.replicas.device_copies import Accelerator, DeviceCopies, PartsAhead, take_gpu
 from raydist.replicas.function_calls import FunctionCalls, watch_gradient_readers
 from raydist.replicas.replica_view import ReplicaView
@@ -43,6 +42,7 @@ from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.rules import VariablesView
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from raydist.replicas.step_message import GroupResult, KeptObjects, StepMessage
+from raydist.replicas.sync_peers import SyncPeers
 from raydist.values import Leaves
 
 __all__ = ["ReplicaRunner"]
@@ -171,7 +171,7 @@ class ReplicaRunner:
         )
         self._member = GroupMember(setup, join_group, self._device)
         self._progress = self._member.progress
-        self._peers: Connected | None = None
+        self._peers: SyncPeers | None = None
         self._reducer: GradientReducer | None = None
         self._seed: tuple[int, int] | None = None
         self._objects = KeptObjects()
@@ -208,7 +208,7 @@ class ReplicaRunner:
             names=lambda parameters: names_of(parameters, self._mirror.objects()),
         )
         self._setup.rules.restart()
-        self._peers = Connected(
+        self._peers = SyncPeers(
             self._member.values, self._reducer, self._device, self._mirror, self._policy, self._setup.rules, calls
         )
         self._peers.implementation = self._setup.backend
@@ -319,7 +319,7 @@ class ReplicaRunner:
         raise CancelledError(f"Step {header.step} was given up on replica {self._setup.rank}, because {reason}.")
 
     def _run(
-        self, header: StepHeader, objects: Sequence[Leaves], coming: StepHeader | None, peers: Connected
+        self, header: StepHeader, objects: Sequence[Leaves], coming: StepHeader | None, peers: SyncPeers
     ) -> StepResult:
         if header.seed != self._seed:
             self._reseed(header.seed)

@@ -16,7 +16,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.mirroring.messages import StepPayload
 from raydist.options import RunOptions
 from raydist.pickling.torch_objects import by_fields
-from raydist.replicas.rules import ReplicaRules
+from raydist.replicas.rules import StrategyHooks
 from raydist.summary.recording import SummaryOrder
 from raydist.torch_modes import TorchModes
 from raydist.values import Leaves, PerReplica, ReduceOp
@@ -51,7 +51,7 @@ class ReplicaSetup:
     compression: Literal["fp16", "bf16"] | None = None
     worker: int = 0  # number of the replica's worker (node), 0 .. num_workers - 1.
     host: str = ""  # name of the replica's node, for messages; empty if unknown
-    rules: ReplicaRules = field(default_factory=ReplicaRules)  # rules of the replica
+    rules: StrategyHooks = field(default_factory=StrategyHooks)  # rules of the replica
     # the replica that reduces for all, and how; None if each replica reduces its part
     accumulation: RootReduction | None = None
 
@@ -84,10 +84,10 @@ class StepHeader:
     rows: tuple[int, ...] | None = None
     gradient_reduce_op: ReduceOp = ReduceOp.MEAN  # MEAN (by rows) or SUM
     # True if replicas without rows run on padding rows, whose results are ignored; else on zero rows
-    stand_in: bool = True
+    padding: bool = True
     # the driver's torch seed, and how often it was set. A change of either reseeds the replica.
     seed: tuple[int, int] = (0, 0)
-    check_in_sync: int = 0  # number of batches between comparisons of the replicas; 0 for none
+    param_sync_every: int = 0  # number of batches between comparisons of the replicas; 0 for none
     # reaction to a NaN or an infinity in a gradient; see `RunOptions`
     on_nonfinite: Literal["pass", "raise", "skip"] = "pass"
     # settings of `rd.summary` at the driver's call of `run`; None for the defaults
@@ -103,12 +103,12 @@ class StepHeader:
 
     __reduce__ = by_fields
 
-    def stands_in(self, rank: int) -> bool:
+    def is_padded(self, rank: int) -> bool:
         """Return True if a replica has no rows of the first batch and runs on padding rows: its results are ignored.
 
         If no replica has rows, no replica uses padding rows: the step runs as on one device.
         """
-        return self.stand_in and self.rows is not None and self.rows[rank] == 0 and any(self.rows)
+        return self.padding and self.rows is not None and self.rows[rank] == 0 and any(self.rows)
 
     def in_group(self, generation: int, sources: tuple[PartSource, ...]) -> StepHeader:
         """Return the same step for a replica of this generation, with the replica's locations."""
@@ -116,19 +116,19 @@ class StepHeader:
 
 
 def address_parts(
-    values: Sequence[PerReplica], rank: int, *, stand_in: bool, refs: dict[Any, int]
+    values: Sequence[PerReplica], rank: int, *, padding: bool, refs: dict[Any, int]
 ) -> tuple[PartSource, ...]:
     """Return the locations of replica `rank`'s parts of `values`.
 
     Args:
         values: The PerReplica arguments of one step.
         rank: Rank of the replica.
-        stand_in: True if a replica without rows runs on padding rows.
+        padding: True if a replica without rows runs on padding rows.
         refs: The object references to send along, each with its position; missing references are added.
     """
     sources = []
     for value in values:
-        part = value.part_on(rank, stand_in=stand_in)
+        part = value.part_on(rank, padding=padding)
         if part.ref is None:
             sources.append(PartSource(None, value=part.value, on_host=part.on_host))
         else:
@@ -215,8 +215,8 @@ class StepHeaders:
             payload=payload.without_parts(),
             rows=batch_rows(payload.per_replica),
             gradient_reduce_op=gradient_reduce_op,
-            stand_in=options.empty_batch == "stand_in",
-            check_in_sync=options.check_in_sync,
+            padding=options.empty_batch == "pad",
+            param_sync_every=options.param_sync_every,
             on_nonfinite=options.on_nonfinite,
             seed=(torch.initial_seed(), num_seed_calls()),
             summaries=summaries,

@@ -84,7 +84,7 @@ def address_steps(steps: Sequence[PlannedStep], sent: Sequence[SentObjects]) -> 
     for rank, known in enumerate(sent):
         refs: dict[Any, int] = {}
         sources = tuple(
-            address_parts(step.parts, rank, stand_in=step.header.stands_in(rank), refs=refs) for step in steps
+            address_parts(step.parts, rank, padding=step.header.is_padded(rank), refs=refs) for step in steps
         )
         numbers, travelling = known.send(refs)
         messages.append((StepMessage(headers, sources, numbers), travelling))

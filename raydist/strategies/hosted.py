@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
+from raydist.actors.epochs.input_host import InputHost
 from raydist.actors.metric_counters import TrainingMetrics
-from raydist.actors.passes.input_host import InputHost
 from raydist.checkpoints.shards import DispatchedSave
 from raydist.context.current import open_strategies
 from raydist.context.strategy import Strategy, require_dataset
@@ -29,9 +29,9 @@ from raydist.values import InputContext, ReduceOp
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from raydist.actors.passes.job import InputJob, MergedJob
-    from raydist.actors.passes.link import PipelineLink
-    from raydist.actors.readers.driver_pass import PassOpener
+    from raydist.actors.epochs.job import InputJob, MergedJob
+    from raydist.actors.epochs.link import PipelineLink
+    from raydist.actors.readers.driver_epoch import EpochOpener
 
 __all__ = ["HostedStrategy", "WhenDropped", "close_all"]
 
@@ -223,7 +223,7 @@ class HostedStrategy(Strategy):
 class _OpenHost:
     """An opener of iterations that requires an open strategy: nothing would stop actors that are started later."""
 
-    host: PassOpener
+    host: EpochOpener
     require_open: Callable[[str], None]
 
     def open(self, job: InputJob | MergedJob) -> PipelineLink:

@@ -14,7 +14,7 @@ from raydist.options import CommunicationOptions, Timeouts
 from raydist.placement import may_grow
 from raydist.replicas.central_variables import CentralVariables
 from raydist.replicas.launch import LaunchPlan, plan_one_node, warn_if_crowded
-from raydist.replicas.rules import ReplicaRules
+from raydist.replicas.rules import StrategyHooks
 from raydist.strategies.cross_device_ops import CrossDeviceOps, accumulation_of, options_of
 from raydist.strategies.synchronous import SynchronousStrategy
 
@@ -83,7 +83,7 @@ class OneNodeStrategy(SynchronousStrategy):
 
         class LocalSGD(rd.OneNodeStrategy):
             def replica_rules(self):
-                return AverageEvery(4)  # see rd.ReplicaRules
+                return AverageEvery(4)  # see rd.StrategyHooks
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class OneNodeStrategy(SynchronousStrategy):
         self._devices: tuple[Device, ...] = ()
 
     @abstractmethod
-    def replica_rules(self) -> ReplicaRules:
-        """Return the rules of the replicas: `rd.ReplicaRules()` only exchanges gradients.
+    def replica_rules(self) -> StrategyHooks:
+        """Return the rules of the replicas: `rd.StrategyHooks()` only exchanges gradients.
 
         Returns:
             The rules, which are copied to each replica. Called once, when the replicas are planned, or by tests.
@@ -197,8 +197,8 @@ class MirroredStrategy(OneNodeStrategy):
         )
         self._cross_device_ops = cross_device_ops
 
-    def replica_rules(self) -> ReplicaRules:
-        return ReplicaRules()
+    def replica_rules(self) -> StrategyHooks:
+        return StrategyHooks()
 
     def _make_plan(self) -> LaunchPlan:
         plan = super()._make_plan()
@@ -237,5 +237,5 @@ class CentralStorageStrategy(OneNodeStrategy):
     >>> strategy.close()
     """
 
-    def replica_rules(self) -> ReplicaRules:
+    def replica_rules(self) -> StrategyHooks:
         return CentralVariables()

@@ -34,7 +34,7 @@ from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, launch
 from raydist.replicas.replica_states import RESTORES, SAVES, ReplicaRestorer, ReplicaSaver
 from raydist.replicas.results import ReturnedStructures, StepOutcome, StepValues
-from raydist.replicas.rules import ReplicaRules
+from raydist.replicas.rules import StrategyHooks
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import StepHeader, StepHeaders, require_parts
 from raydist.replicas.step_message import PlannedStep
@@ -126,7 +126,7 @@ class SynchronousStrategy(HostedStrategy):
     def _make_plan(self) -> LaunchPlan:
         """Plan where the replicas run. Called once; may start or join Ray."""
 
-    def replica_rules(self) -> ReplicaRules:
+    def replica_rules(self) -> StrategyHooks:
         """Return the rules of the replicas: a custom strategy returns its own.
 
         Returns:
@@ -135,7 +135,7 @@ class SynchronousStrategy(HostedStrategy):
         >>> rd.MirroredStrategy("cpu").replica_rules().exchanges_gradients
         True
         """
-        return ReplicaRules()
+        return StrategyHooks()
 
     def _plan(self) -> LaunchPlan:
         if self._launch_plan is None:

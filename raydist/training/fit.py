@@ -197,7 +197,7 @@ class Fit:
                 if not steps:
                     return {}
                 rows, logs = self._trackers.rows_and_logs()
-                self._callbacks.call("_end_pass")
+                self._callbacks.call("_end_epoch")
             self._reporter.stop(steps, rows)
             self._state.end_training(logs)
         else:  # a checkpoint was saved during the validation: the data is at the end of this epoch already

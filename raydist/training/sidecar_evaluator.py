@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, final
 
-from raydist.actors.background_host import BackgroundActor
+from raydist.actors.background_actor import BackgroundActor
 from raydist.checkpoints.checkpoint import Checkpoint
 from raydist.checkpoints.listing import checkpoints_iterator
 from raydist.checkpoints.manifest import open_checkpoint

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import ray
 
+from raydist.actors.workers.epoch_pools import SharedExecutor
 from raydist.actors.workers.handle import WorkerHandle
 from raydist.actors.workers.pool import ActorExecutor
-from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.dataset import Dataset
 from raydist.options import Options, Timeouts
 from raydist.pipelines.engine.executor import Executor

@@ -10,7 +10,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from raydist.collectives.base import Membership
-from raydist.collectives.rendezvous import Bulletin, RendezvousStore, connect_store, local_address, peek
+from raydist.collectives.rendezvous import ErrorBroadcast, RendezvousStore, connect_store, local_address, peek
 from raydist.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -83,12 +83,12 @@ def test_peek_does_not_wait() -> None:
     assert peek(entries, "key") == b"value"
 
 
-# --- bulletin ---------------------------------------------------------------------------------------------------------
+# --- error broadcast --------------------------------------------------------------------------------------------------
 
 
-def bulletins(world_size: int) -> list[Bulletin]:
+def bulletins(world_size: int) -> list[ErrorBroadcast]:
     store = PrefixStore("g/0", HashStore())
-    return [Bulletin(store, Membership("g", 0, rank, world_size)) for rank in range(world_size)]
+    return [ErrorBroadcast(store, Membership("g", 0, rank, world_size)) for rank in range(world_size)]
 
 
 def test_data_is_exchanged_again_and_again() -> None:

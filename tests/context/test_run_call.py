@@ -19,7 +19,7 @@ from raydist.context.run_call import advise, require_call
         ((None, ()), "needs a function, got None"),
         ((len, "abc"), "args must be a tuple .*, got str"),
         ((len, (), ["key"]), r"kwargs must be a dict .*, got \['key'\]"),
-        ((len, (), None, {"check_in_sync": True}), r"options must be rd.RunOptions\(...\), got {"),
+        ((len, (), None, {"param_sync_every": True}), r"options must be rd.RunOptions\(...\), got {"),
     ],
 )
 def test_what_is_no_call_of_a_step(call: Sequence[Any], message: str) -> None:

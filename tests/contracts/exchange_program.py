@@ -24,10 +24,10 @@ from raydist.collectives.reducer.trailer import Updates
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
 from raydist.mirroring.object_kinds import names_of, row_tables
-from raydist.mirroring.on_replica.replica import MirrorReplica
-from raydist.replicas.connected import Connected
+from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.function_calls import watch_gradient_readers
 from raydist.replicas.replica_view import ReplicaView
+from raydist.replicas.sync_peers import SyncPeers
 from tests.collectives.models import pieces
 from tests.collectives.threads import run_ranks
 
@@ -156,7 +156,7 @@ class ExchangeProgram:
         return rd.RunOptions(
             gradient_reduce_op=rd.ReduceOp.SUM if self.adds_up else rd.ReduceOp.MEAN,
             on_nonfinite="skip" if self.skips else "pass",
-            check_in_sync=1,
+            param_sync_every=1,
         )
 
     def data(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -319,7 +319,7 @@ def train_on_ranks(
             options = program.options
             choice, op = options.on_nonfinite, options.gradient_reduce_op or rd.ReduceOp.MEAN
             with (
-                peers.run(rows, op, stand_in=True, check_in_sync=1, on_nonfinite=choice),
+                peers.run(rows, op, padding=True, param_sync_every=1, on_nonfinite=choice),
                 enter_replica(context),
             ):
                 step((x[piece], y[piece]), index)
@@ -328,8 +328,8 @@ def train_on_ranks(
     return run(world_size, body)
 
 
-def connected(group: Communicator, parts: Parts, bucket_bytes: int) -> Connected:
-    peers: list[Connected] = []
+def connected(group: Communicator, parts: Parts, bucket_bytes: int) -> SyncPeers:
+    peers: list[SyncPeers] = []
     mirror = MirrorReplica(
         group.rank,
         carry_out=lambda *args, **kwargs: peers[0].step_optimizer(*args, **kwargs),
@@ -348,7 +348,7 @@ def connected(group: Communicator, parts: Parts, bucket_bytes: int) -> Connected
         updates=lambda: Updates(mirror.updates.count, mirror.updates.rates()),
         expect_rows=lambda: row_tables(mirror.objects()),
     )
-    peers.append(Connected(group, reducer, torch.device("cpu"), mirror, policy))
+    peers.append(SyncPeers(group, reducer, torch.device("cpu"), mirror, policy))
     watch_gradient_readers()
     return peers[0]
 

@@ -28,7 +28,7 @@ def scheduled(coordinator: Coordinator, fn: Callable[..., Any], *args: Any) -> C
     payload = StepPayload(function=cloudpickle.dumps(fn), arguments=cloudpickle.dumps((args, {})))
 
     def make_header(number: int) -> bytes:
-        return pickle.dumps(StepHeader(number, 0, payload.of_step(), stand_in=False))
+        return pickle.dumps(StepHeader(number, 0, payload.of_step(), padding=False))
 
     return coordinator.schedule(payload, make_header)
 

@@ -17,8 +17,8 @@ from raydist.coordinator.closures import Closure, ClosureQueue
 from raydist.coordinator.coordinator import Coordinator
 from raydist.mirroring.messages import StepPayload
 from raydist.nest import flatten
-from raydist.replicas.ps.work_message import PlannedWork
 from raydist.replicas.results import StepResult
+from raydist.replicas.served.work_message import PlannedWork
 from raydist.replicas.step import StepHeader
 from tests.coordinator.in_process import coordinated
 
@@ -56,7 +56,7 @@ def busy(log: str, workers: list[str], seconds: dict[str, float]) -> None:
 
 def schedule(coordinator: Coordinator, *args: object) -> None:
     payload = StepPayload(function=cloudpickle.dumps(busy), arguments=cloudpickle.dumps((args, {})))
-    coordinator.schedule(payload, lambda number: pickle.dumps(StepHeader(number, 0, payload.of_step(), stand_in=False)))
+    coordinator.schedule(payload, lambda number: pickle.dumps(StepHeader(number, 0, payload.of_step(), padding=False)))
 
 
 @pytest.mark.parametrize("bound", [0, 1, 4])

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import raydist as rd
-from raydist.actors.passes.input_host import InputHost
+from raydist.actors.epochs.input_host import InputHost
 from raydist.distributed_dataset import InputSide, LocalDistributedDataset, distribute
 from tests.several_nodes import LIMITS, shared_strategy
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raydist.actors.passes.job import InputJob, MergedJob
+from raydist.actors.epochs.job import InputJob, MergedJob
 from raydist.dataset import Dataset
 from raydist.dataset.readers import TextLineDataset
 from raydist.distributed_dataset import InputSide, distribute

@@ -116,10 +116,10 @@ def test_empty_pieces_have_dtype_and_shape() -> None:
 def test_a_replica_without_rows_has_a_stand_in() -> None:
     with fake_side(3) as side:
         (batch,) = distribute(Dataset.range(2).batch(2), side, OPTIONS)
-        part = batch.part_on(2, stand_in=True)
+        part = batch.part_on(2, padding=True)
         assert part.ref.leaf(part.leaf_index, part.place).tolist() == [0, 1]
         assert batch.part_on(2).ref.leaf(0).tolist() == []
-        assert batch.part_on(0, stand_in=True).ref.leaf(0).tolist() == [0]
+        assert batch.part_on(0, padding=True).ref.leaf(0).tolist() == [0]
 
 
 def test_leaves_are_private_and_writable() -> None:

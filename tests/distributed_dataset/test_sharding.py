@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydist.actors.passes.batch_group import MadeStep, OpenGroup, StepBatch
-from raydist.actors.passes.batch_queues import QueueEntry
-from raydist.actors.passes.merged_pass import MergedSteps
+from raydist.actors.epochs.batch_group import MadeStep, OpenGroup, StepBatch
+from raydist.actors.epochs.batch_queues import QueueEntry
+from raydist.actors.epochs.merged_epoch import MergedSteps
 from raydist.dataset import Dataset
 from raydist.dataset.readers import TextLineDataset
 from raydist.distributed_dataset import LocalDistributedDataset, distribute
@@ -162,10 +162,10 @@ def run(
 
 
 def rows_at(step: StepBatch, rank: int) -> list[int]:
-    piece: list[int] = step.group.refs[rank].leaf(0, step.place_on(rank, stand_in=False)).tolist()
+    piece: list[int] = step.group.refs[rank].leaf(0, step.place_on(rank, padding=False)).tolist()
     assert len(piece) == step.rows[rank]
-    stand_in = step.group.refs[rank].leaf(0, step.place_on(rank, stand_in=True)).tolist()
-    assert stand_in == piece if piece else len(stand_in) in (1, 2)
+    padding = step.group.refs[rank].leaf(0, step.place_on(rank, padding=True)).tolist()
+    assert padding == piece if piece else len(padding) in (1, 2)
     return piece
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.messages import MirrorCalls, StepPayload, answer
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.values import PerReplica
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from torch import nn
 
 import raydist as rd
 from raydist.mirroring.aggregation import Aggregation, Aggregations, aggregate, share_of, wide
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, rank_of
 

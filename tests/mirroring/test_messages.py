@@ -13,7 +13,7 @@ from torch import nn
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.messages import MirrorCalls, StepPayload, TensorImage, Writes, answer, overwrite
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.values import PerReplica
 
 

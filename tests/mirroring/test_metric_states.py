@@ -21,7 +21,7 @@ from raydist.mirroring.lazy_states import (
     state_names,
     states_for_rank,
 )
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, rank_of
 

@@ -22,7 +22,7 @@ from raydist.mirroring.object_kinds import (
     modules_of,
     patch_object,
 )
-from raydist.mirroring.on_replica.hooks import note_steps
+from raydist.mirroring.replica_hooks import note_steps
 from raydist.pickling.attribute_table import attribute_name, changed, seal
 from tests.mirroring.in_process import Mirror
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from raydist.actors.software import Software, installed_software
 from raydist.actors.supervision import root_cause
+from raydist.actors.version_check import Software, installed_software
 from raydist.errors import CancelledError
 from raydist.mirroring.messages import StepPayload
 from raydist.replicas.results import StepOutcome, pack_result

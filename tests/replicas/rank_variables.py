@@ -10,7 +10,7 @@ import torch
 
 from raydist.collectives.base import Communicator
 from raydist.collectives.differentiable import all_gather
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.rules import VariablesView
 from tests.collectives.threads import run_ranks
 

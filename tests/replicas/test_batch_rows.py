@@ -13,11 +13,11 @@ from raydist.replicas.batch_rows import BatchRows, weights_of
 )
 def test_weights_are_shares_of_rows(rows: tuple[int, ...] | None, weights: tuple[float, ...]) -> None:
     assert weights_of(rows, 2) == weights
-    assert BatchRows.of(rows, 2, stand_in=True).shares == weights
+    assert BatchRows.of(rows, 2, padding=True).shares == weights
 
 
 @pytest.mark.parametrize(
-    ("rows", "stand_in", "standing_in", "present"),
+    ("rows", "padding", "standing_in", "present"),
     [
         ((3, 1), True, (False, False), (True, True)),
         ((2, 0), True, (False, True), (True, False)),
@@ -28,7 +28,7 @@ def test_weights_are_shares_of_rows(rows: tuple[int, ...] | None, weights: tuple
     ],
 )
 def test_who_has_no_rows_stands_in_and_does_not_count(
-    rows: tuple[int, ...] | None, stand_in: bool, standing_in: tuple[bool, ...], present: tuple[bool, ...]
+    rows: tuple[int, ...] | None, padding: bool, standing_in: tuple[bool, ...], present: tuple[bool, ...]
 ) -> None:
-    batch = BatchRows.of(rows, 2, stand_in=stand_in)
-    assert (batch.stand_in, batch.present, batch.all_present) == (standing_in, present, all(present))
+    batch = BatchRows.of(rows, 2, padding=padding)
+    assert (batch.padding, batch.present, batch.all_present) == (standing_in, present, all(present))

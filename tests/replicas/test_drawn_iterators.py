@@ -54,11 +54,11 @@ def test_they_draw_this_replicas_pieces_and_tell_everybodys_rows(iterators: list
     assert [call.args for call in peers.next_batch.call_args_list] == [((1, 1),), ((1, 1),)]
 
 
-@pytest.mark.parametrize(("stand_in", "rows"), [(True, [4]), (False, [])])
+@pytest.mark.parametrize(("padding", "rows"), [(True, [4]), (False, [])])
 def test_where_there_are_no_rows_the_header_says_what_is_drawn(
-    stand_in: bool, rows: list[int], iterators: list[ReplicaIterator], peers: Any
+    padding: bool, rows: list[int], iterators: list[ReplicaIterator], peers: Any
 ) -> None:
-    header = StepHeader(7, 0, _HEADER.payload, stand_in=stand_in)
+    header = StepHeader(7, 0, _HEADER.payload, padding=padding)
     with draws().bound(iterators[0], header, peers):
         assert [batch.tolist() for batch in iterators[0]] == [[1], [3], rows]
 

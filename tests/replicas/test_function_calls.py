@@ -15,13 +15,13 @@ from raydist.checkpoints.shards import ShardWriter
 from raydist.collectives.base import Membership
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.mirroring.messages import StepPayload
-from raydist.mirroring.on_replica.replica import MirrorReplica
-from raydist.replicas.connected import Connected
+from raydist.mirroring.replica import MirrorReplica
 from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.function_calls import FunctionCalls
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import StepHeader
+from raydist.replicas.sync_peers import SyncPeers
 from raydist.summary.recording import SummaryOrder, condition, step_sink
 from raydist.torch_modes import TorchModes
 from tests.collectives.local_group import LocalGroup, LocalHub
@@ -35,7 +35,7 @@ class Alone:
         group = LocalGroup(LocalHub(), Membership("alone", 0, 0, 1), 10.0).start()
         self.mirror = MirrorReplica(0)
         policy = NonfinitePolicy(lambda _: [])
-        self.peers = Connected(group, NotingReducer(), CPU, self.mirror, policy)  # type: ignore[arg-type]  # a stand-in
+        self.peers = SyncPeers(group, NotingReducer(), CPU, self.mirror, policy)  # type: ignore[arg-type]  # a stand-in
         saves = mock.create_autospec(ShardWriter, instance=True)
         loops = ReplicaLoops(saves)
         self.calls = FunctionCalls(self.mirror, saves, loops, DeviceCopies(CPU), Accelerator("cpu"), 1.0)

@@ -14,8 +14,8 @@ from torch import nn
 from raydist.collectives.base import Communicator
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
-from raydist.replicas.connected import GlobalClosure
 from raydist.replicas.replica_view import ReplicaView
+from raydist.replicas.sync_peers import GlobalClosure
 from raydist.values import ReduceOp
 from tests.collectives.models import pieces
 from tests.collectives.threads import run_ranks
@@ -116,7 +116,7 @@ def test_an_optimizer_with_a_closure_does_what_it_does_alone(
         mine = cut[group.rank] if counts[group.rank] else slice(0, 2)
         context = ReplicaContext(ReplicaView(("cpu",) * world_size), peers)
         for _ in range(2):
-            with peers.run(counts, op, stand_in=True, check_in_sync=1), enter_replica(context):
+            with peers.run(counts, op, padding=True, param_sync_every=1), enter_replica(context):
                 denominator = num_rows if op is ReduceOp.SUM else len(x[mine])
                 train(parts, loss, x[mine], y[mine], denominator)
         return parts.model

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raydist.actors.software import Software
+from raydist.actors.version_check import Software
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import FailedPreconditionError
 from raydist.options import Timeouts

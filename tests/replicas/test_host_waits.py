@@ -21,7 +21,7 @@ from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.trailer import Updates
 from raydist.errors import CollectiveMismatchError
-from raydist.replicas.connected import Connected
+from raydist.replicas.sync_peers import SyncPeers
 from raydist.values import ReduceOp
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
@@ -188,7 +188,7 @@ class Replica:
         )
         mirror: Any = Mirror([self.first, self.second])
         policy = NonfinitePolicy(lambda _: [])
-        self.peers = Connected(self.values, self.reducer, CPU, mirror, policy, calls=self.calls)
+        self.peers = SyncPeers(self.values, self.reducer, CPU, mirror, policy, calls=self.calls)
         self.number = 0
 
     def batch(self) -> torch.Tensor:
@@ -208,7 +208,7 @@ class Replica:
             self.peers.note_cleared(parameters)
 
     def run(self, step: Step) -> None:
-        with self.peers.run((2, 2), ReduceOp.MEAN, stand_in=True), self.group.in_step():
+        with self.peers.run((2, 2), ReduceOp.MEAN, padding=True), self.group.in_step():
             step(self)
         self.number += 1
 
@@ -391,7 +391,7 @@ def test_a_call_is_compared_when_it_first_follows_another() -> None:
         compared = []
         for ops in ("SUM", "SUM MAX", "SUM MAX", "SUM SUM", "SUM", "MAX"):
             before = len(replica.values.exchanges)
-            with replica.peers.run((2, 2), ReduceOp.MEAN, stand_in=True):
+            with replica.peers.run((2, 2), ReduceOp.MEAN, padding=True):
                 for op in ops.split():
                     replica.peers.all_reduce(ReduceOp(op), torch.ones(2))
             compared.append([what.split()[0] for what in replica.values.exchanges[before:]])

@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 
-from raydist.replicas.rules import ReplicaRules, VariablesView
+from raydist.replicas.rules import StrategyHooks, VariablesView
 from tests.replicas.rank_variables import on_ranks
 
 
 def test_rules_do_nothing_more_by_themselves() -> None:
     def body(variables: VariablesView, *_: Any) -> Any:
-        rules = ReplicaRules()
+        rules = StrategyHooks()
         rules.restart()
         rules.after_batch(variables)
         rules.after_run(variables)
@@ -19,5 +19,5 @@ def test_rules_do_nothing_more_by_themselves() -> None:
         rules.close()
         return done
 
-    assert ReplicaRules.exchanges_gradients
+    assert StrategyHooks.exchanges_gradients
     assert on_ranks(1, list, body) == [((1,), {"closure": 2})]

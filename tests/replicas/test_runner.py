@@ -13,7 +13,7 @@ from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.portable_errors import PortableError
 from raydist.collectives.base import Communicator, Membership
 from raydist.mirroring.messages import StepPayload
-from raydist.replicas.rules import ReplicaRules
+from raydist.replicas.rules import StrategyHooks
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from raydist.replicas.step_message import PlannedStep, SentObjects, address_steps
@@ -107,7 +107,7 @@ def test_a_gpu_that_torch_does_not_see_is_an_error_that_says_so(monkeypatch: pyt
         ReplicaRunner(replace(SETUP, device="cuda:0"))
 
 
-class CountsBatches(ReplicaRules):
+class CountsBatches(StrategyHooks):
     """Notes what it is told."""
 
     exchanges_gradients = False

@@ -57,9 +57,9 @@ def steps_on(replicas: Replicas) -> DispatchedSteps:
     """Groups of 5, of functions whose key is "known"."""
     found: Any = replicas
     steps = DispatchedSteps(found, 10.0, OwningProcess("These steps"))
-    steps._pace.learn(b"known", seconds=0.04, num_bytes=8)
-    learn = steps._pace.learn
-    steps._pace.learn = lambda key, **cost: learn(b"", **cost)  # type: ignore[method-assign]  # costs stay as they are
+    steps._policy.learn(b"known", seconds=0.04, num_bytes=8)
+    learn = steps._policy.learn
+    steps._policy.learn = lambda key, **cost: learn(b"", **cost)  # type: ignore[method-assign]  # costs stay as they are
     return steps
 
 
@@ -134,7 +134,7 @@ def test_a_result_is_sent_before_the_step_that_uses_it(steps: DispatchedSteps, r
     first = steps.dispatch(planned(2))
 
     class Result(PerReplica):
-        def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+        def part_on(self, rank: int, *, padding: bool = False) -> Part:
             return first.part(rank, 0, "*")
 
     second = steps.dispatch(planned(3, Result(())))
@@ -179,7 +179,7 @@ def test_what_is_given_up_was_sent_since_replicas_must_have_what_it_brings(
 
 def test_who_keeps_a_result_does_not_keep_what_the_step_was_given(steps: DispatchedSteps) -> None:
     class Batch(PerReplica):
-        def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+        def part_on(self, rank: int, *, padding: bool = False) -> Part:
             return Part(ref="in the store")
 
     batch = Batch(())

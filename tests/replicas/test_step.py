@@ -23,9 +23,9 @@ class Stored(PerReplica):
         self.leaf_index = leaf_index
         self.rows = rows
 
-    def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+    def part_on(self, rank: int, *, padding: bool = False) -> Part:
         return Part(
-            ref=self.ref + rank + (100 if stand_in and self.rows and not self.rows[rank] else 0),
+            ref=self.ref + rank + (100 if padding and self.rows and not self.rows[rank] else 0),
             leaf_index=self.leaf_index,
         )
 
@@ -42,9 +42,9 @@ class Batch:
         return [self._leaves[index] + "'" * place]
 
 
-def addressed(values: list[PerReplica], rank: int, *, stand_in: bool) -> tuple[tuple[PartSource, ...], tuple[Any, ...]]:
+def addressed(values: list[PerReplica], rank: int, *, padding: bool) -> tuple[tuple[PartSource, ...], tuple[Any, ...]]:
     refs: dict[Any, int] = {}
-    return address_parts(values, rank, stand_in=stand_in, refs=refs), tuple(refs)
+    return address_parts(values, rank, padding=padding, refs=refs), tuple(refs)
 
 
 def test_a_nest_that_is_another_one_than_before_is_an_error() -> None:
@@ -59,20 +59,20 @@ def test_a_nest_that_is_another_one_than_before_is_an_error() -> None:
 
 def test_each_object_travels_once() -> None:
     images, labels, other = Stored(10, 0), Stored(10, 1), Stored(20, 0)
-    sources, refs = addressed([images, labels, PerReplica([5, 6]), other], 1, stand_in=True)
+    sources, refs = addressed([images, labels, PerReplica([5, 6]), other], 1, padding=True)
     assert refs == (11, 21)
     assert sources == (PartSource(0, 0), PartSource(0, 1), PartSource(None, value=6), PartSource(1, 0))
 
 
 def test_a_replica_without_rows_gets_the_stand_in() -> None:
     batch = Stored(10, 0, rows=(2, 0))
-    assert addressed([batch], 1, stand_in=True)[1] == (111,)
-    assert addressed([batch], 1, stand_in=False)[1] == (11,)
-    assert addressed([batch], 0, stand_in=True)[1] == (10,)
+    assert addressed([batch], 1, padding=True)[1] == (111,)
+    assert addressed([batch], 1, padding=False)[1] == (11,)
+    assert addressed([batch], 0, padding=True)[1] == (10,)
 
 
 @pytest.mark.parametrize(
-    ("rows", "stand_in", "expected"),
+    ("rows", "padding", "expected"),
     [
         ((2, 0), True, [False, True]),
         ((2, 0), False, [False, False]),
@@ -80,9 +80,9 @@ def test_a_replica_without_rows_gets_the_stand_in() -> None:
         (None, True, [False, False]),
     ],
 )
-def test_who_works_on_others_rows(rows: tuple[int, ...] | None, stand_in: bool, expected: list[bool]) -> None:
-    header = StepHeader(0, 0, StepPayload(), rows=rows, stand_in=stand_in)
-    assert [header.stands_in(rank) for rank in range(2)] == expected
+def test_who_works_on_others_rows(rows: tuple[int, ...] | None, padding: bool, expected: list[bool]) -> None:
+    header = StepHeader(0, 0, StepPayload(), rows=rows, padding=padding)
+    assert [header.is_padded(rank) for rank in range(2)] == expected
 
 
 def test_rows_are_those_of_the_first_batch() -> None:
@@ -111,10 +111,10 @@ def test_one_object_may_hold_several_steps() -> None:
 
 def test_the_place_in_an_object_travels_with_its_source() -> None:
     class Placed(Stored):
-        def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+        def part_on(self, rank: int, *, padding: bool = False) -> Part:
             return Part(ref=self.ref, leaf_index=self.leaf_index, place=3)
 
-    assert addressed([Placed(10, 0), Stored(10, 1)], 0, stand_in=True) == (
+    assert addressed([Placed(10, 0), Stored(10, 1)], 0, padding=True) == (
         (PartSource(0, 0, place=3), PartSource(0, 1)),
         (10,),
     )
@@ -129,11 +129,11 @@ def test_a_header_travels() -> None:
 
 def test_parts_are_moved_unless_they_are_to_stay_on_the_host() -> None:
     class OnHost(Stored):
-        def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+        def part_on(self, rank: int, *, padding: bool = False) -> Part:
             return replace(super().part_on(rank), on_host=True)
 
     values = [Stored(10, 0), OnHost(10, 0), PerReplica([["x"], ["y"]])]
-    sources, _ = addressed(list(values), 0, stand_in=True)
+    sources, _ = addressed(list(values), 0, padding=True)
     moved = resolve_parts(sources, [Batch("a")], lambda part: [*part, "moved"])
     assert moved == [["a", "moved"], ["a"], ["x", "moved"]]
 

@@ -23,10 +23,10 @@ def test_steps_are_numbered_and_say_how_they_are_run() -> None:
     torch.manual_seed(11)
     headers = StepHeaders()
     first = following(headers)
-    second = following(headers, empty_batch="zero_rows", check_in_sync=True)
+    second = following(headers, empty_batch="zero_rows", param_sync_every=True)
     assert (first.step, second.step, headers.count) == (0, 1, 2)
-    assert (first.stand_in, second.stand_in) == (True, False)
-    assert (first.check_in_sync, second.check_in_sync) == (RunOptions().check_in_sync, True)
+    assert (first.padding, second.padding) == (True, False)
+    assert (first.param_sync_every, second.param_sync_every) == (RunOptions().param_sync_every, True)
     assert (second.generation, second.gradient_reduce_op, second.seed[0]) == (2, ReduceOp.SUM, 11)
 
 

@@ -20,7 +20,7 @@ class Stored(PerReplica):
         super().__init__(())
         self.name, self.leaf_index, self.place = name, leaf_index, place
 
-    def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+    def part_on(self, rank: int, *, padding: bool = False) -> Part:
         return Part(ref=f"{self.name}{rank}", leaf_index=self.leaf_index, place=self.place)
 
 
@@ -65,9 +65,9 @@ def test_every_part_is_asked_for_where_one_is_enough_to_know() -> None:
     asked: list[str] = []
 
     class Asked(Stored):
-        def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+        def part_on(self, rank: int, *, padding: bool = False) -> Part:
             asked.append(self.name)
-            return super().part_on(rank, stand_in=stand_in)
+            return super().part_on(rank, padding=padding)
 
     assert planned(0, Asked("a", 0, 0), PerReplica([1, 2]), Asked("b", 0, 0)).carries_values
     assert asked == ["a", "b"]

@@ -234,7 +234,7 @@ def test_replicas_that_write_different_values_are_told(two: rd.CentralStorageStr
     def differ() -> None:
         weight.data.fill_(float(rd.get_replica_context().replica_id_in_sync_group))
 
-    two.run(differ, options=rd.RunOptions(check_in_sync=1))
+    two.run(differ, options=rd.RunOptions(param_sync_every=1))
     with pytest.raises(rd.CollectiveMismatchError, match="must train the same values"):
         weight.tolist()
     two.run(lambda: weight.data.fill_(7.0))

@@ -13,7 +13,7 @@ from torch.nn import functional
 import raydist as rd
 from tests.strategies.test_same_as_one_device import MAKERS
 
-CHECKED = rd.RunOptions(check_in_sync=1)
+CHECKED = rd.RunOptions(param_sync_every=1)
 
 
 @pytest.fixture(scope="module", params=list(MAKERS.values()), ids=list(MAKERS))
@@ -322,7 +322,7 @@ def test_a_compiled_step_skips_bad_batches(strategy: rd.Strategy) -> None:
         optimizer.step()
         return loss.detach()
 
-    options = rd.RunOptions(on_nonfinite="skip", check_in_sync=1)
+    options = rd.RunOptions(on_nonfinite="skip", param_sync_every=1)
     rows = torch.ones(15, 6, dtype=torch.float64)
     rows[7] = torch.nan
     for batch in strategy.distribute_dataset(rd.Dataset.from_tensor_slices(rows).batch(5)):

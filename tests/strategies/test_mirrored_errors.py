@@ -131,7 +131,7 @@ def test_parameters_that_one_replica_puts_into_other_places_are_named(two: rd.Mi
             first.weight, second.weight = second.weight, first.weight
         return True
 
-    checked = rd.RunOptions(check_in_sync=1)
+    checked = rd.RunOptions(param_sync_every=1)
     assert two.run(step, args=(False,), options=checked).values == (True, True)
     said = r"replica 0: \S*0\.weight .*; replica 1: \S*1\.weight .*Look for .* that only some put into other places"
     with pytest.raises(rd.CollectiveMismatchError, match=said):

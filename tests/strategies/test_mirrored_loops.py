@@ -49,7 +49,7 @@ def test_the_mean_of_a_loss_is_the_global_batchs(num_rows: int, mirrored: Callab
     strategy = mirrored(3)
     x = np.random.default_rng(0).normal(size=num_rows)
     (batch,) = strategy.distribute_dataset(rd.Dataset.from_tensor_slices(x).batch(num_rows))
-    for empty in ("stand_in", "zero_rows"):
+    for empty in ("pad", "zero_rows"):
         options = rd.RunOptions(empty_batch=empty)
         loss = strategy.run(lambda rows: {"mean": rows.mean(), "size": len(rows)}, args=(batch,), options=options)
         assert strategy.reduce("MEAN", loss)["mean"].item() == pytest.approx(x.mean(), rel=1e-12)

@@ -51,7 +51,7 @@ def test_gpus_on_a_cluster_without_any_are_an_error_at_once(ray_cluster: None) -
         rd.CentralStorageStrategy(["GPU:0", "GPU:1"])
 
 
-class Local(rd.ReplicaRules):
+class Local(rd.StrategyHooks):
     """Keeps gradients here."""
 
     exchanges_gradients = False
@@ -60,7 +60,7 @@ class Local(rd.ReplicaRules):
 class LocalStrategy(rd.OneNodeStrategy):
     """A strategy of one's own."""
 
-    def replica_rules(self) -> rd.ReplicaRules:
+    def replica_rules(self) -> rd.StrategyHooks:
         return Local()
 
 

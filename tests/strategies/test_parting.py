@@ -271,7 +271,7 @@ def build(strategy: rd.MirroredStrategy) -> Training:
 @pytest.mark.parametrize("program", IN_STEPS)
 def test_a_step_that_parts_is_an_error_that_names_the_replica(three: rd.MirroredStrategy, program: Program) -> None:
     training = build(three)
-    options = rd.RunOptions(check_in_sync=1)
+    options = rd.RunOptions(param_sync_every=1)
     data = iter(three.distribute_dataset(batches()))
 
     def train() -> None:
@@ -295,7 +295,7 @@ def test_a_loop_that_parts_is_an_error_that_names_the_replica(three: rd.Mirrored
 
 def test_replicas_that_do_not_part_are_compared_without_a_word(three: rd.MirroredStrategy) -> None:
     training = build(three)
-    options = rd.RunOptions(check_in_sync=1)
+    options = rd.RunOptions(param_sync_every=1)
 
     def step(x: torch.Tensor) -> int:
         training.step(x)

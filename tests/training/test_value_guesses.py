@@ -18,14 +18,14 @@ from torchmetrics.wrappers import ClasswiseWrapper
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.context.replica_context import ReplicaContext
 from raydist.mirroring.lazy_states import hold_states, merge_states, restore_states
-from raydist.replicas.connected import Connected
 from raydist.replicas.replica_view import ReplicaView
+from raydist.replicas.sync_peers import SyncPeers
 from raydist.training.steps import guessing, update_alike
 from raydist.values import ReduceOp
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 from tests.replicas.noting_reducer import NotingReducer
-from tests.replicas.test_connected import Mirror
+from tests.replicas.test_sync_peers import Mirror
 
 
 def on_pieces(
@@ -37,9 +37,9 @@ def on_pieces(
     def main(group: LocalGroup) -> Metric:
         reducer: Any = NotingReducer()
         mirror: Any = Mirror(group.rank)
-        peers = Connected(group, reducer, torch.device("cpu"), mirror, NonfinitePolicy(lambda _: []))
+        peers = SyncPeers(group, reducer, torch.device("cpu"), mirror, NonfinitePolicy(lambda _: []))
         metric: Metric = make()
-        with peers.run(rows, ReduceOp.MEAN, stand_in=True):
+        with peers.run(rows, ReduceOp.MEAN, padding=True):
             context = ReplicaContext(ReplicaView(("cpu",) * len(rows)), peers)
             batch = predictions[group.rank], targets[group.rank]
             update_alike({"m": metric}, guessing({"m": metric}), batch, context)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from raydist.actors.readers.batch_iterator import BatchIterator
-from raydist.actors.readers.driver_pass import DriverPass
+from raydist.actors.readers.driver_epoch import DriverEpoch
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.foreign_errors import folded, what_was_raised
@@ -18,10 +18,10 @@ from raydist.pipelines.metering.stats import PipelineStats
 from raydist.values import Part, PerReplica
 
 if TYPE_CHECKING:
-    from raydist.actors.passes.batch_group import StepBatch
-    from raydist.actors.passes.job import InputJob, MergedJob
-    from raydist.actors.passes.link import PipelineLink
-    from raydist.actors.readers.driver_pass import PassOpener
+    from raydist.actors.epochs.batch_group import StepBatch
+    from raydist.actors.epochs.job import InputJob, MergedJob
+    from raydist.actors.epochs.link import PipelineLink
+    from raydist.actors.readers.driver_epoch import EpochOpener
     from raydist.actors.readers.step_reader import ReadPlace
     from raydist.pipelines.elements.items import IteratorState
 
@@ -44,14 +44,14 @@ class BatchLeaf(PerReplica):
     def num_parts(self) -> int:
         return len(self.batch.group.refs)
 
-    def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+    def part_on(self, rank: int, *, padding: bool = False) -> Part:
         batch = self.batch
-        place = batch.place_on(rank, stand_in=stand_in)
+        place = batch.place_on(rank, padding=padding)
         return Part(ref=batch.group.refs[rank], leaf_index=self.index, place=place, on_host=self._link.on_host)
 
     def _fetch(self) -> tuple[Any, ...]:
         batch = self.batch
-        places = [batch.place_on(rank, stand_in=False) for rank in range(self.num_parts)]
+        places = [batch.place_on(rank, padding=False) for rank in range(self.num_parts)]
         pieces = map(self._link.fetch, batch.group.refs)
         return tuple(piece.leaf(self.index, place) for piece, place in zip(pieces, places, strict=True))
 
@@ -95,12 +95,12 @@ class DistributedIterator(BatchIterator):
     """
 
     def __init__(
-        self, opener: PassOpener, job: InputJob | MergedJob, *, find_spec: Callable[[], Any], drain: Callable[[], None]
+        self, opener: EpochOpener, job: InputJob | MergedJob, *, find_spec: Callable[[], Any], drain: Callable[[], None]
     ) -> None:
         self._find_spec = find_spec
         self._job = job
         self._drain = drain
-        self._pass = DriverPass(opener, job)
+        self._pass = DriverEpoch(opener, job)
         self._state: IteratorState | None = job.state
         self._last: ReadPlace | None = None
         self._closed = False
@@ -159,7 +159,7 @@ class DistributedIterator(BatchIterator):
     def _read(self) -> ReadPlace:
         self._open()
         self._take_back()
-        self._require_open()  # another thread may have closed the iterator before the pass was open,
+        self._require_open()  # another thread may have closed the iterator before the epoch was open,
         place = self._pass.reader.next_place()
         if place.entry.error is None:
             self._require_open()  # or in the meantime
@@ -183,7 +183,7 @@ class DistributedIterator(BatchIterator):
             self._state = self._pass.take_back()
 
     def _finish(self, place: ReadPlace) -> None:
-        """Stop the pass; the data of earlier batches stays in the object store."""
+        """Stop the epoch; the data of earlier batches stays in the object store."""
         self._last = place
         self._pass.release()
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from raydist.actors.passes.link import DealtLink
-from raydist.actors.passes.piece import GroupPiece
+from raydist.actors.epochs.link import DynamicShardingLink
+from raydist.actors.epochs.piece import GroupPiece
 from raydist.actors.readers.batch_iterator import BatchIterator
 from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import FailedPreconditionError
@@ -19,10 +19,10 @@ from raydist.foreign_errors import what_was_raised
 from raydist.nest import unflatten
 
 if TYPE_CHECKING:
-    from raydist.actors.passes.batch_group import StepBatch
-    from raydist.actors.passes.batch_queues import Position
-    from raydist.actors.passes.link import PipelineLink
-    from raydist.actors.passes.piece import Ref
+    from raydist.actors.epochs.batch_group import StepBatch
+    from raydist.actors.epochs.batch_queues import Position
+    from raydist.actors.epochs.link import PipelineLink
+    from raydist.actors.epochs.piece import Ref
     from raydist.actors.readers.step_reader import ReadPlace
     from raydist.pipelines.elements.items import IteratorState
 
@@ -126,14 +126,14 @@ class ReplicaIterator(BatchIterator):
     repeated. All replicas see the same number of steps.
 
     Args:
-        link: Link to the pass; None for a pass that has ended.
-        held: True if only this replica reads the pass: `release` does nothing, and the next `bind` continues.
+        link: Link to the epoch; None for an epoch that has ended.
+        held: True if only this replica reads the epoch: `release` does nothing, and the next `bind` continues.
 
     Attributes:
         num_drawn: Number of batches handed out.
     """
 
-    def __init__(self, link: PipelineLink | DealtLink | None, *, held: bool = False) -> None:
+    def __init__(self, link: PipelineLink | DynamicShardingLink | None, *, held: bool = False) -> None:
         self._link: Any = link
         self._held = held
         self.num_drawn = 0
@@ -143,7 +143,7 @@ class ReplicaIterator(BatchIterator):
         self._state: IteratorState | None = None
         self._lock = threading.Lock()  # threads of a step function may share the iterator
         self._before_draw = _draw_freely
-        self._bind(0, (_keep, _keep), _ignore, "stand_in")
+        self._bind(0, (_keep, _keep), _ignore, "pad")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ReplicaIterator, (self._link,)
@@ -162,7 +162,7 @@ class ReplicaIterator(BatchIterator):
         begin: Callable[[Any], Any] = _keep,
         place: Callable[[Any], Any] = _keep,
         on_batch: Callable[[StepBatch], None] = _ignore,
-        empty_batch: Literal["stand_in", "zero_rows"] = "stand_in",
+        empty_batch: Literal["pad", "zero_rows"] = "pad",
         before_draw: Callable[[], None] = _draw_freely,
     ) -> None:
         """Start to read for replica `rank`, at the place where it last stopped.
@@ -172,7 +172,7 @@ class ReplicaIterator(BatchIterator):
             begin: Applied to each leaf once it is fetched, perhaps in another thread (starts a copy to the device).
             place: Applied to the result of `begin` when a batch is handed out (a tensor on the replica's device).
             on_batch: Called with each step before it is handed out: `rows` of all replicas, `step`.
-            empty_batch: The batch for a replica without rows: padding rows ("stand_in") or zero rows.
+            empty_batch: The batch for a replica without rows: padding rows ("pad") or zero rows.
             before_draw: Called when the program asks for a batch; may raise.
         """
         self._before_draw = before_draw
@@ -197,7 +197,7 @@ class ReplicaIterator(BatchIterator):
             raise FailedPreconditionError(f"raydist bug: step {batch.step} came without replica {self._rank}'s piece.")
         if self._mapped[0] is not ref:
             self._mapped = ref, link.fetch(ref)
-        place = batch.place_on(self._rank, stand_in=self._empty_batch == "stand_in")
+        place = batch.place_on(self._rank, padding=self._empty_batch == "pad")
         leaves = link.leaves(self._mapped[1], place, batch.group.structure.num_leaves)
         return [self._begin(leaf) for leaf in leaves]
 
@@ -221,12 +221,12 @@ class ReplicaIterator(BatchIterator):
         if place.entry.error is not None:
             raise what_was_raised(place.entry.error.restore())
         if place.batch is None:
-            self._end_pass()
+            self._end_epoch()
             raise StopIteration
         return place.batch, leaves
 
-    def _end_pass(self) -> None:
-        if isinstance(self._link, DealtLink):  # if another worker dies, this one may get its batches
+    def _end_epoch(self) -> None:
+        if isinstance(self._link, DynamicShardingLink):  # if another worker dies, this one may get its batches
             self._ahead = None
         else:
             self._ended = True
@@ -238,7 +238,7 @@ class ReplicaIterator(BatchIterator):
 
     def confirm(self, used: int) -> None:
         """Record that the first `used` batches need not be repeated if this worker dies."""
-        if isinstance(self._link, DealtLink):
+        if isinstance(self._link, DynamicShardingLink):
             self._link.used = used
 
     def state_dict(self) -> IteratorState:
@@ -256,7 +256,7 @@ class ReplicaIterator(BatchIterator):
             self._stop()
 
     def end(self) -> None:
-        """Stop reading for good, and end the pass."""
+        """Stop reading for good, and end the epoch."""
         self._stop()
         if self._link is not None:
             self._link.close()

@@ -8,13 +8,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from raydist.actors.passes.batch_group import StepBatch
-from raydist.actors.passes.served_pass import Poll
+from raydist.actors.epochs.batch_group import StepBatch
+from raydist.actors.epochs.served_epoch import Poll
 from raydist.errors import DeadlineExceededError
 
 if TYPE_CHECKING:
-    from raydist.actors.passes.batch_queues import QueueEntry
-    from raydist.actors.passes.link import PipelineLink
+    from raydist.actors.epochs.batch_queues import QueueEntry
+    from raydist.actors.epochs.link import PipelineLink
     from raydist.pipelines.elements.items import IteratorState
 
 __all__ = ["ReadPlace", "StepReader"]
@@ -49,10 +49,10 @@ class ReadPlace:
 
 @final
 class StepReader:
-    """A reader of the places of one pass in order, for one replica or (on the driver) for all.
+    """A reader of the places of one epoch in order, for one replica or (on the driver) for all.
 
     Args:
-        link: Link to the pass.
+        link: Link to the epoch.
         rank: Rank of the replica; None for the driver.
         start: Number of the first place.
     """
@@ -141,7 +141,7 @@ class StepReader:
         return bool(self._link.is_answered(asked, stop))
 
     def _tell_done(self) -> None:
-        """Acknowledge places while a poll is under way: a pass without credits left would otherwise not continue."""
+        """Acknowledge places while a poll is under way: an epoch without credits left would otherwise not continue."""
         if self._asked is not None and self._told < self._done:
             self._told, self._told_s = self._done, time.monotonic()
             self._link.acknowledge(self._asked, self._rank, self._done)
@@ -176,7 +176,7 @@ class StepReader:
         return self._link.ask(Poll(self._rank, start, self._done, self._link.timeouts.poll_s, self._pace.mean_s()))
 
     def give_back(self, method: str, *args: Any) -> None:
-        """Drop the places read ahead, and send this reader's position to the pass: `method(*args, position)`."""
+        """Drop the places read ahead, and send this reader's position to the epoch: `method(*args, position)`."""
         self._entries.clear()
         self._asked = None
         self._link.call(method, *args, self._next)

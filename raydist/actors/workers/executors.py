@@ -11,7 +11,7 @@ from raydist.pipelines.autotune.tuner import Tuner
 from raydist.pipelines.engine.executor import Executor
 
 if TYPE_CHECKING:
-    from raydist.actors.workers.pools_of_passes import IteratorPools
+    from raydist.actors.workers.epoch_pools import IteratorPools
 
 __all__ = ["Executors", "open_executor"]
 
@@ -37,7 +37,7 @@ class Executors:
         if options.num_input_workers == 0:
             return local_executor(options, self._tuners)
         if self._pools is None:
-            from raydist.actors.workers.pools_of_passes import (
+            from raydist.actors.workers.epoch_pools import (
                 IteratorPools,  # loads Ray, which most iterators never need
             )
 

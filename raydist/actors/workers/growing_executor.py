@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from raydist.actors.workers.pools_of_passes import SharedExecutor
+from raydist.actors.workers.epoch_pools import SharedExecutor
 from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import Executor, Pending

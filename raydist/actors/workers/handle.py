@@ -12,8 +12,8 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydist.actors.reservations import resource_options
-from raydist.actors.software import installed_packages
 from raydist.actors.supervision import first_line, kill_actors, wait_for
+from raydist.actors.version_check import installed_packages
 from raydist.actors.workers.worker import InputWorker, LastWords
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.owning_process import OwningProcess

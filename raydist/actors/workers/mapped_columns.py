@@ -14,14 +14,14 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError
 
-from raydist.actors.packed_columns import ArrowColumn, LaidParts, unpack_column
+from raydist.actors.packed_columns import ArrowColumn, ConcatenatedParts, unpack_column
 from raydist.actors.supervision import first_line
 from raydist.errors import DeadlineExceededError, RaydistError, UnavailableError
 from raydist.pipelines.elements.columns import Column
 
 __all__ = ["ColumnPlace", "LostResultError", "PackedResultColumn", "StoredColumns", "mapped_result"]
 
-PackedResultColumn = LaidParts | ArrowColumn | Column
+PackedResultColumn = ConcatenatedParts | ArrowColumn | Column
 
 _KEPT_BYTES = 512 << 20  # of results that this process has mapped and may need again: the buffer of a shuffle, say
 _KEPT_RESULTS = 256
@@ -80,7 +80,7 @@ class StoredColumns:
     def num_bytes(self) -> int:
         """The number of bytes of the columns."""
         return sum(
-            column.num_bytes if isinstance(column, LaidParts) else int(_array_of(column).nbytes)
+            column.num_bytes if isinstance(column, ConcatenatedParts) else int(_array_of(column).nbytes)
             for column in self._columns
         )
 
@@ -90,7 +90,7 @@ class StoredColumns:
         if known is not None:
             return known
         column = self._columns[index]
-        if isinstance(column, LaidParts):
+        if isinstance(column, ConcatenatedParts):
             values = column.join().view()
         else:
             values = unpack_column(*column) if isinstance(column, tuple) else column.view()

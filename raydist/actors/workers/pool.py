@@ -19,9 +19,9 @@ from ray.exceptions import RayActorError
 
 from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.supervision import first_line
+from raydist.actors.workers.crash_bisection import CrashBisection
 from raydist.actors.workers.handle import KEPT_STAGES, FailedStarts, WorkerHandle, WorkerKind
 from raydist.actors.workers.pool_task import PoolTask, Sending
-from raydist.actors.workers.rows_apart import RowsApart
 from raydist.errors import CancelledError, InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
@@ -185,7 +185,7 @@ class ActorExecutor(Executor):
         self._workers: list[WorkerHandle] = []
         self._retired: list[WorkerHandle] = []
         self._pickles = StagePickles(KEPT_STAGES)
-        self._apart = RowsApart(self._start_apart, self._pickle_of, self._timeouts.element_s, self._failed_starts)
+        self._apart = CrashBisection(self._start_apart, self._pickle_of, self._timeouts.element_s, self._failed_starts)
         self._started = 0
         self._sizes: dict[tuple[tuple[str, ...], int], BlockSize] = {}
 

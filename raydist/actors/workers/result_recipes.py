@@ -232,7 +232,7 @@ def make_again(lost: str) -> Any:
         result = _known.get(lost)
     if result is None or result.origin is None:
         raise UnavailableError(
-            f"Block {lost} of elements, lost with its node, is no longer needed, or belongs to a pass that was closed. "
+            f"Block {lost} of elements, lost with its node, is no longer needed, or belongs to a closed epoch. "
             "Take a new iterator."
         )
     try:

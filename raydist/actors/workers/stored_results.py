@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from raydist.actors.packed_columns import LaidParts, pack_column
+from raydist.actors.packed_columns import ConcatenatedParts, pack_column
 from raydist.actors.workers.mapped_columns import ColumnPlace, PackedResultColumn, StoredColumns
 from raydist.actors.workers.result_recipes import Recipe, ResultColumn, StoredResult, made_by
 from raydist.pipelines.elements.blocks import Block
@@ -62,7 +62,7 @@ def _without_large_columns(blocks: Sequence[Block], stored: list[PackedResultCol
         parts = [block.columns[number] for block in blocks]
         place = _place_of(parts, num_rows, len(stored))
         if place is not None:
-            stored.append(LaidParts(parts) if LaidParts.suit(parts) else pack_column(_joined(parts)))
+            stored.append(ConcatenatedParts(parts) if ConcatenatedParts.suit(parts) else pack_column(_joined(parts)))
         columns.append(_joined(parts) if place is None else place)
     return Block(blocks[0].structure, blocks[0].specs, tuple(columns), num_rows)
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NoReturn, final
 import ray
 
 from raydist.actors.portable_errors import PortableError, pack_error
-from raydist.actors.software import Software, installed_packages, require_same_software
 from raydist.actors.supervision import spoken_title
+from raydist.actors.version_check import Software, installed_packages, require_same_software
 from raydist.actors.workers.mapped_columns import StoredColumns
 from raydist.actors.workers.memory_limit import keep_freed_memory, limit_memory
 from raydist.actors.workers.result_recipes import leave_losses_to_caller

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from raydist.compat.torch_internals import hook_tables, new_hook_tables
 
-__all__ = ["HeldBack", "OwnHook", "ParameterHooks", "TrainedParameters", "detach_hooks", "hooked_of"]
+__all__ = ["DeferredHooks", "OwnHook", "ParameterHooks", "TrainedParameters", "detach_hooks", "hooked_of"]
 
 _Listener = Callable[[int, torch.nn.Parameter], None]
 _Receiver = Callable[[int, torch.Tensor], None]
@@ -186,7 +186,7 @@ def hooked_of(parameters: Iterable[tuple[int, _P]]) -> dict[int, _P]:
 
 
 @final
-class HeldBack:
+class DeferredHooks:
     """The deferred hooks of some parameters, by number: until `give_back`, torch calls no-ops in their places."""
 
     def __init__(self, parameters: Mapping[int, torch.Tensor]) -> None:

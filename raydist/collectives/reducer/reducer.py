@@ -33,7 +33,7 @@ from raydist.collectives.reducer.known_gradients import (
     compare,
 )
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, fault_of
-from raydist.collectives.reducer.parameter_hooks import HeldBack, TrainedParameters, hooked_of
+from raydist.collectives.reducer.parameter_hooks import DeferredHooks, TrainedParameters, hooked_of
 from raydist.collectives.reducer.trailer import ReceivedTrailer, Updates, encode_stamp
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.values import ReduceOp
@@ -279,7 +279,7 @@ class GradientReducer:
         indices, trained = self._parameters.indices, self._parameters.trained
         before = [parameter.grad for parameter in trained]
         earlier = {index: each for index, each in zip(indices, before, strict=True) if each is not None}
-        hooks = HeldBack({} if original is None else hooked_of(zip(indices, trained, strict=True)))
+        hooks = DeferredHooks({} if original is None else hooked_of(zip(indices, trained, strict=True)))
         try:
             made = self._count_made(earlier) if earlier and self._communicator.world_size > 1 else {}
             for index in earlier:

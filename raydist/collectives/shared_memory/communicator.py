@@ -12,7 +12,7 @@ from typing import final
 import torch
 
 from raydist.collectives.base import ALL_REDUCE, Backend, Communicator, Declined, Membership, Work
-from raydist.collectives.rendezvous import Bulletin, connect_store
+from raydist.collectives.rendezvous import ErrorBroadcast, connect_store
 from raydist.collectives.shared_memory.control import Layout, why_unsupported
 from raydist.collectives.shared_memory.generation import DIGEST_BYTES, Generation, call_text
 from raydist.collectives.shared_memory.transfers import SharedTensor, Steps
@@ -212,12 +212,12 @@ def _create_to_share(size: int) -> Segment | None:
 def open_shared(membership: Membership, timeout_s: float, members: tuple[int, ...]) -> SharedMemoryCommunicator:
     """Join a group and return the communicator of the `members` that share memory, this rank among them. See `join`."""
     layout = Layout(len(members))
-    segment, bulletin = join(membership, members[0], layout.size, timeout_s)
-    return SharedMemoryCommunicator(Generation(membership, members, segment, layout, timeout_s, bulletin))
+    segment, error_broadcast = join(membership, members[0], layout.size, timeout_s)
+    return SharedMemoryCommunicator(Generation(membership, members, segment, layout, timeout_s, error_broadcast))
 
 
-def join(membership: Membership, root: int, size: int, timeout_s: float) -> tuple[Segment, Bulletin]:
-    """Return a segment that all ranks of this host map, in which this rank holds its lock, and the group's bulletin.
+def join(membership: Membership, root: int, size: int, timeout_s: float) -> tuple[Segment, ErrorBroadcast]:
+    """Return a segment that all ranks of this host map, in which this rank holds its lock, and the broadcast of errors.
 
     A rank is on the same host as `root` if it can open root's segment and finds the token in it.
 
@@ -232,7 +232,7 @@ def join(membership: Membership, root: int, size: int, timeout_s: float) -> tupl
         DeadlineExceededError: A rank did not arrive; the message names it.
     """
     # The group may use another backend in the same generation, if this one is declined.
-    bulletin = Bulletin(PrefixStore("shm", connect_store(membership, timeout_s)), membership)
+    error_broadcast = ErrorBroadcast(PrefixStore("shm", connect_store(membership, timeout_s)), membership)
     segment, refusal, offer = None, why_unsupported() or "", b""
     try:
         if membership.rank == root and not refusal:
@@ -241,18 +241,18 @@ def join(membership: Membership, root: int, size: int, timeout_s: float) -> tupl
                 offer = segment.offer()
             except OSError as error:
                 refusal = _no_memory(error)
-        offer = bulletin.exchange(offer, "rendezvous", timeout_s)[root]
+        offer = error_broadcast.exchange(offer, "rendezvous", timeout_s)[root]
         if offer and not refusal:
             try:
                 segment = segment or Segment.accept(offer, size)
                 segment.hold(membership.rank)
             except OSError as error:
                 refusal = _no_memory(error)
-        answers = bulletin.exchange(refusal.encode(), "rendezvous", timeout_s)
+        answers = error_broadcast.exchange(refusal.encode(), "rendezvous", timeout_s)
         refusals = [f"rank {rank}: {answer.decode()}" for rank, answer in enumerate(answers) if answer]
         if refusals or segment is None:
             raise Declined(f"every rank must map the segment, got {'; '.join(refusals)}")
-        return segment, bulletin
+        return segment, error_broadcast
     except BaseException:
         if segment is not None:
             segment.close()

@@ -3,7 +3,7 @@
 Every rank writes only its own counters, which only grow. The last rank to reach a value wakes the others, so that a
 rank that waits for three others wakes up once.
 
-A bell is a 32-bit counter. `ring` adds one, atomically in the kernel, and wakes all sleepers. `sleep` takes the count
+A futex is a 32-bit counter. `ring` adds one, atomically in the kernel, and wakes all sleepers. `sleep` takes the count
 that the caller has read, and returns at once if the count has changed, so that no wake-up is lost.
 """
 
@@ -20,7 +20,7 @@ from typing import final
 from raydist.pipelines.engine.machine import num_cores
 from raydist.shared_segment import Segment
 
-__all__ = ["CALL_BYTES", "NUM_BUFFERS", "NUM_SLOTS", "Bell", "ControlBlock", "Count", "Layout", "why_unsupported"]
+__all__ = ["CALL_BYTES", "NUM_BUFFERS", "NUM_SLOTS", "Futex", "ControlBlock", "Count", "Layout", "why_unsupported"]
 
 _SYS_FUTEX, _SYS_SCHED_YIELD = 202, 24  # on x86-64
 _WAIT, _WAKE_OP = 0, 5
@@ -45,7 +45,7 @@ def why_unsupported() -> str | None:
 
 
 @final
-class Bell:
+class Futex:
     """A counter at an address of shared memory, which must stay mapped."""
 
     def __init__(self, address: int) -> None:
@@ -93,7 +93,7 @@ CALL_BYTES = 256
 _PAGE = 4096
 _LINE = 64
 _RANK_BYTES = 2 * _LINE  # counters on one cache line, the futex on another
-_BELL_BYTE = _LINE
+_FUTEX_BYTE = _LINE
 _ANY_FAILED_WORD = 9  # of rank 0: one load shows that no rank has failed
 _MOST_STAGING = 16 << 20
 _MOST_CHUNK = 256 << 10
@@ -169,8 +169,8 @@ class ControlBlock:
         lines = [_PAGE + other * _RANK_BYTES for other in ranks]
         self._places = [[line // 8 + count for line in lines] for count in Count]
         self._any_failed = lines[0] // 8 + _ANY_FAILED_WORD
-        self._bells = [Bell(segment.address + line + _BELL_BYTE) for line in lines]
-        self.bell = self._bells[rank]
+        self._futexes = [Futex(segment.address + line + _FUTEX_BYTE) for line in lines]
+        self.futex = self._futexes[rank]
         self._spins = layout.world_size <= 2 * num_cores()
 
     # --- counters -----------------------------------------------------------------------------------------------------
@@ -237,8 +237,8 @@ class ControlBlock:
         """Show all ranks that the group has failed, and wake them."""
         self._words[self._any_failed] = 1
         self._fence()
-        for bell in self._bells:
-            bell.ring()
+        for futex in self._futexes:
+            futex.ring()
 
     def any_failed(self) -> bool:
         """Return True if a rank has called `set_failed`."""
@@ -247,22 +247,22 @@ class ControlBlock:
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def sleep(self, seen: int, seconds: float) -> None:
-        """Spin, then sleep, until the bell's count differs from `seen`, at most for `seconds`."""
-        bell = self.bell
+        """Spin, then sleep, until the futex's count differs from `seen`, at most for `seconds`."""
+        futex = self.futex
         if self._spins:
             end = time.perf_counter() + min(_SPIN_S, seconds)
-            while bell.count() == seen:
+            while futex.count() == seen:
                 if time.perf_counter() >= end:
                     break
-                bell.yield_core()
+                futex.yield_core()
             else:
                 return
-        bell.sleep(seen, seconds)
+        futex.sleep(seen, seconds)
 
     def wake_others(self) -> None:
         """Wake all other ranks."""
         for rank in self._others:
-            self._bells[rank].ring()
+            self._futexes[rank].ring()
 
 
 def _pages(num_bytes: int) -> int:

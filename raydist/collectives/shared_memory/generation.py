@@ -18,7 +18,7 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Membership, Work
-from raydist.collectives.rendezvous import Bulletin
+from raydist.collectives.rendezvous import ErrorBroadcast
 from raydist.collectives.shared_memory.control import CALL_BYTES, NUM_SLOTS, ControlBlock, Count, Layout
 from raydist.collectives.shared_memory.transfers import Steps, Transfers, Wait
 from raydist.collectives.translation import (
@@ -77,7 +77,7 @@ class Generation:
 
     Args:
         members: The ranks that share the segment.
-        bulletin: Has the reason of a failure.
+        error_broadcast: Has the reason of a failure.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Generation:
         segment: Segment,
         layout: Layout,
         timeout_s: float,
-        bulletin: Bulletin,
+        error_broadcast: ErrorBroadcast,
     ) -> None:
         self.membership = membership
         self.segment = segment
@@ -95,7 +95,7 @@ class Generation:
         self.transfers = Transfers(segment, self.control)
         self._members = members
         self.timeout_s = timeout_s
-        self._bulletin = bulletin
+        self._error_broadcast = error_broadcast
         self._spans_hosts = len(members) < membership.world_size
         self._closed = False
         self._pending: deque[Operation] = deque()
@@ -188,7 +188,7 @@ class Generation:
         began = time.monotonic()
         deadline, next_look = began + limit_s, began + _SLICE_S
         while True:
-            seen = self.control.bell.count()  # read before `advance`, so that no wake-up is lost
+            seen = self.control.futex.count()  # read before `advance`, so that no wake-up is lost
             self.advance()
             if operation.done:
                 return
@@ -233,13 +233,13 @@ class Generation:
             raise closed_error(self.membership, name)
         if self.control.any_failed():
             self.hear()
-        self._bulletin.check(name)
+        self._error_broadcast.check(name)
 
     def fail(self, failure: RaydistError) -> RaydistError:
         """Fail the group for every member, and return the failure with the ranks that do not answer."""
-        self._bulletin.fail(failure)
+        self._error_broadcast.fail(failure)
         self.control.set_failed()
-        return (self._bulletin.named() if self._spans_hosts else None) or failure
+        return (self._error_broadcast.named() if self._spans_hosts else None) or failure
 
     def abort(self) -> None:
         """Fail the group at the user's request."""
@@ -254,11 +254,11 @@ class Generation:
         self.segment.close()
 
     def hear(self) -> None:
-        """Check for failures in the bulletin. Does not raise; `check` does."""
-        if self._bulletin.listen():
+        """Check for failures in the error_broadcast. Does not raise; `check` does."""
+        if self._error_broadcast.listen():
             self.control.set_failed()
             if self._spans_hosts:
-                self._bulletin.named()
+                self._error_broadcast.named()
 
     def _late(self, operation: Operation, limit_s: float, *, fatal: bool) -> RaydistError:
         if not fatal:

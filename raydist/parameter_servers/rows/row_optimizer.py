@@ -95,6 +95,11 @@ class RowMemory:
     def of(kind: type[torch.optim.Optimizer], options: Mapping[str, Any], dtype: torch.dtype) -> RowMemory:
         """Find the layout by a trial on two rows.
 
+        Args:
+            kind: Class of the optimizer.
+            options: Options of the optimizer's group.
+            dtype: Dtype of the rows.
+
         Raises:
             InvalidArgumentError: The step on some rows depends on the other rows.
         """
@@ -215,7 +220,11 @@ def optimizer_name(kind: type[torch.optim.Optimizer]) -> str:
 
 @final
 class LazyUpdate:
-    """One optimizer of one table."""
+    """One optimizer of one table.
+
+    Args:
+        values: Values of the table's rows.
+    """
 
     def __init__(self, values: GrowingRows) -> None:
         self._values = values

@@ -40,7 +40,11 @@ class SideStream(Protocol):
 
 @final
 class CudaSideStream:
-    """The copy stream of a CUDA device."""
+    """The copy stream of a CUDA device.
+
+    Args:
+        device: The device.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -15,7 +15,7 @@ from typing import final
 
 from raydist.errors import CancelledError
 from raydist.options import Options
-from raydist.pipelines.autotune.tuner import BLOCKS_PER_THREAD, Activity, Knob, Period, Tuner
+from raydist.pipelines.autotune.tuner import BLOCKS_PER_THREAD, Activity, Period, TunedSetting, Tuner
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.block_size import BufferSize
@@ -41,14 +41,14 @@ class TunedPart(ABC):
     """Interface of a part of a pipeline whose threads the autotuner chooses.
 
     Attributes:
-        knob: Description of the part.
+        setting: Description of the part.
         threads: Current number of threads.
         done: Activity since the last period.
         least_blocks: Blocks that a period needs.
         charged_bytes: Bytes taken from the memory budget for blocks in flight.
     """
 
-    knob: Knob
+    setting: TunedSetting
     threads: int = 0
     done: Activity
     least_blocks: int = 1
@@ -85,7 +85,7 @@ class TunedStage(TunedPart, Executor):
     """
 
     def __init__(self, meter: Meter, budgets: Budgets, look: Callable[[TunedPart], None]) -> None:
-        self.knob = Knob(meter.name)
+        self.setting = TunedSetting(meter.name)
         self.done = Activity()
         self.window = 1
         self._look = look
@@ -170,7 +170,7 @@ class TunedPrefetch(TunedPart, OptionalPrefetch):
         requested: bool = False,
         inside: Meter | None = None,
     ) -> None:
-        self.knob = Knob(meter.name, threads, requested)
+        self.setting = TunedSetting(meter.name, threads, requested)
         self.done = Activity()
         self._meter = meter
         self._ram = budgets.ram
@@ -187,11 +187,11 @@ class TunedPrefetch(TunedPart, OptionalPrefetch):
         self._look(self)
 
     def apply(self, wanted: int, *, row_s: float = 0.0, block_bytes: float = 0.0) -> None:
-        may_run = self._running or self._budget.free >= self.knob.ahead
-        self.threads = self.knob.ahead if wanted and may_run else 0
+        may_run = self._running or self._budget.free >= self.setting.ahead
+        self.threads = self.setting.ahead if wanted and may_run else 0
         self.least_blocks = _LEAST_READ * self.threads if self.threads else 1
         self._meter.place, self._meter.parallelism = ("threads" if self.threads else "inline"), max(1, self.threads)
-        if self.knob.ahead == 1:
+        if self.setting.ahead == 1:
             self._meter.kind = "prefetch" if self.threads else "stage"
 
     def read_ahead(self, source: OpIterator, rows: int) -> PrefetchThread:
@@ -202,7 +202,7 @@ class TunedPrefetch(TunedPart, OptionalPrefetch):
             BufferSize(rows, tuned=True),
             self._ram,
             self._inside or self._meter,
-            name=self.knob.name,
+            name=self.setting.name,
             watch=self._made_ahead,
             first=max(1, rows // 2),
             on_end=self._ended,
@@ -282,10 +282,10 @@ class TunedExecutor(Executor):
         return part
 
     def _add(self, part: TunedPart, meters: IterationMeters, budgets: Budgets) -> None:
-        self._parts[part.knob.name] = self._last = part
+        self._parts[part.setting.name] = self._last = part
         self._clock = self._clock or _PeriodClock(meters, budgets)
-        self._tuner.add(part.knob)
-        self._apply(part, self._tuner.threads[part.knob.name])
+        self._tuner.add(part.setting)
+        self._apply(part, self._tuner.threads[part.setting.name])
 
     def _look(self, part: TunedPart) -> None:
         """Decide if it is time. The last part of the pipeline decides first, because it sees full periods."""
@@ -306,7 +306,7 @@ class TunedExecutor(Executor):
             return
         self._due = now + _PERIOD_S
         self._tuner.threads.update({name: part.threads for name, part in self._parts.items()})
-        last = self._last.knob.name
+        last = self._last.setting.name
         done = {name: part.take_activity() for name, part in self._parts.items()}
         period = clock.period(now, done, done[last].rows, self._parts.values())
         if period.elapsed_s > 0 and (decision := self._tuner.step(period)):
@@ -316,7 +316,7 @@ class TunedExecutor(Executor):
                 self._apply(part, decision.threads[name])
 
     def _apply(self, part: TunedPart, threads: int) -> None:
-        cost = self._tuner.costs[part.knob.name]
+        cost = self._tuner.costs[part.setting.name]
         row_s = cost.row_s if cost.row_s < math.inf else 0.0
         part.apply(threads, row_s=row_s, block_bytes=cost.block_bytes)
 
@@ -351,7 +351,7 @@ class _PeriodClock:
         _, cpu_s, waited_s = self._at
         elapsed_s = now - before_s
         wait_s = min(max(0.0, waited_s - before_waited_s), elapsed_s)
-        threads = sum(part.threads for part in parts if not part.knob.requested)
+        threads = sum(part.threads for part in parts if not part.setting.requested)
         free = min(self._budgets.threads.free, self._budgets.tuned_threads - threads)
         return Period(elapsed_s, wait_s, cpu_s - before_cpu_s, rows, done, max(0.0, free), self._budgets.ram.free)
 

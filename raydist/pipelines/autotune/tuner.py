@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-__all__ = ["BLOCKS_PER_THREAD", "Activity", "Cost", "Decision", "Knob", "Period", "Tuner", "threads_text"]
+__all__ = ["BLOCKS_PER_THREAD", "Activity", "Cost", "Decision", "TunedSetting", "Period", "Tuner", "threads_text"]
 
 BLOCKS_PER_THREAD = 2
 """Blocks in flight for each thread of a stage: one in work, one waiting."""
@@ -38,7 +38,7 @@ _MOST_ROWS, _MOST_BYTES = 4096, 8 << 20  # of a block: see engine/block_size.py
 
 @final
 @dataclass(frozen=True, slots=True)
-class Knob:
+class TunedSetting:
     """A part of a pipeline whose threads the autotuner chooses.
 
     Attributes:
@@ -155,7 +155,7 @@ class Tuner:
     def __init__(self) -> None:
         self.threads: dict[str, int] = {}
         self.costs: dict[str, Cost] = {}
-        self._knobs: dict[str, Knob] = {}
+        self._settings: dict[str, TunedSetting] = {}
         self._trial: _Trial | None = None
         self._speeds: deque[float] = deque(maxlen=_JUDGED)
         self._consumer_works: deque[float] = deque([0.0], maxlen=_JUDGED)  # shares of the last periods
@@ -165,12 +165,12 @@ class Tuner:
         self._retry: dict[str, tuple[int, int]] = {}  # failed settings: time of the next try, and the last gap
         self._compare_at, self._compare_gap = 0, _COMPARE[0]
 
-    def add(self, knob: Knob) -> None:
+    def add(self, setting: TunedSetting) -> None:
         """Add a part, which starts without threads."""
         self.pause()
-        self._knobs[knob.name] = knob
-        self.threads.setdefault(knob.name, 0)
-        self.costs.setdefault(knob.name, Cost())
+        self._settings[setting.name] = setting
+        self.threads.setdefault(setting.name, 0)
+        self.costs.setdefault(setting.name, Cost())
 
     def pause(self) -> None:
         """Undo an unfinished trial: the iteration ends, or the pipeline gets another part."""
@@ -215,22 +215,22 @@ class Tuner:
             now, most = self.threads[name], self._most_threads(name, period)
             if most <= now:
                 continue
-            if self._knobs[name].ahead == 1:  # gains only while the consumer works, too
+            if self._settings[name].ahead == 1:  # gains only while the consumer works, too
                 yield min(did.busy_s, min(self._consumer_works) * period.elapsed_s), name, 1
                 continue
             # The work of the pipeline's thread without this part; more threads than keep up with it do not help.
             rest_s = period.elapsed_s - (did.awaited_s if now else did.busy_s)
             more = min(most, max(now + 1, math.ceil(did.busy_s / max(rest_s, 1e-9))))
-            if self._knobs[name].ahead:
+            if self._settings[name].ahead:
                 more = most
             yield period.elapsed_s - max(rest_s, did.busy_s / more), name, more
 
     def _most_threads(self, name: str, period: Period) -> int:
         """Return the largest number of threads to try: for a stage twice as many as now, or all if it may wait."""
-        knob, now, did = self._knobs[name], self.threads[name], period.parts[name]
-        if knob.ahead:
-            is_allowed = knob.requested or period.free_threads >= knob.ahead
-            return knob.ahead if is_allowed and did.busy_s >= _PREFETCH_BLOCK_S * did.blocks else now
+        setting, now, did = self._settings[name], self.threads[name], period.parts[name]
+        if setting.ahead:
+            is_allowed = setting.requested or period.free_threads >= setting.ahead
+            return setting.ahead if is_allowed and did.busy_s >= _PREFETCH_BLOCK_S * did.blocks else now
         cost = self.costs[name]
         if cost.largest_block_s < _STAGE_BLOCK_S:
             return now

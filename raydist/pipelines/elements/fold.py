@@ -59,12 +59,12 @@ def fold(fn: Callable[..., Any], initial: Any, elements: Iterable[Any], label: s
     """
     if not callable(fn):
         raise InvalidArgumentError(f"{label} needs a function, got {fn!r:.100}.")
-    carried, call, full = FoldState(initial), receiving_tensors(fn), f"{label} ({function_label(fn)})"
+    fold, call, full = FoldState(initial), receiving_tensors(fn), f"{label} ({function_label(fn)})"
     for element in elements:
         try:
-            result = call(carried.value, element)
+            result = call(fold.value, element)
         except Exception as error:
             note_numpy_in_torch(error)
             raise
-        carried.replace(result, full)
-    return carried.value
+        fold.replace(result, full)
+    return fold.value

@@ -28,14 +28,14 @@ class KeyOrder:
 
     def __init__(self) -> None:
         self._first: Structure | None = None
-        self._outline: Any = None  # of a restored order, until the first block arrives
+        self._saved_schema: Any = None  # of a restored order, until the first block arrives
         self._known: Any = None
 
     def of(self, block: Block) -> Block:
         """Return `block` with the keys of its dicts in the order of the first block."""
         if self._first is None:
             self._first = self._restored(block.structure)
-            self._known = _short(_outline(self._first))
+            self._known = _short(_schema(self._first))
             if self._first.is_sorted and _has_keys(self._first):
                 self._known = True
         if block.structure is self._first or block.structure != self._first:
@@ -43,17 +43,17 @@ class KeyOrder:
         return Block(self._first, block.specs, block.columns, block.num_rows)
 
     def _restored(self, structure: Structure) -> Structure:
-        if self._outline is None:
+        if self._saved_schema is None:
             return structure
-        return structure.by_key() if self._outline is True else _in_order(structure, self._outline)
+        return structure.by_key() if self._saved_schema is True else _in_order(structure, self._saved_schema)
 
-    def outline(self) -> Any:
+    def schema(self) -> Any:
         """Return the order as JSON: True if sorted; None without keys, before the first element, or if too long."""
         return self._known
 
-    def restore(self, outline: Any) -> None:
-        """Continue with an `outline`; None starts over."""
-        self._first, self._outline, self._known = None, outline, outline
+    def restore(self, schema: Any) -> None:
+        """Continue with a `schema`; None starts over."""
+        self._first, self._saved_schema, self._known = None, schema, schema
 
 
 def _has_keys(structure: Structure) -> bool:
@@ -61,28 +61,28 @@ def _has_keys(structure: Structure) -> bool:
     return is_dict or any(map(_has_keys, structure.children))
 
 
-def _outline(structure: Structure) -> Any:
+def _schema(structure: Structure) -> Any:
     if structure.is_sorted:
         return None
-    return [list(structure.shown), [_outline(child) for child in structure.children]]
+    return [list(structure.shown), [_schema(child) for child in structure.children]]
 
 
-def _short(outline: Any) -> Any:
-    return outline if len(json.dumps(outline)) <= _MAX_TEXT else None
+def _short(schema: Any) -> Any:
+    return schema if len(json.dumps(schema)) <= _MAX_TEXT else None
 
 
-def _in_order(structure: Structure, outline: Any) -> Structure:
-    if outline is None:
+def _in_order(structure: Structure, schema: Any) -> Structure:
+    if schema is None:
         return structure.by_key()
     try:
-        shown, inner = outline
+        shown, inner = schema
         children = tuple(itertools.starmap(_in_order, zip(structure.children, inner, strict=True)))
         fits = not shown or (structure.kind is dict and sorted(shown) == list(range(len(children))))
     except (TypeError, ValueError):
         fits = False
     if not fits:
         raise InvalidArgumentError(
-            f"The state's order of keys must be one of {structure}, got {outline!r:.200}. Load the state as it was "
+            f"The state's order of keys must be one of {structure}, got {schema!r:.200}. Load the state as it was "
             "saved."
         )
     return replace(structure, children=children, shown=tuple(shown))

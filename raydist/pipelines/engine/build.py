@@ -256,12 +256,12 @@ def _stage_iterator(stage: Stage, source: OpIterator, base: DatasetOp, ctx: Iter
     meter.place, meter.parallelism = executor.place, executor.num_workers
     owned = parallelism is not None and executor is not ctx.executor
     together = stage[-1][0].rows_together
-    crew = StageWorkers(executor, most=parallelism, owned=owned, together=together)
+    workers = StageWorkers(executor, most=parallelism, owned=owned, together=together)
     iterator: OpIterator
     if ctx.any_order and any(_is_unordered(op, ctx.options) for op, _ in stage):
-        iterator = UnorderedStageIterator(source, spec, crew, meter, ctx.orders.of(spec.name))
+        iterator = UnorderedStageIterator(source, spec, workers, meter, ctx.orders.of(spec.name))
     else:
-        iterator = StageIterator(source, spec, crew, meter)
+        iterator = StageIterator(source, spec, workers, meter)
     return _metered(iterator, meter, stage[-1][0], ctx)
 
 

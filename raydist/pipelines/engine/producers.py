@@ -21,7 +21,7 @@ from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.engine.resume import Outbox
 
 __all__ = [
-    "OneKind",
+    "SpecGuard",
     "BorderIterator",
     "Producer",
     "ReplayIterator",
@@ -162,7 +162,7 @@ class ReplayIterator(OpIterator):
 
 
 @final
-class OneKind:
+class SpecGuard:
     """A check that the elements of several inputs have the structure, order of keys and dtypes of the first element.
 
     Attributes:
@@ -183,8 +183,8 @@ class OneKind:
 
     def border(self) -> IteratorState:
         """Return the properties of the first element, for the state of the operation."""
-        outline = self._order.outline()
-        return {"signature": self.signature, **({} if outline is None else {"keys": outline})}
+        schema = self._order.schema()
+        return {"signature": self.signature, **({} if schema is None else {"keys": schema})}
 
     def restore(self, border: IteratorState) -> None:
         """Continue with the result of `border`."""

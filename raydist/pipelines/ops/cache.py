@@ -15,10 +15,10 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, Producer, ReplayIterator, ResumableProducer, read_item
 from raydist.pipelines.ops.nested import graph_of, open_nested
+from raydist.pipelines.stored.cached_epoch import CachedEpoch, CachedEpochSettings, Store
 from raydist.pipelines.stored.containers import MAX_CHUNK_BYTES, Container
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT, fingerprint
 from raydist.pipelines.stored.manifest import Manifest
-from raydist.pipelines.stored.pass_over import Store, StoredPass, StoredPassSettings
 from raydist.pipelines.stored.read import saved_op, shards_op
 from raydist.pipelines.stored.write import ShardFunction
 from raydist.values import INFINITE_CARDINALITY
@@ -145,8 +145,8 @@ class FileCacheOp(UnaryOp):
         # Every pass is epoch 0 of the input, so that every writer makes the same elements.
         first = replace(ctx, epoch=(0,) * len(ctx.epoch))
         store = Store(self.path, Container.of("arrow", None))
-        settings = StoredPassSettings(store, lambda: first.build(self.input), ctx.seed, self.label, False)
-        return BorderIterator(StoredPass(settings))
+        settings = CachedEpochSettings(store, lambda: first.build(self.input), ctx.seed, self.label, False)
+        return BorderIterator(CachedEpoch(settings))
 
 
 @final
@@ -191,9 +191,9 @@ class SnapshotOp(UnaryOp):
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         first = replace(ctx, epoch=(0,) * len(ctx.epoch))
         store = Store(self.directory(ctx), self.container, self.shard_func)
-        settings = StoredPassSettings(store, lambda: first.build(self.input), ctx.seed, self.label, True)
+        settings = CachedEpochSettings(store, lambda: first.build(self.input), ctx.seed, self.label, True)
         if self.reader_func is None and self.shard_func is None:
-            return BorderIterator(StoredPass(settings))
+            return BorderIterator(CachedEpoch(settings))
 
         def open_reader(manifest: Manifest) -> OpIterator:
             return self._reader(store.path, manifest, ctx)
@@ -215,7 +215,7 @@ class _ShardedPass(ResumableProducer):
     So the order does not depend on whether the snapshot existed. The state is the reader's state.
     """
 
-    def __init__(self, settings: StoredPassSettings, open_reader: Callable[[Manifest], OpIterator], name: str) -> None:
+    def __init__(self, settings: CachedEpochSettings, open_reader: Callable[[Manifest], OpIterator], name: str) -> None:
         self._settings = settings
         self._open_reader = open_reader
         self._name = name

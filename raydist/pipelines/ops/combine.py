@@ -22,7 +22,7 @@ from raydist.pipelines.elements.items import (
 from raydist.pipelines.elements.spec import most_specific_common
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.engine.producers import BorderIterator, OneKind, ResumableProducer, read_item
+from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, SpecGuard, read_item
 from raydist.pipelines.engine.resume import Outbox, read_items
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
@@ -92,7 +92,7 @@ class _Concatenation(ResumableProducer):
     def __init__(self, op: ConcatenateOp, ctx: IterContext) -> None:
         self._parts = op.inputs
         self._ctx = ctx
-        self._kind = OneKind(ctx.operation_names[id(op)])
+        self._kind = SpecGuard(ctx.operation_names[id(op)])
         self._part = 0
         self._source: OpIterator | None = None
 
@@ -182,7 +182,7 @@ class _Choosing(ResumableProducer):
         self._stop_on_empty = op.stop_on_empty
         self._empty = [False] * len(sources)
         self._ended = False
-        self._kind = OneKind(name)
+        self._kind = SpecGuard(name)
 
     def make(self, limit: int) -> Sequence[Item]:
         if self._ended:

@@ -23,7 +23,7 @@ from raydist.pipelines.elements.items import (
 )
 from raydist.pipelines.engine.arrival_order import ArrivalOrder
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.engine.producers import OneKind, ResumableProducer, read_item
+from raydist.pipelines.engine.producers import ResumableProducer, SpecGuard, read_item
 from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.ops.nested import Opener
 
@@ -229,7 +229,7 @@ class Cycle(ResumableProducer):
         self._slots: list[CycleSlot | None] = [None] * length
         self._block_length = block_length
         self._ahead = ahead
-        self._kind = OneKind(opener.name)
+        self._kind = SpecGuard(opener.name)
         self._turn = 0  # place of the current slot
         self._used = 0  # elements handed out in this turn
 

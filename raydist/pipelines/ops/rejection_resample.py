@@ -21,9 +21,9 @@ from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.op_kinds import UncountedOp
 from raydist.pipelines.engine.producers import (
     BorderIterator,
-    OneKind,
     ReplayIterator,
     ResumableProducer,
+    SpecGuard,
     read_watched,
 )
 from raydist.pipelines.engine.request_size import RequestSize
@@ -157,7 +157,7 @@ class _Resampling(ClosesInput, ResumableProducer):
         self._source = source
         self._key = key
         self._label = label
-        self._kind = OneKind(label)
+        self._kind = SpecGuard(label)
         self._request = RequestSize(min(_MAX_ROWS, max(1, _MAX_CELLS // op.balance.num_classes)))
         self._index = 0
         self._seen = np.zeros(op.balance.num_classes, np.int64)

@@ -21,7 +21,7 @@ from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.probe import probe_spec
-from raydist.pipelines.engine.producers import OneKind, Producer, ReplayIterator, read_item
+from raydist.pipelines.engine.producers import Producer, ReplayIterator, SpecGuard, read_item
 from raydist.pipelines.ops.map import items_of_results
 
 __all__ = ["ScanOp"]
@@ -69,7 +69,7 @@ class _Scanning(ClosesInput, Producer):
         self._carried = FoldState(op.initial_state)
         self._source = source
         self._label = label
-        self._kind = OneKind(label)
+        self._kind = SpecGuard(label)
         self._index = 0
 
     def make(self, limit: int) -> Sequence[Item]:

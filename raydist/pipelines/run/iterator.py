@@ -23,9 +23,9 @@ from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
+from raydist.pipelines.run.lazy_iterator import LazyIterator
 from raydist.pipelines.run.optional import Optional
 from raydist.pipelines.run.plan import explain_recursion, make_plan
-from raydist.pipelines.run.reopened import ReopenedEngine
 
 __all__ = ["DatasetIterator"]
 
@@ -80,9 +80,7 @@ class DatasetIterator(Generic[_T]):
         plan = make_plan(op, options)
         self.meters = meters or IterationMeters()
         """Statistics of every stage since the iteration began."""
-        self._engine = ReopenedEngine(
-            plan, options, make_executor, self.meters, seed=seed, epoch=epoch, row_ids=row_ids
-        )
+        self._engine = LazyIterator(plan, options, make_executor, self.meters, seed=seed, epoch=epoch, row_ids=row_ids)
         self._to_skip = 0  # elements after the resumed state that were handed out before
         # The iterator of a list returns each row once, to any thread: taking a row needs no lock.
         self._rows: Iterator[_T] = iter([])

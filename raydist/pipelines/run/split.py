@@ -73,12 +73,12 @@ class Cut:
         columns: One array per leaf: views of the global batch, row ids (`RemoteColumn`), or a `Box` in an array without
             dimensions. The first axis of a leaf may be empty.
         num_rows: Rows of the leaves, or elements of lists of tensors and of results of `collate`.
-        stand_in: For a replica without rows: the first two rows (or the only one) of the same global batch.
+        padding: For a replica without rows: the first two rows (or the only one) of the same global batch.
     """
 
     columns: Columns
     num_rows: int
-    stand_in: Columns | None = None
+    padding: Columns | None = None
 
 
 def common_rows(leaves: Sequence[Any], paths: Sequence[str]) -> int:
@@ -186,7 +186,7 @@ def deal(elements: Sequence[Sequence[Any] | None], structure: Structure = LEAF) 
     """Return one whole element per replica, as in `distribute_datasets_from_function`, and their nest.
 
     A replica without an element gets no rows: arrays of length 0 along the first axis (for scalars: of shape (0,)),
-    with the first rows of the first element as `stand_in`.
+    with the first rows of the first element as `padding`.
 
     Args:
         elements: The leaves of each replica's element, None for a replica without one; not all None.
@@ -221,14 +221,14 @@ def _as_leaf(leaf: Any) -> Any:
 def _settled(
     pieces: Sequence[Sequence[Any]], sizes: Sequence[int], first: Sequence[Any] | None, structure: Structure
 ) -> tuple[tuple[Cut, ...], Structure]:
-    """Return the pieces of a step as arrays, with `first` as `stand_in` of replicas without rows."""
+    """Return the pieces of a step as arrays, with `first` as `padding` of replicas without rows."""
     first = None if all(sizes) else first
     if any(isinstance(leaf, ObjectLeaf) for leaf in pieces[0]):
         rows, structure = _in_boxes([*pieces, *([] if first is None else [first])], structure)
         pieces, first = rows[: len(sizes)], None if first is None else rows[-1]
-    stand_in = None if first is None else tuple(first)
+    padding = None if first is None else tuple(first)
     cuts = zip(pieces, sizes, strict=True)
-    return tuple(Cut(tuple(piece), size, None if size else stand_in) for piece, size in cuts), structure
+    return tuple(Cut(tuple(piece), size, None if size else padding) for piece, size in cuts), structure
 
 
 def _in_boxes(rows: Sequence[Sequence[Any]], structure: Structure) -> tuple[list[list[Any]], Structure]:

@@ -23,15 +23,15 @@ from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.stored.containers import Chunk, Container, crc32c
 from raydist.pipelines.stored.file_directory import is_file_name
 
-__all__ = ["Manifest", "StoredFile", "outline_of", "structure_of"]
+__all__ = ["Manifest", "StoredFile", "schema_of", "structure_of"]
 
 _VERSION = 2
 
 
-def outline_of(structure: Structure) -> Any:
+def schema_of(structure: Structure) -> Any:
     """Return a structure as JSON.
 
-    >>> outline_of(Structure(tuple, (0, 1), (LEAF, LEAF)))
+    >>> schema_of(Structure(tuple, (0, 1), (LEAF, LEAF)))
     {'tuple': [None, None]}
 
     Raises:
@@ -42,7 +42,7 @@ def outline_of(structure: Structure) -> Any:
         return None
     if structure == NOTHING:
         return {"none": []}
-    children = [outline_of(child) for child in structure.children]
+    children = [schema_of(child) for child in structure.children]
     if kind is tuple:
         return {"tuple": children}
     if not all(isinstance(key, str) for key in structure.keys):
@@ -57,26 +57,26 @@ def outline_of(structure: Structure) -> Any:
     return {form: named, "class": [kind.__module__, kind.__qualname__]}
 
 
-def structure_of(outline: Any) -> Structure:
-    """Return the structure from which :func:`outline_of` made `outline`.
+def structure_of(schema: Any) -> Structure:
+    """Return the structure from which :func:`schema_of` made `schema`.
 
     Raises:
-        ValueError: `outline` is invalid. (Or AttributeError, KeyError, TypeError.)
+        ValueError: `schema` is invalid. (Or AttributeError, KeyError, TypeError.)
     """
-    if outline is None:
+    if schema is None:
         return LEAF
-    if outline == {"none": []}:
+    if schema == {"none": []}:
         return NOTHING
-    form = next(form for form in ("tuple", "dict", "namedtuple", "dataclass", None) if form is None or form in outline)
+    form = next(form for form in ("tuple", "dict", "namedtuple", "dataclass", None) if form is None or form in schema)
     if form is None:
-        raise ValueError(f"it has an unknown structure {outline!r:.100}")
-    children = outline[form]
+        raise ValueError(f"it has an unknown structure {schema!r:.100}")
+    children = schema[form]
     if form == "tuple":
         return Structure(tuple, tuple(range(len(children))), tuple(map(structure_of, children)))
     inner = tuple(map(structure_of, children.values()))
     if form == "dict":
-        return Structure(dict, tuple(children), inner, _permutation(outline.get("shown", []), len(inner)))
-    module, name = outline["class"]
+        return Structure(dict, tuple(children), inner, _permutation(schema.get("shown", []), len(inner)))
+    module, name = schema["class"]
     return Structure(_class_of(form, str(module), str(name), tuple(children)), tuple(children), inner)
 
 
@@ -166,7 +166,7 @@ class Manifest:
         """Return the manifest as JSON with a checksum."""
         content = {
             "version": _VERSION,
-            "structure": outline_of(self.structure),
+            "structure": schema_of(self.structure),
             "specs": [
                 [spec.shape, {"S": "bytes", "U": "str"}.get(spec.dtype.kind, spec.dtype.name)] for spec in self.specs
             ],

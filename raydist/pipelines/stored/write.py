@@ -36,7 +36,7 @@ from raydist.pipelines.formats.opening import open_within
 from raydist.pipelines.stored.containers import ChunkWriter, Container, ContainerWriter
 from raydist.pipelines.stored.directory_files import RemoteFiles
 from raydist.pipelines.stored.file_directory import DirectoryFiles, LocalFiles, sync_directory
-from raydist.pipelines.stored.manifest import Manifest, StoredFile, outline_of
+from raydist.pipelines.stored.manifest import Manifest, StoredFile, schema_of
 
 __all__ = [
     "BlockSchema",
@@ -265,7 +265,7 @@ class SavedWriter:
         origin: str = "",
     ) -> None:
         self._specs, self._structure = flatten_element(element_spec)
-        outline_of(self._structure)
+        schema_of(self._structure)
         self._directory = directory
         self._container = container
         self._shard_func = shard_func

@@ -146,7 +146,7 @@ class Callback(TrainHooks, TestHooks, PredictHooks):
     def _set_data(self, data: DistributedDataset) -> None:
         """Record the dataset that `fit` trains on. Called before the first hook."""
 
-    def _end_pass(self) -> None:
+    def _end_epoch(self) -> None:
         """Record the end of an epoch's training, before its iterator is closed."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -223,7 +223,7 @@ class TensorBoard(Callback):
     def _set_data(self, data: DistributedDataset) -> None:
         self._data = data
 
-    def _end_pass(self) -> None:
+    def _end_epoch(self) -> None:
         self._input = None if self._data is None else self._data.stats()
 
     def _global_step(self) -> int:

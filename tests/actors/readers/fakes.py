@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from raydist.actors.passes.input_pipeline import InputPipeline
-from raydist.actors.passes.job import InputJob, MergedJob
+from raydist.actors.epochs.input_pipeline import InputPipeline
+from raydist.actors.epochs.job import InputJob, MergedJob
 from raydist.distributed_dataset import InputSide
 from raydist.options import Timeouts
 
@@ -78,7 +78,7 @@ class FakeHost:
         return link
 
     def close(self) -> None:
-        for key in self.pipeline.open_passes():
+        for key in self.pipeline.open_epochs():
             self.pipeline.close(key, self._timeouts.close_s)
 
 

@@ -33,7 +33,7 @@ def test_a_replica_whose_worker_has_ended_works_on_rows_of_another() -> None:
         )
         leaf: Any = list(dataset)[1]
         assert [value.tolist() for value in leaf.values] == [[], [3, 4]]
-        part = leaf.part_on(0, stand_in=True)
+        part = leaf.part_on(0, padding=True)
         assert part.ref is leaf.part_on(1).ref
         assert part.ref.leaf(part.leaf_index, part.place).tolist() == [3, 4]
         none = leaf.part_on(0)

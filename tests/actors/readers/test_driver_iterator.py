@@ -1,4 +1,4 @@
-"""The driver's reading end: when a pass is opened and closed, and what a leaf of a batch knows."""
+"""The driver's reading end: when an epoch is opened and closed, and what a leaf of a batch knows."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ def start(side: InputSide, size: int = 8) -> Any:
     return iter(distribute(Dataset.range(size).batch(2), side, InputOptions(num_input_workers=0)))
 
 
-def open_passes(side: InputSide) -> int:
+def open_epochs(side: InputSide) -> int:
     host: Any = side.opener
-    return len(host.pipeline.open_passes())
+    return len(host.pipeline.open_epochs())
 
 
 def test_nothing_runs_before_the_first_batch() -> None:
     with fake_side(2) as side:
         iterator = start(side)
         assert isinstance(iterator, DistributedIterator)
-        assert open_passes(side) == 0
+        assert open_epochs(side) == 0
         next(iterator)
-        assert open_passes(side) == 1
+        assert open_epochs(side) == 1
 
 
 def test_a_pass_is_closed_at_the_end_by_close_and_when_it_is_dropped() -> None:
     with fake_side(2) as side:
         iterator = start(side)
         list(iterator)
-        assert open_passes(side) == 0
+        assert open_epochs(side) == 0
         iterator = start(side)
         next(iterator)
         iterator.close()
-        assert open_passes(side) == 0
+        assert open_epochs(side) == 0
         iterator = start(side)
         next(iterator)
         del iterator
         gc.collect()
-        assert open_passes(side) == 0
+        assert open_epochs(side) == 0
 
 
 def test_loading_a_state_ends_the_pass_before() -> None:
@@ -60,9 +60,9 @@ def test_loading_a_state_ends_the_pass_before() -> None:
         iterator = start(side)
         next(iterator)
         iterator.load_state_dict(iterator.state_dict())
-        assert open_passes(side) == 0
+        assert open_epochs(side) == 0
         assert [value.tolist() for value in next(iterator).values] == [[2], [3]]
-        assert open_passes(side) == 1
+        assert open_epochs(side) == 1
 
 
 def test_stats_tell_of_the_pipeline_while_it_runs_and_after_its_end() -> None:
@@ -73,7 +73,7 @@ def test_stats_tell_of_the_pipeline_while_it_runs_and_after_its_end() -> None:
         assert [stage.name for stage in iterator.stats().stages] == ["range-0", "batch-1"]
         list(iterator)
         assert iterator.stats().elements == 4
-        assert open_passes(side) == 0
+        assert open_epochs(side) == 0
 
 
 def test_a_closed_pass_tells_nothing() -> None:
@@ -188,7 +188,7 @@ def test_closing_beside_other_threads_ends_their_iteration() -> None:
 
             in_threads(4, read)
             assert len(found) == len(set(found)) < 10_000
-            assert open_passes(side) == 0
+            assert open_epochs(side) == 0
 
 
 def test_closing_ends_the_wait_of_another_thread() -> None:
@@ -209,9 +209,9 @@ def test_closing_ends_the_wait_of_another_thread() -> None:
 
         reader = threading.Thread(target=read)
         reader.start()
-        while not open_passes(side):
+        while not open_epochs(side):
             time.sleep(0.01)
-        time.sleep(0.2)  # until the thread, which has opened the pass, waits for a batch of it
+        time.sleep(0.2)  # until the thread, which has opened the epoch, waits for a batch of it
         iterator.close()
         reader.join(20)
         assert "was closed (with its strategy, or by close())" in str(outcome[0])

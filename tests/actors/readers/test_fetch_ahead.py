@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from raydist.actors.passes.batch_group import BatchGroup, StepBatch
-from raydist.actors.passes.batch_queues import QueueEntry
-from raydist.actors.passes.served_pass import Poll
+from raydist.actors.epochs.batch_group import BatchGroup, StepBatch
+from raydist.actors.epochs.batch_queues import QueueEntry
+from raydist.actors.epochs.served_epoch import Poll
 from raydist.actors.readers.replica_iterator import FetchAhead
 from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import DeadlineExceededError, UnavailableError

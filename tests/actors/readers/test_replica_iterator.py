@@ -169,10 +169,10 @@ def test_an_abandoned_pass_lives_until_the_replicas_have_read_it() -> None:
         host: Any = side.opener
         assert read(replicas[0], 0, 2) == [[0], [2]]
         assert read(replicas[1], 1, 1) == [[1]]
-        assert len(host.pipeline.open_passes()) == 1  # each replica was sent it twice
+        assert len(host.pipeline.open_epochs()) == 1  # each replica was sent it twice
         read(replicas[0], 0, 0)
         read(replicas[1], 1, 0)
-        assert host.pipeline.open_passes() == []
+        assert host.pipeline.open_epochs() == []
 
 
 def test_the_end_is_the_end_for_everybody() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from raydist.actors.passes.batch_queues import QueueEntry
-from raydist.actors.passes.served_pass import Poll
+from raydist.actors.epochs.batch_queues import QueueEntry
+from raydist.actors.epochs.served_epoch import Poll
 from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import DeadlineExceededError
 from raydist.options import Timeouts

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from raydist.actors.workers.epoch_pools import SharedExecutor
 from raydist.actors.workers.pool import ActorExecutor
-from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.dataset import Dataset
 from raydist.options import Options, Timeouts
 from raydist.pipelines.elements.convert import numpy_rows

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from raydist.actors.workers.rows_apart import RowsDone, RunRows, Streak, isolate
+from raydist.actors.workers.crash_bisection import RowsDone, RunRows, Streak, isolate
 from raydist.errors import UnavailableError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, StageResult

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raydist.actors.workers.epoch_pools import SharedExecutor
 from raydist.actors.workers.pool import ActorExecutor
-from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.dataset import Dataset
 from raydist.errors import RaydistError, UnavailableError
 from raydist.foreign_errors import message_of

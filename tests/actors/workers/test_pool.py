@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import ray
 
+from raydist.actors.workers.epoch_pools import SharedExecutor
 from raydist.actors.workers.handle import WorkerKind
 from raydist.actors.workers.pool import ActorExecutor
-from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.actors.workers.result_recipes import ResultColumn
 from raydist.dataset import Dataset
 from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, RaydistError, UnavailableError

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from raydist.actors.workers.epoch_pools import SharedExecutor
 from raydist.actors.workers.pool import ActorExecutor
-from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.options import Options
 from raydist.pipelines.engine.executor import Executor
 from tests.conftest import live_actors

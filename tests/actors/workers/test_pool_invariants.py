@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raydist.actors.workers import stored_results
+from raydist.actors.workers.epoch_pools import SharedExecutor
 from raydist.actors.workers.pool import ActorExecutor
-from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.nest import LEAF
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from raydist.actors.workers.pools_of_passes import IteratorPools
+from raydist.actors.workers.epoch_pools import IteratorPools
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.elements.spec import TensorSpec

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from raydist.actors.software import Software, installed_packages
+from raydist.actors.version_check import Software, installed_packages
 from raydist.actors.workers import worker as worker_module
 from raydist.actors.workers.mapped_columns import StoredColumns
 from raydist.actors.workers.worker import InputWorker, WorkerResult, unpack_result

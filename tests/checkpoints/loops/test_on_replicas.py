@@ -19,7 +19,7 @@ from tests.shared_strategies import dispatching_thread, use_once
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
 
-class AverageEach(rd.ReplicaRules):
+class AverageEach(rd.StrategyHooks):
     """Each replica steps on gradients of its own; after each batch they take the mean of what they have then."""
 
     exchanges_gradients = False
@@ -32,7 +32,7 @@ class AverageEach(rd.ReplicaRules):
 class Averaging(rd.OneNodeStrategy):
     """A strategy of one's own."""
 
-    def replica_rules(self) -> rd.ReplicaRules:
+    def replica_rules(self) -> rd.StrategyHooks:
         return AverageEach()
 
 

@@ -16,7 +16,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
 from raydist.collectives.reducer.interception import Handler, begin_interception, end_interception
-from raydist.collectives.reducer.parameter_hooks import HeldBack, OwnHook, ParameterHooks, detach_hooks, hooked_of
+from raydist.collectives.reducer.parameter_hooks import DeferredHooks, OwnHook, ParameterHooks, detach_hooks, hooked_of
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.errors import FailedPreconditionError
 from tests.collectives.gradient_steps import (
@@ -109,7 +109,7 @@ def test_held_back_and_given_back(removed: bool) -> None:
     own: list[str] = []
     parameter = weight(own)
     handle = parameter.register_hook(twice)
-    held = HeldBack({7: parameter})
+    held = DeferredHooks({7: parameter})
     assert 7 in held.indices
     assert backward(parameter) == 1.0
     assert len(own) == 1

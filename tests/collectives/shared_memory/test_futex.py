@@ -8,36 +8,36 @@ import time
 
 import pytest
 
-from raydist.collectives.shared_memory.control import Bell, why_unsupported
+from raydist.collectives.shared_memory.control import Futex, why_unsupported
 
 
-def make_bell() -> tuple[ctypes.c_uint32, Bell]:
+def make_bell() -> tuple[ctypes.c_uint32, Futex]:
     word = ctypes.c_uint32(0)
-    return word, Bell(ctypes.addressof(word))
+    return word, Futex(ctypes.addressof(word))
 
 
 def test_ringing_adds_one_for_everybody_who_rings() -> None:
-    word, bell = make_bell()
+    word, futex = make_bell()
 
     def ring_often() -> None:
         for _ in range(1000):
-            bell.ring()
+            futex.ring()
 
     ringers = [threading.Thread(target=ring_often) for _ in range(4)]
     for ringer in ringers:
         ringer.start()
     for ringer in ringers:
         ringer.join()
-    assert bell.count() == word.value == 4000
+    assert futex.count() == word.value == 4000
 
 
 def test_ringing_wakes_all_sleepers() -> None:
-    word, bell = make_bell()
-    sleepers = [threading.Thread(target=bell.sleep, args=(0, 30.0)) for _ in range(3)]
+    word, futex = make_bell()
+    sleepers = [threading.Thread(target=futex.sleep, args=(0, 30.0)) for _ in range(3)]
     for sleeper in sleepers:
         sleeper.start()
     time.sleep(0.05)
-    bell.ring()
+    futex.ring()
     for sleeper in sleepers:
         sleeper.join(5.0)
     assert not any(sleeper.is_alive() for sleeper in sleepers)
@@ -45,29 +45,29 @@ def test_ringing_wakes_all_sleepers() -> None:
 
 
 def test_nobody_sleeps_through_a_ring_before() -> None:
-    _word, bell = make_bell()
-    bell.ring()
+    _word, futex = make_bell()
+    futex.ring()
     start = time.monotonic()
-    bell.sleep(0, 30.0)
+    futex.sleep(0, 30.0)
     assert time.monotonic() - start < 5.0
 
 
 def test_a_sleep_ends() -> None:
-    word, bell = make_bell()
+    word, futex = make_bell()
     start = time.monotonic()
-    bell.sleep(0, 0.05)
-    bell.sleep(0, -1.0)
-    bell.yield_core()
+    futex.sleep(0, 0.05)
+    futex.sleep(0, -1.0)
+    futex.yield_core()
     assert 0.04 < time.monotonic() - start < 5.0
     assert word.value == 0
 
 
 def test_each_sleep_keeps_to_its_own_limit() -> None:
-    _, bell = make_bell()
+    _, futex = make_bell()
     took = []
     for seconds in (0.01, 0.01, 0.2, 0.01, 0.0):
         begin = time.monotonic()
-        bell.sleep(0, seconds)
+        futex.sleep(0, seconds)
         took.append(time.monotonic() - begin)
     assert took[2] >= 0.19
     assert min(took[0], took[1], took[3]) >= 0.009

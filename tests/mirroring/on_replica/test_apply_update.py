@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from raydist.mirroring.apply_update import ControlCollector
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.messages import StepPayload
-from raydist.mirroring.on_replica.apply_update import ControlCollector
 from raydist.pickling.pickler import loads
 from tests.mirroring.in_process import Mirror
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import raydist as rd
+from raydist.mirroring.apply_update import ReplicaBuffers
 from raydist.mirroring.handles import ReplicaTable
-from raydist.mirroring.on_replica.apply_update import ReplicaBuffers
 from raydist.mirroring.tensor import MirroredTensor
 from tests.mirroring.in_process import Mirror, rank_of
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.mirroring.on_replica.function_cache import ClosureMutationCheck
+from raydist.mirroring.function_cache import ClosureMutationCheck
 from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, linear
 

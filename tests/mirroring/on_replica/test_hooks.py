@@ -14,7 +14,7 @@ from torch import nn
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.handles import ReplicaTable
-from raydist.mirroring.on_replica.hooks import UpdateLog, note_steps
+from raydist.mirroring.replica_hooks import UpdateLog, note_steps
 from tests.mirroring.in_process import Mirror, linear
 
 

@@ -19,7 +19,7 @@ from raydist.checkpoints.object_state import STATES_BY_RANK
 from raydist.checkpoints.shards import MergedStates
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.messages import StepPayload
-from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.replica import MirrorReplica
 from raydist.pickling.pickler import loads
 from tests.mirroring.in_process import Mirror, linear, rank_of
 

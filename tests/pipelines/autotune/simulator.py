@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from raydist.pipelines.autotune.tuner import BLOCKS_PER_THREAD, Activity, Knob, Period
+from raydist.pipelines.autotune.tuner import BLOCKS_PER_THREAD, Activity, Period, TunedSetting
 
 ROWS = 16  # of every block
 BLOCKS = 30  # in every period
@@ -37,8 +37,9 @@ class Pipeline:
     ram_bytes: float = float("inf")
     prefetch: bool = False
 
-    def knobs(self) -> list[Knob]:
-        return [*(Knob(stage.name) for stage in self.stages), *([Knob(PREFETCH, ahead=1)] if self.prefetch else [])]
+    def tuned(self) -> list[TunedSetting]:
+        ahead = [TunedSetting(PREFETCH, ahead=1)] if self.prefetch else []
+        return [*(TunedSetting(stage.name) for stage in self.stages), *ahead]
 
     def buffered(self, threads: Mapping[str, int]) -> float:
         """Bytes of the blocks in flight."""
@@ -46,9 +47,9 @@ class Pipeline:
 
     def settings(self) -> Iterator[dict[str, int]]:
         """Every number of threads within the limits."""
-        choices = [range(1 if knob.ahead else self.threads + 1) for knob in self.knobs()]
+        choices = [range(1 if setting.ahead else self.threads + 1) for setting in self.tuned()]
         for chosen in itertools.product(*([*choice, 1] if len(choice) == 1 else choice for choice in choices)):
-            threads = {knob.name: count for knob, count in zip(self.knobs(), chosen, strict=True)}
+            threads = {setting.name: count for setting, count in zip(self.tuned(), chosen, strict=True)}
             if sum(threads.values()) <= self.threads and self.buffered(threads) <= self.ram_bytes:
                 yield threads
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from raydist.pipelines.autotune.tuner import Knob, Tuner
+from raydist.pipelines.autotune.tuner import TunedSetting, Tuner
 from tests.pipelines.autotune.simulator import Pipeline, Stage, random_pipeline
 
 SECOND_CORE = Pipeline((Stage("map", 0.01),), threads=2)
@@ -14,8 +14,8 @@ WITH_GIL = Pipeline((Stage("map", 0.01, serial=1.0),))
 
 def tuner_of(pipeline: Pipeline) -> Tuner:
     tuner = Tuner()
-    for knob in pipeline.knobs():
-        tuner.add(knob)
+    for setting in pipeline.tuned():
+        tuner.add(setting)
     return tuner
 
 
@@ -100,7 +100,7 @@ def test_a_prefetch_helps_a_consumer_that_works() -> None:
 
 def test_threads_that_were_asked_for_need_no_budget() -> None:
     tuner = tuner_of(SECOND_CORE)
-    tuner.add(Knob("interleave", ahead=8, requested=True))
+    tuner.add(TunedSetting("interleave", ahead=8, requested=True))
     period = replace(SECOND_CORE.period({"map": 0}), cpu_s=0.0, free_threads=0)
     period = replace(period, parts={"interleave": period.parts["map"]})
     for _ in range(3):

@@ -105,9 +105,9 @@ def test_a_state_in_the_second_part_knows_the_order_of_the_first() -> None:
 
 def test_an_order_that_was_tampered_with_is_refused() -> None:
     block = block_of_rows([{"b": 1, "a": 2}])
-    for outline in ([[0, 0], [None, None]], [[1, 0], [None]], [["b"], [None, None]], 3):
+    for schema in ([[0, 0], [None, None]], [[1, 0], [None]], [["b"], [None, None]], 3):
         order = KeyOrder()
-        order.restore(outline)
+        order.restore(schema)
         with pytest.raises(InvalidArgumentError, match="order of keys"):
             order.of(block)
 
@@ -115,15 +115,15 @@ def test_an_order_that_was_tampered_with_is_refused() -> None:
 def test_wide_tables_have_small_states() -> None:
     order = KeyOrder()
     order.of(block_of_rows([dict.fromkeys(map(str, range(2000, 0, -1)), 0)]))
-    assert order.outline() is None
+    assert order.schema() is None
 
 
 def test_restored_orders_are_those_that_were_noted() -> None:
     first = KeyOrder()
     first.of(block_of_rows([({"b": 1, "a": {"d": 1, "c": 2}},)]))
     second = KeyOrder()
-    second.restore(json.loads(json.dumps(first.outline())))
-    assert second.outline() == first.outline()
+    second.restore(json.loads(json.dumps(first.schema())))
+    assert second.schema() == first.schema()
     found = second.of(block_of_rows([({"a": {"c": 1, "d": 2}, "b": 3},)])).row(0)
     assert list(found[0]) == ["b", "a"]
     assert list(found[0]["a"]) == ["d", "c"]
@@ -133,5 +133,5 @@ def test_restored_orders_are_those_that_were_noted() -> None:
 def test_sorted_keys_stay_sorted_after_a_restore() -> None:
     order, later = KeyOrder(), KeyOrder()
     order.of(block_of_rows([{"a": 1, "b": 2}]))
-    later.restore(order.outline())
+    later.restore(order.schema())
     assert list(later.of(block_of_rows([{"b": 1, "a": 2}])).row(0)) == ["a", "b"]

@@ -13,7 +13,7 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, count_items
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.engine.producers import OneKind, Producer, ReplayIterator, read_watched
+from raydist.pipelines.engine.producers import Producer, ReplayIterator, SpecGuard, read_watched
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.run.plan import open_iterator
 
@@ -65,7 +65,7 @@ def test_a_shorter_input_is_an_error() -> None:
 
 
 def test_the_first_element_is_the_measure() -> None:
-    agreement = OneKind("here")
+    agreement = SpecGuard("here")
     numbers, texts = block_of_rows([1, 2]), block_of_rows(["a", "b"])
     assert agreement.checked([ElementError(ValueError())])[0] is not None
     assert agreement.signature == ""

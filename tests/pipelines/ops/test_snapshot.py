@@ -11,7 +11,7 @@ from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import Options
 from raydist.pipelines.stored import write
-from raydist.pipelines.stored.pass_over import Recorder, StoredPassSettings
+from raydist.pipelines.stored.cached_epoch import CachedEpochSettings, Recorder
 from tests.contracts.op import check_op, collect, iterate
 from tests.pipelines.model import recorder
 
@@ -131,14 +131,14 @@ def test_bad_functions_and_arguments(tmp_path: Path) -> None:
 def test_shards_that_another_writer_finishes_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = counted(tmp_path, shard_func=is_odd)
     second, calls = counted(tmp_path, shard_func=is_odd)
-    begin = StoredPassSettings.recorder
+    begin = CachedEpochSettings.recorder
 
-    def begin_after_the_first(settings: StoredPassSettings) -> Recorder:
-        monkeypatch.setattr(StoredPassSettings, "recorder", begin)
+    def begin_after_the_first(settings: CachedEpochSettings) -> Recorder:
+        monkeypatch.setattr(CachedEpochSettings, "recorder", begin)
         list(first)
         return begin(settings)
 
-    monkeypatch.setattr(StoredPassSettings, "recorder", begin_after_the_first)
+    monkeypatch.setattr(CachedEpochSettings, "recorder", begin_after_the_first)
     assert [int(x) for x in second] == [0, 2, 4, 1, 3, 5]
     assert calls == []
 

@@ -69,10 +69,10 @@ def test_a_replica_without_rows_has_up_to_two_rows_to_stand_in(rows: int, replic
     batch = np.arange(rows, dtype=np.float32)
     for cut in cut_batch([batch], num_replicas=replicas, rule=rule, step=0)[0]:
         if cut.num_rows:
-            assert cut.stand_in is None
+            assert cut.padding is None
         else:
-            assert cut.stand_in is not None
-            np.testing.assert_array_equal(cut.stand_in[0], batch[:2])
+            assert cut.padding is not None
+            np.testing.assert_array_equal(cut.padding[0], batch[:2])
 
 
 def test_pieces_are_views() -> None:
@@ -83,7 +83,7 @@ def test_pieces_are_views() -> None:
 
 def test_an_empty_batch_has_nothing_to_stand_in() -> None:
     cuts, _ = cut_batch([np.empty((0, 3), np.float32)], num_replicas=2, rule="per_batch", step=0)
-    assert [cut.stand_in for cut in cuts] == [None, None]
+    assert [cut.padding for cut in cuts] == [None, None]
     assert [cut.columns[0].shape for cut in cuts] == [(0, 3), (0, 3)]
 
 
@@ -105,9 +105,9 @@ def test_what_is_replicated_goes_whole_to_every_replica() -> None:
     cuts, _ = cut_batch(batch, num_replicas=4, rule="per_batch", step=0, structure=PAIR)
     assert [cut.num_rows for cut in cuts] == [1, 1, 1, 0]
     assert all(cut.columns[1].item().value.tolist() == [0, 1, 2, 3] for cut in cuts)
-    assert cuts[3].stand_in is not None
-    assert cuts[3].stand_in[0].tolist() == [0, 1]
-    assert cuts[3].stand_in[1].item().value.tolist() == [0, 1, 2, 3]
+    assert cuts[3].padding is not None
+    assert cuts[3].padding[0].tolist() == [0, 1]
+    assert cuts[3].padding[1].item().value.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("leaf", [np.int64(3), b"text", "text", np.array(1.0)])
@@ -131,8 +131,8 @@ def test_deal_gives_no_rows_to_replicas_without_an_element() -> None:
     assert [cut.num_rows for cut in cuts] == [0, 3, 0]
     assert [cut.columns[0].shape for cut in cuts] == [(0, 2), (3, 2), (0, 2)]
     assert cuts[2].columns[0].dtype == np.float32
-    assert cuts[0].stand_in is not None
-    assert cuts[0].stand_in[0].shape == (2, 2)
+    assert cuts[0].padding is not None
+    assert cuts[0].padding[0].shape == (2, 2)
 
 
 def test_deal_takes_scalars() -> None:
@@ -168,8 +168,8 @@ def test_lists_and_collated_batches_are_cut_by_element(rows: int, replicas: int,
     assert np.concatenate([piece[2] for piece in pieces]).tolist() == np.concatenate(arrays).tolist()
     for cut in cuts:
         if cut.num_rows == 0:
-            assert cut.stand_in is not None
-            assert len(cut.stand_in[0].item().value) == cut.stand_in[1].item().value == min(rows, 2)
+            assert cut.padding is not None
+            assert len(cut.padding[0].item().value) == cut.padding[1].item().value == min(rows, 2)
 
 
 def test_what_a_collate_function_returns_is_a_nest_as_far_as_replicas_agree() -> None:

@@ -35,7 +35,7 @@ def test_pieces_without_rows_have_a_stand_in() -> None:
     made = source(Dataset.range(1).batch(4), 1, 3)
     steps = [made.next_step()[0] for _ in range(3)]
     assert [step.num_rows for step in steps] == [1, 0, 0]
-    assert [step.stand_in and step.stand_in[0].tolist() for step in steps] == [None, [0], [0]]
+    assert [step.padding and step.padding[0].tolist() for step in steps] == [None, [0], [0]]
 
 
 def test_every_step_resumes() -> None:

@@ -98,21 +98,21 @@ def test_nulls_are_errors_of_their_rows(tmp_path: Path) -> None:
     assert sorted(int(row["id"]) for row in masks if row["y_is_null"]) == [1, 3]
 
 
-def _stand_in(name: str, **members: Any) -> Any:
-    return type(name, (), {"__module__": "datasets.stand_in", **members})()
+def _padding(name: str, **members: Any) -> Any:
+    return type(name, (), {"__module__": "datasets.padding", **members})()
 
 
 def _table_of_datasets(content: pa.Table) -> Any:
-    return _stand_in("InMemoryTable", table=content)
+    return _padding("InMemoryTable", table=content)
 
 
 def _dataset(order: list[int] | None = None, form: dict[str, Any] | None = None) -> Any:
     mapping = None if order is None else _table_of_datasets(pa.table({"indices": pa.array(order, pa.uint64())}))
     usual: dict[str, Any] = {"type": None, "columns": None, "format_kwargs": {}, "output_all_columns": False}
-    return _stand_in(
+    return _padding(
         "Dataset",
         data=_table_of_datasets(table()),
-        features=_stand_in("Features", to_dict=lambda self: FEATURES),
+        features=_padding("Features", to_dict=lambda self: FEATURES),
         format={**usual, **(form or {})},
         _indices=mapping,
     )
@@ -132,7 +132,7 @@ def test_what_is_none_says_what_to_write(tmp_path: Path, saved: str) -> None:
     splits: Any = type("DatasetDict", (dict,), {"__module__": "datasets.dataset_dict"})(train=1)
     cases: list[tuple[Any, type[Exception], str]] = [
         (splits, rd.SpecError, r"needs one split, .*of 'train'. Give dataset\['train'\]"),
-        (_stand_in("IterableDataset"), rd.SpecError, r"Use rd.Dataset.from_torch\(dataset\)"),
+        (_padding("IterableDataset"), rd.SpecError, r"Use rd.Dataset.from_torch\(dataset\)"),
         (_dataset(form={"type": "custom"}), rd.InvalidArgumentError, r"set_transform.*write the function as .map"),
         ([1, 2], rd.SpecError, r"got \[1, 2\] \(list\)"),
         (tmp_path, rd.InvalidArgumentError, "one split, .* 'train', 'test'. Give .*train'"),

@@ -17,7 +17,7 @@ from raydist.nest import flatten, unflatten
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.stored.containers import Chunk, Container, crc32c
-from raydist.pipelines.stored.manifest import Manifest, StoredFile, outline_of, structure_of
+from raydist.pipelines.stored.manifest import Manifest, StoredFile, schema_of, structure_of
 
 NAMES = ("bool", "int8", "uint64", "float16", "float32", "complex128", "S", "U")
 SPECS, STRUCTURE = flatten({name: (TensorSpec((None, 3), np.dtype(name)),) for name in NAMES})
@@ -127,15 +127,15 @@ NEST = {"z": Example(1, Point(2, (3,))), "a": 4}
 
 def test_structures_come_back_with_the_order_of_their_keys() -> None:
     leaves, structure = flatten(NEST)
-    found = structure_of(json.loads(json.dumps(outline_of(structure))))
+    found = structure_of(json.loads(json.dumps(schema_of(structure))))
     assert found == structure
     assert repr(unflatten(found, leaves)) == repr(NEST)
 
 
 def test_a_part_without_leaves_comes_back() -> None:
-    outline = json.loads(json.dumps(outline_of(flatten_element({"x": 1, "y": None})[1])))
-    assert outline == {"dict": {"x": None, "y": {"none": []}}}
-    assert unflatten(structure_of(outline), [5]) == {"x": 5, "y": None}
+    schema = json.loads(json.dumps(schema_of(flatten_element({"x": 1, "y": None})[1])))
+    assert schema == {"dict": {"x": None, "y": {"none": []}}}
+    assert unflatten(structure_of(schema), [5]) == {"x": 5, "y": None}
 
 
 @pytest.mark.parametrize("form", ["arrow", "parquet"])
@@ -150,20 +150,20 @@ def test_saved_elements_are_of_their_classes(tmp_path: Path, form: Any) -> None:
 
 
 def test_unknown_classes_are_made_and_nothing_is_imported() -> None:
-    outline = {"namedtuple": {"b": None, "a": None}, "class": ["antigravity", "Flight.Inner"]}
-    structure = structure_of(outline)
+    schema = {"namedtuple": {"b": None, "a": None}, "class": ["antigravity", "Flight.Inner"]}
+    structure = structure_of(schema)
     made = unflatten(structure, [1, 2])
     assert (made.b, made.a, type(made).__name__) == (1, 2, "Inner")
     assert "antigravity" not in sys.modules
-    assert structure_of(outline) == structure
-    outline = {"dataclass": {"b": None, "a": None}, "class": [__name__, "Example"]}  # it has other fields now
-    made = unflatten(structure_of(outline), [1, 2])
+    assert structure_of(schema) == structure
+    schema = {"dataclass": {"b": None, "a": None}, "class": [__name__, "Example"]}  # it has other fields now
+    made = unflatten(structure_of(schema), [1, 2])
     assert (made.b, made.a) == (1, 2)
     assert not isinstance(made, Example)
 
 
 @pytest.mark.parametrize(
-    "outline",
+    "schema",
     [
         {"list": []},
         {},
@@ -173,11 +173,11 @@ def test_unknown_classes_are_made_and_nothing_is_imported() -> None:
         {"dataclass": {"class": None}, "class": ["m", "N"]},
     ],
 )
-def test_what_is_no_structure(outline: Any) -> None:
+def test_what_is_no_structure(schema: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
-        structure_of(outline)
+        structure_of(schema)
 
 
 def test_keys_must_be_text() -> None:
     with pytest.raises(InvalidArgumentError, match="dicts with text keys can be saved"):
-        outline_of(flatten({1: 2})[1])
+        schema_of(flatten({1: 2})[1])

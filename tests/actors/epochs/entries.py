@@ -1,0 +1,40 @@
+"""Entries of a worker's queue, made by hand: rows are named by numbers, pieces are lists of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from raydist.actors.epochs.batch_group import BatchGroup
+from raydist.actors.epochs.batch_queues import QueueEntry
+from raydist.actors.epochs.piece import GroupPiece, pack_piece
+from raydist.actors.portable_errors import pack_error
+from raydist.nest import LEAF, Structure
+
+Rows = Sequence[Sequence[int]]
+"""Of each replica."""
+
+
+def group_entry(number: int, steps: Sequence[Rows], structure: Structure = LEAF) -> QueueEntry:
+    """A group of steps; those without rows have the row -1 as their stand-in."""
+    refs = tuple(_piece([step[rank] for step in steps]) for rank in range(len(steps[0])))
+    rows = tuple(tuple(map(len, step)) for step in steps)
+    states = tuple({"at": number + place + 1, "step": number + place + 1} for place in range(len(steps)))
+    return QueueEntry(number, states, group=BatchGroup(number, refs, rows, structure))
+
+
+def _piece(parts: Rows) -> GroupPiece:
+    columns = [(np.array(part, dtype=np.int64),) for part in parts]
+    paddings = {place: (np.array([-1]),) for place, part in enumerate(parts) if not part}
+    return pack_piece(columns, [""], paddings=paddings)
+
+
+def error_entry(number: int, error: Exception, *, last: bool = False) -> QueueEntry:
+    """An error in the place of a step."""
+    return QueueEntry(number, ({"at": number + 1, "step": number + 1},), error=pack_error(error), last=last)
+
+
+def end_entry(number: int) -> QueueEntry:
+    """The end of the data."""
+    return QueueEntry(number, ({"at": "end", "step": number},), last=True)

@@ -1,0 +1,148 @@
+"""What the InputPipeline actor does, without an actor around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from raydist.actors.epochs import input_pipeline
+from raydist.actors.epochs.input_pipeline import InputPipeline
+from raydist.actors.epochs.job import InputJob
+from raydist.actors.epochs.served_epoch import Poll
+from raydist.dataset import Dataset
+from raydist.errors import CancelledError, InvalidArgumentError
+from raydist.options import InputOptions, Timeouts
+from raydist.pipelines.engine.executor import InlineExecutor
+
+
+def job_of(dataset: Dataset, **changes: Any) -> InputJob:
+    job = InputJob(
+        label="epoch 0",
+        ops=cloudpickle.dumps((dataset._op,)),
+        dealt=False,
+        num_replicas=2,
+        seed=0,
+        epoch=0,
+        options=dataset.options(),
+        input_options=InputOptions(num_input_workers=0),
+        timeouts=Timeouts(),
+    )
+    return replace(job, **changes)
+
+
+def poll_at(start: int) -> Poll:
+    return Poll(None, start, start, wait_s=10.0)
+
+
+@pytest.fixture
+def pipeline() -> Iterator[InputPipeline]:
+    pipeline = InputPipeline("test", put=lambda piece: piece)
+    yield pipeline
+    for key in pipeline.open_epochs():
+        assert pipeline.close(key, 5.0)
+
+
+def test_passes_are_independent(pipeline: InputPipeline) -> None:
+    for key in ("a", "b"):
+        pipeline.open(key, job_of(Dataset.range(4).batch(2)))
+    assert pipeline.poll("a", poll_at(0))[0].number == 0
+    assert pipeline.poll("a", poll_at(1))[0].number == 1
+    assert pipeline.poll("b", poll_at(0))[0].number == 0
+    assert pipeline.close("a", 5.0)
+    assert pipeline.open_epochs() == ["b"]
+
+
+def test_a_closed_pass_answers_with_its_end(pipeline: InputPipeline) -> None:
+    pipeline.open("a", job_of(Dataset.range(4).batch(2)))
+    assert pipeline.close("a", 5.0)
+    assert pipeline.close("a", 5.0)
+    (entry,) = pipeline.poll("a", poll_at(0))
+    assert entry.last
+    assert entry.error is not None
+    assert isinstance(entry.error.restore(), CancelledError)
+    with pytest.raises(CancelledError, match="closed"):
+        pipeline.reclaim("a")
+
+
+def test_an_abandoned_pass_ends_with_its_last_reader(pipeline: InputPipeline) -> None:
+    pipeline.open("a", job_of(Dataset.range(8).batch(2)))
+    assert pipeline.poll("a", poll_at(0))
+    pipeline.lend("a", 0)
+    pipeline.abandon("a", 5.0)
+    pipeline.release("a", 0, 1)
+    assert pipeline.position_of("a", 0).number == 1
+    pipeline.release("a", 1, 1)
+    assert pipeline.open_epochs() == []
+    pipeline.abandon("a", 5.0)
+
+
+def test_a_state_of_another_pipeline_is_refused(pipeline: InputPipeline) -> None:
+    other = Dataset.range(4).batch(2).as_numpy_iterator().state_dict()
+    with pytest.raises(InvalidArgumentError):
+        pipeline.open("a", job_of(Dataset.range(4).skip(1).batch(2), state=other))
+    assert pipeline.open_epochs() == []
+
+
+class Pools:
+    """Lends executors of this process; notes what comes back."""
+
+    def __init__(self) -> None:
+        self.lent: list[tuple[int, str, tuple[str, ...]]] = []
+        self.returned = 0
+
+    def borrow(self, num_workers: int, *, name: str, node_ids: Any, **others: Any) -> Any:
+        self.lent.append((num_workers, name, node_ids))
+        return InlineExecutor()
+
+    def give_back(self, pool: Any, *, patience_s: float) -> None:
+        self.returned += 1
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
+    pools = Pools()
+    monkeypatch.setattr(input_pipeline, "EpochPools", lambda: pools)
+    return pools
+
+
+def test_workers_are_lent_for_one_pass(pools: Pools) -> None:
+    pipeline = InputPipeline("test", put=lambda piece: piece, node_id="here")
+    options = InputOptions(num_input_workers=2)
+    pipeline.open("a", job_of(Dataset.range(2).map(abs).batch(2), input_options=options))
+    assert pools.lent == [(2, "test", ("here",))]
+    assert pipeline.poll("a", poll_at(1))[0].last
+    assert pools.returned == 1  # before the reader learns of the end
+    assert pipeline.close("a", 5.0)
+    assert pools.returned == 1
+
+
+def test_workers_are_on_all_nodes_that_a_pass_serves(pools: Pools) -> None:
+    pipeline = InputPipeline("test", put=lambda piece: piece, node_id="here")
+    options = InputOptions(num_input_workers=2)
+    job = job_of(Dataset.range(2).map(abs).batch(2), input_options=options, node_ids=("here", "there"))
+    pipeline.open("a", job)
+    assert pools.lent == [(2, "test", ("here", "there"))]
+    own = replace(job, input_options=InputOptions(num_input_workers=2, resources_per_input_worker={"CPU": 1}))
+    pipeline.open("b", own)
+    assert pools.lent[1] == (2, "test", ())
+    for key in "ab":
+        assert pipeline.close(key, 5.0)
+
+
+def test_workers_come_back_when_opening_fails(pools: Pools) -> None:
+    pipeline = InputPipeline("test", put=lambda piece: piece)
+    options = InputOptions(num_input_workers=2)
+    with pytest.raises(InvalidArgumentError):
+        pipeline.open("a", job_of(Dataset.range(2).batch(2), input_options=options, state={"version": 0}))
+    assert len(pools.lent) == pools.returned == 1
+
+
+def test_autotune_leaves_light_pipelines_where_they_are(pools: Pools) -> None:
+    pipeline = InputPipeline("test", put=lambda piece: piece)
+    pipeline.open("a", job_of(Dataset.range(2).batch(2), input_options=InputOptions()))
+    assert pools.lent == []
+    assert pipeline.close("a", 5.0)

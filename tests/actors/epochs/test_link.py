@@ -1,0 +1,289 @@
+"""The input pipeline as an actor on a local Ray: the whole way of the data, and every way in which it breaks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import ray
+
+from raydist.actors.epochs.input_host import InputHost
+from raydist.dataset import Dataset
+from raydist.distributed_dataset import DistributedDataset, InputSide, distribute
+from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.options import InputOptions, Options, Timeouts
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+Distribute = Callable[..., DistributedDataset]
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[InputHost]]:
+    hosts: list[InputHost] = []
+    yield hosts
+    for host in hosts:
+        host.close()
+
+
+@pytest.fixture
+def distributed(hosts: list[InputHost]) -> Distribute:
+    """Distributes a dataset through a host of its own: `distributed(dataset, replicas=2, workers=0, ...)`."""
+
+    def make(dataset: Dataset, *, replicas: int = 2, timeouts: Timeouts | None = None, **options: Any) -> Any:
+        limits = timeouts or Timeouts(poll_s=1.0)
+        hosts.append(InputHost("test", num_replicas=replicas, timeouts=limits))
+        side = InputSide(hosts[-1], replicas, limits, drain=lambda: None)
+        return distribute(dataset, side, InputOptions(num_input_workers=options.pop("workers", 0), **options))
+
+    return make
+
+
+def lists(batch: Any) -> list[Any]:
+    return [value.tolist() for value in batch.values]
+
+
+def test_steps_reach_the_driver_whatever_makes_them(distributed: Distribute) -> None:
+    def augment(x: Any, *, rng: np.random.Generator) -> Any:
+        return x * 1000 + rng.integers(1000)
+
+    dataset = Dataset.range(40).shuffle(10, seed=2).map(augment).batch(6).with_options(Options(seed=1))
+    plain = [batch.tolist() for batch in dataset]
+    for workers, replicas in ((0, 2), (1, 1), (3, 3)):
+        view = distributed(dataset, replicas=replicas, workers=workers)
+        first = [lists(batch) for batch in view]
+        assert [[row for part in step for row in part] for step in first] == plain
+        assert [len(step) for step in first] == [replicas] * 7
+        assert [lists(batch) for batch in view] != first  # another epoch
+
+
+def test_resuming_on_other_workers_and_replicas(distributed: Distribute) -> None:
+    dataset = Dataset.range(20).shuffle(8).map(lambda x: x * 2).batch(3)
+    iterator = iter(distributed(dataset, replicas=2, workers=0))
+    for _ in range(3):
+        next(iterator)
+    state = iterator.state_dict()
+    rest = [row for batch in iterator for part in lists(batch) for row in part]
+    resumed = iter(distributed(dataset, replicas=3, workers=2))
+    resumed.load_state_dict(state)
+    assert [row for batch in resumed for part in lists(batch) for row in part] == rest
+    assert len(rest) == 11
+
+
+def test_pieces_are_mapped_not_copied(distributed: Distribute) -> None:
+    big = Dataset.from_tensor_slices(np.ones((4, 1_000_000), np.float32)).batch(4)
+    (batch,) = distributed(big, zero_copy=True)
+    ref = batch.part_on(0).ref
+    first, second = ray.get(ref), ray.get(ref)
+    assert first.array(0).ctypes.data == second.array(0).ctypes.data  # both are the store's memory
+    assert not first.array(0).flags.owndata
+    assert not first.array(0).flags.writeable
+    assert first.leaf(0).data_ptr() == first.array(0).ctypes.data
+    (private,) = distributed(big)
+    value = private.values[0]
+    value += 1
+    assert float(ray.get(private.part_on(0).ref).array(0).max()) == 1.0
+
+
+def test_steps_that_are_ahead_lie_in_one_record_batch(distributed: Distribute) -> None:
+    images = np.arange(64 * 100 * 400, dtype=np.float32).reshape(64 * 100, 400)
+    iterator = iter(distributed(Dataset.from_tensor_slices((images, np.arange(64 * 100))).batch(128)))
+    batches = [next(iterator)]
+    while not batches[-1][0].part_on(0).place:  # the first ones go alone
+        batches.append(next(iterator))
+    before, last = batches[-2:]
+    assert before[0].part_on(0).ref == last[0].part_on(0).ref
+    piece = ray.get(last[0].part_on(0).ref)
+    kinds = [field.type for field in piece.batch.schema]
+    assert isinstance(kinds[0], pa.FixedShapeTensorType)
+    assert pa.types.is_int64(kinds[1])
+    place = last[0].part_on(0).place
+    rows = piece.batch.column(1).to_pylist()
+    assert rows[64 * place : 64 * place + 64] == last[1].values[0].tolist()
+    assert not piece.array(0, place).flags.writeable
+    step = last[0].batch.step
+    assert last[0].values[0].tolist() == images[128 * step : 128 * step + 64].tolist()
+    del iterator, batches
+    assert before[0].values[1].tolist() == images[128 * (step - 1) + 64 : 128 * step].tolist(), (
+        "kept while it is in use"
+    )
+
+
+def test_the_first_batches_of_a_slow_pipeline_are_not_held_back(distributed: Distribute, tmp_path: Path) -> None:
+    def wait_for_permission(x: Any) -> Any:
+        while x >= 7 and not (tmp_path / "go on").exists():
+            time.sleep(0.01)
+        return x
+
+    # The engine asks for 1, 2, 4, ... elements: it has the first 7 when it must wait.
+    iterator = iter(distributed(Dataset.range(8).map(wait_for_permission).batch(2)))
+    assert [lists(next(iterator)) for _ in range(2)] == [[[0], [1]], [[2], [3]]]
+    (tmp_path / "go on").touch()
+    assert [lists(batch) for batch in iterator] == [[[4], [5]], [[6], [7]]]
+
+
+def test_pieces_outlive_the_pass(distributed: Distribute) -> None:
+    iterator = iter(distributed(Dataset.range(400_000).batch(200_000), workers=1))
+    batches = list(iterator)
+    iterator.close()
+    assert [int(value.sum()) for batch in batches for value in batch.values] == [
+        sum(range(start, start + 100_000)) for start in range(0, 400_000, 100_000)
+    ]
+
+
+def test_replicas_read_their_own_pieces(distributed: Distribute) -> None:
+    class Replica:
+        def run(self, iterator: Any, rank: int, count: int | None) -> list[Any]:
+            iterator.bind(rank)
+            found: list[Any] = []
+            try:
+                while count is None or len(found) < count:
+                    found.append(next(iterator).tolist())
+            except StopIteration:
+                pass
+            finally:
+                iterator.release()
+            return found
+
+    remote: Any = ray.remote(num_cpus=0)(Replica)
+    replicas = [remote.remote(), remote.remote()]
+    iterator = iter(distributed(Dataset.range(21).batch(4)))
+    assert lists(next(iterator)) == [[0, 1], [2, 3]]
+    runs = [replica.run.remote(iterator, rank, 2) for rank, replica in enumerate(replicas)]
+    assert ray.get(runs, timeout=60) == [[[4, 5], [8, 9]], [[6, 7], [10, 11]]]
+    assert lists(next(iterator)) == [[12, 13], [14, 15]]
+    runs = [replica.run.remote(iterator, rank, None) for rank, replica in enumerate(replicas)]
+    del iterator  # a loop under way keeps its pass
+    assert ray.get(runs, timeout=60) == [[[16, 17], [20]], [[18, 19], [20]]]
+    for replica in replicas:
+        ray.kill(replica)
+
+
+def pids(names: list[str]) -> list[int]:
+    actors: list[Any] = [ray.get_actor(name) for name in names]
+    return [ray.get(actor.hello.remote(), timeout=30) for actor in actors]
+
+
+def slow(x: Any) -> Any:
+    time.sleep(0.02)
+    return x
+
+
+def worker_names() -> list[str]:
+    return [name for name in ray.util.list_named_actors() if "-worker-" in name]
+
+
+def read_until_error(iterator: Any) -> Exception:
+    """Within the 30 s that a loss may take to be noticed."""
+    begin = time.monotonic()
+    try:
+        while time.monotonic() < begin + 30:
+            assert next(iterator).values
+    except UnavailableError as error:
+        return error
+    raise AssertionError("The loss was not noticed.")
+
+
+def test_a_killed_worker_is_replaced_and_no_batch_is_lost(distributed: Distribute) -> None:
+    iterator = iter(distributed(Dataset.range(300).map(slow).batch(4), workers=2))
+    rows = [row for part in lists(next(iterator)) for row in part]
+    os.kill(pids(worker_names()[:1])[0], signal.SIGKILL)
+    rows += [row for batch in iterator for part in lists(batch) for row in part]
+    assert rows == list(range(300))
+
+
+def test_a_killed_pipeline_is_named_and_the_next_pass_gets_a_new_one(
+    distributed: Distribute, hosts: list[InputHost]
+) -> None:
+    view = distributed(Dataset.range(10_000).batch(2))
+    iterator = iter(view)
+    state = iterator.state_dict()
+    next(iterator)
+    ray.kill(ray.get_actor(hosts[0].actor_name), no_restart=True)
+    assert hosts[0].actor_name in str(read_until_error(iterator))
+    iterator.load_state_dict(state)
+    assert lists(next(iterator)) == [[0], [1]]
+
+
+def test_an_error_of_a_worker_keeps_its_notes(distributed: Distribute) -> None:
+    def fail(x: Any) -> Any:
+        if x == 5:
+            raise ValueError("five is bad")
+        return x
+
+    iterator = iter(distributed(Dataset.range(8).map(fail).batch(2), workers=1))
+    assert [lists(next(iterator)) for _ in range(2)] == [[[0], [1]], [[2], [3]]]
+    with pytest.raises(ValueError, match="five is bad") as caught:
+        next(iterator)
+    notes = "\n".join(caught.value.__notes__)
+    assert "map-1" in notes
+    assert "element 5" in notes
+    assert "-worker-0" in notes
+    assert lists(next(iterator)) == [[6], [7]]
+
+
+def test_a_consumer_that_stops_stops_the_producer(distributed: Distribute) -> None:
+    iterator: Any = iter(distributed(Dataset.range(10_000).map(lambda x: np.zeros(1000) + x).batch(8)))
+    next(iterator)
+    link = iterator._pass.link
+    time.sleep(0.5)
+    assert link.call("num_kept") <= 3  # two ready, one in use
+    assert lists(next(iterator))[0][0][0] == 8
+
+
+def test_a_stuck_function_reaches_the_limit_of_the_input(distributed: Distribute) -> None:
+    limits = Timeouts(poll_s=0.2, input_s=1.0)
+    iterator = iter(distributed(Dataset.range(1).map(lambda x: time.sleep(60)).batch(1), timeouts=limits))
+    with pytest.raises(DeadlineExceededError, match=r"Timeouts\.input_s"):
+        next(iterator)
+
+
+def test_closing_while_a_reader_waits(distributed: Distribute) -> None:
+    iterator: Any = iter(distributed(Dataset.range(1).map(lambda x: time.sleep(60)).batch(1), workers=1))
+    iterator.state_dict()  # opens the epoch
+    timer = threading.Timer(1.0, iterator.close)
+    timer.start()
+    with pytest.raises(CancelledError, match="closed"):
+        next(iterator)
+    timer.join()
+
+
+def is_open(link: Any) -> bool:
+    try:
+        link.call("num_kept")
+    except CancelledError:
+        return False
+    return True
+
+
+def test_an_abandoned_iterator_ends_its_pass_and_the_next_one_uses_its_workers(
+    distributed: Distribute, hosts: list[InputHost]
+) -> None:
+    view = distributed(Dataset.range(100_000).map(lambda x: x).batch(4), workers=1)
+    iterator: Any = iter(view)
+    next(iterator)
+    link, workers = iterator._pass.link, pids(worker_names())
+    del iterator
+    end = time.monotonic() + 10
+    while is_open(link) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not is_open(link)
+    next(iter(view))
+    assert pids(worker_names()) == workers
+
+
+def test_a_file_that_went_away_is_reported(distributed: Distribute, tmp_path: Path) -> None:
+    file = tmp_path / "rows.npy"
+    np.save(file, np.arange(4))
+    view = distributed(Dataset.from_numpy(str(file)).batch(2))
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"rows\.npy"):
+        next(iter(view))

@@ -1,0 +1,148 @@
+"""An epoch over the epochs of workers, whose answers come when the test says so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from raydist.actors.epochs.batch_queues import Position, QueueEntry
+from raydist.actors.epochs.job import InputJob, MergedJob
+from raydist.actors.epochs.merged_epoch import MergedEpoch
+from raydist.actors.epochs.served_epoch import Poll
+from raydist.errors import CancelledError, UnavailableError
+from raydist.options import InputOptions, Options, Timeouts
+from raydist.pipelines.metering.stats import PipelineStats
+from tests.actors.epochs.entries import end_entry, group_entry
+
+
+class Worker:
+    """One worker's epoch: has a credit of so many places, and waits for news of what is done with."""
+
+    def __init__(self, entries: list[QueueEntry], credit: int = 100) -> None:
+        self.entries = entries
+        self.credit = credit
+        self.done = 0
+        self.closed = False
+        self.failure: Exception | None = None
+        self.changed = threading.Condition()
+
+    def call(self, method: str, *args: Any) -> Any:
+        return {"position_of": Position(0, {"at": 0, "step": 0}), "stats": PipelineStats()}[method]
+
+    def ask(self, poll: Poll) -> Poll:
+        with self.changed:
+            self.done = max(self.done, poll.done)
+        return poll
+
+    def receive(self, asked: Poll) -> tuple[QueueEntry, ...]:
+        with self.changed:
+            self.changed.wait_for(lambda: self._found(asked) or self.closed or self.failure, 20)
+            if self.failure is not None:
+                raise self.failure
+            return tuple(self._found(asked))
+
+    def _found(self, asked: Poll) -> list[QueueEntry]:
+        return [each for each in self.entries if each.end > asked.start and each.end <= self.done + self.credit]
+
+    def acknowledge(self, asked: Any, rank: int | None, done: int) -> None:
+        with self.changed:
+            self.done = max(self.done, done)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        with self.changed:
+            self.failure = error
+            self.changed.notify_all()
+
+
+JOB = InputJob("epoch 0", b"", False, 1, 0, 0, Options(), InputOptions(), Timeouts(poll_s=20.0))
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.epochs: list[MergedEpoch] = []
+
+    def start(self, *workers: Worker) -> MergedEpoch:
+        made = MergedEpoch(workers, MergedJob("epoch 0", (JOB,) * len(workers)))
+        made.start()
+        self.epochs.append(made)
+        return made
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    for made in bench.epochs:
+        made.close()
+        assert made.join(5.0)
+
+
+def steps(count: int, first: int = 0) -> list[QueueEntry]:
+    return [*(group_entry(number, [[[first + number]]]) for number in range(count)), end_entry(count)]
+
+
+def read(made: MergedEpoch, start: int, done: int | None = None) -> tuple[QueueEntry, ...]:
+    return made.poll(Poll(None, start, start if done is None else done, wait_s=10.0))
+
+
+def test_steps_of_all_workers_come_together(bench: Bench) -> None:
+    workers = Worker(steps(2)), Worker(steps(3, 10))
+    made = bench.start(*workers)
+    entries = [read(made, number)[0] for number in range(4)]
+    assert [entry.group and entry.group.rows for entry in entries] == [((1, 1),), ((1, 1),), ((0, 1),), None]
+    assert entries[-1].last
+    assert made.join(5.0)
+    assert all(worker.closed for worker in workers)
+
+
+def test_news_reach_a_worker_while_its_answer_is_awaited(bench: Bench) -> None:
+    """A poll waits for 20 s; a worker without credit must be told before that."""
+    workers = Worker(steps(6), credit=2), Worker(steps(6, 10), credit=3)
+    made = bench.start(*workers)
+    began = time.monotonic()
+    for number in range(6):
+        assert read(made, number, done=number)[0].number == number
+    assert time.monotonic() - began < 10
+    assert min(worker.done for worker in workers) >= 3  # each was told, though the first alone held things up
+
+
+def test_a_lost_worker_ends_the_pass_and_is_named(bench: Bench) -> None:
+    workers = Worker(steps(1)[:1]), Worker(steps(1, 10)[:1])
+    made = bench.start(*workers)
+    assert read(made, 0)
+    workers[1].fail(UnavailableError("the input pipeline x is gone"))
+    workers[0].entries.append(group_entry(1, [[[1]]]))
+    workers[0].acknowledge(None, None, 1)
+    (entry,) = read(made, 1)
+    assert entry.last
+    assert entry.error is not None
+    error = entry.error.restore()
+    assert isinstance(error, UnavailableError)
+    assert error.__notes__ == ["It made the batches of worker 1 of 2.", "In epoch 0."]
+    assert made.join(5.0)
+    assert all(worker.closed for worker in workers)
+
+
+def test_closing_wakes_a_waiting_reader_and_closes_the_workers(bench: Bench) -> None:
+    workers = Worker([]), Worker([])
+    made = bench.start(*workers)
+    threading.Timer(0.1, made.close).start()
+    with pytest.raises(CancelledError, match="closed"):
+        read(made, 0)
+    assert made.join(5.0)
+    assert all(worker.closed for worker in workers)
+
+
+def test_stats_are_those_of_the_first_worker(bench: Bench) -> None:
+    made = bench.start(Worker(steps(1)), Worker(steps(1)))
+    assert made.stats() == PipelineStats()

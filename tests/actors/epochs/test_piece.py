@@ -1,0 +1,206 @@
+"""Pieces of batches: what they hand out, that their bytes leave a pickle as they are, and that Arrow can read them."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raydist.actors.epochs.piece import GroupPiece, hand_out, is_regular, num_bytes_of, pack_piece
+
+
+def objects(*values: Any) -> np.ndarray[Any, Any]:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def one(*columns: np.ndarray[Any, Any], zero_copy: bool = False) -> GroupPiece:
+    """The piece of a single step."""
+    return pack_piece([columns], [str(index) for index in range(len(columns))], zero_copy=zero_copy)
+
+
+def through_buffers(piece: GroupPiece) -> tuple[GroupPiece, list[pickle.PickleBuffer]]:
+    """As the object store does it: buffers out of band, read-only where they arrive."""
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(piece, protocol=5, buffer_callback=buffers.append)
+    return pickle.loads(data, buffers=[buffer.raw().toreadonly() for buffer in buffers]), buffers
+
+
+def test_numbers_travel_as_buffers_and_arrive_private() -> None:
+    column = np.arange(6, dtype=np.float32).reshape(3, 2)
+    piece, buffers = through_buffers(one(column))
+    assert [buffer.raw().nbytes for buffer in buffers] == [column.nbytes]
+    leaf = piece.leaf(0)
+    leaf += 1
+    assert leaf.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert not piece.array(0).flags.writeable
+    assert np.shares_memory(piece.array(0), column)
+
+
+def test_zero_copy_hands_out_the_mapping() -> None:
+    column = np.arange(6, dtype=np.int16)
+    piece, _ = through_buffers(one(column, zero_copy=True))
+    assert piece.leaf(0).data_ptr() == column.ctypes.data
+
+
+@pytest.mark.parametrize(
+    ("column", "mapped"),
+    [
+        (np.arange(6), True),
+        (np.zeros((6, 2, 3), np.float16), True),
+        (np.zeros((6, 2), np.complex64), True),
+        (np.ones((6, 2), np.bool_), True),
+        (np.arange(6).astype(ml_dtypes.bfloat16), True),
+        (np.arange(6) % 2 == 0, False),  # bits in Arrow
+        (objects("a", "b", "c", "d", "e", "f"), False),
+    ],
+)
+def test_steps_are_slices_of_one_array_where_numbers_are_mapped(column: np.ndarray[Any, Any], mapped: bool) -> None:
+    piece = pack_piece([(column[:4],), (column[4:],)], ["x"])
+    again = [piece.array(0, place) for place in (0, 1, 0)]
+    assert [part.tolist() for part in again] == [column[:4].tolist(), column[4:].tolist(), column[:4].tolist()]
+    assert [part.dtype for part in again] == [column.dtype] * 3
+    assert np.shares_memory(again[0], again[2]) == mapped
+
+
+def test_a_slice_travels_alone() -> None:
+    column = np.arange(1000)
+    _, buffers = through_buffers(one(column[10:20]))
+    assert sum(buffer.raw().nbytes for buffer in buffers) == 80
+
+
+@pytest.mark.parametrize(
+    "column",
+    [objects(b"a\0", b"", b"long" * 100), objects("é", "x"), objects(), objects(b"a", b"b", b"c", b"d").reshape(2, 2)],
+)
+def test_text_travels_as_arrow_and_comes_back(column: np.ndarray[Any, Any]) -> None:
+    packed = one(column)
+    kind = packed.batch.column(0).type
+    while pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    assert pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
+    found = through_buffers(packed)[0].leaf(0)
+    assert found.dtype == object
+    assert found.shape == column.shape
+    assert found.tolist() == column.tolist()
+
+
+@pytest.mark.parametrize("rows", [objects("a\udcff"), objects(1, b"x", None), objects({"a": 1})])
+def test_what_arrow_has_no_word_for_travels_too(rows: np.ndarray[Any, Any]) -> None:
+    assert through_buffers(one(rows))[0].leaf(0).tolist() == rows.tolist()
+
+
+def test_arrays_of_many_shapes_travel() -> None:
+    ragged = objects(np.zeros((1, 2)), np.ones((3,)))
+    found = through_buffers(one(ragged))[0].leaf(0)
+    assert [row.tolist() for row in found] == [[[0.0, 0.0]], [1.0, 1.0, 1.0]]
+
+
+def test_scalars_are_handed_out_as_themselves() -> None:
+    name = np.empty((), dtype=object)
+    name[()] = b"x\0"
+    piece = through_buffers(one(np.array(3), name))[0]
+    assert piece.leaf(0).shape == ()
+    assert piece.leaf(0).item() == 3
+    assert piece.leaf(1) == b"x\0"
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float64", "complex64", "uint16"])
+@pytest.mark.parametrize("shape", [(0, 2), (3, 0), (2,), (0,), ()])
+def test_dtypes_and_shapes_are_kept(dtype: str, shape: tuple[int, ...]) -> None:
+    column = np.ones(shape, dtype)
+    leaf = through_buffers(one(column))[0].leaf(0)
+    assert str(leaf.dtype).removeprefix("torch.") == dtype
+    assert tuple(leaf.shape) == shape
+    assert leaf.tolist() == column.tolist()
+
+
+def test_leaves_of_different_lengths_travel() -> None:
+    piece = through_buffers(one(np.arange(4).reshape(2, 2), np.arange(3), objects("a", "b", "c", "d")))[0]
+    assert [piece.leaf(0).tolist(), piece.leaf(1).tolist()] == [[[0, 1], [2, 3]], [0, 1, 2]]
+    assert piece.leaf(2).tolist() == ["a", "b", "c", "d"]
+
+
+def test_an_array_without_dimensions_is_not_copied_for_those_who_want_the_mapping() -> None:
+    assert hand_out(np.zeros(3), zero_copy=True).tolist() == [0, 0, 0]
+    assert hand_out(objects(1, 2), zero_copy=True).tolist() == [1, 2]
+
+
+@st.composite
+def groups(draw: Any) -> tuple[list[tuple[Any, ...]], dict[int, tuple[Any, ...]]]:
+    """Regular pieces of one kind, with and without rows, and stand-ins for some of those without."""
+    dtype = draw(st.sampled_from(["float32", "int8", "bool", "object"]))
+    inner = draw(st.sampled_from([(), (2,), (1, 3)]))
+    counter = iter(range(10_000))
+
+    def piece(rows: int) -> tuple[Any, ...]:
+        numbers = np.array([next(counter) for _ in range(rows)], np.int64)
+        wide = np.broadcast_to(numbers.reshape(rows, *[1] * len(inner)), (rows, *inner))
+        if dtype == "object":
+            return (np.array([str(value) for value in wide.flat] or [], object).reshape(wide.shape), numbers)
+        return wide.astype(dtype), numbers
+
+    sizes = draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+    padded = [place for place, rows in enumerate(sizes) if rows == 0 and draw(st.booleans())]
+    return [piece(rows) for rows in sizes], {place: piece(2) for place in padded}
+
+
+@given(groups())
+def test_steps_of_a_group_come_back_each_at_its_place(group: Any) -> None:
+    pieces, paddings = group
+    packed = through_buffers(pack_piece(pieces, ["x", "y"], paddings=paddings))[0]
+    for place, piece in enumerate(pieces):
+        padding_of = paddings.get(place, piece)
+        for index, column in enumerate(piece):
+            found = packed.array(index, place)
+            assert (found.dtype, found.shape) == (column.dtype, column.shape)
+            assert found.tolist() == column.tolist()
+            assert packed.array(index, len(pieces) + place).tolist() == padding_of[index].tolist()
+
+
+def test_the_stand_in_of_a_piece_of_scalars_has_its_own_shape() -> None:
+    nothing, padding = (np.zeros((0,)),), (np.array(5.0),)
+    packed = through_buffers(pack_piece([nothing], ["x"], paddings={0: padding}))[0]
+    assert packed.leaf(0).tolist() == []
+    assert packed.leaf(0, 1).item() == 5.0
+
+
+def test_any_arrow_reader_finds_rows_and_tensors() -> None:
+    pieces = [(np.full((2, 3, 4), step, np.float32), objects(b"a", b"b")) for step in range(3)]
+    batch = through_buffers(pack_piece(pieces, ["image", "name"]))[0].batch
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    table = pa.ipc.open_stream(sink.getvalue()).read_all()
+    assert table.schema.names == ["image", "name"]
+    assert isinstance(table.schema.field("image").type, pa.FixedShapeTensorType)
+    assert table["image"].type.shape == [3, 4]
+    assert table["image"].combine_chunks().to_numpy_ndarray()[:, 0, 0].tolist() == [0, 0, 1, 1, 2, 2]
+    assert table["name"].to_pylist() == [b"a", b"b"] * 3
+
+
+def test_a_piece_of_one_step_is_not_copied_before_it_is_stored() -> None:
+    rows, labels = np.zeros((8, 100), np.float32), np.arange(8)
+    piece = one(rows, labels)
+    assert np.shares_memory(piece.array(0), rows)
+    assert np.shares_memory(piece.array(1), labels)
+
+
+def test_sizes_are_known_before_packing() -> None:
+    columns = (np.zeros((2, 5), np.int32), objects(b"abc", "d"))
+    assert num_bytes_of(columns) == 40 + 4 + 16
+    assert num_bytes_of(()) == 0
+
+
+def test_regular_pieces_have_equally_many_rows() -> None:
+    assert is_regular((np.zeros((2, 3)), np.zeros(2)))
+    assert is_regular(())
+    assert not is_regular((np.zeros((2, 3)), np.zeros(3)))
+    assert not is_regular((np.zeros(()),))

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+
+from raydist.dataset import Dataset
+from raydist.errors import FailedPreconditionError, NotFoundError
+from raydist.options import Options
+from raydist.pipelines.elements.items import count_items
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.engine.executor import InlineExecutor
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.producers import BorderIterator
+from raydist.pipelines.engine.resume import read_items
+from raydist.pipelines.run.plan import open_iterator
+from raydist.pipelines.stored.cached_epoch import (
+    BusyStoreError,
+    CachedEpoch,
+    CachedEpochSettings,
+    FileLock,
+    Recorder,
+    Store,
+)
+from raydist.pipelines.stored.containers import Container
+
+
+def numbers(size: int) -> OpIterator:
+    op = Dataset.range(size)._op
+    return open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
+
+
+def one_pass(store: Store, size: int, *, seed: int = 1, waits_for_nobody: bool = False) -> BorderIterator:
+    settings = CachedEpochSettings(store, lambda: numbers(size), seed, "cache", waits_for_nobody)
+    return BorderIterator(CachedEpoch(settings))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "x"), Container.of("arrow", None))
+
+
+def test_the_first_pass_reads_the_input_and_the_next_one_what_was_kept(store: Store) -> None:
+    assert count_items(read_items(one_pass(store, 5), 100)) == 5
+    assert count_items(read_items(one_pass(store, 0), 100)) == 5
+
+
+def test_a_busy_store_is_an_error_once_or_is_passed_by(store: Store) -> None:
+    recorder = Recorder(store, "other")
+    recorder.open()
+    refused = one_pass(store, 5)
+    with pytest.raises(FailedPreconditionError, match="Only one iterator at a time can fill cache"):
+        refused.next_block(1)
+    with pytest.raises(StopIteration):
+        refused.next_block(1)
+    assert count_items(read_items(one_pass(store, 5, waits_for_nobody=True), 100)) == 5
+    recorder.close()
+    assert store.find() is None
+
+
+def test_an_input_that_has_become_shorter(store: Store) -> None:
+    first = one_pass(store, 5)
+    read_items(first, 4)
+    state = first.state_dict()
+    first.close()
+    resumed = one_pass(store, 3)
+    resumed.load_state_dict(state)
+    with pytest.raises(FailedPreconditionError, match="it ended 1 elements earlier"):
+        resumed.next_block(1)
+    assert store.find() is None
+
+
+ARROW = Container.of("arrow", None)
+BLOCK = block_of_rows([1, 2, 3])
+
+
+def recorded(store: Store, origin: str) -> Recorder:
+    recorder = Recorder(store, origin)
+    recorder.open()
+    recorder.write(BLOCK)
+    return recorder
+
+
+def test_what_is_committed_is_found(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "x"), ARROW)
+    assert store.find() is None
+    recorded(store, "me").commit()
+    found = store.find()
+    assert found is not None
+    assert (found.num_rows, found.origin) == (3, "me")
+    with pytest.raises(FailedPreconditionError, match="does not exist yet"):
+        Recorder(store, "you").open()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_one_recorder_at_a_time(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "x"), ARROW)
+    first = recorded(store, "first")
+    with pytest.raises(BusyStoreError, match="process"):
+        Recorder(store, "second").open()
+    first.close()
+    first.close()
+    recorded(store, "second").commit()
+
+
+def test_where_nothing_locks_the_first_who_finishes_wins() -> None:
+    store = Store(f"memory://{uuid.uuid4().hex}/x", ARROW)
+    assert store.lock() is None
+    first, second = (recorded(store, origin) for origin in ("first", "second"))
+    second.commit()
+    first.commit()
+    found = store.find()
+    assert found is not None
+    assert found.origin == "second"
+
+
+def test_a_recorder_that_is_dropped_leaves_nothing(tmp_path: Path) -> None:
+    recorder = recorded(Store(str(tmp_path / "x"), ARROW), "me")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.lock"]
+    del recorder
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_holder_at_a_time(tmp_path: Path) -> None:
+    first, second = (FileLock(str(tmp_path / "x.lock")) for _ in range(2))
+    assert first.acquire()
+    assert not second.acquire()
+    assert second.holder().startswith(f"process {os.getpid()} on ")
+    first.release()
+    first.release()
+    assert list(tmp_path.iterdir()) == []
+    assert second.holder() == "somebody who has just gone"
+    assert second.acquire()
+    second.release()
+
+
+def test_a_file_that_was_left_is_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "x.lock").write_text("process 1 on another machine, which died")
+    lock = FileLock(str(tmp_path / "x.lock"))
+    assert lock.acquire()
+    assert lock.holder().startswith(f"process {os.getpid()} on ")
+    lock.release()
+
+
+def test_the_holder_of_a_removed_file_has_nothing(tmp_path: Path) -> None:
+    first, second = (FileLock(str(tmp_path / "x.lock")) for _ in range(2))
+    assert first.acquire()
+    (tmp_path / "x.lock").unlink()
+    assert second.acquire()
+    second.release()
+    first.release()
+
+
+def test_a_parent_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        FileLock(str(tmp_path / "no" / "x.lock")).acquire()
+
+
+def test_a_lock_of_a_file_that_was_just_removed_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = FileLock(str(tmp_path / "x.lock"))
+    flock = fcntl.flock
+
+    def removed_before(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        (tmp_path / "x.lock").unlink()  # its holder goes between our opening and locking it
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+    assert lock.acquire()
+    assert not FileLock(str(tmp_path / "x.lock")).acquire()
+    lock.release()
+
+
+def test_what_is_no_lock_is_not_overwritten(tmp_path: Path) -> None:
+    precious, path = tmp_path / "precious", tmp_path / "x.lock"
+    precious.write_text("precious")
+    lock = FileLock(str(path))
+    ways = (
+        lambda: path.symlink_to(precious),
+        lambda: path.symlink_to(tmp_path / "not yet there"),
+        lambda: path.hardlink_to(precious),
+        lambda: path.write_text("my own list of versions"),
+        lambda: os.mkfifo(path),
+    )
+    for make in ways:
+        make()
+        with pytest.raises(FailedPreconditionError, match=r"must be free, but '.*x.lock' is (a link|another file)"):
+            lock.acquire()
+        lock.release()
+        assert os.path.lexists(path)
+        path.unlink()
+    assert precious.read_text() == "precious"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["precious"]
+
+
+def test_its_holder_is_not_read_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "x.lock").symlink_to(tmp_path / "precious")
+    assert FileLock(str(tmp_path / "x.lock")).holder() == "somebody who has just gone"

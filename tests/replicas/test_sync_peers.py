@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from raydist.collectives.reducer.nonfinite import NonfinitePolicy
+from raydist.context.replica_context import ReplicaContext
+from raydist.errors import InvalidArgumentError
+from raydist.options import CommunicationOptions
+from raydist.replicas.replica_view import ReplicaView
+from raydist.replicas.rules import ReplicaVariables, StrategyHooks
+from raydist.replicas.sync_peers import SyncPeers
+from raydist.values import PerReplica, ReduceOp
+from tests.collectives.local_group import LocalGroup
+from tests.collectives.threads import run_ranks
+from tests.replicas.noting_reducer import NotingReducer
+
+CPU = torch.device("cpu")
+
+
+class Mirror:
+    """One buffer and one metric, which hold the rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.buffer = torch.tensor([float(rank)])
+        self.rank = rank
+        self.restored: list[dict[int, Any]] = []
+        self.aggregates_buffers = False
+        self.num_gradients_set = 0
+
+    def parameters(self) -> list[Any]:
+        return []
+
+    def objects(self) -> list[Any]:
+        return []
+
+    def export_buffers(self) -> list[torch.Tensor]:
+        return [self.buffer.clone()]
+
+    def import_buffers(self, buffers: list[torch.Tensor], own: list[torch.Tensor] | None = None) -> None:
+        self.buffer = buffers[0]
+
+    def written_buffers(self) -> list[tuple[torch.Tensor, str]]:
+        return [(self.buffer, "sum")] if self.aggregates_buffers else []
+
+    def hold_metrics(self) -> dict[int, Any]:
+        return {3: self.rank}
+
+    def restore_metrics(self, held: dict[int, Any]) -> None:
+        self.restored.append(held)
+
+
+def on_replicas(
+    world_size: int, body: Callable[[SyncPeers, NotingReducer, Mirror], Any], rules: StrategyHooks | None = None
+) -> list[Any]:
+    def main(group: LocalGroup) -> Any:
+        reducer, mirror = NotingReducer(), Mirror(group.rank)
+        return body(SyncPeers(group, reducer, CPU, mirror, NonfinitePolicy(lambda _: []), rules), reducer, mirror)  # type: ignore[arg-type]  # stand-ins
+
+    return run_ranks(world_size, main)
+
+
+def test_a_replica_without_rows_stands_in_and_takes_anothers_buffers() -> None:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        with peers.run((0, 2, 1), ReduceOp.MEAN, padding=True):
+            stood_in = peers.is_padded
+        return stood_in, reducer.opened, mirror.buffer.item()
+
+    assert on_replicas(3, body) == [
+        (True, [(0.0, True)], 1.0),
+        (False, [(2 / 3, False)], 1.0),
+        (False, [(1 / 3, False)], 2.0),
+    ]
+
+
+@pytest.mark.parametrize(("op", "value"), [("MIN", torch.inf), ("MAX", -torch.inf)])
+def test_padding_rows_do_not_change_a_minimum_or_maximum(op: str, value: float) -> None:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        with peers.run((0, 2), ReduceOp.MEAN, padding=True):
+            own = 0.0 if peers.is_padded else value
+            return peers.all_reduce(ReduceOp(op), torch.tensor(own)).item()
+
+    assert on_replicas(2, body) == [value, value]
+
+
+def test_after_an_error_others_rows_have_left_no_trace() -> None:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        def step() -> None:
+            mirror.buffer = mirror.buffer + 10
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError), peers.run((0, 2), ReduceOp.MEAN, padding=True):
+            step()
+        return mirror.buffer.item(), mirror.restored
+
+    assert on_replicas(2, body) == [(0.0, [{3: 0}]), (11.0, [])]
+
+
+def test_zero_rows_keep_their_buffers_and_weigh_nothing() -> None:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        with peers.run((0, 2), ReduceOp.MEAN, padding=False):
+            pass
+        return peers.is_padded, reducer.opened, mirror.buffer.item()
+
+    assert on_replicas(2, body) == [(False, [(0.0, True)], 0.0), (False, [(1.0, False)], 1.0)]
+
+
+def test_rows_that_come_again_weigh_what_the_reduction_of_their_run_says() -> None:
+    """Zero rows weigh nothing under MEAN alone: what was worked out for one run is not the other's."""
+
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        for op in (ReduceOp.MEAN, ReduceOp.MEAN, ReduceOp.SUM, ReduceOp.MEAN):
+            with peers.run((2, 0), op, padding=False):
+                pass
+        return [empty for _, empty in reducer.opened]
+
+    assert on_replicas(2, body) == [[False] * 4, [True, True, False, True]]
+
+
+def test_buffers_are_agreed_on_after_each_batch_while_something_was_chosen_for_them() -> None:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> list[float]:
+        mirror.buffer.zero_()
+        held = []
+        for mirror.aggregates_buffers in (False, True, True, False, False):
+            with peers.run((2, 2), ReduceOp.MEAN, padding=True):
+                mirror.buffer += 1 + peers.rank
+            held.append(mirror.buffer.item())
+            if not mirror.aggregates_buffers:
+                mirror.buffer.zero_()
+        return held
+
+    # 3 a batch is what both have added; then each again has what it adds itself.
+    assert on_replicas(2, body) == [[1.0, 3.0, 6.0, 7.0, 1.0], [2.0, 3.0, 6.0, 8.0, 2.0]]
+
+
+def test_each_batch_of_a_loop_has_its_own_weights() -> None:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        with peers.run(None, ReduceOp.MEAN, padding=True):
+            peers.next_batch((2, 2))
+            peers.next_batch((3, 1))
+        return [weight for weight, _ in reducer.opened]
+
+    assert on_replicas(2, body) == [[0.5, 0.5, 0.75], [0.5, 0.5, 0.25]]
+
+
+def test_merge_call_sees_all_replicas_and_gives_each_its_part() -> None:
+    def merge(value: PerReplica, *, factor: PerReplica) -> Any:
+        pairs = zip(value.values, factor.values, strict=True)
+        return PerReplica([number * times for number, times in pairs]), sum(value.values)
+
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        return peers.merge_call(merge, (peers.rank + 1,), {"factor": 10})
+
+    assert on_replicas(2, body) == [(10, 3), (20, 3)]
+
+
+def test_a_run_counts_the_rows_of_its_batch_or_of_all_that_it_drew() -> None:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        with peers.run((3, 1), ReduceOp.MEAN, padding=True):
+            peers.next_batch((5, 5))  # an argument comes first
+            argument = peers.num_rows_seen
+        with peers.run(None, ReduceOp.MEAN, padding=True):
+            none = peers.num_rows_seen
+        with peers.run(None, ReduceOp.MEAN, padding=True):
+            for rows in [(2, 2), (1, 0)]:
+                peers.next_batch(rows)
+        return argument, none, peers.num_rows_seen
+
+    assert on_replicas(2, body) == [(3, None, 3), (1, None, 2)]
+
+
+class Notes(StrategyHooks):
+    """Notes of which batches it is told."""
+
+    exchanges_gradients = False
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def after_batch(self, variables: ReplicaVariables) -> None:
+        self.told.append(variables.rows)
+
+    def after_run(self, variables: ReplicaVariables) -> None:
+        self.told.append("end")
+
+    def step_optimizer(self, variables: ReplicaVariables, optimizer: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
+        self.told.append(optimizer)
+        return step(*args, **kwargs)
+
+
+def test_rules_are_told_of_each_batch_and_each_run() -> None:
+    rules = Notes()
+
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> None:
+        with peers.run((1,), ReduceOp.MEAN, padding=True):
+            assert peers.step_optimizer("an optimizer", lambda: "done") == "done"  # type: ignore[arg-type]  # any will do
+        with peers.run(None, ReduceOp.MEAN, padding=True):
+            peers.next_batch((2,))
+            peers.next_batch((3,))
+        with contextlib.suppress(KeyboardInterrupt), peers.run(None, ReduceOp.MEAN, padding=True):
+            peers.leave_run()  # before the first draw
+            peers.next_batch((5,))
+            peers.leave_run()
+            raise KeyboardInterrupt
+        with pytest.raises(KeyError), peers.run((4,), ReduceOp.MEAN, padding=True):
+            raise KeyError
+
+    on_replicas(1, body, rules)
+    assert rules.told == ["an optimizer", (1,), "end", (2,), (3,), "end", "end", (5,), "end"]
+
+
+def test_local_updates_weigh_nothing_but_rows_and_are_not_compared() -> None:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        peers._sync_check = None  # type: ignore[assignment]  # it would be used
+        with peers.run((3, 1, 0), ReduceOp.MEAN, padding=True, param_sync_every=1):
+            pass
+        return reducer.opened
+
+    assert on_replicas(3, body, Notes()) == [[(1.0, False)], [(1.0, False)], [(0.0, True)]]
+
+
+def test_a_call_may_have_a_limit_and_a_compression_of_its_own() -> None:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> Any:
+        value = torch.tensor([1.0 + 2.0**-12], requires_grad=True)
+        plain = peers.all_reduce(ReduceOp.SUM, value, CommunicationOptions(timeout_seconds=5.0))
+        small = peers.all_reduce(ReduceOp.SUM, value, CommunicationOptions(compression="fp16"))
+        small.sum().backward()
+        double = peers.all_reduce(ReduceOp.SUM, value.double(), CommunicationOptions(compression="bf16"))
+        gradient = value.grad
+        assert gradient is not None
+        return plain.item(), small.item(), small.dtype, double.item(), gradient.item()
+
+    exact = 2 + 2.0**-11
+    assert on_replicas(2, body) == [(exact, 2.0, torch.float32, exact, 1.0 * 2)] * 2
+
+
+def test_only_the_strategys_implementation_can_carry_a_call() -> None:
+    def body(peers: SyncPeers, reducer: NotingReducer, mirror: Mirror) -> None:
+        peers.implementation = "gloo"
+        context = ReplicaContext(ReplicaView(("cpu",) * 2), peers)
+        assert context.all_reduce("SUM", 1, options=CommunicationOptions(implementation="gloo")) == 2
+        assert context.all_gather(torch.ones(1), options=CommunicationOptions(bytes_per_pack=3)).tolist() == [1.0, 1.0]
+        with pytest.raises(InvalidArgumentError, match="the implementation of its strategy, 'gloo', got 'shm'"):
+            context.all_reduce("SUM", 1, options=CommunicationOptions(implementation="shm"))
+        with pytest.raises(InvalidArgumentError, match=r"an rd.CommunicationOptions, got str"):
+            context.all_gather(torch.ones(1), options="gloo")  # type: ignore[arg-type]  # the point
+
+    on_replicas(2, body)
