@@ -90,16 +90,10 @@ def dense() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.Linear(7, 2))
 
 
-def compiled() -> nn.Module:
-    made: Any = torch.compile(dense(), backend="eager")
-    return made  # type: ignore[no-any-return]  # torch says: a function
-
-
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "dense": dense,
     "shared": Shared,
     "lookup": Lookup,
-    "compiled": compiled,
 }
 
 

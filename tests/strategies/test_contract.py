@@ -144,7 +144,7 @@ def check_programs(model: str, strategy: rd.Strategy, *, num_examples: int) -> N
 @pytest.mark.parametrize("model", sorted(MODELS))
 @pytest.mark.parametrize(
     "num_replicas",  # the outer loop: strategies of four sizes are not kept
-    [1, 2, 3, pytest.param(4, marks=pytest.mark.long)],
+    [3, *(pytest.param(count, marks=pytest.mark.long) for count in (1, 2, 4))],
 )
 def test_parameters_equal_those_of_a_bare_loop(model: str, num_replicas: int, mirrored: OnReplicas) -> None:
     check_programs(model, mirrored(num_replicas), num_examples=4)
@@ -152,9 +152,8 @@ def test_parameters_equal_those_of_a_bare_loop(model: str, num_replicas: int, mi
 
 @pytest.mark.ray
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("num_replicas", [3])
 @pytest.mark.parametrize("model", sorted(MODELS))
 def test_one_copy_trains_what_a_bare_loop_trains(
-    model: str, num_replicas: int, central: Callable[[int], rd.CentralStorageStrategy]
+    model: str, central: Callable[[int], rd.CentralStorageStrategy]
 ) -> None:
-    check_programs(model, central(num_replicas), num_examples=4)
+    check_programs(model, central(3), num_examples=3)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import raydist as rd
 from raydist.errors import InvalidArgumentError
@@ -150,21 +148,3 @@ def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], messag
 def test_it_belongs_into_a_step() -> None:
     with rd.OneDeviceStrategy().scope(), pytest.raises(rd.FailedPreconditionError, match="step function"):
         compute_average_loss(torch.ones(2))
-
-
-@pytest.mark.ray
-def test_summed_shares_train_like_the_global_mean(two: rd.MirroredStrategy) -> None:
-    with two.scope():
-        weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        weight.grad = None
-        loss = rd.compute_average_loss(weight * x)
-        loss.backward()
-        assert weight.grad is not None
-        return weight.grad
-
-    data = rd.Dataset.from_tensor_slices(np.array([1.0, 2.0, 6.0])).batch(3)
-    (batch,) = two.distribute_dataset(data)
-    grads = two.run(step, args=(batch,), options=rd.RunOptions(gradient_reduce_op=rd.ReduceOp.SUM))
-    assert [grad.item() for grad in grads.values] == [3.0, 3.0]

@@ -190,15 +190,6 @@ def test_gradients_travel_through_a_group_of_ray(two: rd.MirroredStrategy) -> No
     assert backend.values == ("RAYDIST", "RAYDIST")
 
 
-def test_a_step_may_reach_its_strategy(two: rd.MirroredStrategy) -> None:
-    def step() -> tuple[int, bool]:
-        return two.num_replicas_in_sync, two is rd.get_strategy()
-
-    count, same = two.run(step)
-    assert count.values == (2, 2)
-    assert same.values == (True, True)
-
-
 def test_a_parameter_made_in_a_step_would_not_be_mirrored(two: rd.MirroredStrategy) -> None:
     with two.scope():
         model = nn.Linear(1, 1)

@@ -44,11 +44,9 @@ def test_gradients_on_two_nodes_of_two_replicas_are_those_of_one_device(nodes: N
 
 KINDS: tuple[tuple[Callable[..., None], tuple[bool, ...]], ...] = (
     (kinds.test_sparse_gradients_are_coalesced_and_can_be_read_on_the_driver, (True,)),
-    (kinds.test_autocast, ()),
     (kinds.test_a_scaler_skips_the_same_steps_everywhere_and_the_driver_has_its_state, ()),
     (kinds.test_dropout_masks_differ_by_replica_and_step_and_repeat_by_seed, (True,)),
     (nonfinite.test_raise_names_who_and_what_and_the_strategy_goes_on, ()),
-    (nonfinite.test_pass_is_the_default_and_hands_it_to_all, ()),
 )
 
 

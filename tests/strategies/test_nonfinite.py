@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 import raydist as rd
-from tests.strategies.test_same_as_one_device import MAKERS
+from tests.strategies.test_same_as_one_device import FEW_MAKERS, MAKERS
 
 NAN, INF = float("nan"), float("inf")
 SKIP, RAISE = rd.RunOptions(on_nonfinite="skip"), rd.RunOptions(on_nonfinite="raise")
 
 
-@pytest.fixture(scope="module", params=list(MAKERS.values()), ids=list(MAKERS))
+@pytest.fixture(scope="module", params=[MAKERS[name] for name in FEW_MAKERS], ids=FEW_MAKERS)
 def strategy(request: pytest.FixtureRequest) -> rd.Strategy:
     """Of the module, so that Ray is up before a test begins."""
     made: rd.Strategy = request.param(request)

@@ -67,23 +67,9 @@ def runs_backward_twice(training: Training, x: torch.Tensor, rank: int) -> None:
     training.optimizer.step()
 
 
-def searches_longer(training: Training, x: torch.Tensor, rank: int) -> None:
-    """As LBFGS's line search would, with one more call of its closure."""
-    for _ in range(3 + (rank == 1)):
-        training.optimizer.zero_grad()
-        training.loss(x).backward()
-    training.optimizer.step()
-
-
 def reduces_once_more(training: Training, x: torch.Tensor, rank: int) -> None:
     training.step(x)
     if rank == 1:
-        rd.get_replica_context().all_reduce(rd.ReduceOp.SUM, torch.ones(1))
-
-
-def reduces_once_less(training: Training, x: torch.Tensor, rank: int) -> None:
-    training.step(x)
-    if rank != 1:
         rd.get_replica_context().all_reduce(rd.ReduceOp.SUM, torch.ones(1))
 
 
@@ -102,20 +88,6 @@ def gathers_instead(training: Training, x: torch.Tensor, rank: int) -> None:
         context.all_gather(torch.ones(1), 0)
     else:
         context.all_reduce(rd.ReduceOp.SUM, torch.ones(1))
-
-
-def reduces_otherwise(training: Training, x: torch.Tensor, rank: int) -> None:
-    rd.get_replica_context().all_reduce(rd.ReduceOp.MEAN if rank == 1 else rd.ReduceOp.SUM, torch.ones(1))
-
-
-def reduces_another_shape(training: Training, x: torch.Tensor, rank: int) -> None:
-    rd.get_replica_context().all_reduce(rd.ReduceOp.SUM, torch.ones(2 if rank == 1 else 1))
-
-
-def reduces_another_dtype(training: Training, x: torch.Tensor, rank: int) -> None:
-    rd.get_replica_context().all_reduce(
-        rd.ReduceOp.SUM, torch.ones(1, dtype=torch.float64 if rank == 1 else torch.float32)
-    )
 
 
 def merges_alone(training: Training, x: torch.Tensor, rank: int) -> None:
@@ -169,12 +141,6 @@ def sets_another_rate(training: Training, x: torch.Tensor, rank: int) -> None:
         training.optimizer.param_groups[0]["lr"] = 0.2
 
 
-def schedules_alone(training: Training, x: torch.Tensor, rank: int) -> None:
-    training.step(x)
-    if rank == 1:
-        training.scheduler.step()
-
-
 def writes_a_parameter(training: Training, x: torch.Tensor, rank: int) -> None:
     training.step(x)
     if rank == 1:
@@ -185,12 +151,6 @@ def forgets_momentum(training: Training, x: torch.Tensor, rank: int) -> None:
     training.step(x)
     if rank == 1:
         training.optimizer.state.clear()
-
-
-def decays_alone(training: Training, x: torch.Tensor, rank: int) -> None:
-    training.step(x)
-    if rank == 1:
-        training.optimizer.param_groups[0]["weight_decay"] = 0.01
 
 
 def updates_by_hand(training: Training, x: torch.Tensor, rank: int) -> None:
@@ -205,24 +165,17 @@ IN_STEPS: list[Program] = [
     skips_backward,
     returns_early,
     runs_backward_twice,
-    searches_longer,
     reduces_once_more,
-    reduces_once_less,
     reduces_before_backward,
     gathers_instead,
-    reduces_otherwise,
-    reduces_another_shape,
-    reduces_another_dtype,
     merges_alone,
     keeps_gradients,
     freezes,
     skips_a_step,
     steps_twice,
     sets_another_rate,
-    schedules_alone,
     writes_a_parameter,
     forgets_momentum,
-    decays_alone,
     updates_by_hand,
 ]
 IN_LOOPS: list[Program] = [leaves_the_loop, passes_over_a_batch]

@@ -1,6 +1,6 @@
 """An object store of 80 MB: readers that stop fill it with nothing, and what is larger than all of it comes through.
 
-Programs do it, and tell what they see.
+A program does it, and tells what it sees.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 MOST_HELD = 48  # MiB of the store, while somebody does not read: what is ready for both replicas, and in their hands
 NUM_ROWS = 160  # rows of 1 MiB: two stores full
 
-TOOLS = r"""
+PROGRAM = r"""
 import os, re, sys, time
 import numpy as np, ray, torch
 import raydist as rd
@@ -57,9 +57,7 @@ def sums(result):
 
 def both(result):
     return [sum(each) for each in sums(result)]
-"""
 
-READERS = r"""
 NUM_ROWS, FOLDER = int(sys.argv[1]), sys.argv[2]
 NO, YES = torch.tensor(False), torch.tensor(True)
 
@@ -105,12 +103,9 @@ with strategy:
     print("after one:", *both(result))
 
     print("large:", *sums(strategy.run(read_all, args=(begin(numbered(2, 100).batch(2)),))))
-"""
 
-ROWS = r"""
-with strategy:
     level = held()
-    batches = begin(numbered(3, 300).batch(1), int(sys.argv[1]), split="balanced")
+    batches = begin(numbered(3, 300).batch(1), 0, split="balanced")
     print("rows of 300 MiB:", *sums(strategy.run(read_all, args=(batches,))))
     batches.close()
     deadline = time.monotonic() + 20
@@ -120,10 +115,11 @@ with strategy:
 """
 
 
-def output_of(program: str, *args: object) -> str:
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(
-        [sys.executable, "-c", TOOLS + program, *map(str, args)],
+        [sys.executable, "-c", PROGRAM, str(NUM_ROWS), str(tmp_path_factory.mktemp("readers"))],
         env=environment,
         capture_output=True,
         text=True,
@@ -132,11 +128,6 @@ def output_of(program: str, *args: object) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return output_of(READERS, NUM_ROWS, tmp_path_factory.mktemp("readers"))
 
 
 @pytest.mark.parametrize("who", ["both stop", "one stops"])
@@ -156,8 +147,6 @@ def test_pieces_larger_than_the_store_arrive(output: str) -> None:
     assert "large: (1, 2) (1, 1)\n" in output
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_rows_larger_than_the_store_arrive_and_leave_it_empty(workers: int) -> None:
-    output = output_of(ROWS, workers)
+def test_rows_larger_than_the_store_arrive_and_leave_it_empty(output: str) -> None:
     assert "rows of 300 MiB: (4, 2) (2, 1)\n" in output  # sums, and how many rows
     assert "left: 0\n" in output
