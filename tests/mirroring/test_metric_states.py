@@ -379,7 +379,7 @@ class BothCount:
             torch.testing.assert_close(found, expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.integers(1, 3),
     st.lists(

@@ -72,7 +72,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 6), st.floats(-4, 4, width=16)), max_si
 SHAPES = st.sampled_from([(7,), (7, 3), (7, 2, 2)])
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     rows=st.lists(st.one_of(st.none(), ROWS), min_size=1, max_size=4), shape=st.sampled_from([(7,), (7, 3), (7, 2, 2)])
 )

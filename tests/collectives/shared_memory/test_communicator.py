@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydist.collectives.base import Communicator, Work
@@ -98,7 +98,8 @@ def play(communicator: Communicator, program: list[tuple[str, int, ReduceOp, boo
     return [[output.clone() for output in outputs] for outputs in results]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+@settings(max_examples=25)
 @given(program=st.lists(STEPS, max_size=12), dtype=st.sampled_from([torch.float32, torch.float16, torch.float64]))
 def test_any_sequence_gives_what_the_plain_group_gives(
     world_size: int, program: list[tuple[str, int, ReduceOp, bool]], dtype: torch.dtype
