@@ -88,6 +88,7 @@ def await_standstill(path):
         time.sleep(0.1)
     return size
 
+level = held()
 with strategy:
     batches = begin(numbered(NUM_ROWS, 1).batch(8))
     head = both(strategy.run(stop_after_one, args=(batches,)))
@@ -104,7 +105,6 @@ with strategy:
 
     print("large:", *sums(strategy.run(read_all, args=(begin(numbered(2, 100).batch(2)),))))
 
-    level = held()
     batches = begin(numbered(3, 300).batch(1), 0, split="balanced")
     print("rows of 300 MiB:", *sums(strategy.run(read_all, args=(batches,))))
     batches.close()
