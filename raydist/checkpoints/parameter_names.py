@@ -64,11 +64,7 @@ def has_compiled(module: nn.Module) -> bool:
 
 
 def compiled_names(state: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state with plain names, renamed for a module that is or contains a compiled module.
-
-    Args:
-        state: The state, with plain names.
-        here: The `state_dict()` of the module that takes the state.
+    """Return a state with plain names, renamed for a compiled module whose `state_dict()` is `here`.
 
     >>> compiled_names({"weight": 1}, {"_orig_mod.weight": 0})
     {'_orig_mod.weight': 1}

@@ -100,10 +100,7 @@ class DrawGate:
 
     To stop all replicas at the same draw, the driver calls `hold` on each replica, takes the largest number returned,
     and passes it to `stop_after` on all. Replicas that have drawn fewer batches first draw up to that number, so that
-    no replica waits for a peer that has stopped.
-
-    Args:
-        limit_s: Seconds that a draw may wait for the driver's number.
+    no replica waits for a peer that has stopped. A draw waits at most `limit_s` seconds for the driver's number.
     """
 
     def __init__(self, limit_s: float) -> None:

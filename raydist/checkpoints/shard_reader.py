@@ -120,11 +120,8 @@ def _keys_by_rank(file: TensorFile, before: int, total: int, num_replicas: int) 
 class ShardReader:
     """The restores of one replica, which reads a shard of each. Used by the replica's thread.
 
-    Args:
-        rank: Rank of the replica.
-        num_replicas: Number of replicas.
-        exchange: Fills tensors with the values that other replicas have read; see `exchange_bytes`.
-        after: Called with the objects that were given the same states on all replicas.
+    `exchange` fills tensors with the values that other replicas have read; `after` is called with the objects that were
+    given the same states on all replicas.
     """
 
     def __init__(

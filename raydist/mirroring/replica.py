@@ -78,13 +78,8 @@ class InjectedObjects:
 class MirrorReplica(MirrorCalls):
     """The mirrored objects of one replica.
 
-    Args:
-        rank: Rank of the replica.
-        world_size: Number of replicas.
-        device: Device of mirrored tensors.
-        injected: Objects by name that functions reference and every replica has by itself.
-        carry_out: Performs the steps of optimizers; see `note_steps`.
-        on_cleared: Called with an optimizer after its `zero_grad`.
+    `injected` has the objects by name that functions reference and every replica has by itself; for `carry_out` and
+    `on_cleared` see `note_steps`.
 
     Attributes:
         injected: The objects by name that functions reference; more may be added.

@@ -116,11 +116,8 @@ def note_steps(
     A scheduler warns if it steps before its optimizer. The constructor of the scheduler ran on the driver, but the
     optimizer steps here; the driver gets the mark with the control state.
 
-    Args:
-        optimizer: The optimizer.
-        on_step: Called before each step.
-        carry_out: Called with (optimizer, step, *args, **kwargs) in place of `step`; None to call `step` itself.
-        on_cleared: Called with the optimizer after each `zero_grad`.
+    `on_step` is called before each step, `on_cleared` with the optimizer after each `zero_grad`, and `carry_out` (if
+    not None) with (optimizer, step, *args, **kwargs) in place of `step`.
     """
     if is_wrapped_step(optimizer.step):
         return

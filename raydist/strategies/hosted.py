@@ -44,8 +44,7 @@ class WhenDropped:
     finalizer waits there for a reply (as the removal of a placement group does), it waits for ever, and so does every
     other call of Ray in this process. Hence a new thread closes the resources.
 
-    Args:
-        owner: The owning object. The resources must not refer to it.
+    The resources must not refer to their owner.
     """
 
     def __init__(self, owner: object) -> None:
@@ -77,11 +76,7 @@ def _close(closers: list[Callable[[], None]]) -> None:
 
 
 class HostedStrategy(Strategy):
-    """Base class of strategies that start actors for their steps and input pipelines.
-
-    Args:
-        timeouts: The limit of every wait.
-    """
+    """Base class of strategies that start actors for their steps and input pipelines."""
 
     def __init__(self, kind: str, timeouts: Timeouts | None) -> None:
         super().__init__()

@@ -160,8 +160,7 @@ def _end(layer: torch.nn.Module, _: Any, output: Any) -> None:
 class _GlobalBatchNorm(TorchFunctionMode):
     """While this mode is active, batch_norm uses the batch statistics of the global batch.
 
-    Args:
-        layer: A layer of a derived class, whose forward runs in the mode.
+    `layer` is a layer of a derived class, whose forward runs in the mode.
     """
 
     def __init__(self, layer: Any = None) -> None:

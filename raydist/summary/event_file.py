@@ -136,11 +136,7 @@ class EventFile:
         return remarks
 
     def flush(self, within_s: float = _CLOSE_S, *, to_disk: bool = False) -> None:
-        """Block until all records added so far are in the file.
-
-        Args:
-            within_s: Limit in seconds.
-            to_disk: Also wait until the operating system has written the file to disk.
+        """Block until all records added so far are in the file; with `to_disk`, until the disk has them.
 
         Raises:
             FailedPreconditionError: The file cannot be written.

@@ -121,14 +121,8 @@ def _traced(module: nn.Module, inputs: Any) -> bytes:
 
 
 def module_tree(module: Any) -> bytes:
-    """Return a serialised GraphDef with a node for each submodule without children; TensorBoard folds it by names.
-
-    Args:
-        module: A `torch.nn.Module`.
-    """
-    from tensorboardX.proto.graph_pb2 import (
-        GraphDef,
-    )  # takes 0.1 s, which replicas need not spend
+    """Return a serialised GraphDef with a node for each submodule without children; TensorBoard folds it by names."""
+    from tensorboardX.proto.graph_pb2 import GraphDef  # takes 0.1 s, which replicas need not spend
 
     root = type(module).__name__
     found = GraphDef()

@@ -30,10 +30,6 @@ __all__ = ["CompiledModel"]
 class CompiledModel:
     """A module, its strategy, and the settings of `compile`: the part of `Model` before training.
 
-    Args:
-        module: The module; its parameters are trained in place.
-        config: JSON-able keyword arguments of the module's constructor.
-
     Attributes:
         stop_training: Set to True in a callback to end `fit` after the current execution.
     """

@@ -149,11 +149,11 @@ class FitManager:
 
     Args:
         manager: The manager. Its checkpoint has the whole state of the `fit`.
-        resume: Resume from the newest checkpoint of the manager.
+        resume: Resume from the newest checkpoint.
         fallback: Resume from the previous checkpoint if the newest is damaged.
         within_epochs: Call the manager after every execution.
         each_epoch: Save after every epoch.
-        delete: Remove the manager's checkpoints once training has ended normally.
+        delete: Remove the checkpoints once training has ended normally.
     """
 
     def __init__(
@@ -275,17 +275,9 @@ def open_checkpoints(
     resume: bool,
     stack: contextlib.ExitStack,
 ) -> FitCheckpoints:
-    """Return the managers for the arguments of `fit`, each `BackupAndRestore` included; `stack` closes them.
+    """Return the managers for the arguments of `fit`, one for each `BackupAndRestore` included; `stack` closes them.
 
-    Args:
-        checkpoint: A directory, an `rd.CheckpointManager`, or None.
-        callbacks: Callbacks of `fit`.
-        trainee: The model in training.
-        objects: The model's own objects, by name.
-        data: The training data.
-        state: Progress of the `fit`.
-        resume: Resume from the newest checkpoint of `checkpoint`.
-        stack: Closes the managers.
+    `checkpoint` is a directory, an `rd.CheckpointManager`, or None; `objects` are the model's own, by name.
     """
     trackers, accumulation = trainee.compiled.trackers, trainee.compiled.update.accumulation
     group = {

@@ -55,9 +55,6 @@ class GlobalMeans(TorchFunctionMode):
 
     All replicas must call the same loss functions in the same order: each call is one small all-reduce.
 
-    Args:
-        context: Context of the replica.
-
     Attributes:
         means: The global means, one for each call of a loss function with reduction="mean".
         counts: Pairs of the mean's denominator on this replica and on all replicas together.

@@ -47,9 +47,6 @@ class LossTotal(Metric):
     """The loss of all batches together: a sum over a denominator, or the sum alone.
 
     Both are kept in float64 and summed over replicas. The loss is 0 if the denominator is 0.
-
-    Args:
-        is_sum: The loss has no denominator.
     """
 
     is_differentiable = False
