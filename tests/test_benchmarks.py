@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import itertools
 import json
 import os
 import sys
@@ -37,12 +36,10 @@ from benchmarks.pipelines.scene import Scene
 from benchmarks.pipelines.workload import Workload
 from benchmarks.pipelines.workloads import WORKLOADS
 from benchmarks.processes import Process, read_processes, started_by
-from benchmarks.quiet import await_quiet
 from benchmarks.steps import __main__ as steps
 from benchmarks.steps import cpu
 from benchmarks.steps.bars import BARS, Bar
 from benchmarks.steps.figures import Figures, Measured, Table
-from benchmarks.steps.scene import repetitions
 from benchmarks.steps.workloads import ONE_REPLICA, PEERS, Line
 from benchmarks.steps.workloads import WORKLOADS as STEP_WORKLOADS
 from benchmarks.steps.workloads import Workload as StepWorkload
@@ -329,40 +326,3 @@ def test_a_contender_is_its_session_and_its_descendants() -> None:
     orphans = [process(13, 1, 12), process(14, 1, 10)]  # their parents have ended
     others = [process(1, 0, 1), process(20, 1, 20), process(21, 20, 20)]
     assert started_by(10, [*others, *orphans, *reversed(inside)]) == [*orphans, *reversed(inside)]
-
-
-def test_processes_are_told_by_their_command() -> None:
-    kinds = {
-        "ray::InputPipeline.next_pieces": cpu.INPUT,
-        "ray::ReplicaHost": cpu.REPLICAS,
-        "/x/ray/core/src/ray/raylet/raylet --raylet_socket_name=1": cpu.RAYLET,
-        "/x/ray/core/src/ray/gcs/gcs_server --log_dir=1": cpu.GCS,
-        "python -m benchmarks.steps.peers.rank_ddp /tmp/socket": cpu.REPLICAS,
-        "python -m benchmarks.asynchronous.peers.rank_tf_server ps 0 {}": cpu.SERVERS,
-        "python dashboard/agent.py": cpu.OTHER,
-    }
-    assert {command: cpu.kind_of(Process(11, 10, 1, command, 0.0), 10) for command in kinds} == kinds
-    assert cpu.kind_of(Process(10, 1, 1, "ray::ReplicaHost", 0.0), 10) == cpu.DRIVER
-
-
-def test_repetitions_fill_a_pass_by_the_clock() -> None:
-    for seconds, expected in ((0.01, 200), (0.0001, 20_000), (50.0, 2)):
-        now = [0.0]
-
-        def run(count: int, now: list[float] = now, seconds: float = seconds) -> float:
-            now[0] += seconds * count if now[0] else 100.0  # the first call takes long
-            return 0.0
-
-        assert repetitions(run, 2.0, lambda now=now: now[0]) == expected  # type: ignore[misc]
-
-
-def test_a_benchmark_waits_until_the_machine_is_quiet() -> None:
-    def stats(busy_ticks: list[int]) -> Iterator[str]:
-        return (f"cpu  {ticks} 0 0 777 0 0 0 0 0 0\ncpu0 ...\n" for ticks in busy_ticks)
-
-    slept: list[float] = []
-    read = stats([0, 40, 42, 80, *range(80, 120, 2)])
-    assert await_quiet(5.0, read=lambda: next(read), sleep=slept.append)
-    assert len(slept) == 9  # once it was quiet for a moment only
-    busy = stats(list(itertools.islice(itertools.count(0, 40), 25)))
-    assert not await_quiet(1.0, read=lambda: next(busy), sleep=slept.append)

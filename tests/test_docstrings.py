@@ -311,54 +311,6 @@ def test_most_have_an_example_that_runs() -> None:
     assert share >= LEAST_EXAMPLES, report(title, missing)
 
 
-class Good:
-    """A thing.
-
-    Args:
-        size: How large, in bytes.
-
-    Attributes:
-        size: How large.
-
-    >>> Good(1).size
-    1
-    """
-
-    limit = 3
-    """The largest."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def grow(self, *by: int, **options: int) -> None:
-        """Grow.
-
-        Args:
-            *by: Bytes.
-            options: Others.
-
-        >>> Good(1).grow(2)
-        """
-
-    @property
-    def half(self) -> int:
-        """Half of it."""
-        return self.size // 2
-
-
-class Better(Good):
-    """A better thing.
-
-    >>> Better(2).size
-    2
-    """
-
-    limit = 4
-
-    def grow(self, *by: int, **options: int) -> None:
-        pass
-
-
 class Bad:
     """A thing.
 
@@ -394,12 +346,6 @@ class Bad:
 
 def prefixed(cls: type, *names: str) -> list[str]:
     return [f"{full_name(cls)}{name}" for name in names]
-
-
-def test_the_check_accepts_a_class_that_is_described() -> None:
-    found = distinct(of_class(Better))
-    assert [check(found) for check in (undescribed, unexplained, stale, without_example)] == [[], [], [], []]
-    assert {one.name for one in found} >= {*prefixed(Good, ".grow", ".half", ".limit", ".size"), full_name(Better)}
 
 
 def test_the_check_finds_what_is_missing() -> None:

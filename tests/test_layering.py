@@ -232,17 +232,6 @@ def test_the_check_sees() -> None:
         assert any(kind in found for found in violations(module, source)), source
 
 
-def test_the_check_allows() -> None:
-    for module, source in [
-        ("raydist.values", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
-        ("raydist.dataset.base", "def iterate():\n    import torch"),
-        ("raydist.actors.workers.pool", "import ray\nfrom raydist.pipelines.engine.op import DatasetOp"),
-        ("raydist.training.model", "from raydist.strategies.one_node import MirroredStrategy\nimport torch"),
-        ("raydist.values", '"""Used by raydist.training.model."""\nKEY = "raydist.model"'),
-    ]:
-        assert violations(module, source) == [], source
-
-
 def test_circles_of_any_length_are_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c", "a"]]
     assert circles({"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c"}}) == [["a", "b", "a"], ["c", "d", "c"]]

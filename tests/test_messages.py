@@ -255,33 +255,6 @@ def judged(source: str, *more: str) -> list[bool]:
     return [one.is_good for one in raises(Sources.of(texts), "it.py")]
 
 
-def test_the_check_accepts() -> None:
-    for source in [
-        'raise ValueError(f"size must be >= 1, got {size}.")',
-        'raise ValueError(f"no such file: {path}") from None',
-        'raise ValueError("got %r" % size)',
-        'raise ValueError("got {}".format(size))',
-        'raise ValueError("The iterator is closed. Take a new one with iter(dataset).")',
-        'raise ValueError("The iterator is closed: call iter(dataset) again.")',
-        'raise ValueError("No weights yet, or call build() first.")',
-        'raise ValueError("A step must return a tensor.")',
-        'raise ValueError("A strategy needs at least one device, got an empty list.")',
-        'raise OSError(5, f"lost {count} bytes")',
-        "raise ValueError(problem.message)",
-        'raise ValueError(", ".join(problems))',
-        'raise type(error)(f"{error} (while reading)")',
-        'def f(size):\n    text = "too large: "\n    text = f"{text}{size}"\n    raise ValueError(f"{text}.")',
-        'def f(size):\n    text = f"too large: {size}"\n    raise ValueError(text)',
-        'def f(size):\n    error = ValueError(f"too large: {size}")\n    raise error',
-        'raise too_large(3)\ndef too_large(n):\n    return ValueError(f"too large: {n}")',
-        'raise big()\ndef big():\n    return too_large(3)\ndef too_large(n):\n    return ValueError(f"too large: {n}")',
-        'raise ValueError(too_large(3))\ndef too_large(n):\n    return f"too large: {n}"',
-        'HINT = "Call close() first."\nraise ValueError(HINT)',
-        'raise ValueError(f"{a}") if a else KeyError(f"no {b}")',
-    ]:
-        assert judged(source) == [True], source
-
-
 def test_the_check_refuses() -> None:
     for source in [
         "raise ValueError",
@@ -303,25 +276,6 @@ def test_the_check_refuses() -> None:
         'raise ValueError(f"{a}") if a else KeyError("no")',
     ]:
         assert judged(source) == [False], source
-
-
-def test_the_check_passes_over() -> None:
-    for source in [
-        "try:\n    f()\nexcept ValueError as error:\n    raise",
-        "try:\n    f()\nexcept ValueError as error:\n    raise error",
-        "raise self.failure",
-        "raise errors[0]",
-        "raise min(errors)",
-        "raise self.failure.restore()",
-        "raise StopIteration",
-        "raise StopIteration(value)",
-        "raise KeyError(key)",
-        "raise IndexError",
-        "raise NotImplementedError",
-        "class _Skip(Exception): ...\nraise _Skip",
-        "raise known(error)\ndef known(error):\n    return error.cause",
-    ]:
-        assert judged(source) == [], source
 
 
 def test_functions_of_other_modules_count_by_their_text() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,13 +16,19 @@ from tests.training.toys import Recorder, compiled, regression, small_net
 
 def test_callbacks_know_model_and_params() -> None:
     class Look(rd.Callback):
+        begun: ClassVar[list[int]] = []
+
         def on_train_begin(self, logs: dict[str, Any]) -> None:
             self.seen = (self.model, dict(self.params))
+
+        def on_batch_begin(self, batch: int, logs: Mapping[str, Any]) -> None:
+            self.begun.append(batch)
 
     look = Look()
     model = compiled(small_net())
     model.fit(regression(10, 4), epochs=2, callbacks=[look], verbose=False)
     assert look.seen == (model, {"epochs": 2, "steps": 3})
+    assert look.begun == [0, 1, 2] * 2
 
 
 def test_the_batch_end_hook_gets_logs_in_evaluate_and_predict() -> None:
