@@ -20,7 +20,16 @@ from raydist.checkpoints.manifest import CheckpointManifest, SavedObject, named_
 from raydist.checkpoints.tensor_file import NewFiles, TensorFile, write_tensors
 from raydist.errors import InvalidArgumentError
 
-__all__ = ["Capture", "CapturedObject", "StagingBuffers", "captured_object", "commit", "file_stems", "write_capture"]
+__all__ = [
+    "Capture",
+    "CapturedObject",
+    "StagingBuffers",
+    "captured_object",
+    "commit",
+    "file_stems",
+    "plain_copy",
+    "write_capture",
+]
 
 
 @final
@@ -70,9 +79,13 @@ def _on_cpu(value: torch.Tensor | np.ndarray[Any, Any], copy: bool) -> torch.Ten
         return torch.from_numpy(value if plain and not copy else value.copy())
     if not copy and type(value) in (torch.Tensor, torch.nn.Parameter):
         return value.detach().resolve_conj().resolve_neg()
-    # Not clone(): a strategy's variable may be a subclass of Tensor, and its clone would be one as well.
+    return plain_copy(value)
+
+
+def plain_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the CPU as a plain tensor: the clone of a strategy's variable would be a variable."""
     with torch.no_grad():
-        return torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor)
 
 
 def file_stems(names: Mapping[str, Any], new: NewFiles) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, final
 
 from raydist.errors import InvalidArgumentError
 
-__all__ = ["ClusterResolver", "ClusterSpec", "SimpleClusterResolver", "TFConfigClusterResolver"]
+__all__ = ["ClusterResolver", "ClusterSpec", "SimpleClusterResolver", "TFConfigClusterResolver", "host_of"]
 
 
 _VARIABLE = "TF_CONFIG"
@@ -321,3 +321,14 @@ class ClusterSpec:
 
 def _is_job(name: Any, tasks: Any) -> bool:
     return isinstance(name, str) and isinstance(tasks, list | tuple) and all(isinstance(task, str) for task in tasks)
+
+
+def host_of(address: str) -> str:
+    """Return the host of "host", "host:port", "[v6]:port" or a bare v6 address.
+
+    >>> host_of("10.0.0.1:2222"), host_of("[::1]:5"), host_of("::1")
+    ('10.0.0.1', '::1', '::1')
+    """
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0] if address.count(":") == 1 else address

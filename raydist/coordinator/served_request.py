@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from raydist.cluster import Cluster, Node
-from raydist.context.cluster_resolver import ClusterResolver
+from raydist.context.cluster_resolver import ClusterResolver, host_of
 from raydist.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.replicas.launch import make_setups
@@ -92,17 +92,6 @@ def _require_driver(resolver: ClusterResolver) -> None:
             f"The program must run once, as task {first} 0, and drives all workers and servers; this process is task "
             f"{kind} {resolver.task_id}. On the other machines run `ray start --address=...` and no program."
         )
-
-
-def host_of(address: str) -> str:
-    """Return the host of "host", "host:port", "[v6]:port" or a bare v6 address.
-
-    >>> host_of("10.0.0.1:2222"), host_of("[::1]:5"), host_of("::1")
-    ('10.0.0.1', '::1', '::1')
-    """
-    if address.startswith("["):
-        return address[1:].partition("]")[0]
-    return address.partition(":")[0] if address.count(":") == 1 else address
 
 
 @final

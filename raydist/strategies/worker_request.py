@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from raydist.cluster import Node
-from raydist.context.cluster_resolver import ClusterResolver
+from raydist.context.cluster_resolver import ClusterResolver, host_of
 from raydist.errors import InvalidArgumentError
 
 __all__ = ["WorkerRequest", "assign_hosts"]
@@ -53,7 +53,7 @@ class WorkerRequest:
             )
         _require_listed(resolver)
         _require_driver(resolver)
-        hosts = tuple(_host(address) for job in ("chief", "worker") for address in spec.as_dict().get(job, ()))
+        hosts = tuple(host_of(address) for job in ("chief", "worker") for address in spec.as_dict().get(job, ()))
         gpus = resolver.num_accelerators().get("GPU", 0)
         return replace(
             self._with_number(len(hosts), f"the cluster resolver (TF_CONFIG?) names {len(hosts)}: {', '.join(hosts)}"),
@@ -138,13 +138,6 @@ def _require_driver(resolver: ClusterResolver) -> None:
             f"The program must run once, as task {first} 0 ({resolver.master()}), and drives all workers; this process "
             f"is task {kind} {index}. On the other machines run `ray start --address=...` and no program."
         )
-
-
-def _host(address: str) -> str:
-    """Return the host of "host", "host:port", "[v6]:port" or a bare v6 address."""
-    if address.startswith("["):
-        return address[1:].partition("]")[0]
-    return address.partition(":")[0] if address.count(":") == 1 else address
 
 
 def assign_hosts(hosts: Sequence[str], nodes: Sequence[Node], resolve: Callable[[str], str]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from raydist.checkpoints.capture import plain_copy
 from raydist.checkpoints.parameter_names import compiled_names, has_compiled, keep_types, plain_names
 from raydist.checkpoints.tensor_file import write_safetensors
 from raydist.collectives.flat_bytes import flat_bytes
@@ -75,13 +76,7 @@ class ModelManifest:
 
 def snapshot(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state dict with every tensor copied into a plain CPU tensor with memory of its own."""
-    return {name: _plain(value) if isinstance(value, torch.Tensor) else value for name, value in state.items()}
-
-
-def _plain(value: torch.Tensor) -> torch.Tensor:
-    # Not clone(): a strategy's variable may be a subclass of Tensor, and its clone would be one as well.
-    with torch.no_grad():
-        return torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value)
+    return {name: plain_copy(value) if isinstance(value, torch.Tensor) else value for name, value in state.items()}
 
 
 def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
