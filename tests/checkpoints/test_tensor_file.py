@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import raydist as rd
 from raydist.checkpoints.checkpoint import contents_of, start_save
 from raydist.checkpoints.manifest import open_checkpoint
-from raydist.checkpoints.read_tensors import read_slices, read_tensors
+from raydist.checkpoints.read_tensors import read_tensors
 from raydist.checkpoints.tensor_file import (
     MANIFEST_NAME,
     NewFiles,
@@ -171,12 +171,6 @@ def test_any_reader_of_safetensors_reads_it(new: NewFiles, tmp_path: Path) -> No
     assert_equal(load_file(tmp_path / file.name), TENSORS)
     with safe_open(tmp_path / file.name, framework="pt") as opened:
         assert opened.metadata() == {"format": "pt"}
-
-
-def test_we_read_it(new: NewFiles) -> None:
-    files = write_tensors(new, "model", TENSORS)
-    assert_equal(read_tensors(new.files, files), TENSORS)
-    assert_equal(read_slices(new.files, files[0], ["view"]), {"view": TENSORS["view"]})
 
 
 def test_what_is_written_is_described(new: NewFiles, tmp_path: Path) -> None:

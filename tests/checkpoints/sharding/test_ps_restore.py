@@ -15,7 +15,6 @@ from raydist.checkpoints.manifest import open_checkpoint
 from raydist.checkpoints.ps_restore import (
     BegunRestore,
     PsRestores,
-    RestoreCommand,
     RestoreCommands,
     StoredOptimizerState,
     StoredSlice,
@@ -29,16 +28,6 @@ from raydist.parameter_servers.requests import BeginRestore
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.parameter_servers.slices import ServedSlice
 from raydist.pipelines.stored.directory_files import directory_files
-
-
-def test_it_travels(tmp_path: Path) -> None:
-    path = rd.Checkpoint(model=torch.nn.Linear(1, 1)).save(tmp_path / "c")
-    command = RestoreCommand(
-        "a", open_checkpoint(directory_files(path)), (StoredTable(4, "bag.embedding_rows", "words"),)
-    )
-    found = pickle.loads(pickle.dumps(command))
-    assert (found.token, found.tables) == ("a", command.tables)
-    assert found.checkpoint.manifest == command.checkpoint.manifest
 
 
 def test_each_server_is_told_of_what_it_has_and_the_first_of_what_nobody_has(tmp_path: Path) -> None:
