@@ -38,11 +38,13 @@ from raydist.parameter_servers.requests import ServerAnswer, ServerRequest, Stat
 from raydist.parameter_servers.server_stats import ServerStats
 from raydist.ray_session import RaySession
 
-__all__ = ["RayConnection", "ServerActors", "ServerHost", "ServerMetrics", "ServerSeat", "staleness_bucket"]
+__all__ = ["RayConnection", "ServerActors", "ServerHost", "ServerMetrics", "staleness_bucket"]
 
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+# Arguments and results of up to 100 KB travel with a call; larger ones go through the object store, which takes 2 ms of
+# the raylet's CPU time. So messages of up to 1 MiB are cut into pieces.
+_PIECE, _IN_CALL = 90_000, 1 << 20
 _Message = bytes | tuple[bytes, list[_Bytes]]
-_IN_PICKLE = 1 << 16  # bytes of tensors that travel within the pickle: Ray sends up to 100 KB with the call itself
 
 
 def pack_message(head: Any, tensors: Sequence[torch.Tensor], *, copy: bool = False) -> _Message:
@@ -55,7 +57,7 @@ def pack_message(head: Any, tensors: Sequence[torch.Tensor], *, copy: bool = Fal
     """
     layout = [(each.dtype, tuple(each.shape)) for each in tensors]
     parts = [flat_bytes(each.detach()) for each in tensors]
-    small = sum(map(len, parts)) <= _IN_PICKLE
+    small = sum(map(len, parts)) <= _IN_CALL
     if len(parts) > 1 and (small or copy) and len({each.dtype for each in tensors}) == 1:
         parts = [torch.cat(parts)]
     elif copy and not small:
@@ -66,15 +68,27 @@ def pack_message(head: Any, tensors: Sequence[torch.Tensor], *, copy: bool = Fal
     return pickle.dumps((head, layout, None), pickle.HIGHEST_PROTOCOL), arrays
 
 
-def unpack_message(message: _Message) -> tuple[Any, list[torch.Tensor]]:
-    """Undo `pack_message`. The tensors share the message's memory, and must not be written to."""
-    pickled, mapped = (message, None) if isinstance(message, bytes) else message
+def unpack_message(pieces: Sequence[Any]) -> tuple[Any, list[torch.Tensor]]:
+    """Undo `pack_message` and `_cut`. The tensors share the message's memory, and must not be written to."""
+    pickled, mapped = pieces[0] if isinstance(pieces[0], tuple) else (b"".join(pieces), None)
     head, layout, arrays = pickle.loads(pickled)
     parts = [_tensor_of(each) for each in (arrays if mapped is None else mapped)]
     if len(parts) < len(layout):
         sizes = [dtype.itemsize * torch.Size(shape).numel() for dtype, shape in layout]
         parts = list(parts[0].split(sizes))
     return head, [part.view(dtype).view(shape) for part, (dtype, shape) in zip(parts, layout, strict=True)]
+
+
+def _cut(message: _Message, count: int) -> list[Any]:
+    """Cut a message into a number of pieces, some of which may be empty."""
+    if isinstance(message, tuple):
+        return [message, *[b""] * (count - 1)]
+    size = -(-len(message) // count)
+    return [message[begin : begin + size] for begin in range(0, size * count, size)] if size else [message] * count
+
+
+def _num_pieces(num_bytes: int) -> int:
+    return 1 if num_bytes > _IN_CALL else 1 + num_bytes // _PIECE
 
 
 def _tensor_of(array: _Bytes) -> torch.Tensor:
@@ -108,24 +122,28 @@ class RayConnection:
     name: str
     limit_s: float
 
-    def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = ()) -> PendingAnswer:
+    def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), answer_bytes: int = 0) -> PendingAnswer:
         """Send a request without waiting; implements `ServerConnection.ask`."""
-        try:  # Ray copies the message before `remote` returns
-            ref = self.handle.ask.remote(pack_message(request, tensors), self.limit_s)
+        message = pack_message(request, tensors)
+        pieces = _cut(message, _num_pieces(len(message)) if isinstance(message, bytes) else 1)
+        count = _num_pieces(answer_bytes)
+        ask = self.handle.ask if count == 1 else self.handle.ask.options(num_returns=count)
+        try:  # Ray copies the pieces before `remote` returns
+            refs = ask.remote(self.limit_s, count, *pieces)
         except RayActorError:
             raise server_is_gone(self.name) from None
-        return _PendingCall(self.name, ref)
+        return _PendingCall(self.name, [refs] if count == 1 else refs)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _PendingCall:
     name: str
-    ref: Any
+    refs: list[Any]
 
     def answer(self, timeout_s: float) -> tuple[ServerAnswer, Sequence[torch.Tensor]]:
         try:
-            return unpack_message(ray.get(self.ref, timeout=timeout_s))
+            return unpack_message(ray.get(self.refs, timeout=timeout_s))
         except GetTimeoutError:
             raise server_is_late(self.name, timeout_s) from None
         except RayActorError:
@@ -236,12 +254,13 @@ class ServerHost:
         return os.getpid()
 
     @ray.method(concurrency_group="asks")
-    def ask(self, message: _Message, limit_s: float) -> _Message:
-        """Return the server's answer and its tensors. Blocks until the server answers, for `limit_s` at most."""
+    def ask(self, limit_s: float, num_pieces: int, *pieces: Any) -> Any:
+        """Return the server's answer in pieces. Blocks until the server answers, for `limit_s` at most."""
         try:
-            return self._answer(*unpack_message(message), limit_s)
+            answer = _cut(self._answer(*unpack_message(pieces), limit_s), num_pieces)
         except Exception as error:
             raise RemoteFailure(pack_error(error)) from None
+        return answer[0] if num_pieces == 1 else answer
 
     def _answer(self, request: ServerRequest, tensors: Sequence[torch.Tensor], limit_s: float) -> _Message:
         if self._dispatcher is None:
@@ -266,26 +285,12 @@ _SPARE_THREADS = 4  # for the driver and for metrics, in addition to one thread 
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class ServerSeat:
-    """The reservation bundle and node of one server's process.
-
-    Attributes:
-        bundle: Index of the bundle in the reservation.
-        host: Name of the node, for messages; empty if unknown.
-    """
-
-    bundle: int
-    host: str = ""
-
-
-@final
 class ServerActors:
     """The server actors of one strategy. The constructor starts their processes; the actors are not detached.
 
     Args:
-        group: The placement group, which the caller still owns.
-        seats: The bundle and node of each server.
+        group: The placement group, which the caller still owns; its first bundles are those of the servers.
+        nodes: Name of each server's node, for messages; empty if unknown.
         name: Name of the strategy.
         resources: Resources that each server takes from its bundle: "CPU", "GPU", "memory" in bytes, and others.
         num_workers: Number of workers that may have a request under way.
@@ -295,7 +300,7 @@ class ServerActors:
     def __init__(
         self,
         group: PlacementGroup,
-        seats: Sequence[ServerSeat],
+        nodes: Sequence[str],
         *,
         name: str,
         resources: Mapping[str, float],
@@ -304,9 +309,11 @@ class ServerActors:
     ) -> None:
         self._session = RaySession()
         self._name = name
-        self.names = tuple(_title(number, name, seat) for number, seat in enumerate(seats))
+        self.names = tuple(
+            f"parameter server {number} of {name}{node and f' on {node}'}" for number, node in enumerate(nodes)
+        )
         launch = functools.partial(_launch, group, resources, threads=num_workers + _SPARE_THREADS)
-        self._handles = [launch(seat, f"{name}-server-{number}") for number, seat in enumerate(seats)]
+        self._handles = [launch(number, f"{name}-server-{number}") for number in range(len(nodes))]
         self._connections = tuple(
             RayConnection(handle, title, limit_s) for handle, title in zip(self._handles, self.names, strict=True)
         )
@@ -356,10 +363,6 @@ class ServerActors:
             kill_actors(handles)
 
 
-def _title(number: int, name: str, seat: ServerSeat) -> str:
-    return f"parameter server {number} of {name}{f' on {seat.host}' if seat.host else ''}"
-
-
-def _launch(group: PlacementGroup, wanted: Mapping[str, float], seat: ServerSeat, name: str, *, threads: int) -> Any:
+def _launch(group: PlacementGroup, wanted: Mapping[str, float], bundle: int, name: str, *, threads: int) -> Any:
     actor_class = ray.remote(concurrency_groups={"asks": threads})(ServerHost)  # type: ignore[call-overload]  # an option Ray leaves out
-    return actor_class.options(**bundle_options(group, seat.bundle, wanted, name)).remote()
+    return actor_class.options(**bundle_options(group, bundle, wanted, name)).remote()

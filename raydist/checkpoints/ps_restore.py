@@ -34,7 +34,7 @@ from raydist.checkpoints.tensor_file import FilePlace
 from raydist.parameter_servers.optimizers import bare_optimizer
 from raydist.parameter_servers.requests import BeginRestore
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows, require_known
-from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.slices import PsSlice
 from raydist.parameter_servers.worker.client import Ask
 
 __all__ = [
@@ -303,7 +303,7 @@ class RestoreCommands:
         parameters: Mapping[str, torch.Tensor],
         saved: Mapping[str, Any],
         groups: OptionGroups,
-    ) -> Iterator[tuple[ServedSlice, StoredOptimizerState]]:
+    ) -> Iterator[tuple[PsSlice, StoredOptimizerState]]:
         """Yield the slices of the saved parameters, each with its state; other parameters keep their state."""
         handle = self._held.handle_of(optimizer)
         group_of = {parameter: group for group in groups for parameter in group["params"]}
@@ -341,7 +341,7 @@ class RestoreCommands:
         saved = self._request.saved[name]
         self._tables += [StoredTable(handle, saved, path) for path, handle in tables.items()]
 
-    def add_values(self, name: str, places: Sequence[tuple[str, Sequence[ServedSlice]]]) -> None:
+    def add_values(self, name: str, places: Sequence[tuple[str, Sequence[PsSlice]]]) -> None:
         """Restore values of a module's variables, given by the names of saved tensors and the variables' slices.
 
         For a variable with several names, the last counts, as in torch.
@@ -352,7 +352,7 @@ class RestoreCommands:
             for part in parts:
                 self._slices[part.number] = part.server, StoredSlice(part.number, saved, key, part.begin)
 
-    def add_states(self, name: str, states: Iterable[tuple[ServedSlice, StoredOptimizerState]]) -> None:
+    def add_states(self, name: str, states: Iterable[tuple[PsSlice, StoredOptimizerState]]) -> None:
         """Restore the state of an optimizer, given for each slice."""
         self._whole.append(self._request.saved[name])
         self._optimizer_states += [(part.server, stored) for part, stored in states]

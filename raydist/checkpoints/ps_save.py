@@ -34,7 +34,7 @@ from raydist.parameter_servers.optimizers import remembered_share
 from raydist.parameter_servers.requests import BeginSave
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows, row_entry
 from raydist.parameter_servers.serving.checkpointing import SliceHolder, SliceSaver
-from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.slices import PsSlice
 from raydist.parameter_servers.worker.client import Ask
 
 __all__ = [
@@ -103,7 +103,7 @@ class SaveCommands:
     def add(
         self,
         owner: str,
-        places: Mapping[str, Sequence[ServedSlice]],
+        places: Mapping[str, Sequence[PsSlice]],
         given: Mapping[str, torch.Tensor],
         *,
         optimizer: int | None = None,
@@ -138,7 +138,7 @@ class SaveCommands:
             self._files[server].append(replace(file, number=number, name=name))
 
     def _files_of_slices(
-        self, like: SliceFile, places: Mapping[str, Sequence[ServedSlice]], size_ratio: float
+        self, like: SliceFile, places: Mapping[str, Sequence[PsSlice]], size_ratio: float
     ) -> list[tuple[int, SliceFile]]:
         files: list[tuple[int, SliceFile]] = []
         for server in range(len(self._files)):
@@ -154,7 +154,7 @@ class SaveCommands:
         return SaveCommand(self._request.token, self._request.new, tuple(self._files[server])), self._tensors[server]
 
 
-def _places(places: Mapping[str, Sequence[ServedSlice]]) -> Iterable[tuple[SlicePlace, ServedSlice]]:
+def _places(places: Mapping[str, Sequence[PsSlice]]) -> Iterable[tuple[SlicePlace, PsSlice]]:
     for key, parts in places.items():
         whole = sum(part.shape[0] for part in parts) if parts[0].shape else 0
         for part in parts:
@@ -249,7 +249,7 @@ class SliceDirectory(Protocol):
     def num_servers(self) -> int:
         """Number of servers."""
 
-    def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[ServedSlice, ...]]:
+    def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[PsSlice, ...]]:
         """Return the slices of those tensors that are variables, by name."""
 
     def handle_of(self, obj: torch.optim.Optimizer | torch.Tensor) -> int:

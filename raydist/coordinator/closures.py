@@ -1,16 +1,26 @@
-"""The queue of closures: which closures wait, run and have ended. Nothing here waits or sends."""
+"""Closures: the header that a worker gets, and the queue of those that wait, run and have ended. Nothing here waits."""
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
-from raydist.errors import CancelledError, UnavailableError
-from raydist.replicas.results import StepResult
-from raydist.replicas.served.work_message import PlannedWork
+import torch
 
-__all__ = ["Closure", "ClosureQueue"]
+from raydist.context.seed_calls import num_seed_calls
+from raydist.errors import CancelledError, UnavailableError
+from raydist.mirroring.messages import StepPayload
+from raydist.options import RunOptions
+from raydist.replicas.ps.work_message import PlannedWork
+from raydist.replicas.results import StepResult
+from raydist.replicas.step import StepHeader, batch_rows
+from raydist.summary.recording import SummaryOrder
+from raydist.torch_modes import TorchModes
+from raydist.values import ReduceOp
+
+__all__ = ["Closure", "ClosureQueue", "closure_header"]
 
 _MOST_DEATHS = 5  # workers that died in the same closure: then the closure is taken to kill them
 
@@ -253,3 +263,38 @@ def _deadly(closure: Closure, error: Exception) -> UnavailableError:
         f"Closure {closure.number} must leave its worker alive, but {closure.deaths} workers died while they had it; "
         f"the last one: {error} It may need more memory than a worker has (resources_per_replica), or crash."
     )
+
+
+def closure_header(
+    payload: StepPayload,
+    options: RunOptions,
+    gradient_reduce_op: ReduceOp,
+    summaries: SummaryOrder | None,
+    number: int,
+    *,
+    looks_only: bool = False,
+) -> bytes:
+    """Return the pickle of a closure's `StepHeader`.
+
+    Args:
+        payload: The driver's changes and the arguments that the closure needs.
+        options: Run options; `on_nonfinite` is used.
+        gradient_reduce_op: How gradients of replicas are combined.
+        summaries: Where the closure's summaries are written; None: nowhere.
+        number: Number of the closure.
+        looks_only: The closure changes no variable.
+    """
+    header = StepHeader(
+        step=number,
+        generation=0,
+        payload=payload.of_step(),
+        rows=batch_rows(payload.per_replica),
+        gradient_reduce_op=gradient_reduce_op,
+        padding=False,
+        on_nonfinite=options.on_nonfinite,
+        seed=(torch.initial_seed(), num_seed_calls()),
+        summaries=summaries,
+        looks_only=looks_only,
+        modes=TorchModes.here(),
+    )
+    return pickle.dumps(header, pickle.HIGHEST_PROTOCOL)

@@ -6,30 +6,29 @@ they ask for. The coordinator knows nothing of datasets, and of variables only t
 
 from __future__ import annotations
 
+import pickle
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, TypeVarTuple, cast, final
 
-from raydist.coordinator.closure_waits import ClosureWaits
 from raydist.coordinator.closures import Closure, ClosureQueue
-from raydist.coordinator.payload_log import StepPayloadLog
-from raydist.coordinator.ports import ServerSide, WorkerPort
-from raydist.coordinator.roster import Roster
-from raydist.coordinator.worker_questions import WorkerQuestions
-from raydist.coordinator.workforce import Workforce
+from raydist.coordinator.interfaces import ServerSide, WorkerConnections
+from raydist.coordinator.scheduler import Scheduler
+from raydist.coordinator.worker_calls import ClosureCondition, WorkerCalls
+from raydist.coordinator.worker_pool import PayloadLog, WorkerPool
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.foreign_errors import what_was_raised
-from raydist.mirroring.messages import StepPayload
+from raydist.mirroring.messages import MirrorCalls, StepPayload
 from raydist.nest import unflatten
 from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
 from raydist.preemption import GivenUp, is_to_leave
+from raydist.replicas.ps.work_message import ClosureLabel, LogEntry, PlannedWork
 from raydist.replicas.results import StepResult
-from raydist.replicas.served.work_message import LogEntry, PlannedWork
-from raydist.replicas.served.worker_rules import ClosureLabel
+from raydist.replicas.runner import ReplicaRunner
 
-__all__ = ["Coordinator"]
+__all__ = ["Coordinator", "WorkersLink"]
 
 _T = TypeVar("_T")
 
@@ -44,7 +43,7 @@ class Coordinator:
     """The scheduler of closures. The constructor starts nothing.
 
     Args:
-        port: The connection to the workers.
+        workers: The connection to the workers.
         servers: The parameter servers, where the variables live.
         num_workers: Number of workers.
         timeouts: The limit of every wait.
@@ -53,22 +52,22 @@ class Coordinator:
 
     def __init__(
         self,
-        port: WorkerPort,
+        workers: WorkerConnections,
         servers: ServerSide,
         num_workers: int,
         timeouts: Timeouts,
         max_clocks: int | None = None,
     ) -> None:
-        self._port = port
+        self._workers = workers
         self._servers = servers
         self._timeouts = timeouts
         self._queue = ClosureQueue(max_clocks)
-        self._log = StepPayloadLog(num_workers)
-        self._roster = Roster(port, servers, num_workers, self._queue, self._log, timeouts)
-        self._force = Workforce(self._roster, port, self._queue, self._log)
-        self._waits = ClosureWaits(self._force, self._queue, timeouts)
-        self._changed = self._waits.changed
-        self._questions = WorkerQuestions(port, self._roster, self._force, self._queue, self._waits)
+        self._log = PayloadLog(num_workers)
+        self._pool = WorkerPool(workers, servers, num_workers, self._queue, self._log, timeouts)
+        self._scheduler = Scheduler(self._pool, workers, self._queue, self._log)
+        self._condition = ClosureCondition(self._scheduler, self._queue, timeouts)
+        self._changed = self._condition.changed
+        self._calls = WorkerCalls(workers, self._pool, self._scheduler, self._queue, self._condition)
         self._dropped: list[int] = []  # handles that servers may still have
         self._thread: threading.Thread | None = None
         self._process = OwningProcess("A strategy with its variables and results")
@@ -78,19 +77,19 @@ class Coordinator:
     def start(self) -> None:
         """Start the workers without waiting for them."""
         with self._changed:
-            self._roster.start()
+            self._pool.start()
             self._thread = threading.Thread(target=self._serve, name="raydist-coordinator", daemon=True)
             self._thread.start()
 
     def when_lost(self, told: Callable[[int, int, Mapping[str, int]], None]) -> None:
-        """Call `told` at each death of a worker; see `Roster.on_lost`."""
+        """Call `told` at each death of a worker; see `WorkerPool.on_lost`."""
         with self._changed:
-            self._roster.on_lost.append(told)
+            self._pool.on_lost.append(told)
 
     def when_done(self, told: Callable[[Sequence[StepResult]], None]) -> None:
-        """Call `told` for each closure that succeeds; see `Workforce.on_result`."""
+        """Call `told` for each closure that succeeds; see `Scheduler.on_result`."""
         with self._changed:
-            self._force.on_result.append(told)
+            self._scheduler.on_result.append(told)
 
     def schedule(
         self,
@@ -117,16 +116,16 @@ class Coordinator:
         self.raise_error()
         self._enter(payload)
         with self._changed:
-            self._waits.wait_until(lambda: self._has_room(payload), "room in the queue of closures")
-            self._waits.require_open()
-            self._questions.require_workers()
+            self._condition.wait_until(lambda: self._has_room(payload), "room in the queue of closures")
+            self._condition.require_open()
+            self._calls.require_workers()
             number = self._queue.next_number()
             work = PlannedWork(
-                number, make_header(number), payload.per_replica, self._force.seen, self._log.end, self._queue.epoch
+                number, make_header(number), payload.per_replica, self._scheduler.seen, self._log.end, self._queue.epoch
             )
             closure = Closure(number, work, key, alone=alone, boundary=boundary)
             self._queue.add(closure)
-            self._force.send()
+            self._scheduler.send()
             self._changed.notify_all()
         return closure
 
@@ -157,32 +156,32 @@ class Coordinator:
         self.join()
 
         def settle(worker: int) -> Any:
-            settled = self._questions.ask(worker, "settle", self._force.due(worker), entry.packed())
+            settled = self._calls.ask(worker, "settle", self._scheduler.due(worker), entry.packed())
             plan = self._servers.plan(settled)
-            told = self._questions.ask(worker, "place", plan, ClosureLabel(self._queue.next_number()))
+            told = self._calls.ask(worker, "place", plan, ClosureLabel(self._queue.next_number()))
             self._servers.accept(plan)
             return plan, told
 
-        worker, (plan, told) = self._questions.with_reader(settle)
+        worker, (plan, told) = self._calls.with_reader(settle)
         with self._changed:
-            self._force.note_seen(told)
+            self._scheduler.note_seen(told)
             self._log.append(LogEntry(entry.payload, plan).packed())
-            self._force.due(worker)  # that worker already has this entry
+            self._scheduler.due(worker)  # that worker already has this entry
 
     def note_seen(self, versions: Sequence[int]) -> None:
         """Make closures scheduled from now on see these versions of the servers' values, or newer ones."""
         with self._changed:
-            self._force.note_seen(versions)
+            self._scheduler.note_seen(versions)
 
     def read(self, method: str, *args: Any) -> Any:
         """Join, then return what a method of one worker's runner returns."""
         self.join()
-        return self._questions.read(method, *args)
+        return self._calls.read(method, *args)
 
     def read_all(self, method: str, *args: Any) -> list[Any]:
         """Join, then return what a method of every living worker's runner returns."""
         self.join()
-        return self._questions.read_all(method, *args)
+        return self._calls.read_all(method, *args)
 
     def give_up_from(self, boundary: int) -> GivenUp | None:
         """Withdraw closures scheduled at this boundary or later, because the process is to end. See `StepQueue`."""
@@ -198,7 +197,7 @@ class Coordinator:
         """Return once all closures have ended, or the process is to end."""
         with self._changed:
             done = "the closures that were scheduled"
-            self._waits.wait_until(lambda: not self._queue.num_open or is_to_leave(), done, timeout_s)
+            self._condition.wait_until(lambda: not self._queue.num_open or is_to_leave(), done, timeout_s)
 
     def join(self, timeout_s: float | None = None) -> None:
         """Block until all closures have ended, and apply incomplete synchronous steps. Raises the first closure error.
@@ -208,10 +207,10 @@ class Coordinator:
         """
         self._process.require("used")
         with self._changed:
-            self._waits.wait_until(lambda: not self._queue.num_open, "the closures that were scheduled", timeout_s)
+            self._condition.wait_until(lambda: not self._queue.num_open, "the closures that were scheduled", timeout_s)
             self._warn()
             self._raise_error()
-            started = bool(self._roster.ready())
+            started = bool(self._pool.ready())
             dropped, self._dropped = self._dropped, []
         if started:
             self._servers.finish()
@@ -228,10 +227,10 @@ class Coordinator:
     def raise_error(self) -> None:
         """Raise the first error that the program has not been told of, once no worker runs a closure any more."""
         with self._changed:
-            self._waits.require_open()
+            self._condition.require_open()
             self._warn()
             if self._queue.error is not None:
-                self._waits.wait_until(
+                self._condition.wait_until(
                     lambda: not self._queue.num_open, "the closures that were begun before one failed"
                 )
                 self._raise_error()
@@ -242,7 +241,7 @@ class Coordinator:
             raise what_was_raised(error)
 
     def _warn(self) -> None:
-        remarks, self._force.remarks = self._force.remarks, []
+        remarks, self._scheduler.remarks = self._scheduler.remarks, []
         for remark in dict.fromkeys(remarks):
             warnings.warn(remark, stacklevel=4)
 
@@ -251,7 +250,7 @@ class Coordinator:
         self._process.require("used")
         if not closure.ended:
             with self._changed:
-                self._waits.wait_until(lambda: closure.ended, f"closure {closure.number}")
+                self._condition.wait_until(lambda: closure.ended, f"closure {closure.number}")
         if closure.error is not None:
             with self._changed:
                 if self._queue.error is closure.error:  # raised here, and not again
@@ -264,13 +263,13 @@ class Coordinator:
     def close(self) -> None:
         """Cancel closures that have not ended, and end the thread. May be called twice."""
         with self._changed:
-            if not self._waits.is_closed:
-                self._waits.is_closed = True
+            if not self._condition.is_closed:
+                self._condition.is_closed = True
                 self._queue.abandon(
                     CancelledError("The strategy was closed before this closure was done. Call join() before close().")
                 )
                 self._changed.notify_all()
-        self._port.announce()
+        self._workers.announce()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(self._timeouts.close_s)
 
@@ -283,21 +282,64 @@ class Coordinator:
         except BaseException as error:
             with self._changed:
                 self._queue.abandon(FailedPreconditionError(f"raydist bug: the coordinator's thread ended: {error!r}"))
-                self._waits.is_closed = True
+                self._condition.is_closed = True
                 self._changed.notify_all()
 
     def _serve_once(self) -> bool:
         with self._changed:
-            if self._force.advance():
+            if self._scheduler.advance():
                 self._changed.notify_all()
-            if self._waits.is_closed:
+            if self._condition.is_closed:
                 return False
-            if not self._roster.is_busy:
+            if not self._pool.is_busy:
                 self._changed.wait()
                 return True
-        self._port.await_news(_SLICE_S)
+        self._workers.await_news(_SLICE_S)
         return True
 
 
 def _unpacked(result: StepResult) -> Any:
     return unflatten(result.structure, [result.leaf(index) for index in range(result.structure.num_leaves)])
+
+
+_Args = TypeVarTuple("_Args")
+
+_NO_CHANGES = pickle.dumps(({}, {}))  # of attributes, and of `requires_grad`
+
+
+@final
+class WorkersLink:
+    """A `ReplicaLink`: any worker has all variables, after a pull.
+
+    No single one of several workers can report the settings: settings belong to the driver, and stepping a scheduler
+    between two runs does not block.
+
+    Args:
+        num_workers: Returns the number of workers.
+        coordinator: Returns the coordinator. Called only by the methods below.
+        note_steps_elsewhere: Called when an optimizer may have stepped and no worker is asked.
+    """
+
+    def __init__(
+        self,
+        num_workers: Callable[[], int],
+        coordinator: Callable[[], Coordinator],
+        note_steps_elsewhere: Callable[[], None],
+    ) -> None:
+        self._num_workers = num_workers
+        self._coordinator = coordinator
+        self._note_steps_elsewhere = note_steps_elsewhere
+
+    def call(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
+        """Implement `ReplicaLink.call`."""
+        if method.__name__ == MirrorCalls.collect_control.__name__ and self._num_workers() > 1:
+            self._note_steps_elsewhere()
+            return cast("_T", _NO_CHANGES)
+        found: _T = self._coordinator().read(ReplicaRunner.mirror.__name__, method, *args)
+        return found
+
+    def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
+        """Implement `ReplicaLink.call_all`."""
+        if method is MirrorCalls.collect_metrics:  # each worker has counted its own batches
+            return self._coordinator().read_all(ReplicaRunner.mirror.__name__, method, *args)
+        return [self.call(0, method, *args)]

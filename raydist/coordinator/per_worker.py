@@ -1,22 +1,42 @@
-"""Values and datasets of which each worker has its own."""
+"""Values and datasets of which each worker has its own: log entries tell the workers how to make them."""
 
 from __future__ import annotations
 
+import collections
+import functools
+import inspect
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
+from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.epochs.job import InputJob
 from raydist.actors.epochs.link import DynamicShardingLink
 from raydist.actors.readers.replica_iterator import ReplicaIterator
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.dataset import Dataset
+from raydist.distributed_dataset.layout import chosen_policy, pickle_ops
+from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.options import AutoShardPolicy, InputOptions, Timeouts
+from raydist.pipelines.elements.seeds import draw_seed
+from raydist.pipelines.optimize.file_shards import shard_files
+from raydist.replicas.ps.work_message import LogEntry
 from raydist.values import InputContext
 
 if TYPE_CHECKING:
+    from raydist.actors.epochs.input_host import InputHost
     from raydist.actors.epochs.link import PipelineLink
+    from raydist.coordinator.coordinator import Coordinator
 
-__all__ = ["DealtIteratorMaker", "IteratorMaker", "PerWorkerDataset", "PerWorkerIterator", "PerWorkerValue"]
+__all__ = [
+    "DealtIteratorMaker",
+    "IteratorMaker",
+    "PerWorkerDataset",
+    "PerWorkerInput",
+    "PerWorkerIterator",
+    "PerWorkerValue",
+]
 
 _ONLY_SCHEDULED = (
     "is on the workers, each of which has its own: give it to coordinator.schedule in args, and use it in the function."
@@ -24,12 +44,7 @@ _ONLY_SCHEDULED = (
 
 
 class PerWorkerValue:
-    """A value of which each worker has its own. It is an argument of `schedule`, and nothing else.
-
-    Args:
-        name: The name by which workers know the value.
-        keep: An object that lives as long as this one.
-    """
+    """A value of which each worker has its own. It is an argument of `schedule`, and nothing else."""
 
     __nest_leaf__ = True
 
@@ -96,13 +111,7 @@ class IteratorMaker:
     skipping: Callable[[InputJob, int, int], InputJob]
 
     def __call__(self, context: InputContext, drawn: int, generation: int) -> ReplicaIterator:
-        """Return the iterator of one worker.
-
-        Args:
-            context: Identifies the worker.
-            drawn: Number of batches that its ended closures have used.
-            generation: Number of earlier starts of the worker.
-        """
+        """Return the iterator of one worker."""
         worker = context.input_pipeline_id
         if generation:
             self.link.keyed(_key(self.link.key, worker, generation - 1)).close()
@@ -130,3 +139,202 @@ class DealtIteratorMaker:
 
 def _key(key: str, worker: int, generation: int) -> str:
     return f"{key}-{worker}-{generation}"
+
+
+_SHARDINGS = (None, "static", "dynamic")
+
+
+@final
+class PerWorkerInput:
+    """Per-worker values and datasets of one strategy.
+
+    Args:
+        num_workers: Returns the number of workers.
+        coordinator: Returns the coordinator; starts the workers if there are none.
+        host: Returns the host of input pipelines.
+        timeouts: The limit of every wait.
+    """
+
+    def __init__(
+        self,
+        num_workers: Callable[[], int],
+        coordinator: Callable[[], Coordinator],
+        host: Callable[[], InputHost],
+        timeouts: Timeouts,
+    ) -> None:
+        self._num_workers = num_workers
+        self._coordinator = coordinator
+        self._host = host
+        self._timeouts = timeouts
+        self._numbers = itertools.count()
+        self._living: weakref.WeakValueDictionary[str, PerWorkerValue] = weakref.WeakValueDictionary()
+        self._dropped: collections.deque[str] = collections.deque()
+        self._links: dict[str, PipelineLink] = {}
+        self._listens = False
+
+    def injected(self) -> dict[str, Any]:
+        """Return the values that functions may use on every worker, by name. Workers drop collected values."""
+        if self._dropped:
+            names = tuple(self._dropped.popleft() for _ in range(len(self._dropped)))
+            self._coordinator().record(LogEntry(dropped=names))
+        return dict(self._living)
+
+    def value(self, fn: Callable[..., Any]) -> PerWorkerValue:
+        """Implement `ClusterCoordinator.create_per_worker_values`."""
+        if not callable(fn):
+            raise InvalidArgumentError(f"create_per_worker_values needs a function, got {fn!r:.80}.")
+        value = PerWorkerValue(f"value-{next(self._numbers)}")
+        self._announce(value, _ValueMaker(fn))
+        return value
+
+    def dataset(
+        self, dataset: Dataset | Callable[..., Dataset], sharding: str | None, options: InputOptions
+    ) -> PerWorkerDataset:
+        """Implement `ClusterCoordinator.create_per_worker_dataset`."""
+        if sharding not in _SHARDINGS:
+            raise InvalidArgumentError(f'sharding must be None, "static" or "dynamic", got {sharding!r}.')
+        if sharding == "dynamic":
+            (whole,) = _datasets_of(dataset, None, 1)
+            seed = _seeds_of([whole], same=True)[0]
+            return PerWorkerDataset(whole.element_spec, functools.partial(self._deal, whole, options, seed))
+        datasets = _datasets_of(dataset, sharding, self._num_workers())
+        begin = functools.partial(self._begin, datasets, options, _seeds_of(datasets, same=sharding is not None))
+        return PerWorkerDataset(datasets[0].element_spec, begin)
+
+    def _begin(self, datasets: list[Dataset], options: InputOptions, seeds: list[int], epoch: int) -> PerWorkerIterator:
+        name = f"iterator-{next(self._numbers)}"
+        way = self._host().way_to_passes(on_host=options.on_host)
+        jobs = tuple(
+            _job(dataset, f"epoch {epoch} of worker {worker}'s dataset", seed, epoch, options, self._timeouts)
+            for worker, (dataset, seed) in enumerate(zip(datasets, seeds, strict=True))
+        )
+        iterator = PerWorkerIterator(name)
+        self._announce(iterator, IteratorMaker(way, jobs, _Skipping(tuple(each._op for each in datasets))))
+        return iterator
+
+    def _deal(self, dataset: Dataset, options: InputOptions, seed: int, epoch: int) -> PerWorkerIterator:
+        """Return an iterator over one pass that gives splits to workers as they ask for them."""
+        name = f"iterator-{next(self._numbers)}"
+        link = self._host().way_to_passes(on_host=options.on_host)
+        label = f"epoch {epoch} of the dataset dealt to workers"
+        link.call("open", _job(dataset, label, seed, epoch, options, self._timeouts))
+        iterator = PerWorkerIterator(name)
+        self._links[name] = link
+        self._announce(iterator, DealtIteratorMaker(link))
+        weakref.finalize(iterator, _end_epoch, self._links, name).atexit = False
+        return iterator
+
+    def _give_back(self, worker: int, generation: int, used: Mapping[str, int]) -> None:
+        """Give the unused splits of a dead worker to the others."""
+        for name, link in list(self._links.items()):
+            link.give_back_splits((worker, generation), used.get(name, 0))
+
+    def _announce(self, value: PerWorkerValue, maker: Any) -> None:
+        try:
+            pickled = cloudpickle.dumps(maker)
+        except Exception as error:
+            raise InvalidArgumentError(
+                f"What workers are to make must be picklable, with the functions in it: {type(error).__name__}: "
+                f"{error}. Open files and connections inside the function."
+            ) from error
+        coordinator = self._coordinator()
+        if not self._listens:
+            self._listens = True
+            # The coordinator's thread outlives a dropped strategy, and must not keep it alive.
+            coordinator.when_lost(functools.partial(_tell_living, weakref.WeakMethod(self._give_back)))
+        coordinator.record(LogEntry(values=((value.name, pickled),)))
+        self._living[value.name] = value
+        weakref.finalize(value, self._dropped.append, value.name)
+
+
+def _end_epoch(links: dict[str, PipelineLink], name: str) -> None:
+    links.pop(name).abandon()
+
+
+def _tell_living(method: weakref.WeakMethod[Callable[..., None]], *told: Any) -> None:
+    found = method()
+    if found is not None:
+        found(*told)
+
+
+def _seeds_of(datasets: Sequence[Dataset], *, same: bool) -> list[int]:
+    """Return the seed of each worker's dataset: the same for shards of one dataset, which must agree on its order."""
+    drawn = [draw_seed() for _ in datasets]
+    given = [each.options().seed for each in datasets]
+    return [drawn[0 if same else place] if seed is None else seed for place, seed in enumerate(given)]
+
+
+def _job(dataset: Dataset, label: str, seed: int, epoch: int, options: InputOptions, timeouts: Timeouts) -> InputJob:
+    return InputJob(
+        label=label,
+        ops=pickle_ops((dataset._op,)),
+        dealt=True,
+        num_replicas=1,
+        seed=seed,
+        epoch=epoch,
+        options=dataset.options(),
+        input_options=options,
+        timeouts=timeouts,
+    )
+
+
+def _datasets_of(dataset: Any, sharding: str | None, num_workers: int) -> list[Dataset]:
+    contexts = [
+        InputContext(num_workers, worker, 1) if sharding == "static" else InputContext(1, 0, 1)
+        for worker in range(num_workers)
+    ]
+    if isinstance(dataset, Dataset):
+        return [_part_of(dataset, context) for context in contexts]
+    if not callable(dataset):
+        raise SpecError(
+            f"A per-worker dataset is made of an rd.Dataset, or of a function that gives one, got "
+            f"{type(dataset).__name__}. Give the dataset itself, not what distribute_dataset made of it."
+        )
+    found = [_called(dataset, context) for context in contexts]
+    wrong = next((each for each in found if not isinstance(each, Dataset)), None)
+    if wrong is not None:
+        raise SpecError(f"The function must return an rd.Dataset, got {type(wrong).__name__}.")
+    return found
+
+
+def _part_of(dataset: Dataset, context: InputContext) -> Dataset:
+    count, number = context.num_input_pipelines, context.input_pipeline_id
+    if count == 1:
+        return dataset
+    policy = dataset.options().auto_shard_policy
+    if policy is AutoShardPolicy.FILE or chosen_policy(dataset._op, policy, count) is AutoShardPolicy.FILE:
+        return type(dataset)(shard_files(dataset._op, count, number))
+    return dataset.shard(count, number)
+
+
+def _called(fn: Callable[..., Any], context: InputContext) -> Any:
+    """Call the function, with the context if it takes an argument."""
+    try:
+        inspect.signature(fn).bind(context)
+    except TypeError:
+        return fn()
+    except ValueError:  # of a callable without a signature
+        return fn(context)
+    return fn(context)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _ValueMaker:
+    """Create a worker's value on the worker."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, context: InputContext, drawn: int, generation: int) -> Any:
+        return _called(self.fn, context)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Skipping:
+    """Leave out the first batches of a pass."""
+
+    ops: tuple[Any, ...]
+
+    def __call__(self, job: InputJob, worker: int, drawn: int) -> InputJob:
+        return replace(job, ops=pickle_ops((Dataset(self.ops[worker]).skip(drawn)._op,)))

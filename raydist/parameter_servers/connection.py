@@ -36,9 +36,6 @@ class PendingAnswer(Protocol):
     def answer(self, timeout_s: float) -> tuple[ServerAnswer, Sequence[torch.Tensor]]:
         """Block until the server answers, and return the answer. To be called once.
 
-        Args:
-            timeout_s: Time limit.
-
         Returns:
             The answer and its tensors, which must not be written to.
 
@@ -56,12 +53,13 @@ class ServerConnection(Protocol):
     def name(self) -> str:
         """Name of the server, for messages."""
 
-    def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = ()) -> PendingAnswer:
+    def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), answer_bytes: int = 0) -> PendingAnswer:
         """Send a request without waiting for the answer.
 
         Args:
             request: The request.
             tensors: The request's tensors: dense and on the CPU. The caller may overwrite them afterwards.
+            answer_bytes: Expected size of the answer's tensors.
         """
 
 
@@ -111,11 +109,7 @@ Pack = Callable[[ServerAnswer, Sequence[torch.Tensor]], _Packed]
 
 @final
 class RequestDispatcher:
-    """Hands the requests of all clients to one server, one at a time. Thread-safe.
-
-    Args:
-        server: The server.
-    """
+    """Hands the requests of all clients to one server, one at a time. Thread-safe."""
 
     def __init__(self, server: RequestHandler) -> None:
         self._server = server
@@ -124,11 +118,6 @@ class RequestDispatcher:
 
     def submit(self, request: ServerRequest, tensors: Sequence[torch.Tensor], pack: Pack[_Packed]) -> Future[_Packed]:
         """Handle a request. The answer comes at once, or with a later request that makes it possible.
-
-        Args:
-            request: The request.
-            tensors: The request's tensors, which must stay until the future is done.
-            pack: Packs the answer.
 
         Returns:
             The packed answer, or the error that the server raised.

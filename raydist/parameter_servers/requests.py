@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.slices import PsSlice
 
 __all__ = [
     "AddOptimizer",
@@ -95,7 +95,7 @@ class ServerRequest:
 class CreateSlices(ServerRequest):
     """Create slices; tensors: their values, in this order. Slices with known numbers are overwritten."""
 
-    slices: tuple[ServedSlice, ...]
+    slices: tuple[PsSlice, ...]
 
 
 @final

@@ -11,11 +11,18 @@ import torch
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.consistency import Consistency, require_consistency
 from raydist.parameter_servers.requests import Assign, Pull, PullRows, Push, ServerRequest, Statistics, WriteStates
-from raydist.parameter_servers.server_stats import ServerMeter, ServerStats
-from raydist.parameter_servers.serving.changes import Answered, Changes, Later, Ledger, Reply, Waits
+from raydist.parameter_servers.server_stats import ServerStats
+from raydist.parameter_servers.serving.changes import (
+    Answered,
+    AppliedUpdates,
+    Changes,
+    DelayedAnswer,
+    DelayedAnswers,
+    Reply,
+)
 from raydist.parameter_servers.serving.checkpointing import PartRestorer, SliceSaver
-from raydist.parameter_servers.serving.state import Holdings
-from raydist.parameter_servers.serving.sync_steps import TurnRequest, TurnRequests, Turns
+from raydist.parameter_servers.serving.server_state import ServerState
+from raydist.parameter_servers.serving.sync_steps import SyncRequest, SyncRequests, SyncSteps
 
 __all__ = ["ParameterServer"]
 
@@ -48,19 +55,18 @@ class ParameterServer:
         saver: SliceSaver | None = None,
         restorer: PartRestorer | None = None,
     ) -> None:
-        self._number = number
-        turns = Turns(require_consistency(consistency))
-        self._meter, self._waits, ledger = ServerMeter(), Waits(), Ledger()
-        self._has = Holdings(
+        sync = SyncSteps(require_consistency(consistency))
+        self._stats, self._delayed, applied_updates = ServerStats(number), DelayedAnswers(), AppliedUpdates()
+        self._state = ServerState(
             number,
             num_servers,
             memory=memory,
             saver=saver,
             restorer=restorer,
         )
-        values = self._values = self._has.values
-        self._changes = Changes(values, self._has.optimizers, ledger, self._waits, self._meter)
-        self._turns = TurnRequests(turns, self._changes, values, ledger, self._waits, self._meter)
+        values = self._values = self._state.values
+        self._changes = Changes(values, self._state.optimizers, applied_updates, self._delayed, self._stats)
+        self._sync = SyncRequests(sync, self._changes, values, applied_updates, self._delayed, self._stats)
 
     def handle(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = ()) -> Reply:
         """Handle a request.
@@ -71,7 +77,7 @@ class ParameterServer:
 
         Returns:
             The answer and its tensors, which may be the server's own values: copy them before the next request. Or
-            `Later`: `due` returns the answer later.
+            `DelayedAnswer`: `due` returns the answer later.
 
         Raises:
             InvalidArgumentError: The request is invalid; nothing was changed.
@@ -88,43 +94,45 @@ class ParameterServer:
             case WriteStates():
                 return self._changes.write_states(request)
             case Statistics():
-                return replace(self._turns.answer(), value=self.stats), []
-            case _ if isinstance(request, TurnRequest):
-                return self._turns.take(request)
+                return replace(self._sync.answer(), value=self.stats), []
+            case _ if isinstance(request, SyncRequest):
+                return self._sync.take(request)
             case _:
-                value = self._has.manage(request, tensors)
-                return replace(self._turns.answer(), value=value), []
+                value = self._state.manage(request, tensors)
+                return replace(self._sync.answer(), value=value), []
 
-    def due(self) -> list[tuple[Later, Answered | Exception]]:
+    def due(self) -> list[tuple[DelayedAnswer, Answered | Exception]]:
         """Return the delayed answers that are ready, each once: call it after every request.
 
         Their tensors may be the server's own values, like those of `handle`. An exception belongs to its request.
         """
-        return self._waits.due()
+        return self._delayed.due()
 
     @property
     def num_waiting(self) -> int:
         """Number of requests without an answer."""
-        return len(self._waits)
+        return len(self._delayed)
 
     @property
     def stats(self) -> ServerStats:
         """Statistics since the start."""
-        return self._meter.stats(self._number, bytes_held=self._has.num_bytes, version=self._values.version)
+        staleness = dict(sorted(self._stats.staleness.items()))
+        held, version = self._state.num_bytes, self._values.version
+        return replace(self._stats, bytes_held=held, staleness=staleness, version=version)
 
     def close(self) -> None:
         """Wait for saves that are being written. May be called twice."""
-        self._has.close(_SAVE_S)
+        self._state.close(_SAVE_S)
 
     def _pull(self, request: Pull) -> Reply:
         for number in request.slices:
             self._values.slice(number)
-        return self._turns.once(request.sender, lambda: self._turns.may_read(request), lambda: self._pulled(request))
+        return self._sync.once(request.sender, lambda: self._sync.may_read(request), lambda: self._pulled(request))
 
     def _pulled(self, request: Pull) -> Answered:
         if request.unless == self._values.version:
-            return self._turns.answer(), []
-        return self._turns.answer(), self._counted([self._values.value(number) for number in request.slices])
+            return self._sync.answer(), []
+        return self._sync.answer(), self._counted([self._values.value(number) for number in request.slices])
 
     def _pull_rows(self, request: PullRows, tensors: Sequence[torch.Tensor]) -> Answered:
         if len(tensors) != 1 or tensors[0].dtype != torch.int64:
@@ -132,9 +140,9 @@ class ParameterServer:
                 f"Rows must be asked for by one int64 tensor of their numbers, got {[each.dtype for each in tensors]}. "
                 "Pull each table for itself."
             )
-        return self._turns.answer(), self._counted([self._has.table(request.handle).pull(tensors[0])])
+        return self._sync.answer(), self._counted([self._state.table(request.handle).pull(tensors[0])])
 
     def _counted(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        self._meter.pulls += 1
-        self._meter.bytes_pulled += sum(tensor.nbytes for tensor in tensors)
+        self._stats.pulls += 1
+        self._stats.bytes_pulled += sum(tensor.nbytes for tensor in tensors)
         return tensors

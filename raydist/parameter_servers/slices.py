@@ -16,7 +16,7 @@ __all__ = [
     "FixedShardsPartitioner",
     "MaxSizePartitioner",
     "MinSizePartitioner",
-    "ServedSlice",
+    "PsSlice",
     "VariablePartitioner",
     "VariableSpec",
     "plan_slices",
@@ -45,7 +45,7 @@ class VariableSpec:
 
 @final
 @dataclass(frozen=True, slots=True)
-class ServedSlice:
+class PsSlice:
     """Consecutive rows of a variable, all of which lie on one server.
 
     Attributes:
@@ -188,7 +188,7 @@ def plan_slices(
     loads: Sequence[int],
     partitioner: VariablePartitioner | None,
     first_number: int,
-) -> list[ServedSlice]:
+) -> list[PsSlice]:
     """Assign the rows of new variables to servers.
 
     Larger variables come first. Each part goes to a server with the fewest parts of its variable so far; of these, to
@@ -220,7 +220,7 @@ def plan_slices(
     return [replace(part, number=first_number + index) for index, part in enumerate(planned)]
 
 
-def _deal(parts: Sequence[ServedSlice], taken: list[int]) -> list[int]:
+def _deal(parts: Sequence[PsSlice], taken: list[int]) -> list[int]:
     """Return a server for each part, and add the parts' sizes to `taken`."""
     dealt: list[int] = []
     for part in parts:
@@ -231,18 +231,18 @@ def _deal(parts: Sequence[ServedSlice], taken: list[int]) -> list[int]:
     return dealt
 
 
-def _parts_of(spec: VariableSpec, partitioner: VariablePartitioner | None) -> list[ServedSlice]:
+def _parts_of(spec: VariableSpec, partitioner: VariablePartitioner | None) -> list[PsSlice]:
     """Return a variable's slices, without servers; if rows do not divide evenly, the first slices have one row more."""
     rows = spec.shape[0] if spec.shape else 0
     count = 1
     if partitioner is not None and spec.partitioned and rows > 1:
         count = min(rows, _count_of(spec, partitioner(spec.shape, spec.dtype)))
     if count == 1:
-        return [ServedSlice(-1, spec.handle, spec.name, -1, 0, spec.shape, spec.dtype)]
+        return [PsSlice(-1, spec.handle, spec.name, -1, 0, spec.shape, spec.dtype)]
     fewest, more = divmod(rows, count)
     begins = [index * fewest + min(index, more) for index in range(count + 1)]
     return [
-        ServedSlice(-1, spec.handle, f"{spec.name}/part_{index}", -1, begin, (end - begin, *spec.shape[1:]), spec.dtype)
+        PsSlice(-1, spec.handle, f"{spec.name}/part_{index}", -1, begin, (end - begin, *spec.shape[1:]), spec.dtype)
         for index, (begin, end) in enumerate(zip(begins, begins[1:], strict=False))
     ]
 

@@ -9,10 +9,9 @@ from typing import Any, final
 
 from raydist.actors.readers.driver_iterator import DistributedIterator
 from raydist.context.current import StepCounter
-from raydist.coordinator.closure_header import closure_header
-from raydist.coordinator.closures import Closure
+from raydist.coordinator.closures import Closure, closure_header
 from raydist.coordinator.coordinator import Coordinator
-from raydist.coordinator.per_worker_input import PerWorkerInput
+from raydist.coordinator.per_worker import PerWorkerInput
 from raydist.coordinator.remote_value import RemoteValue, holds_remote
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.mirroring.driver import MirrorDriver

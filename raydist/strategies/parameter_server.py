@@ -14,15 +14,12 @@ from raydist.context.cluster_resolver import ClusterResolver, TFConfigClusterRes
 from raydist.context.current import StepCounter
 from raydist.context.run_call import plain_call, require_call
 from raydist.context.strategy_values import StrategyStats, ValueContext
+from raydist.coordinator.checkpointing import PS_RESTORES, PS_SAVES, PsRestorer, PsSaver, ps_save_state
 from raydist.coordinator.closures import Closure
-from raydist.coordinator.coordinator import Coordinator
-from raydist.coordinator.launch_served import Launched
-from raydist.coordinator.per_worker_input import PerWorkerInput
+from raydist.coordinator.coordinator import Coordinator, WorkersLink
+from raydist.coordinator.launch import Launched, PsRequest
+from raydist.coordinator.per_worker import PerWorkerInput
 from raydist.coordinator.remote_value import RemoteValue, fetched
-from raydist.coordinator.restoring import SERVED_RESTORES, ServedRestorer
-from raydist.coordinator.saving import SERVED_SHARES, ServedSaver, ask_served
-from raydist.coordinator.served_request import ServedRequest
-from raydist.coordinator.workers_link import WorkersLink
 from raydist.distributed_dataset import InputSide
 from raydist.errors import InvalidArgumentError
 from raydist.foreign_errors import folded
@@ -130,7 +127,7 @@ class ParameterServerStrategy(HostedStrategy):
         self._resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
         if not isinstance(self._resolver, ClusterResolver):
             raise InvalidArgumentError(f"cluster_resolver must be an rd.ClusterResolver, got {self._resolver!r:.80}.")
-        request = ServedRequest(num_workers, num_ps, resources_per_replica, resources_per_server)
+        request = PsRequest(num_workers, num_ps, resources_per_replica, resources_per_server)
         self._cluster = ServedCluster(
             self._name,
             self._title,
@@ -145,8 +142,8 @@ class ParameterServerStrategy(HostedStrategy):
         self._scheduler = ClosureScheduler(
             self._mirror, self._coordinator, self.per_worker, self._summaries, self._gradient_reduce_op
         )
-        self._mirror.shard_saver = ServedSaver(self._mirror, self._save_shards, self._cluster.nodes)
-        self._restorer = ServedRestorer(
+        self._mirror.shard_saver = PsSaver(self._mirror, self._save_shards, self._cluster.nodes)
+        self._restorer = PsRestorer(
             self._mirror,
             self._run_alone,
             self._drain,
@@ -260,8 +257,8 @@ class ParameterServerStrategy(HostedStrategy):
         """Save the servers' shards once all scheduled closures have ended, before any other closure begins."""
         self._require_open("save")
         side = self._cluster.launch().side
-        closure = self._schedule_alone(function, "shares", SERVED_SHARES, args)
-        ask = functools.partial(ask_served, closure, functools.partial(side.saved, token))
+        closure = self._schedule_alone(function, "ps_saves", PS_SAVES, args)
+        ask = functools.partial(ps_save_state, closure, functools.partial(side.saved, token))
         return self._note_save(DispatchedSave(ask, self._timeouts.step_s))
 
     def _find_restorer(self) -> ShardRestorer | None:
@@ -271,7 +268,7 @@ class ParameterServerStrategy(HostedStrategy):
         """Run a worker's part of a restore after all scheduled closures; return the function's result."""
         self._require_open("restore")
         self._coordinator().join()
-        closure = self._schedule_alone(function, "served_restores", SERVED_RESTORES, args)
+        closure = self._schedule_alone(function, "ps_restores", PS_RESTORES, args)
         return self._coordinator().value_of(closure)
 
     def _schedule_alone(self, function: Callable[..., Any], name: str, first: Any, args: tuple[Any, ...]) -> Closure:

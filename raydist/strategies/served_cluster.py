@@ -10,8 +10,7 @@ from typing import final
 import torch
 
 from raydist.cluster import address_of, connect, waits_for_own
-from raydist.coordinator.launch_served import Launched, launch_served
-from raydist.coordinator.served_request import ServedPlan, ServedRequest, plan_served
+from raydist.coordinator.launch import Launched, PsPlan, PsRequest, launch_ps, plan_ps
 from raydist.errors import InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.parameter_servers.consistency import Consistency
@@ -63,7 +62,7 @@ class ServedCluster:
         self,
         name: str,
         title: str,
-        request: ServedRequest,
+        request: PsRequest,
         terms: ServedTerms,
         timeouts: Timeouts,
         *,
@@ -78,7 +77,7 @@ class ServedCluster:
         self._timeouts = timeouts
         self._close_when_dropped = close_when_dropped
         self._on_start = on_start
-        self._served_plan: ServedPlan | None = None
+        self._served_plan: PsPlan | None = None
 
     @property
     def num_workers(self) -> int:
@@ -98,12 +97,12 @@ class ServedCluster:
         """Return the nodes of workers and servers, as far as they are placed."""
         return () if self.launched is None else (*self.launched.worker_hosts, *self.launched.server_hosts)
 
-    def plan(self) -> ServedPlan:
+    def plan(self) -> PsPlan:
         """Plan workers and servers. May start or join Ray (limit: `Timeouts.start_s`)."""
         if self._served_plan is None:
             cluster = connect()
             find = functools.partial(assign_hosts, nodes=cluster.nodes, resolve=address_of)
-            self._served_plan = plan_served(
+            self._served_plan = plan_ps(
                 self._name,
                 self._request,
                 cluster,
@@ -121,7 +120,7 @@ class ServedCluster:
     def launch(self) -> Launched:
         """Start workers and servers if necessary, without waiting for workers: the driver builds its model then."""
         if self.launched is None:
-            launched = launch_served(self.plan(), self._timeouts, self._title)
+            launched = launch_ps(self.plan(), self._timeouts, self._title)
             self._close_when_dropped(launched.close)
             try:
                 self._start(launched)

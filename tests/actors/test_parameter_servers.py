@@ -15,15 +15,15 @@ import ray
 import torch
 
 import raydist as rd
-from raydist.actors.parameter_servers import RayConnection, ServerActors, ServerSeat
+from raydist.actors.parameter_servers import RayConnection, ServerActors
 from raydist.actors.version_check import Software
 from raydist.cluster import place, release
 from raydist.parameter_servers.connection import ServerConnection
 from raydist.parameter_servers.requests import Assign, CreateSlices, Pull, Push, PushKey, Sender, Statistics
 from raydist.parameter_servers.server import ParameterServer
 from tests.contracts.server_connection import ServerConnectionContract, ask
+from tests.parameter_servers.examples import slice_of
 from tests.parameter_servers.plain_server import PlainServer
-from tests.parameter_servers.served import slice_of
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -44,8 +44,7 @@ def actors(ray_cluster: None) -> Iterator[ServerActors]:
 @contextmanager
 def some_actors(count: int, name: str) -> Iterator[ServerActors]:
     group = place([{"CPU": 0.01}] * count, strategy="PACK", timeout_s=START_S)
-    seats = [ServerSeat(bundle, "here") for bundle in range(count)]
-    made = ServerActors(group, seats, name=name, resources={"CPU": 0.01}, num_workers=4, limit_s=20.0)
+    made = ServerActors(group, ["here"] * count, name=name, resources={"CPU": 0.01}, num_workers=4, limit_s=20.0)
     try:
         yield made
     finally:
@@ -91,7 +90,7 @@ def test_no_read_is_torn_and_reads_are_counted(actors: ServerActors) -> None:
     try:
         last = 0
         for _ in range(reads):
-            answer, values = connection.ask(Pull((1, 2))).answer(20.0)
+            answer, values = connection.ask(Pull((1, 2)), answer_bytes=2 * extent * 8).answer(20.0)
             version = answer.version
             assert all(bool((value == version).all()) for value in values), "torn"
             assert version >= last

@@ -14,7 +14,7 @@ import torch
 
 import raydist as rd
 from raydist.checkpoints import read_tensors
-from raydist.coordinator.served_side import ServedSide
+from raydist.coordinator.ps_servers import PsServers
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
@@ -103,14 +103,14 @@ def test_a_server_that_dies_when_it_has_read_its_part_is_unavailable_and_says_to
     checkpoint.restore(tmp_path / "own")
     assert int(step) == 5
     assert all(torch.equal(value, expected[name]) for name, value in theirs.state_dict().items())
-    original = ServedSide.commit_restore
+    original = PsServers.commit_restore
 
-    def commit(self: ServedSide, token: str) -> Any:
+    def commit(self: PsServers, token: str) -> Any:
         connection: Any = self._connections[1]
         pid = ray.get(connection.handle.__ray_call__.remote(lambda _: os.getpid()), timeout=20)
         os.kill(pid, signal.SIGKILL)
         return original(self, token)
 
-    monkeypatch.setattr(ServedSide, "commit_restore", commit)
+    monkeypatch.setattr(PsServers, "commit_restore", commit)
     with pytest.raises(rd.UnavailableError, match="is gone, .* restore from your last checkpoint"):
         checkpoint.restore(tmp_path / "own")

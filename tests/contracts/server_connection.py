@@ -25,7 +25,7 @@ from raydist.parameter_servers.requests import (
     ServerRequest,
     Statistics,
 )
-from tests.parameter_servers.served import slice_of
+from tests.parameter_servers.examples import slice_of
 
 LIMIT_S = 20.0
 ME = Sender(0, 0)

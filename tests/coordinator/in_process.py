@@ -17,8 +17,9 @@ from raydist.coordinator.coordinator import Coordinator
 from raydist.errors import UnavailableError
 from raydist.foreign_errors import as_exception
 from raydist.options import Timeouts
+from raydist.replicas.ps.work_message import ClosureLabel
+from raydist.replicas.ps.worker_runner import WorkerRules
 from raydist.replicas.rules import VariablesView
-from raydist.replicas.served.worker_rules import ClosureLabel, WorkerRules
 from raydist.replicas.step import ReplicaSetup
 
 TIMEOUTS = Timeouts(start_s=20.0, step_s=20.0, close_s=5.0)
@@ -139,7 +140,7 @@ class _Thread:
 
 
 class ThreadPort:
-    """A `WorkerPort` to threads of this process. What is sent goes through pickle."""
+    """A `WorkerConnections` to threads of this process. What is sent goes through pickle."""
 
     def __init__(self, num_workers: int) -> None:
         self.names = [f"worker {number}" for number in range(num_workers)]

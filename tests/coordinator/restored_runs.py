@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,9 +17,10 @@ from torch import nn
 import raydist as rd
 from raydist.checkpoints import checkpoint as saving
 from raydist.checkpoints import contents, read_tensors
-from raydist.coordinator.restoring import ServedRestorer
+from raydist.checkpoints.shards import ShardTerms
+from raydist.coordinator.checkpointing import PsRestorer
 from raydist.parameter_servers.slices import FixedShardsPartitioner
-from tests.coordinator.served_here import Served, served
+from tests.coordinator.ps_in_process import Served, served
 
 __all__ = ["Kind", "Net", "Run", "Saved", "adam", "assert_same", "driver_alone", "momentum", "read", "saved"]
 
@@ -128,7 +130,7 @@ def assert_same(found: Any, expected: Any, tolerance: float = 0.0) -> None:
 def driver_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Inside, the driver restores everything."""
     with monkeypatch.context() as patch:
-        patch.setattr(ServedRestorer, "can_restore", lambda self, obj: False)
+        patch.setattr(PsRestorer, "can_restore", lambda self, obj: False)
         yield
 
 
@@ -153,7 +155,7 @@ Saved = Callable[..., tuple[Path, dict[str, Any]]]
 @pytest.fixture
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Saved:
     """Saves a run of three steps on so many servers, or alone; says where, and its state."""
-    monkeypatch.setattr(saving, "UNDIVIDED_BYTES", 0)
+    monkeypatch.setattr(saving, "ShardTerms", functools.partial(ShardTerms, small_bytes=0))
 
     def save(kind: Kind = adam, num_servers: int | None = None, parts: int = 1) -> tuple[Path, dict[str, Any]]:
         path = tmp_path / "c"

@@ -1,17 +1,24 @@
-"""The queue of closures, as a state machine: whatever workers do, each closure ends once and in no other way."""
+"""Closures: their header and their queue."""
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import raydist as rd
-from raydist.coordinator.closures import Closure, ClosureQueue
+from raydist.coordinator.closures import Closure, ClosureQueue, closure_header
+from raydist.mirroring.messages import StepPayload
 from raydist.nest import flatten
+from raydist.options import RunOptions
+from raydist.replicas.ps.work_message import PlannedWork
 from raydist.replicas.results import StepResult
-from raydist.replicas.served.work_message import PlannedWork
+from raydist.replicas.step import StepHeader
+from raydist.values import PerReplica, ReduceOp
 
 WORKERS = st.integers(0, 2)
 
@@ -168,3 +175,17 @@ def test_what_has_not_begun_is_given_up_but_for_what_lies_before_what_has_or_is_
     assert [closure.ended for closure in closures] == [False] * 5 + [True] * 3
     assert all(closure.error is error for closure in closures[5:])
     assert queue.num_open == 5
+
+
+def test_a_worker_gets_its_step_with_the_seed_of_the_program() -> None:
+    torch.manual_seed(7)
+    payload = StepPayload(digest=b"step", arguments=b"args", per_replica=(PerReplica([1]),))
+    header = pickle.loads(
+        closure_header(payload, RunOptions(on_nonfinite="skip"), ReduceOp.SUM, None, 5, looks_only=True)
+    )
+    assert isinstance(header, StepHeader)
+    assert (header.step, header.generation, header.seed[0]) == (5, 0, 7)
+    assert (header.gradient_reduce_op, header.on_nonfinite) == (ReduceOp.SUM, "skip")
+    assert (header.padding, header.looks_only, header.summaries) == (False, True, None)
+    assert header.payload == payload.of_step()
+    assert header.payload.per_replica == (), "its parts travel apart"

@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 import raydist as rd
-from raydist.coordinator.per_worker import PerWorkerIterator, PerWorkerValue
-from raydist.coordinator.per_worker_input import PerWorkerInput, _datasets_of, _job, _seeds_of, _Skipping
+from raydist.coordinator.per_worker import (
+    PerWorkerInput,
+    PerWorkerIterator,
+    PerWorkerValue,
+    _datasets_of,
+    _job,
+    _seeds_of,
+    _Skipping,
+)
 
 
 def rows(dataset: rd.Dataset, seed: int = 3) -> list[list[int]]:

@@ -21,12 +21,12 @@ from raydist.checkpoints.capture import StagingBuffers
 from raydist.checkpoints.checkpoint import contents_of, start_save
 from raydist.checkpoints.ps_restore import BegunRestore
 from raydist.checkpoints.restore import PreparedShard, RestoreRequest
-from raydist.coordinator.restoring import ServedRestorer
+from raydist.coordinator.checkpointing import PsRestorer
 from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.pipelines.stored.directory_files import directory_files
+from tests.coordinator.ps_in_process import Served, served
 from tests.coordinator.restored_runs import read
-from tests.coordinator.served_here import Served, served
 from tests.coordinator.test_saving import made_bag, opened, rows_of, train_bag
 
 __all__ = ["read"]
@@ -54,7 +54,7 @@ class Run:
 
     def tables(self) -> list[RowTable]:
         """What each server has."""
-        (tables,) = zip(*(server._has.tables.values() for server in self.here.servers), strict=True)
+        (tables,) = zip(*(server._state.tables.values() for server in self.here.servers), strict=True)
         return [table for table in tables if isinstance(table, RowTable)]
 
 
@@ -153,7 +153,7 @@ def test_where_the_driver_fails_servers_forget_what_they_have_read(
         with pytest.raises(rd.DataLossError, match=r"bag.safetensors"):
             run.checkpoint.restore(path)
         assert torch.equal(run.rows(), before)
-        assert all(server._has._restorer._reading is None for server in here.servers)  # type: ignore[union-attr]
+        assert all(server._state._restorer._reading is None for server in here.servers)  # type: ignore[union-attr]
         damaged(path, "bag.safetensors")
         run.checkpoint.restore(path)
         assert torch.equal(run.rows(), expected)
@@ -167,14 +167,14 @@ def test_files_that_servers_cannot_open_are_the_drivers(
     file = path / opened(path).files("bag.embedding_rows")[0].name
     elsewhere = path.parent / "elsewhere"
     file.rename(elsewhere)
-    original = ServedRestorer.discard
+    original = PsRestorer.discard
 
-    def discard(self: ServedRestorer) -> None:
+    def discard(self: PsRestorer) -> None:
         if is_there:
             elsewhere.rename(file)
         original(self)
 
-    monkeypatch.setattr(ServedRestorer, "discard", discard)
+    monkeypatch.setattr(PsRestorer, "discard", discard)
     with served(1, 2) as here:
         run = Run(here, monkeypatch)
         run.train(range(2))
@@ -192,7 +192,7 @@ def test_in_memory_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     bare, optimizer, checkpoint = made_bag()
     train_bag(range(3), None, bare, optimizer)
     path = checkpoint.save(f"memory://{uuid.uuid4().hex}/c")
-    monkeypatch.setattr(ServedRestorer, "prepare", None)
+    monkeypatch.setattr(PsRestorer, "prepare", None)
     with served(1, 2) as here:
         run = Run(here, monkeypatch)
         run.checkpoint.restore(path)
@@ -307,7 +307,7 @@ def test_servers_that_take_too_long_or_fail_are_told_to_forget(saved: Saved) -> 
 
     def restoring(servers: Answers) -> None:
         begun = BegunRestore(PreparedShard({"bag.embedding_rows": ()}))
-        restorer = ServedRestorer(
+        restorer = PsRestorer(
             mirror, lambda *_: pickle.dumps(begun), lambda: None, lambda: servers, lambda _: None, 0.01
         )
         request = RestoreRequest("a", opened(path), {"bag.embedding_rows": "bag.embedding_rows"}, True)

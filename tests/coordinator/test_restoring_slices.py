@@ -14,11 +14,11 @@ from torch import nn
 
 import raydist as rd
 from raydist.checkpoints.ps_reader import PartReader
-from raydist.coordinator.restoring import ServedRestorer
+from raydist.coordinator.checkpointing import PsRestorer
 from raydist.parameter_servers.consistency import BoundedStaleness, SyncWithBackups
 from raydist.parameter_servers.slices import FixedShardsPartitioner
+from tests.coordinator.ps_in_process import served
 from tests.coordinator.restored_runs import Kind, Run, Saved, adam, assert_same, driver_alone, momentum, read, saved
-from tests.coordinator.served_here import served
 from tests.coordinator.test_saving import opened
 
 __all__ = ["read", "saved"]
@@ -88,14 +88,14 @@ def test_files_that_servers_cannot_open_are_the_drivers(
     file = path / opened(path).files("optimizer")[1].name
     elsewhere = path.parent / "elsewhere"
     file.rename(elsewhere)
-    original = ServedRestorer.discard
+    original = PsRestorer.discard
 
-    def discard(self: ServedRestorer) -> None:
+    def discard(self: PsRestorer) -> None:
         if is_there:
             elsewhere.rename(file)
         original(self)
 
-    monkeypatch.setattr(ServedRestorer, "discard", discard)
+    monkeypatch.setattr(PsRestorer, "discard", discard)
     with served(1, 2) as here:
         run = Run(adam, here, monkeypatch, seed=7)
         run.train(range(2))
@@ -113,7 +113,7 @@ def test_in_memory_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     bare = Run(adam)
     bare.train(range(3))
     path = bare.checkpoint.save(f"memory://{uuid.uuid4().hex}/c")
-    monkeypatch.setattr(ServedRestorer, "prepare", None)
+    monkeypatch.setattr(PsRestorer, "prepare", None)
     with served(1, 2, partitioner=FixedShardsPartitioner(2)) as here:
         run = Run(adam, here, monkeypatch, seed=7)
         run.checkpoint.restore(path)
@@ -252,7 +252,7 @@ def test_where_a_server_is_gone_before_all_commit_options_are_those_of_before(
                 run.checkpoint.restore(path)
         assert_same(run.state(), before)
         assert run.optimizer.param_groups[0]["lr"] == 0.5
-        assert all(server._has._restorer._reading is None for server in here.servers)  # type: ignore[union-attr]
+        assert all(server._state._restorer._reading is None for server in here.servers)  # type: ignore[union-attr]
 
 
 def test_what_servers_cannot_have_is_the_drivers_until_a_step_says_why(

@@ -13,11 +13,11 @@ from torch import nn
 
 import raydist as rd
 from raydist.checkpoints.manifest import SavedCheckpoint
-from raydist.coordinator.restoring import ServedRestorer
+from raydist.coordinator.checkpointing import PsRestorer
 from raydist.parameter_servers.slices import FixedShardsPartitioner
 from raydist.pipelines.stored.directory_files import directory_files
+from tests.coordinator.ps_in_process import served
 from tests.coordinator.restored_runs import Net, Run, Saved, adam, assert_same, momentum, saved
-from tests.coordinator.served_here import served
 from tests.coordinator.test_saving import opened
 
 __all__ = ["saved"]
@@ -71,7 +71,7 @@ def test_entries_that_are_there_on_one_side_only(saved: Saved, monkeypatch: pyte
         monkeypatch.setattr("tests.coordinator.restored_runs.Net", Wider)
         with served(1, 2, partitioner=FixedShardsPartitioner(2)) as here, monkeypatch.context() as patch:
             if by_driver:
-                patch.setattr(ServedRestorer, "can_restore", lambda self, obj: False)
+                patch.setattr(PsRestorer, "can_restore", lambda self, obj: False)
             run = Run(adam, here, patch, seed=7)
             run.optimizer.param_groups[0]["eps"] = 0.25
             run.train(range(2))

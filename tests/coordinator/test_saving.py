@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
 from pathlib import Path
@@ -18,9 +19,10 @@ from raydist.checkpoints import ps_save
 from raydist.checkpoints.capture import StagingBuffers
 from raydist.checkpoints.checkpoint import StartedSave, contents_of, start_save
 from raydist.checkpoints.manifest import SavedCheckpoint, open_checkpoint
+from raydist.checkpoints.shards import ShardTerms
 from raydist.parameter_servers.slices import FixedShardsPartitioner
 from raydist.pipelines.stored.directory_files import directory_files
-from tests.coordinator.served_here import Served, served
+from tests.coordinator.ps_in_process import Served, served
 
 GATE = threading.Event()
 
@@ -89,7 +91,7 @@ def opened(path: Path) -> SavedCheckpoint:
 
 @pytest.fixture
 def divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "UNDIVIDED_BYTES", 0)
+    monkeypatch.setattr(saving, "ShardTerms", functools.partial(ShardTerms, small_bytes=0))
 
 
 def assert_same(found: Path, expected: Path) -> None:

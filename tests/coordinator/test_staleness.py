@@ -17,8 +17,8 @@ from raydist.coordinator.closures import Closure, ClosureQueue
 from raydist.coordinator.coordinator import Coordinator
 from raydist.mirroring.messages import StepPayload
 from raydist.nest import flatten
+from raydist.replicas.ps.work_message import PlannedWork
 from raydist.replicas.results import StepResult
-from raydist.replicas.served.work_message import PlannedWork
 from raydist.replicas.step import StepHeader
 from tests.coordinator.in_process import coordinated
 

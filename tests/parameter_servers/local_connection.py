@@ -24,7 +24,7 @@ class LocalConnection:
         self.name = name
         self._dispatcher = RequestDispatcher(server)
 
-    def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = ()) -> PendingAnswer:
+    def ask(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = (), answer_bytes: int = 0) -> PendingAnswer:
         return _Pending(self.name, self._dispatcher.submit(request, [tensor.clone() for tensor in tensors], _copied))
 
     def __copy__(self) -> LocalConnection:

@@ -18,10 +18,10 @@ from raydist.parameter_servers.requests import (
     ServerRequest,
     Statistics,
 )
-from raydist.parameter_servers.serving.slices import ServedSlices
+from raydist.parameter_servers.serving.slices import PsSlices
 
 
-class Later:
+class DelayedAnswer:
     def __init__(self, request: Pull) -> None:
         self.request = request
 
@@ -30,10 +30,10 @@ class PlainServer:
     """`Statistics` tells the requests so far by kind; `Finish` steps; a `Pull` may wait for that."""
 
     def __init__(self, number: int = 0) -> None:
-        self.slices = ServedSlices(number)
+        self.slices = PsSlices(number)
         self.counts: dict[str, int] = {}
         self.step = 0
-        self._later: list[Later] = []
+        self._later: list[DelayedAnswer] = []
 
     def handle(self, request: ServerRequest, tensors: Sequence[torch.Tensor]) -> Any:
         kind = type(request).__name__
@@ -43,7 +43,7 @@ class PlainServer:
                 return ServerAnswer(value=dict(self.counts)), ()
             case Pull():
                 if request.at_least_step > self.step:
-                    self._later.append(Later(request))
+                    self._later.append(DelayedAnswer(request))
                     return self._later[-1]
                 return self._values(request.slices, request.unless)
             case Push():

@@ -13,15 +13,15 @@ from raydist.parameter_servers.slices import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,
-    ServedSlice,
+    PsSlice,
     VariablePartitioner,
     VariableSpec,
     plan_slices,
 )
 
 
-def a_slice(shape: tuple[int, ...], begin: int = 0) -> ServedSlice:
-    return ServedSlice(0, 1, "weight/part_1", server=0, begin=begin, shape=shape, dtype=torch.float64)
+def a_slice(shape: tuple[int, ...], begin: int = 0) -> PsSlice:
+    return PsSlice(0, 1, "weight/part_1", server=0, begin=begin, shape=shape, dtype=torch.float64)
 
 
 def test_rows_of_its_variable() -> None:
@@ -92,7 +92,7 @@ def test_a_partitioner_that_returns_nonsense_is_told_so(answer: Any) -> None:
         plan_slices([spec(0, 4, 3)], [0], lambda shape, dtype: answer, 0)
 
 
-def parts(planned: list[ServedSlice]) -> list[tuple[int, int, int, int]]:
+def parts(planned: list[PsSlice]) -> list[tuple[int, int, int, int]]:
     return [(each.number, each.server, each.begin, each.shape[0]) for each in planned]
 
 

@@ -28,8 +28,8 @@ from raydist.parameter_servers.requests import (
     ServerRequest,
 )
 from raydist.parameter_servers.server import ParameterServer
-from raydist.parameter_servers.serving.changes import Later
-from tests.parameter_servers.served import OPTIMIZER, answer, ask, slice_of
+from raydist.parameter_servers.serving.changes import DelayedAnswer
+from tests.parameter_servers.examples import OPTIMIZER, answer, ask, slice_of
 
 CLOSURES = 12
 
@@ -73,7 +73,7 @@ class Network:
         self.runs: dict[int, Running] = {}
         self.messages: list[Message] = []
         self.delivered: list[Message] = []
-        self.waiting: dict[Later, Message] = {}
+        self.waiting: dict[DelayedAnswer, Message] = {}
         for number, server in enumerate(servers):
             answer(server, CreateSlices((slice_of(number, CLOSURES),)), torch.zeros(CLOSURES).double())
             group = OptimizerGroup(torch.optim.SGD([torch.zeros(1)], lr=1.0).defaults, (number,))
@@ -147,7 +147,7 @@ class Network:
             message = self.messages.pop(index % len(self.messages))
             self.delivered.append(message)
             reply = self.servers[message.server].handle(message.request, [each.clone() for each in message.tensors])
-            if isinstance(reply, Later):
+            if isinstance(reply, DelayedAnswer):
                 self.waiting[reply] = message
             else:
                 self.tell(message, reply[0])

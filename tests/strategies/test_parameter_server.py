@@ -266,7 +266,7 @@ def kill_one(coordinator: rd.ClusterCoordinator) -> None:
 def replaced(strategy: rd.ParameterServerStrategy, shared_actors: set[str]) -> Iterator[None]:
     """For tests that kill workers: those that take their place are the strategy's from then on."""
     assert strategy._cluster.launched is not None
-    roster = strategy._cluster.launched.coordinator._roster
+    roster = strategy._cluster.launched.coordinator._pool
     before = [roster.generation_of(worker) for worker in range(2)]
     yield
     limit = time.monotonic() + 60

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raydist.coordinator.served_request import ServedRequest
+from raydist.coordinator.launch import PsRequest
 from raydist.errors import InvalidArgumentError, UnavailableError
 from raydist.options import Timeouts
 from raydist.strategies import served_cluster
@@ -42,21 +42,21 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     setups = [SimpleNamespace(worker_devices=(f"CPU:{rank}",), device="cpu") for rank in range(2)]
     plan = SimpleNamespace(setups=setups, server_resources={"memory": 8e9})
     monkeypatch.setattr(served_cluster, "connect", lambda: SimpleNamespace(nodes=()))
-    monkeypatch.setattr(served_cluster, "plan_served", lambda *_, **__: plan)
-    monkeypatch.setattr(served_cluster, "launch_served", lambda *_: found)
+    monkeypatch.setattr(served_cluster, "plan_ps", lambda *_, **__: plan)
+    monkeypatch.setattr(served_cluster, "launch_ps", lambda *_: found)
     monkeypatch.setattr(served_cluster, "add_step_queue", lambda _: None)
     return found
 
 
 def cluster(
-    request: ServedRequest | None = None,
+    request: PsRequest | None = None,
     dropped: Callable[[Callable[[], None]], None] = lambda _: None,
     on_start: Callable[[Any], None] = lambda _: None,
 ) -> ServedCluster:
     return ServedCluster(
         "test",
         "the strategy",
-        request or ServedRequest(),
+        request or PsRequest(),
         ServedTerms(prefetch_pulls=False),
         Timeouts(),
         close_when_dropped=dropped,
@@ -65,7 +65,7 @@ def cluster(
 
 
 def test_what_was_said_needs_no_cluster() -> None:
-    asked = cluster(ServedRequest(num_workers=3))
+    asked = cluster(PsRequest(num_workers=3))
     assert (asked.num_workers, asked.nodes(), asked.launched) == (3, (), None)
 
 

@@ -1,11 +1,4 @@
-"""Access of an embedding to its rows, in this process or elsewhere.
-
-The parameter of an embedding, of shape (0, dim), stands for its table: optimizers and strategies use the parameter. A
-`TableMark`, an attribute of the parameter, holds the table's other properties. A running step sets the access; without
-any, the rows lie in this process. The first such table of a process registers two hooks for the steps of all
-optimizers: before a step, a hook removes gradients of rows, which torch's own step cannot use; afterwards, a hook
-applies them to the tables and puts them back.
-"""
+"""Rows of embedding tables in a process: those that a step has read, their gradients, and rows without servers."""
 
 from __future__ import annotations
 
@@ -18,27 +11,142 @@ from typing import Any, Protocol, final
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from raydist.compat.torch_internals import disable_compiler
+from raydist.compat.torch_internals import VALUELESS_GETTERS, disable_compiler, foreach_zero, plain_tensors
 from raydist.errors import FailedPreconditionError
-from raydist.parameter_servers.rows.row_gradient import RowGradient
 from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 
 __all__ = [
     "LocalRows",
     "RowAccess",
+    "RowGradient",
     "TableMark",
     "access_to",
+    "add_row_gradient",
     "attach_access",
     "held_rows",
     "hold_rows",
     "mark_of",
     "mark_table",
+    "pending_rows",
     "reading_rows",
     "row_access",
     "spec_of",
     "take_held_rows",
 ]
+
+_PROPERTIES = "shape dtype device ndim is_leaf layout grad_fn is_cuda is_sparse requires_grad grad data is_meta"
+_METHODS = "size dim numel is_floating_point is_complex stride element_size get_device requires_grad_ detach_"
+# These functions see the gradient itself; all others see the values of its rows.
+_METADATA: frozenset[Any] = frozenset(
+    {getattr(torch.Tensor, name).__get__ for name in _PROPERTIES.split()}
+    | {*VALUELESS_GETTERS}
+    | {getattr(torch.Tensor, name) for name in _METHODS.split()}
+    | {torch.Tensor.__hash__, torch.Tensor.__len__, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+)
+_COPIES: frozenset[Any] = frozenset({getattr(torch.Tensor, name) for name in ("detach", "clone", "to")})
+_ZEROS: frozenset[Any] = frozenset({torch.Tensor.zero_, torch.zero_})
+_ALL_ZEROS: frozenset[Any] = frozenset({foreach_zero})
+
+
+@final
+class RowGradient(torch.Tensor):
+    """A gradient of some rows. Made by :func:`add_row_gradient`, never constructed.
+
+    Attributes:
+        pieces: For each backward pass so far, the rows and their gradients.
+    """
+
+    pieces: list[tuple[torch.Tensor, torch.Tensor]]
+
+    @classmethod
+    @disable_compiler
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with plain_tensors():
+            if func in _METADATA:
+                return func(*args, **kwargs)
+            if func in _ZEROS or func in _ALL_ZEROS:
+                return _zero(func, args)
+            if func in _COPIES and isinstance(args[0], RowGradient):
+                return _copied(args[0], func, args[1:], kwargs)
+            result = func(*_in_place(args), **{name: _in_place(value) for name, value in kwargs.items()})
+        own = next((arg for arg in args if isinstance(arg, RowGradient)), None)
+        return own if own is not None and result is own.pieces[0][1] else result
+
+    def joined(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows, rising, and their gradients; gradients of the same row are added up."""
+        if len(self.pieces) > 1:
+            rows = torch.cat([piece[0] for piece in self.pieces])
+            values = torch.cat([piece[1] for piece in self.pieces])
+            unique, places = torch.unique(rows, return_inverse=True)
+            self.pieces = [(unique, values.new_zeros((len(unique), values.shape[1])).index_add_(0, places, values))]
+        return self.pieces[0]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # its stub has no keyword
+        rows, values = self.joined()
+        return f"RowGradient(rows={rows!r}, values={values!r})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _made, self.joined()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowGradient:
+        rows, values = self.joined()
+        return _made(rows.clone(), values.clone())
+
+
+def _made(rows: torch.Tensor, values: torch.Tensor) -> RowGradient:
+    gradient = values.new_empty((0, values.shape[1])).as_subclass(RowGradient)
+    gradient.pieces = [(rows, values)]
+    return gradient
+
+
+def _copied(
+    gradient: RowGradient, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> RowGradient:
+    rows, values = gradient.joined()
+    return _made(rows, func(values, *args, **kwargs))
+
+
+def _in_place(value: Any) -> Any:
+    """Return `value` with each gradient of rows replaced by the values of its rows."""
+    if isinstance(value, RowGradient):
+        return value.joined()[1]
+    if isinstance(value, list | tuple):
+        return type(value)(_in_place(each) for each in value)
+    return value
+
+
+def _zero(func: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Drop zeroed rows: an optimizer then does nothing to them, as to rows that no step touched."""
+    for each in args[0] if func in _ALL_ZEROS else args[:1]:
+        if isinstance(each, RowGradient):
+            each.pieces = [(each.pieces[0][0][:0], each.pieces[0][1][:0])]
+        else:
+            each.zero_()
+    return None if func in _ALL_ZEROS else args[0]
+
+
+def add_row_gradient(weight: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
+    """Add a backward pass's gradients to the gradient of a table's parameter."""
+    present = weight.grad
+    if isinstance(present, RowGradient):
+        present.pieces.append((rows, values))
+    else:
+        weight.grad = _made(rows, values)
+
+
+def pending_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return rows, rising, and their gradients that wait for an optimizer's step; they stay until `zero_grad`.
+
+    Returns:
+        None without a gradient of rows. Else int64 rows and as many gradients; zero rows after a
+        `zero_grad(set_to_none=False)`.
+    """
+    gradient = weight.grad
+    return gradient.joined() if isinstance(gradient, RowGradient) else None
 
 
 _MARK = "_raydist_table"
@@ -119,12 +227,7 @@ def spec_of(weight: torch.Tensor) -> EmbeddingTableSpec | None:
 
 
 def attach_access(weight: torch.Tensor, access: RowAccess | None) -> None:
-    """Declare that the rows of `weight` lie elsewhere; rows in this process, if any, are dropped.
-
-    Args:
-        weight: The parameter that stands for the table.
-        access: Access to the rows outside of `reading_rows`.
-    """
+    """Declare that the rows of `weight` lie elsewhere; rows in this process, if any, are dropped."""
     mark = mark_of(weight)
     if mark is not None:
         mark.access, mark.local = access, None
@@ -133,9 +236,6 @@ def attach_access(weight: torch.Tensor, access: RowAccess | None) -> None:
 @final
 class LocalRows:
     """A table of this process (a `RowAccess`).
-
-    Args:
-        spec: Description of the table.
 
     Attributes:
         table: Rows of the table.
@@ -157,11 +257,7 @@ class LocalRows:
 
 
 def access_to(weight: torch.Tensor) -> RowAccess:
-    """Return the access to the rows of a table. Without any, the rows lie in this process from now on.
-
-    Args:
-        weight: The parameter that stands for the table.
-    """
+    """Return the access to the rows of a table. Without any, the rows lie in this process from now on."""
     mark = mark_of(weight)
     if mark is None:
         raise FailedPreconditionError("raydist bug: a parameter must stand for a table where its rows are asked for.")

@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from raydist.parameter_servers.rows.table_spec import scramble
+from raydist.parameter_servers.rows.table_spec import hash_mix
 
 __all__ = ["DirectIndex", "GrowingRows", "HashIndex", "RowIndex", "index_for"]
 
@@ -22,10 +22,6 @@ _FULLEST = 0.5  # load factor of a hash index: rows are then found after 1.5 pro
 @final
 class GrowingRows:
     """Consecutive rows in memory that grows by half when it is full.
-
-    Args:
-        width: Number of values in a row.
-        dtype: Dtype of the values.
 
     Attributes:
         count: Number of rows.
@@ -208,7 +204,7 @@ class HashIndex(RowIndex):
 
     def _home(self, rows: Numbers) -> Numbers:
         mask = np.uint64(len(self._entries) - 1)
-        return (scramble(rows.view(np.uint64)) & mask).view(np.int64)
+        return (hash_mix(rows.view(np.uint64)) & mask).view(np.int64)
 
     def _next(self, at: Numbers) -> Numbers:
         return (at + 1) & (len(self._entries) - 1)

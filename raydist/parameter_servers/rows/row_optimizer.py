@@ -95,11 +95,6 @@ class RowMemory:
     def of(kind: type[torch.optim.Optimizer], options: Mapping[str, Any], dtype: torch.dtype) -> RowMemory:
         """Find the layout by a trial on two rows.
 
-        Args:
-            kind: Class of the optimizer.
-            options: Options of the optimizer's group.
-            dtype: Dtype of the rows.
-
         Raises:
             InvalidArgumentError: The step on some rows depends on the other rows.
         """
@@ -220,11 +215,7 @@ def optimizer_name(kind: type[torch.optim.Optimizer]) -> str:
 
 @final
 class LazyUpdate:
-    """One optimizer of one table.
-
-    Args:
-        values: Values of the table's rows.
-    """
+    """One optimizer of one table."""
 
     def __init__(self, values: GrowingRows) -> None:
         self._values = values

@@ -142,11 +142,7 @@ class RowTable:
         return self._values.num_bytes + self._index.num_bytes + remembered
 
     def pull(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return copies of the present values of rows.
-
-        Args:
-            rows: int64 numbers of rows of this server.
-        """
+        """Return copies of the present values of rows."""
         return self._values.take(self._places(rows))
 
     def push(

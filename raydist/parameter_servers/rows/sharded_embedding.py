@@ -13,8 +13,15 @@ from torch.nn import functional
 
 from raydist.compat.torch_internals import disable_compiler, module_table
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.parameter_servers.rows.local_rows import access_to, held_rows, hold_rows, mark_of, mark_table, row_access
-from raydist.parameter_servers.rows.row_gradient import add_row_gradient
+from raydist.parameter_servers.rows.local_rows import (
+    access_to,
+    add_row_gradient,
+    held_rows,
+    hold_rows,
+    mark_of,
+    mark_table,
+    row_access,
+)
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 
 __all__ = ["SavedRows", "ShardedEmbedding", "UniqueRows", "parts_by_table", "require_known", "row_entry"]
@@ -331,9 +338,6 @@ def _path_of(entry: str) -> str:
 @final
 class SavedRows:
     """The `ShardedEmbedding`s of a module, with all touched rows.
-
-    Args:
-        module: The module.
 
     >>> import torch
     >>> model = torch.nn.ModuleDict({"words": ShardedEmbedding(100, 2, seed=1)})

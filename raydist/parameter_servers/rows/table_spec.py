@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 import numpy as np
 import torch
 
-__all__ = ["EmbeddingTableSpec", "Words", "first_values", "scramble"]
+__all__ = ["EmbeddingTableSpec", "Words", "first_values", "hash_mix"]
 
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
@@ -18,10 +18,10 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
-def scramble(words: Words) -> Words:
+def hash_mix(words: Words) -> Words:
     """Return words of which every bit depends on every bit of the input: one step of SplitMix64, which is one to one.
 
-    >>> [hex(word) for word in scramble(np.array([0, 1], np.uint64))]
+    >>> [hex(word) for word in hash_mix(np.array([0, 1], np.uint64))]
     ['0xe220a8397b1dcdaf', '0x910a2dec89025cc1']
     """
     mixed: Words = words + _STEP
@@ -77,7 +77,7 @@ class EmbeddingTableSpec:
         """
         if num_servers == 1:
             return torch.zeros_like(rows)
-        mixed = scramble(rows.numpy().view(np.uint64) ^ _DEALING) >> np.uint64(32)
+        mixed = hash_mix(rows.numpy().view(np.uint64) ^ _DEALING) >> np.uint64(32)
         return torch.from_numpy((mixed * np.uint64(num_servers) >> np.uint64(32)).view(np.int64))
 
 
@@ -87,10 +87,6 @@ _ALL_BITS = (1 << 64) - 1
 
 def first_values(spec: EmbeddingTableSpec, rows: torch.Tensor) -> torch.Tensor:
     """Return the initial values of some rows.
-
-    Args:
-        spec: Description of the table.
-        rows: int64 row numbers, in any order.
 
     >>> spec = EmbeddingTableSpec(100, 3, seed=7)
     >>> together, alone = first_values(spec, torch.tensor([1, 42])), first_values(spec, torch.tensor([42]))
@@ -107,10 +103,10 @@ def first_values(spec: EmbeddingTableSpec, rows: torch.Tensor) -> torch.Tensor:
 
 def _halves(spec: EmbeddingTableSpec, rows: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint32]]:
     """Return 32 random bits for each value, for an even number of values: word i of a row is its i-th SplitMix64."""
-    seed = scramble(np.array([spec.seed & _ALL_BITS], np.uint64))
-    begins = scramble(rows.numpy().view(np.uint64) + seed)
+    seed = hash_mix(np.array([spec.seed & _ALL_BITS], np.uint64))
+    begins = hash_mix(rows.numpy().view(np.uint64) + seed)
     steps = np.arange((spec.dim + 1) // 2, dtype=np.uint64) * _GOLDEN
-    words: Words = scramble((begins[:, None] + steps).reshape(-1))
+    words: Words = hash_mix((begins[:, None] + steps).reshape(-1))
     return words.view(np.uint32).reshape(len(rows), -1)
 
 

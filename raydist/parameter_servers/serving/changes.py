@@ -11,24 +11,24 @@ import torch
 
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.requests import Assign, Push, PushKey, Sender, ServerAnswer, Verdict, WriteStates
-from raydist.parameter_servers.server_stats import ServerMeter
-from raydist.parameter_servers.serving.optimizers import PushedRows, ServedOptimizer, ServerGradients, read_gradients
-from raydist.parameter_servers.serving.slices import ServedSlices
+from raydist.parameter_servers.server_stats import ServerStats
+from raydist.parameter_servers.serving.optimizers import PushedRows, ServerGradients, ServerOptimizer, read_gradients
+from raydist.parameter_servers.serving.slices import PsSlices
 
-__all__ = ["Answered", "Changes", "CollectedSteps", "Later", "Ledger", "Reply", "Waits"]
+__all__ = ["Answered", "Changes", "CollectedSteps", "DelayedAnswer", "AppliedUpdates", "Reply", "DelayedAnswers"]
 
 
 @final
-class Ledger:
+class AppliedUpdates:
     """The memory of one server by which it applies every change once.
 
     A closure that runs again pushes under the keys of its first run, and a message may come twice: the record has their
     keys. Keys of ended closures are forgotten, and count as known.
 
-    >>> ledger = Ledger()
-    >>> ledger.enter(Sender(0, 0), PushKey(closure=3, index=0))
+    >>> applied_updates = AppliedUpdates()
+    >>> applied_updates.enter(Sender(0, 0), PushKey(closure=3, index=0))
     'applied'
-    >>> ledger.enter(Sender(1, 0), PushKey(closure=3, index=0))
+    >>> applied_updates.enter(Sender(1, 0), PushKey(closure=3, index=0))
     'known'
     """
 
@@ -75,44 +75,39 @@ Answered = tuple[ServerAnswer, list[torch.Tensor]]
 
 
 @final
-class Later:
+class DelayedAnswer:
     """A placeholder for a future answer. The transport keeps it until `due()` returns it."""
 
     __slots__ = ()
 
 
-Reply = Answered | Later
+Reply = Answered | DelayedAnswer
 """The result of handling a request."""
 
 
 @final
-class Waits:
+class DelayedAnswers:
     """Waiting requests, in the order in which they came.
 
-    >>> waits, gates = Waits(), []
-    >>> later = waits.add(lambda: bool(gates), lambda: (ServerAnswer(), []))
-    >>> waits.due()
+    >>> delayed, gates = DelayedAnswers(), []
+    >>> later = delayed.add(lambda: bool(gates), lambda: (ServerAnswer(), []))
+    >>> delayed.due()
     []
     >>> gates.append("open")
-    >>> [(which is later, answered) for which, answered in waits.due()]
+    >>> [(which is later, answered) for which, answered in delayed.due()]
     [(True, (ServerAnswer(version=0, verdict='done', step=0, completes=0, value=None), []))]
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Later, Callable[[], bool], Callable[[], Answered]]] = []
+        self._waiting: list[tuple[DelayedAnswer, Callable[[], bool], Callable[[], Answered]]] = []
 
-    def add(self, ready: Callable[[], bool], answer: Callable[[], Answered]) -> Later:
-        """Add a request that is answered once `ready()` is true.
-
-        Args:
-            ready: Returns True once the answer may be given.
-            answer: Makes the answer then.
-        """
-        later = Later()
+    def add(self, ready: Callable[[], bool], answer: Callable[[], Answered]) -> DelayedAnswer:
+        """Add a request that is answered once `ready()` is true."""
+        later = DelayedAnswer()
         self._waiting.append((later, ready, answer))
         return later
 
-    def due(self) -> list[tuple[Later, Answered | Exception]]:
+    def due(self) -> list[tuple[DelayedAnswer, Answered | Exception]]:
         """Return the answers that are ready, each once; an exception is to be raised at its request's sender."""
         ready = [entry for entry in self._waiting if entry[1]()]
         if ready:
@@ -252,29 +247,21 @@ def _kept(rows: PushedRows) -> PushedRows:
 
 @final
 class Changes:
-    """Applies the changes that workers push.
-
-    Args:
-        values: The server's slices.
-        optimizers: The server's optimizers, by handle.
-        ledger: The keys of known changes.
-        waits: Delayed answers.
-        meter: The server's counts.
-    """
+    """Applies the changes that workers push."""
 
     def __init__(
         self,
-        values: ServedSlices,
-        optimizers: Mapping[int, ServedOptimizer],
-        ledger: Ledger,
-        waits: Waits,
-        meter: ServerMeter,
+        values: PsSlices,
+        optimizers: Mapping[int, ServerOptimizer],
+        applied_updates: AppliedUpdates,
+        delayed: DelayedAnswers,
+        stats: ServerStats,
     ) -> None:
         self._values = values
         self._optimizers = optimizers
-        self._ledger = ledger
-        self._waits = waits
-        self._meter = meter
+        self._applied_updates = applied_updates
+        self._delayed = delayed
+        self._stats = stats
         self._collected = CollectedSteps()
 
     @property
@@ -284,9 +271,9 @@ class Changes:
 
     def push(self, push: Push, tensors: Sequence[torch.Tensor]) -> Reply:
         """Apply gradients, or collect them for their step."""
-        verdict = self._ledger.check(push.sender, push.key)
+        verdict = self._applied_updates.check(push.sender, push.key)
         if verdict == "fenced":
-            self._meter.fenced += 1
+            self._stats.fenced += 1
             return ServerAnswer(self._values.version, "fenced", self.step), []
         if push.step >= 0:
             return self._collect(push, tensors, known=verdict == "known")
@@ -295,7 +282,7 @@ class Changes:
         else:
             behind = self._values.version - push.read_version
             self._apply({push.optimizer: self._read(push, tensors)})
-            self._ledger.enter(push.sender, push.key)
+            self._applied_updates.enter(push.sender, push.key)
             self._note(tensors, behind)
         return self._answered(push, verdict)
 
@@ -308,14 +295,14 @@ class Changes:
         return self._write_once(written, lambda: self._write_states(written))
 
     def _write_once(self, change: Assign | WriteStates, write: Callable[[], None]) -> Answered:
-        verdict = self._ledger.check(change.sender, change.key)
+        verdict = self._applied_updates.check(change.sender, change.key)
         if verdict == "fenced":
-            self._meter.fenced += 1
+            self._stats.fenced += 1
         elif verdict == "known":
             self._repeated(change)
         else:
             write()
-            self._ledger.enter(change.sender, change.key)
+            self._applied_updates.enter(change.sender, change.key)
         return ServerAnswer(self._values.version, verdict, self.step), []
 
     def expect(self, step: int, completes: int) -> None:
@@ -330,18 +317,18 @@ class Changes:
 
     def once_applied(self, step: int, answer: Callable[[], Answered]) -> Reply:
         """Answer once a step has been applied here."""
-        return answer() if self.step > step else self._waits.add(lambda: self.step > step, answer)
+        return answer() if self.step > step else self._delayed.add(lambda: self.step > step, answer)
 
     def _collect(self, push: Push, tensors: Sequence[torch.Tensor], *, known: bool) -> Reply:
         if push.step < self.step:
-            self._meter.late += not known
+            self._stats.late += not known
             return self._answered(push, "known" if known else "late")
         gradients = None if known else self._read(push, tensors)
         self._collected.add(push.step, push.sender.worker, push.optimizer, gradients)
         if known:
             self._repeated(push)
         else:
-            self._ledger.enter(push.sender, push.key)
+            self._applied_updates.enter(push.sender, push.key)
             self._note(tensors, self._values.version - push.read_version)
         self.expect(push.step, push.completes)
         if not push.pull:
@@ -350,7 +337,7 @@ class Changes:
 
     def _apply_complete(self) -> None:
         while (means := self._collected.take()) is not None:
-            self._meter.steps += 1
+            self._stats.steps += 1
             self._apply(means)
 
     def _read(self, push: Push, tensors: Sequence[torch.Tensor]) -> ServerGradients:
@@ -361,7 +348,7 @@ class Changes:
             optimizer.change_options(push.options)
         return gradients
 
-    def _optimizer(self, handle: int) -> ServedOptimizer:
+    def _optimizer(self, handle: int) -> ServerOptimizer:
         optimizer = self._optimizers.get(handle)
         if optimizer is None:
             raise InvalidArgumentError(
@@ -405,21 +392,21 @@ class Changes:
         try:
             yield
         finally:
-            self._meter.apply_seconds += time.perf_counter() - begin
+            self._stats.apply_seconds += time.perf_counter() - begin
 
     def _note(self, tensors: Sequence[torch.Tensor], behind: int | None) -> None:
-        self._meter.pushes += 1
-        self._meter.bytes_pushed += sum(tensor.nbytes for tensor in tensors)
+        self._stats.pushes += 1
+        self._stats.bytes_pushed += sum(tensor.nbytes for tensor in tensors)
         if behind is not None:
-            self._meter.note_staleness(behind)
+            self._stats.staleness[behind] = self._stats.staleness.get(behind, 0) + 1
 
     def _repeated(self, change: Push | Assign | WriteStates) -> None:
-        self._meter.repeated += 1
-        self._ledger.enter(change.sender, change.key)  # for the key's `finished_below`
+        self._stats.repeated += 1
+        self._applied_updates.enter(change.sender, change.key)  # for the key's `finished_below`
 
     def _answered(self, push: Push, verdict: Verdict) -> Answered:
         tensors = [self._values.value(number) for number in push.pull]
         if tensors:
-            self._meter.pulls += 1
-            self._meter.bytes_pulled += sum(tensor.nbytes for tensor in tensors)
+            self._stats.pulls += 1
+            self._stats.bytes_pulled += sum(tensor.nbytes for tensor in tensors)
         return ServerAnswer(self._values.version, verdict, self.step), tensors

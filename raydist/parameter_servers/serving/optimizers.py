@@ -19,10 +19,10 @@ from raydist.parameter_servers.optimizers import (
 )
 from raydist.parameter_servers.requests import OptimizerGroup, Push
 from raydist.parameter_servers.rows.row_table import RowTable
-from raydist.parameter_servers.serving.slices import ServedSlices
-from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.serving.slices import PsSlices
+from raydist.parameter_servers.slices import PsSlice
 
-__all__ = ["PushedRows", "ServedOptimizer", "ServerGradients", "read_gradients"]
+__all__ = ["PushedRows", "ServerOptimizer", "ServerGradients", "read_gradients"]
 
 
 @final
@@ -57,7 +57,7 @@ class ServerGradients:
     tables: Mapping[int, PushedRows]
 
 
-def read_gradients(push: Push, tensors: Sequence[torch.Tensor], values: ServedSlices) -> ServerGradients:
+def read_gradients(push: Push, tensors: Sequence[torch.Tensor], values: PsSlices) -> ServerGradients:
     """Return the gradients of a push, without copies.
 
     Raises:
@@ -77,7 +77,7 @@ def read_gradients(push: Push, tensors: Sequence[torch.Tensor], values: ServedSl
     return ServerGradients(slices, {handle: PushedRows(next(left), next(left)) for handle in push.tables})
 
 
-def _dense(gradient: torch.Tensor, known: ServedSlice) -> torch.Tensor:
+def _dense(gradient: torch.Tensor, known: PsSlice) -> torch.Tensor:
     if gradient.shape != known.shape or gradient.dtype != known.dtype:
         raise InvalidArgumentError(
             f"The gradient of {known.name} must be {known.dtype} of shape {known.shape}, got {gradient.dtype} of shape "
@@ -86,7 +86,7 @@ def _dense(gradient: torch.Tensor, known: ServedSlice) -> torch.Tensor:
     return gradient
 
 
-def _rows(left: Iterator[torch.Tensor], known: ServedSlice) -> PushedRows:
+def _rows(left: Iterator[torch.Tensor], known: PsSlice) -> PushedRows:
     rows, values = next(left), next(left)
     if values.shape != (len(rows), *known.shape[1:]) or values.dtype != known.dtype or rows.dtype != torch.int64:
         raise InvalidArgumentError(
@@ -103,7 +103,7 @@ def _rows(left: Iterator[torch.Tensor], known: ServedSlice) -> PushedRows:
 
 
 @final
-class ServedOptimizer:
+class ServerOptimizer:
     """One optimizer. Its state lies on the server, too.
 
     Args:
@@ -123,7 +123,7 @@ class ServedOptimizer:
         self,
         kind: type[torch.optim.Optimizer],
         groups: Sequence[OptimizerGroup],
-        values: ServedSlices,
+        values: PsSlices,
         tables: Mapping[int, RowTable],
     ) -> None:
         self.kind = kind

@@ -9,14 +9,14 @@ from typing import final
 import torch
 
 from raydist.errors import InvalidArgumentError
-from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.slices import PsSlice
 from raydist.pipelines.engine.machine import free_memory
 
-__all__ = ["ServedSlices"]
+__all__ = ["PsSlices"]
 
 
 @final
-class ServedSlices:
+class PsSlices:
     """All slices of one server, for one thread at a time.
 
     Args:
@@ -31,7 +31,7 @@ class ServedSlices:
         self.version = 0
         self._server = server
         self._room = room
-        self._slices: dict[int, ServedSlice] = {}
+        self._slices: dict[int, PsSlice] = {}
         self._values: dict[int, torch.Tensor] = {}
 
     @property
@@ -39,7 +39,7 @@ class ServedSlices:
         """Size of all values in bytes."""
         return sum(each.num_bytes for each in self._slices.values())
 
-    def slice(self, number: int) -> ServedSlice:
+    def slice(self, number: int) -> PsSlice:
         """Return the description of a slice.
 
         Raises:
@@ -66,7 +66,7 @@ class ServedSlices:
         finally:
             self.version += 1
 
-    def create(self, slices: Sequence[ServedSlice], values: Sequence[torch.Tensor]) -> None:
+    def create(self, slices: Sequence[PsSlice], values: Sequence[torch.Tensor]) -> None:
         """Create slices; slices with known numbers are overwritten.
 
         Raises:
@@ -102,7 +102,7 @@ class ServedSlices:
                 for number in known:
                     del self._slices[number], self._values[number]
 
-    def _require_fitting(self, wanted: ServedSlice, value: torch.Tensor) -> None:
+    def _require_fitting(self, wanted: PsSlice, value: torch.Tensor) -> None:
         if tuple(value.shape) != wanted.shape or value.dtype != wanted.dtype:
             raise InvalidArgumentError(
                 f"Values of {wanted.name} must be {wanted.dtype} of shape {wanted.shape}, got {value.dtype} of shape "

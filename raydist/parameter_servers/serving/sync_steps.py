@@ -21,11 +21,11 @@ from raydist.parameter_servers.requests import (
     ServerAnswer,
     Verdict,
 )
-from raydist.parameter_servers.server_stats import ServerMeter
-from raydist.parameter_servers.serving.changes import Answered, Changes, Ledger, Reply, Waits
-from raydist.parameter_servers.serving.slices import ServedSlices
+from raydist.parameter_servers.server_stats import ServerStats
+from raydist.parameter_servers.serving.changes import Answered, AppliedUpdates, Changes, DelayedAnswers, Reply
+from raydist.parameter_servers.serving.slices import PsSlices
 
-__all__ = ["Accepted", "ArrivedGradient", "Quorum", "TurnRequest", "TurnRequests", "Turns"]
+__all__ = ["Accepted", "ArrivedGradient", "Quorum", "SyncRequest", "SyncRequests", "SyncSteps"]
 
 
 @final
@@ -48,9 +48,6 @@ class Quorum:
 
     A step is decided as soon as all workers that hold a closure but `num_backups` have arrived, at least one: by an
     arrival, or because an awaited worker ends its closure or dies.
-
-    Args:
-        num_backups: Number of workers for which no step waits.
 
     >>> quorum = Quorum(num_backups=1)
     >>> for worker in (0, 1, 2):
@@ -130,12 +127,8 @@ class ArrivedGradient:
 
 
 @final
-class Turns:
-    """The workers that hold a closure, and the steps that their gradients make up.
-
-    Args:
-        consistency: The consistency model.
-    """
+class SyncSteps:
+    """The workers that hold a closure, and the steps that their gradients make up."""
 
     def __init__(self, consistency: Consistency) -> None:
         self._quorum = Quorum(consistency.num_backups) if isinstance(consistency, SyncWithBackups) else None
@@ -208,39 +201,30 @@ class Turns:
             leave(self._quorum)
 
 
-TurnRequest = BeginClosure | EndClosure | Arrive | DropArrival | Finish | FenceWorker
+SyncRequest = BeginClosure | EndClosure | Arrive | DropArrival | Finish | FenceWorker
 
 
 @final
-class TurnRequests:
-    """Answers requests about closures, now or later.
-
-    Args:
-        turns: The state of workers and steps.
-        changes: Applies steps.
-        values: Give the version in answers.
-        ledger: The record of dead workers.
-        waits: Delayed answers.
-        meter: The server's counts.
-    """
+class SyncRequests:
+    """Answers requests about closures, now or later."""
 
     def __init__(
         self,
-        turns: Turns,
+        sync: SyncSteps,
         changes: Changes,
-        values: ServedSlices,
-        ledger: Ledger,
-        waits: Waits,
-        meter: ServerMeter,
+        values: PsSlices,
+        applied_updates: AppliedUpdates,
+        delayed: DelayedAnswers,
+        stats: ServerStats,
     ) -> None:
-        self._turns = turns
+        self._sync = sync
         self._changes = changes
         self._values = values
-        self._ledger = ledger
-        self._waits = waits
-        self._meter = meter
+        self._applied_updates = applied_updates
+        self._delayed = delayed
+        self._stats = stats
 
-    def take(self, request: TurnRequest) -> Reply:
+    def take(self, request: SyncRequest) -> Reply:
         """Handle a request."""
         match request:
             case FenceWorker():
@@ -255,14 +239,14 @@ class TurnRequests:
 
     def _of_worker(self, request: BeginClosure | EndClosure | Arrive) -> Reply:
         sender = request.sender
-        if self._ledger.is_fenced(sender):
+        if self._applied_updates.is_fenced(sender):
             return self.answer("fenced"), []
         match request:
             case BeginClosure():
-                self._turns.begin(sender, request.closure)
-                return ServerAnswer(self._values.version, "done", self._turns.open_step), []
+                self._sync.begin(sender, request.closure)
+                return ServerAnswer(self._values.version, "done", self._sync.open_step), []
             case EndClosure():
-                self._turns.end(sender)
+                self._sync.end(sender)
                 return self.answer(), []
             case Arrive():
                 return self._arrive(request)
@@ -275,22 +259,22 @@ class TurnRequests:
         """Answer once `ready()` is true, or the sender is dead."""
 
         def is_fenced() -> bool:
-            return sender is not None and self._ledger.is_fenced(sender)
+            return sender is not None and self._applied_updates.is_fenced(sender)
 
         def now() -> Answered:
             return (self.answer("fenced"), []) if is_fenced() else answer()
 
         if is_fenced() or ready():
             return now()
-        return self._waits.add(lambda: is_fenced() or ready(), now)
+        return self._delayed.add(lambda: is_fenced() or ready(), now)
 
     def answer(self, verdict: Verdict = "done") -> ServerAnswer:
         """Return an answer with the present version and step."""
         return ServerAnswer(self._values.version, verdict, self._changes.step)
 
     def _fence(self, sender: Sender) -> ServerAnswer:
-        self._ledger.fence(sender)
-        accepted = self._turns.fence(sender)
+        self._applied_updates.fence(sender)
+        accepted = self._sync.fence(sender)
         if accepted is None:
             return self.answer()
         return ServerAnswer(self._values.version, "done", accepted.step, accepted.completes)
@@ -301,25 +285,25 @@ class TurnRequests:
             if not request.completes:
                 return self.answer(), []
             return self._changes.once_applied(request.step, lambda: (self.answer(), []))
-        decided = self._turns.decide()
+        decided = self._sync.decide()
         if decided is None:
             return self.answer(), []
         return ServerAnswer(self._values.version, "done", decided.step, decided.completes), []
 
     def _arrive(self, request: Arrive) -> Reply:
-        if not self._turns.in_steps:
+        if not self._sync.in_steps:
             raise InvalidArgumentError(
                 f"Workers must arrive under rd.SyncWithBackups only, but worker {request.sender.worker} did. Push "
                 "without a step instead."
             )
-        arrival = self._turns.arrive(request.sender, request.key, request.step)
+        arrival = self._sync.arrive(request.sender, request.key, request.step)
         if arrival is None:
-            self._meter.late += 1
+            self._stats.late += 1
             return self.answer("late"), []
 
         def answered() -> Answered:
-            accepted = self._turns.accepted(arrival)
+            accepted = self._sync.accepted(arrival)
             completes = 0 if accepted is None else accepted.completes
             return ServerAnswer(self._values.version, "applied", arrival.step, completes), []
 
-        return self.once(request.sender, lambda: self._turns.accepted(arrival) is not None, answered)
+        return self.once(request.sender, lambda: self._sync.accepted(arrival) is not None, answered)

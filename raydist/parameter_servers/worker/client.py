@@ -23,10 +23,10 @@ from raydist.parameter_servers.requests import (
 )
 from raydist.parameter_servers.rows.local_rows import spec_of
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
-from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.slices import PsSlice
 from raydist.parameter_servers.worker.slices import SliceTable
 
-__all__ = ["Ask", "HeldSlices", "ServedRows", "ServerClient", "rows_by_server"]
+__all__ = ["Ask", "HeldSlices", "PsRows", "ServerClient", "rows_by_server"]
 
 
 @final
@@ -38,25 +38,25 @@ class Ask:
         request: The request.
         tensors: See `ServerConnection.ask`.
         into: Targets of the values that a `Pull`, or the `pull` of a `Push`, requests, in the order of the request.
+        answer_bytes: See `ServerConnection.ask`; 0: the size of `into`.
     """
 
     request: ServerRequest
     tensors: Sequence[torch.Tensor] = ()
     into: Targets | None = None
+    answer_bytes: int = 0
 
 
 Answers = dict[int, tuple[ServerAnswer, Sequence[torch.Tensor]]]
 
 
+def _num_bytes(into: Targets | None) -> int:
+    return sum(target.nbytes for target in into.values()) if into else 0
+
+
 @final
 class ServerClient:
-    """The connections to all servers, for one thread.
-
-    Args:
-        connections: The connections to all servers, in their order.
-        sender: The sender of the requests.
-        timeout_s: Time limit for an answer.
-    """
+    """The connections to all servers, for one thread."""
 
     def __init__(self, connections: Sequence[ServerConnection], sender: Sender, *, timeout_s: float) -> None:
         self.sender = sender
@@ -70,7 +70,10 @@ class ServerClient:
         Raises:
             Exception: The error of the first server that failed, after all others have answered; no target has changed.
         """
-        asked = {server: self._connections[server].ask(ask.request, ask.tensors) for server, ask in asks.items()}
+        asked = {
+            server: self._connections[server].ask(ask.request, ask.tensors, ask.answer_bytes or _num_bytes(ask.into))
+            for server, ask in asks.items()
+        }
         answers: Answers = {}
         failed: Exception | None = None
         for server, each in asked.items():
@@ -131,11 +134,11 @@ class ServerClient:
                     f"Servers must rest for as long as it takes to read one step from all of them, but went on for "
                     f"{self._timeout_s:g} s. Let steps take longer, or use one server."
                 )
+            pulls = {
+                server: Pull(tuple(wanted.get(server, ())), self.sender, at_least_step=at_least) for server in waiting
+            }
             answers |= self.exchange(
-                {
-                    server: Ask(Pull(tuple(wanted.get(server, ())), self.sender, at_least_step=at_least))
-                    for server in waiting
-                }
+                {server: Ask(pull, answer_bytes=_num_bytes(wanted.get(server))) for server, pull in pulls.items()}
             )
             at_least = max(answer.step for answer, _ in answers.values())
             waiting = [server for server, (answer, _) in answers.items() if answer.step < at_least]
@@ -145,7 +148,7 @@ class ServerClient:
 
 
 @final
-class ServedRows:
+class PsRows:
     """The access to rows on servers (a `RowAccess`), for one thread.
 
     Args:
@@ -169,7 +172,11 @@ class ServedRows:
         handle, spec = self._known(weight)
         places = rows_by_server(spec, rows, self._client.num_servers)
         request = PullRows(handle, self._client.sender)
-        answers = self._client.exchange({server: Ask(request, [rows[at]]) for server, at in places.items()})
+        asked = {server: rows[at] for server, at in places.items()}
+        row_bytes = spec.dim * spec.dtype.itemsize
+        answers = self._client.exchange(
+            {server: Ask(request, [some], answer_bytes=len(some) * row_bytes) for server, some in asked.items()}
+        )
         found = torch.empty((len(rows), spec.dim), dtype=spec.dtype)
         for server, at in places.items():
             found[at] = answers[server][1][0]
@@ -244,7 +251,7 @@ class HeldSlices:
         """Number of servers."""
         return self._client.num_servers
 
-    def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[ServedSlice, ...]]:
+    def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[PsSlice, ...]]:
         """Return, by name, the slices of the tensors that are variables, in the order of their rows.
 
         A `state_dict` has detached variables, which are found by their memory: no two variables share memory. A

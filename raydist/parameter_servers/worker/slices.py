@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 
 import torch
 
-from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.slices import PsSlice
 
 __all__ = [
     "GradientCut",
@@ -31,11 +31,11 @@ class SliceTable:
     """All slices planned so far."""
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[ServedSlice, ...]] = {}
+        self._of: dict[int, tuple[PsSlice, ...]] = {}
 
-    def add(self, slices: Iterable[ServedSlice]) -> list[int]:
+    def add(self, slices: Iterable[PsSlice]) -> list[int]:
         """Add slices of new variables; return the handles of these variables."""
-        found: dict[int, list[ServedSlice]] = {}
+        found: dict[int, list[PsSlice]] = {}
         for each in slices:
             if each.handle not in self._of:
                 found.setdefault(each.handle, []).append(each)
@@ -50,11 +50,11 @@ class SliceTable:
         """Return the handles of all variables that have slices."""
         return list(self._of)
 
-    def of(self, handle: int) -> tuple[ServedSlice, ...]:
+    def of(self, handle: int) -> tuple[PsSlice, ...]:
         """Return a variable's slices, in the order of their rows."""
         return self._of[handle]
 
-    def forget(self, handle: int) -> tuple[ServedSlice, ...]:
+    def forget(self, handle: int) -> tuple[PsSlice, ...]:
         """Remove a variable; return its slices."""
         return self._of.pop(handle, ())
 
@@ -129,7 +129,7 @@ class GradientCut:
 
     slices: tuple[int, ...]
     forms: tuple[Form, ...]
-    places: tuple[tuple[int, ServedSlice | None], ...]
+    places: tuple[tuple[int, PsSlice | None], ...]
 
     def tensors(self, gradients: Sequence[torch.Tensor | tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
         """Return the tensors of the push.
@@ -162,14 +162,9 @@ def rows_and_values(gradient: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor
     return whole.indices()[0], whole.values()
 
 
-def cut_gradients(slices: Sequence[Sequence[ServedSlice]], forms: Sequence[Form]) -> dict[int, GradientCut]:
-    """Return, by server, its parts of the gradients.
-
-    Args:
-        slices: Slices of the variable of each gradient.
-        forms: Form of each gradient.
-    """
-    found: dict[int, list[tuple[int, ServedSlice]]] = {}
+def cut_gradients(slices: Sequence[Sequence[PsSlice]], forms: Sequence[Form]) -> dict[int, GradientCut]:
+    """Return, by server, its parts of the gradients."""
+    found: dict[int, list[tuple[int, PsSlice]]] = {}
     for place, parts in enumerate(slices):
         for part in parts:
             found.setdefault(part.server, []).append((place, part))
@@ -183,16 +178,14 @@ def cut_gradients(slices: Sequence[Sequence[ServedSlice]], forms: Sequence[Form]
     }
 
 
-def _rows_within(part: ServedSlice, rows: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _rows_within(part: PsSlice, rows: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rows of one slice, counted from its first. An empty result is pushed, too: it counts as a step."""
     edges = torch.tensor([part.begin, part.begin + part.shape[0]])
     begin, end = torch.searchsorted(rows, edges).tolist()
     return rows[begin:end] - part.begin, values[begin:end]
 
 
-def cut_state(
-    state: Mapping[str, Any], shape: Sequence[int], slices: Sequence[ServedSlice]
-) -> dict[int, dict[str, Any]]:
+def cut_state(state: Mapping[str, Any], shape: Sequence[int], slices: Sequence[PsSlice]) -> dict[int, dict[str, Any]]:
     """Cut a state by slice number: a slice gets its rows of entries of the variable's shape, and copies of others."""
     return {
         part.number: {
@@ -204,7 +197,7 @@ def cut_state(
 
 
 def joined_state(
-    states: Mapping[int, Mapping[str, Any]], shape: Sequence[int], slices: Sequence[ServedSlice]
+    states: Mapping[int, Mapping[str, Any]], shape: Sequence[int], slices: Sequence[PsSlice]
 ) -> dict[str, Any]:
     """Undo `cut_state`; empty if the slices have no state yet.
 
@@ -227,7 +220,7 @@ def joined_state(
     return joined
 
 
-def _within(part: ServedSlice, value: torch.Tensor) -> torch.Tensor:
+def _within(part: PsSlice, value: torch.Tensor) -> torch.Tensor:
     """Return a slice's part; torch has no views of sparse tensors, as momentum of rows is."""
     if value.layout is torch.strided:
         return part.within(value)

@@ -40,11 +40,7 @@ class SideStream(Protocol):
 
 @final
 class CudaSideStream:
-    """The copy stream of a CUDA device.
-
-    Args:
-        device: The device.
-    """
+    """The copy stream of a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

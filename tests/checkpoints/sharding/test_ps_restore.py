@@ -26,7 +26,7 @@ from raydist.checkpoints.ps_restore import (
 from raydist.checkpoints.restore import PreparedShard, RestoreRequest
 from raydist.parameter_servers.requests import BeginRestore
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
-from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.slices import PsSlice
 from raydist.pipelines.stored.directory_files import directory_files
 
 
@@ -42,7 +42,7 @@ def test_each_server_is_told_of_what_it_has_and_the_first_of_what_nobody_has(tmp
     nobody: Any = None  # is asked about slices here
     commands = RestoreCommands(request, {}, nobody)
     parts = [
-        ServedSlice(number, 1, "w", server, begin, (2, 2), torch.float32)
+        PsSlice(number, 1, "w", server, begin, (2, 2), torch.float32)
         for number, server, begin in ((7, 1, 0), (8, 0, 2))
     ]
     commands.add_rows("m", {"words": 4})

@@ -25,15 +25,15 @@ from raydist.checkpoints.ps_save import (
 from raydist.checkpoints.shards import Shard, ShardRequest, ShardTerms
 from raydist.checkpoints.tensor_file import NewFiles, RowRange
 from raydist.parameter_servers.requests import BeginSave
-from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.slices import PsSlice
 from raydist.parameter_servers.worker.client import Ask
 from raydist.pipelines.stored.directory_files import LocalFiles, directory_files
 
 REQUEST = ShardRequest("t", NewFiles(LocalFiles("/tmp/x")), {"model": "model", "adam": "adam"})
 
 
-def part(number: int, server: int, begin: int, *shape: int) -> ServedSlice:
-    return ServedSlice(number, 1, "w", server, begin, shape, torch.float32)
+def part(number: int, server: int, begin: int, *shape: int) -> PsSlice:
+    return PsSlice(number, 1, "w", server, begin, shape, torch.float32)
 
 
 WEIGHT = (part(1, 0, 0, 3, 2), part(2, 1, 3, 2, 2))
@@ -176,9 +176,9 @@ class Servers:
         self.asked: dict[int, Ask] = {}
         self.read = 0
 
-    def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[ServedSlice, ...]]:
+    def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[PsSlice, ...]]:
         return {
-            name: (ServedSlice(5, 1, name, 1, 0, tuple(tensor.shape), tensor.dtype),)
+            name: (PsSlice(5, 1, name, 1, 0, tuple(tensor.shape), tensor.dtype),)
             for name, tensor in tensors.items()
             if name.endswith("weight")
         }

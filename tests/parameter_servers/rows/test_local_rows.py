@@ -13,17 +13,18 @@ from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.parameter_servers.rows.local_rows import (
     LocalRows,
     access_to,
+    add_row_gradient,
     attach_access,
     held_rows,
     hold_rows,
     mark_of,
     mark_table,
+    pending_rows,
     reading_rows,
     row_access,
     spec_of,
     take_held_rows,
 )
-from raydist.parameter_servers.rows.row_gradient import add_row_gradient, pending_rows
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 
 

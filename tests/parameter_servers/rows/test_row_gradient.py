@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from raydist.parameter_servers.rows.row_gradient import RowGradient, add_row_gradient, pending_rows
+from raydist.parameter_servers.rows.local_rows import RowGradient, add_row_gradient, pending_rows
 from raydist.pickling.pickler import dumps
 
 

@@ -17,8 +17,7 @@ from torch import nn
 import raydist as rd
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.mirroring.replica import MirrorReplica
-from raydist.parameter_servers.rows.local_rows import reading_rows, spec_of, take_held_rows
-from raydist.parameter_servers.rows.row_gradient import pending_rows
+from raydist.parameter_servers.rows.local_rows import pending_rows, reading_rows, spec_of, take_held_rows
 from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows, ShardedEmbedding, UniqueRows
 from tests.mirroring.in_process import Mirror

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import raydist as rd
 from raydist.parameter_servers.requests import FenceWorker, OptimizerState, PushKey, Sender, ServerAnswer, WriteStates
-from raydist.parameter_servers.serving.changes import Answered, CollectedSteps, Ledger, Waits
+from raydist.parameter_servers.serving.changes import Answered, AppliedUpdates, CollectedSteps, DelayedAnswers
 from raydist.parameter_servers.serving.optimizers import PushedRows, ServerGradients
-from tests.parameter_servers.served import OPTIMIZER, BareWorker, answer, servers
+from tests.parameter_servers.examples import OPTIMIZER, BareWorker, answer, servers
 from tests.parameter_servers.unreliable_workers import CLOSURES, Network
 
 CHANGES = [(closure, index) for closure in range(5) for index in range(2)]
@@ -25,66 +25,66 @@ def test_each_change_is_applied_once_however_often_it_comes(seed: int, times: in
     draw = random.Random(seed)
     coming = CHANGES * times
     draw.shuffle(coming)
-    ledger = Ledger()
+    applied_updates = AppliedUpdates()
     applied = []
     for closure, index in coming:
         sender = Sender(draw.randrange(3), draw.randrange(2))
         key = PushKey(closure, index)
-        verdict = ledger.check(sender, key)
-        assert ledger.enter(sender, key) == verdict
+        verdict = applied_updates.check(sender, key)
+        assert applied_updates.enter(sender, key) == verdict
         applied += [(closure, index)] * (verdict == "applied")
     assert sorted(applied) == CHANGES
 
 
 def test_what_has_ended_is_forgotten_and_counts_as_known() -> None:
-    ledger, sender = Ledger(), Sender(0, 0)
+    applied_updates, sender = AppliedUpdates(), Sender(0, 0)
     for closure in range(100):
         key = PushKey(closure, 0, finished_below=max(0, closure - 3))
-        assert ledger.enter(sender, key) == "applied"
-        assert ledger.num_known <= 4
-    assert ledger.check(sender, PushKey(5, 0)) == "known"
-    assert ledger.check(sender, PushKey(5, 7)) == "known"
-    assert ledger.check(sender, PushKey(99, 1, finished_below=0)) == "applied"
+        assert applied_updates.enter(sender, key) == "applied"
+        assert applied_updates.num_known <= 4
+    assert applied_updates.check(sender, PushKey(5, 0)) == "known"
+    assert applied_updates.check(sender, PushKey(5, 7)) == "known"
+    assert applied_updates.check(sender, PushKey(99, 1, finished_below=0)) == "applied"
 
 
 def test_generations_up_to_the_fence_are_refused() -> None:
-    ledger, key = Ledger(), PushKey(1, 0)
-    ledger.fence(Sender(4, 2))
-    ledger.fence(Sender(4, 1))  # told late
+    applied_updates, key = AppliedUpdates(), PushKey(1, 0)
+    applied_updates.fence(Sender(4, 2))
+    applied_updates.fence(Sender(4, 1))  # told late
     for generation, verdict in ((0, "fenced"), (2, "fenced"), (3, "applied")):
-        assert ledger.enter(Sender(4, generation), key) == verdict
-    assert ledger.enter(Sender(5, 0), key) == "known"
-    assert not ledger.is_fenced(Sender(-1, 0))
+        assert applied_updates.enter(Sender(4, generation), key) == verdict
+    assert applied_updates.enter(Sender(5, 0), key) == "known"
+    assert not applied_updates.is_fenced(Sender(-1, 0))
 
 
 def test_each_is_answered_once_it_may_be_and_once() -> None:
-    waits = Waits()
+    delayed = DelayedAnswers()
     opened: set[str] = set()
 
     def wait_for(name: str) -> object:
-        return waits.add(lambda: name in opened, lambda: (ServerAnswer(value=name), []))
+        return delayed.add(lambda: name in opened, lambda: (ServerAnswer(value=name), []))
 
     first, second, third = (wait_for(name) for name in "abc")
     opened |= {"c", "a"}
-    due = waits.due()
+    due = delayed.due()
     assert [later for later, _ in due] == [first, third]
     assert [told[0].value for _, told in due if not isinstance(told, Exception)] == ["a", "c"]
-    assert waits.due() == []
-    assert len(waits) == 1
+    assert delayed.due() == []
+    assert len(delayed) == 1
     opened.add("b")
-    assert [later for later, _ in waits.due()] == [second]
+    assert [later for later, _ in delayed.due()] == [second]
 
 
 def test_an_answer_that_fails_is_its_requests() -> None:
     def fail() -> Answered:
         raise KeyError("gone")
 
-    waits = Waits()
-    waits.add(lambda: True, fail)
-    waits.add(lambda: True, lambda: (ServerAnswer(), []))
-    errors = [told for _, told in waits.due() if isinstance(told, Exception)]
+    delayed = DelayedAnswers()
+    delayed.add(lambda: True, fail)
+    delayed.add(lambda: True, lambda: (ServerAnswer(), []))
+    errors = [told for _, told in delayed.due() if isinstance(told, Exception)]
     assert repr(errors) == "[KeyError('gone')]"
-    assert len(waits) == 0
+    assert len(delayed) == 0
 
 
 def dense(*values: float) -> ServerGradients:

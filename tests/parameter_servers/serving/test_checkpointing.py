@@ -24,7 +24,7 @@ from raydist.parameter_servers.requests import (
 from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 from raydist.parameter_servers.serving.checkpointing import PartHolder, PartRestorer, SliceHolder, SliceSaver
-from tests.parameter_servers.served import answer, servers, slice_of
+from tests.parameter_servers.examples import answer, servers, slice_of
 
 
 class Saver(SliceSaver):

@@ -7,9 +7,9 @@ import torch
 
 import raydist as rd
 from raydist.parameter_servers.requests import OptimizerGroup, Push, PushKey, Sender
-from raydist.parameter_servers.serving.optimizers import PushedRows, ServedOptimizer, ServerGradients, read_gradients
-from raydist.parameter_servers.serving.slices import ServedSlices
-from tests.parameter_servers.served import served, slice_of
+from raydist.parameter_servers.serving.optimizers import PushedRows, ServerGradients, ServerOptimizer, read_gradients
+from raydist.parameter_servers.serving.slices import PsSlices
+from tests.parameter_servers.examples import served, slice_of
 
 
 def push_of(*forms: Any, tables: tuple[int, ...] = ()) -> Push:
@@ -64,13 +64,13 @@ def options_of(kind: Any, **options: Any) -> dict[str, Any]:
     return {**kind([torch.nn.Parameter(torch.ones(1))], **options).defaults}
 
 
-def adam(values: ServedSlices) -> ServedOptimizer:
+def adam(values: PsSlices) -> ServerOptimizer:
     options = options_of(torch.optim.Adam, lr=0.1)
     groups = OptimizerGroup(options, (0,)), OptimizerGroup(options | {"lr": 0.2}, (1,))
-    return ServedOptimizer(torch.optim.Adam, groups, values, {})
+    return ServerOptimizer(torch.optim.Adam, groups, values, {})
 
 
-def step(optimizer: ServedOptimizer, values: ServedSlices, **gradients: Any) -> None:
+def step(optimizer: ServerOptimizer, values: PsSlices, **gradients: Any) -> None:
     tensors = {int(number.strip("s")): torch.tensor(each, dtype=torch.float64) for number, each in gradients.items()}
     with values.changing():
         optimizer.step(ServerGradients(tensors, {}))
@@ -169,7 +169,7 @@ def test_gradients_that_an_optimizer_keeps_are_copied() -> None:
 
     with served(*SLICES) as values:
         group = OptimizerGroup(options_of(torch.optim.SGD, lr=1.0), (0,))
-        optimizer = ServedOptimizer(Remembering, [group], values, {})
+        optimizer = ServerOptimizer(Remembering, [group], values, {})
         gradient = torch.ones(2, dtype=torch.float64)
         for _ in range(2):
             with values.changing():
@@ -199,7 +199,7 @@ def test_rows_and_whole_gradients_by_one_optimizer() -> None:
     """Torch passes over memory once for those, and cannot for these."""
     with served(*SLICES) as values:
         options = options_of(torch.optim.Adagrad, lr=1.0)
-        optimizer = ServedOptimizer(torch.optim.Adagrad, [OptimizerGroup(options, (0,))], values, {})
+        optimizer = ServerOptimizer(torch.optim.Adagrad, [OptimizerGroup(options, (0,))], values, {})
         some = PushedRows(torch.tensor([1]), torch.full((1,), 2.0, dtype=torch.float64))
         for gradient in (torch.ones(2, dtype=torch.float64), some, torch.ones(2, dtype=torch.float64)):
             with values.changing():
@@ -228,9 +228,9 @@ def test_what_is_remembered_of_some_slices_is_replaced() -> None:
             optimizer.require_slices([0, 7])
 
 
-def sgd(values: ServedSlices) -> ServedOptimizer:
+def sgd(values: PsSlices) -> ServerOptimizer:
     options = options_of(torch.optim.SGD, lr=1.0, momentum=0.5)
-    return ServedOptimizer(torch.optim.SGD, [OptimizerGroup(options, (0, 2))], values, {})
+    return ServerOptimizer(torch.optim.SGD, [OptimizerGroup(options, (0, 2))], values, {})
 
 
 def test_momentum_of_some_slices_only() -> None:
@@ -253,7 +253,7 @@ def test_momentum_of_another_type() -> None:
 def test_momentum_that_lies_otherwise() -> None:
     with served(slice_of(0, 2, 3)) as values:
         options = options_of(torch.optim.SGD, lr=1.0, momentum=1.0)
-        optimizer = ServedOptimizer(torch.optim.SGD, [OptimizerGroup(options, (0,))], values, {})
+        optimizer = ServerOptimizer(torch.optim.SGD, [OptimizerGroup(options, (0,))], values, {})
         momentum = torch.arange(6.0, dtype=torch.float64).view(3, 2).t()
         optimizer.set_state({0: {"momentum_buffer": momentum}})
         step(optimizer, values, s0=[[0.0] * 3] * 2)

@@ -19,7 +19,7 @@ from raydist.parameter_servers.requests import (
     SetRowState,
 )
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
-from tests.parameter_servers.served import OPTIMIZER, BareWorker, answer, ask, served, servers, slice_of
+from tests.parameter_servers.examples import OPTIMIZER, BareWorker, answer, ask, served, servers, slice_of
 
 
 def test_slices_come_in_several_parts_and_may_be_overwritten() -> None:

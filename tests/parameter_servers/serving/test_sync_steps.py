@@ -24,9 +24,9 @@ from raydist.parameter_servers.requests import (
     Statistics,
 )
 from raydist.parameter_servers.server import ParameterServer
-from raydist.parameter_servers.serving.changes import Later
-from raydist.parameter_servers.serving.sync_steps import Accepted, Quorum, Turns
-from tests.parameter_servers.served import OPTIMIZER, BareWorker, answer, ask, servers
+from raydist.parameter_servers.serving.changes import DelayedAnswer
+from raydist.parameter_servers.serving.sync_steps import Accepted, Quorum, SyncSteps
+from tests.parameter_servers.examples import OPTIMIZER, BareWorker, answer, ask, servers
 
 NUMBERS = st.integers(0, 3)
 
@@ -134,85 +134,85 @@ def test_who_died_is_no_part_of_what_is_not_decided() -> None:
 ONE, OTHER = Sender(0, 0), Sender(1, 0)
 
 
-def in_steps(backups: int = 0) -> Turns:
-    turns = Turns(rd.SyncWithBackups(backups))
-    turns.begin(ONE, 0)
-    turns.begin(OTHER, 1)
-    return turns
+def in_steps(backups: int = 0) -> SyncSteps:
+    sync = SyncSteps(rd.SyncWithBackups(backups))
+    sync.begin(ONE, 0)
+    sync.begin(OTHER, 1)
+    return sync
 
 
 def test_nobody_waits_without_a_rule() -> None:
-    turns = Turns("async")
+    sync = SyncSteps("async")
     for closure in range(5):
-        turns.begin(ONE, closure)
-    assert (turns.in_steps, turns.decide(), turns.arrive(ONE, PushKey(0, 0), 0)) == (False, None, None)
-    assert turns.fence(ONE) is None
+        sync.begin(ONE, closure)
+    assert (sync.in_steps, sync.decide(), sync.arrive(ONE, PushKey(0, 0), 0)) == (False, None, None)
+    assert sync.fence(ONE) is None
 
 
 def test_an_arrival_that_is_told_twice_counts_once() -> None:
-    turns = in_steps()
-    first = turns.arrive(ONE, PushKey(0, 0), 0)
-    again = turns.arrive(ONE, PushKey(0, 0), 0)
+    sync = in_steps()
+    first = sync.arrive(ONE, PushKey(0, 0), 0)
+    again = sync.arrive(ONE, PushKey(0, 0), 0)
     assert first is not None
     assert first == again
-    assert turns.accepted(first) is None
-    second = turns.arrive(OTHER, PushKey(1, 0), 0)
+    assert sync.accepted(first) is None
+    second = sync.arrive(OTHER, PushKey(1, 0), 0)
     assert second is not None
-    assert turns.accepted(first) == turns.accepted(second) == Accepted(0, 2)
-    assert turns.arrive(ONE, PushKey(0, 0), 0) == first
+    assert sync.accepted(first) == sync.accepted(second) == Accepted(0, 2)
+    assert sync.arrive(ONE, PushKey(0, 0), 0) == first
 
 
 def test_what_the_dead_were_accepted_with_is_never_late() -> None:
     """Some servers may have it: the others must get it."""
-    turns = in_steps()
-    turns.arrive(ONE, PushKey(0, 0), 0)
-    turns.arrive(OTHER, PushKey(1, 0), 0)
-    assert turns.fence(ONE) == Accepted(0, 2)
+    sync = in_steps()
+    sync.arrive(ONE, PushKey(0, 0), 0)
+    sync.arrive(OTHER, PushKey(1, 0), 0)
+    assert sync.fence(ONE) == Accepted(0, 2)
     successor = Sender(0, 1)
-    turns.begin(successor, 0)
-    assert turns.fence(ONE) == Accepted(0, 2)  # told twice
-    owed = turns.arrive(successor, PushKey(0, 0), 0)
+    sync.begin(successor, 0)
+    assert sync.fence(ONE) == Accepted(0, 2)  # told twice
+    owed = sync.arrive(successor, PushKey(0, 0), 0)
     assert owed is not None
     assert owed.step == 1
-    assert turns.arrive(successor, PushKey(0, 1), 0) is None
-    turns.fence(successor)  # before it was decided
+    assert sync.arrive(successor, PushKey(0, 1), 0) is None
+    sync.fence(successor)  # before it was decided
     again = Sender(0, 2)
-    turns.begin(again, 0)
-    owed = turns.arrive(again, PushKey(0, 0), 0)
+    sync.begin(again, 0)
+    owed = sync.arrive(again, PushKey(0, 0), 0)
     assert owed is not None
-    other = turns.arrive(OTHER, PushKey(1, 1), 1)
+    other = sync.arrive(OTHER, PushKey(1, 1), 1)
     assert other is not None
-    assert turns.accepted(owed) == turns.accepted(other) == Accepted(1, 2)
+    assert sync.accepted(owed) == sync.accepted(other) == Accepted(1, 2)
 
 
 def test_the_dead_who_were_not_accepted_leave_nothing_behind() -> None:
-    turns = in_steps()
-    turns.arrive(ONE, PushKey(0, 0), 0)
-    assert turns.fence(ONE) is None
-    alone = turns.arrive(OTHER, PushKey(1, 0), 0)
+    sync = in_steps()
+    sync.arrive(ONE, PushKey(0, 0), 0)
+    assert sync.fence(ONE) is None
+    alone = sync.arrive(OTHER, PushKey(1, 0), 0)
     assert alone is not None
-    assert turns.accepted(alone) == Accepted(0, 1)
-    assert turns.arrive(Sender(0, 1), PushKey(0, 0), 0) is None
+    assert sync.accepted(alone) == Accepted(0, 1)
+    assert sync.arrive(Sender(0, 1), PushKey(0, 0), 0) is None
 
 
 def test_what_has_ended_is_owed_no_more() -> None:
-    turns = in_steps(1)
-    turns.arrive(ONE, PushKey(0, 0), 0)
-    assert turns.fence(ONE) == Accepted(0, 1)
-    assert turns.arrive(OTHER, PushKey(1, 0, finished_below=1), 0) is None
-    assert turns._owed == set()
+    sync = in_steps(1)
+    sync.arrive(ONE, PushKey(0, 0), 0)
+    assert sync.fence(ONE) == Accepted(0, 1)
+    assert sync.arrive(OTHER, PushKey(1, 0, finished_below=1), 0) is None
+    assert sync._owed == set()
 
 
 WORKERS = [Sender(worker, 0) for worker in range(3)]
 
 
-def later(server: ParameterServer, request: ServerRequest, *tensors: torch.Tensor) -> Later:
+def later(server: ParameterServer, request: ServerRequest, *tensors: torch.Tensor) -> DelayedAnswer:
     reply = server.handle(request, tensors)
-    assert isinstance(reply, Later)
+    assert isinstance(reply, DelayedAnswer)
     return reply
 
 
-def due(server: ParameterServer) -> dict[Later, ServerAnswer]:
+def due(server: ParameterServer) -> dict[DelayedAnswer, ServerAnswer]:
     told = server.due()
     return {which: each[0] for which, each in told if not isinstance(each, Exception)}
 
@@ -309,13 +309,13 @@ def test_servers_do_not_wait_for_the_dead() -> None:
             answer(both[0], BeginClosure(sender, closure))
         later(both[0], Arrive(WORKERS[0], PushKey(0, 0), 0))
         answer(both[0], Arrive(WORKERS[1], PushKey(1, 0), 0))
-        waits = [later(server, push(WORKERS[1], 0, 2, closure=1), gradient(2.0)) for server in both]
+        delayed = [later(server, push(WORKERS[1], 0, 2, closure=1), gradient(2.0)) for server in both]
         answer(both[1], push(WORKERS[0], 0, 2, closure=0), gradient(4.0))  # then it dies
         told = [answer(server, FenceWorker(WORKERS[0])) for server in both][0]
         assert (told.step, told.completes) == (0, 2)
         for server in both:
             answer(server, DropArrival(WORKERS[0], told.step, told.completes))
-        assert [waits[number] in due(server) for number, server in enumerate(both)] == [True, True]
+        assert [delayed[number] in due(server) for number, server in enumerate(both)] == [True, True]
         assert [ask(server, Pull((0,)))[1][0].tolist() for server in both] == [[-2, -2], [-3, -3]]
 
 

@@ -1,4 +1,4 @@
-"""`tests/replicas/served/test_variables.py` has rows on servers."""
+"""`tests/replicas/ps/test_variables.py` has rows on servers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import nn
 import raydist as rd
 from raydist.parameter_servers.requests import Arrive, CreateSlices, Finish, Pull, PushKey, Sender, Statistics
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
-from raydist.parameter_servers.slices import ServedSlice
-from raydist.parameter_servers.worker.client import Ask, HeldSlices, ServedRows, ServerClient, rows_by_server
+from raydist.parameter_servers.slices import PsSlice
+from raydist.parameter_servers.worker.client import Ask, HeldSlices, PsRows, ServerClient, rows_by_server
 from raydist.parameter_servers.worker.slices import SliceTable
+from tests.parameter_servers.examples import slice_of
 from tests.parameter_servers.local_connection import LocalConnection
 from tests.parameter_servers.plain_server import PlainServer
-from tests.parameter_servers.served import slice_of
 
 ME = Sender(0, 0)
 
@@ -94,7 +94,7 @@ def test_each_row_has_one_server() -> None:
 
 def test_a_table_that_the_servers_do_not_have_is_told() -> None:
     embedding = rd.ShardedEmbedding(10, 2)
-    rows = ServedRows(ServerClient((), Sender(0, 0), timeout_s=1), lambda weight: None)
+    rows = PsRows(ServerClient((), Sender(0, 0), timeout_s=1), lambda weight: None)
     with pytest.raises(rd.FailedPreconditionError, match="must be made under the scope"):
         rows.pull(embedding.weight, torch.tensor([1]))
 
@@ -104,10 +104,8 @@ def test_variables_are_known_by_their_memory() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     objects: dict[int, Any] = {1: model, 2: model.weight, 3: model.bias, 4: optimizer}
     table = SliceTable()
-    slices = [ServedSlice(number, 2, "weight", number, number, (1, 4), torch.float32) for number in range(2)]
-    table.add(
-        [*slices, ServedSlice(2, 3, "bias", 0, 0, (2,), torch.float32), ServedSlice(3, 5, "x", 0, 0, (), torch.float32)]
-    )
+    slices = [PsSlice(number, 2, "weight", number, number, (1, 4), torch.float32) for number in range(2)]
+    table.add([*slices, PsSlice(2, 3, "bias", 0, 0, (2,), torch.float32), PsSlice(3, 5, "x", 0, 0, (), torch.float32)])
     read: list[list[torch.optim.Optimizer]] = []
     client = ServerClient((), Sender(0, 0), timeout_s=1.0)
     handles = {id(obj): handle for handle, obj in objects.items()}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.slices import PsSlice
 from raydist.parameter_servers.worker.slices import (
     ReadVersions,
     SliceTable,
@@ -14,8 +14,8 @@ from raydist.parameter_servers.worker.slices import (
 )
 
 
-def part_of(number: int, handle: int, begin: int) -> ServedSlice:
-    return ServedSlice(number, handle, "v", 0, begin, (2,), torch.float32)
+def part_of(number: int, handle: int, begin: int) -> PsSlice:
+    return PsSlice(number, handle, "v", 0, begin, (2,), torch.float32)
 
 
 def test_slices_come_in_the_order_of_their_rows_and_once() -> None:
@@ -61,8 +61,8 @@ def test_some_are_forgotten_and_a_version_is_asked_for() -> None:
     assert (read.is_of(1, 5), read.is_of(1, 4), read.is_of(2, 5), read.is_of(9, 5)) == (True, False, False, False)
 
 
-def part_on(number: int, server: int, begin: int, *shape: int) -> ServedSlice:
-    return ServedSlice(number, 1, "v", server, begin, shape, torch.float32)
+def part_on(number: int, server: int, begin: int, *shape: int) -> PsSlice:
+    return PsSlice(number, 1, "v", server, begin, shape, torch.float32)
 
 
 WHOLE = (part_on(0, 1, 0),)
@@ -102,8 +102,8 @@ def test_what_is_sparse_in_another_way_is_sent_whole() -> None:
     assert not kept.requires_grad
 
 
-def part(number: int, begin: int, *shape: int) -> ServedSlice:
-    return ServedSlice(number, 1, "v", number, begin, shape, torch.float32)
+def part(number: int, begin: int, *shape: int) -> PsSlice:
+    return PsSlice(number, 1, "v", number, begin, shape, torch.float32)
 
 
 def test_what_was_cut_is_joined_again() -> None:

@@ -1,0 +1,135 @@
+"""The coordinator's view of a strategy's parameter servers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, final
+
+from raydist.actors.parameter_servers import ServerActors
+from raydist.parameter_servers.consistency import Consistency
+from raydist.parameter_servers.requests import (
+    CommitRestore,
+    DiscardRestore,
+    DropArrival,
+    DropObjects,
+    FenceWorker,
+    Finish,
+    ReadReport,
+    SaveReport,
+    Sender,
+    Statistics,
+)
+from raydist.parameter_servers.server_stats import ServerStats
+from raydist.parameter_servers.slices import PsSlice, VariablePartitioner, VariableSpec, plan_slices
+from raydist.parameter_servers.worker.client import ServerClient
+from raydist.replicas.ps.variables import PsVariables
+from raydist.replicas.step import ReplicaSetup
+
+__all__ = ["PsServers"]
+
+_DRIVER = Sender(-1, 0)
+
+
+@final
+class PsServers:
+    """A `ServerSide` of started server actors. Threads may share it.
+
+    Args:
+        setups: Setups of the workers, in order.
+        servers: The server actors.
+        consistency: How far workers may be apart.
+        partitioner: Splits variables; None: every variable stays whole.
+        prefetch_pulls: See `PsVariables`.
+        timeout_s: Time limit for an answer of a server.
+    """
+
+    def __init__(
+        self,
+        setups: Sequence[ReplicaSetup],
+        servers: ServerActors,
+        *,
+        consistency: Consistency,
+        partitioner: VariablePartitioner | None,
+        prefetch_pulls: bool,
+        timeout_s: float,
+    ) -> None:
+        self._setups = tuple(setups)
+        self._connections = servers.connections
+        self._consistency = consistency
+        self._partitioner = partitioner
+        self._prefetch_pulls = prefetch_pulls
+        self._timeout_s = timeout_s
+        self._loads = [0] * len(servers.names)
+        self._next_slice = 0
+        self._placed: dict[int, list[PsSlice]] = {}
+        self._client = ServerClient(self._connections, _DRIVER, timeout_s=timeout_s)
+        self._asking = threading.Lock()
+
+    def setup_of(self, worker: int, generation: int) -> ReplicaSetup:
+        rules = PsVariables(
+            worker,
+            self._connections,
+            generation=generation,
+            consistency=self._consistency,
+            prefetch_pulls=self._prefetch_pulls,
+            timeout_s=self._timeout_s,
+        )
+        return replace(self._setups[worker], rules=rules)
+
+    def plan(self, specs: Sequence[VariableSpec]) -> Sequence[PsSlice]:
+        return plan_slices(specs, self._loads, self._partitioner, self._next_slice)
+
+    def accept(self, plan: Sequence[PsSlice]) -> None:
+        self._next_slice += len(plan)
+        for part in plan:
+            self._loads[part.server] += part.num_bytes
+            self._placed.setdefault(part.handle, []).append(part)
+
+    def drop(self, handles: Sequence[int]) -> None:
+        parts = [part for handle in handles for part in self._placed.pop(handle, ())]
+        for part in parts:
+            self._loads[part.server] -= part.num_bytes
+        numbers = tuple(part.number for part in parts)
+        with self._asking:
+            self._client.ask_all(DropObjects(numbers, tuple(handles)))
+
+    def fence(self, worker: int, generation: int) -> None:
+        with self._asking:
+            told = self._client.ask_all(FenceWorker(Sender(worker, generation)))
+            if told[0].completes:  # the worker was part of a step: nobody may wait for what it did not push
+                self._client.ask_all(DropArrival(Sender(worker, generation), told[0].step, told[0].completes))
+
+    def finish(self) -> None:
+        if self._consistency == "async":
+            return
+        with self._asking:
+            answer = self._client.ask(0, Finish())
+            if answer.completes:
+                self._client.ask_all(Finish(answer.step, answer.completes))
+
+    def saved(self, token: str) -> list[Any]:
+        """Return the state of a save on each server; see `SliceSaver.report`."""
+        with self._asking:
+            return [answer.value for answer in self._client.ask_all(SaveReport(token))]
+
+    def restored(self, token: str) -> list[Any]:
+        """Return the state of a restore on each server; see `PartRestorer.report`."""
+        with self._asking:
+            return [answer.value for answer in self._client.ask_all(ReadReport(token))]
+
+    def commit_restore(self, token: str) -> tuple[int, ...]:
+        """Make every server use the values that it has read; returns the versions of its values afterwards."""
+        with self._asking:
+            return tuple(answer.version for answer in self._client.ask_all(CommitRestore(token)))
+
+    def discard_restore(self) -> None:
+        """Make every server drop what it has read."""
+        with self._asking:
+            self._client.ask_all(DiscardRestore())
+
+    def statistics(self) -> list[ServerStats]:
+        """Return the statistics of each server."""
+        with self._asking:
+            return [answer.value for answer in self._client.ask_all(Statistics())]

@@ -1,0 +1,230 @@
+"""A worker's slices of variables on servers: the versions that it has read, and the values that the program wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+
+from raydist.parameter_servers.connection import Targets
+from raydist.parameter_servers.requests import Assign, CreateSlices, Push, PushKey, ServerAnswer
+from raydist.parameter_servers.slices import PsSlice
+from raydist.parameter_servers.worker.client import Ask, ServerClient
+from raydist.parameter_servers.worker.slices import GradientCut, ReadVersions, SliceTable
+from raydist.parameter_servers.worker.worker_copies import WorkerCopies
+from raydist.replicas.ps.push import NO_CUT, Pushed, note_answer
+
+__all__ = ["WorkerSlices"]
+
+
+@final
+class WorkerSlices:
+    """All slices of one worker's variables.
+
+    Attributes:
+        table: The slices of each variable.
+        targets: By server and slice number, the memory into which its values are read.
+    """
+
+    def __init__(self, client: ServerClient) -> None:
+        self.table = SliceTable()
+        self.targets: list[dict[int, torch.Tensor]] = [{} for _ in range(client.num_servers)]
+        self._client = client
+        self._copies = WorkerCopies()
+        self._read = [ReadVersions() for _ in range(client.num_servers)]
+        self._handle_of_slice: dict[int, int] = {}
+
+    # --- variables that come and go -----------------------------------------------------------------------------------
+
+    def adopt(self, slices: Sequence[PsSlice], variables: Mapping[int, torch.Tensor]) -> list[int]:
+        """Adopt the variables that have slices now; return their handles."""
+        new = [handle for handle in self.table.add(slices) if handle in variables]
+        self._copies.add([(handle, variables[handle]) for handle in new])
+        for handle in new:
+            target = self._copies.target(handle)
+            for part in self.table.of(handle):
+                self.targets[part.server][part.number] = part.within(target)
+                self._read[part.server].add([part.number])
+                self._handle_of_slice[part.number] = handle
+        return new
+
+    def create(self, handles: Sequence[int]) -> None:
+        """Create these variables on the servers, with this worker's values."""
+        asks: dict[int, Ask] = {}
+        for server, parts in self._by_server(handles).items():
+            values = [part.within(self._copies.own(part.handle)) for part in parts]
+            asks[server] = Ask(CreateSlices(tuple(parts)), values)
+        for server, (answer, _) in self._client.exchange(asks).items():
+            created: Any = asks[server].request
+            self._read[server].note_change([part.number for part in created.slices], answer.version)
+
+    def forget(self, handle: int) -> None:
+        """Drop a variable that is gone."""
+        for part in self.table.forget(handle):
+            self.targets[part.server].pop(part.number, None)
+            self._read[part.server].drop([part.number])
+            self._handle_of_slice.pop(part.number, None)
+        self._copies.forget(handle)
+
+    def numbers(self, handles: Iterable[int], server: int) -> tuple[int, ...]:
+        """Return the numbers of the variables' slices that a server has."""
+        known = [part for handle in handles if handle in self.table for part in self.table.of(handle)]
+        return tuple(part.number for part in known if part.server == server)
+
+    def _by_server(self, handles: Sequence[int]) -> dict[int, list[PsSlice]]:
+        found: dict[int, list[PsSlice]] = {}
+        for server in range(self._client.num_servers):
+            parts = [part for handle in handles for part in self.table.of(handle) if part.server == server]
+            if parts:
+                found[server] = parts
+        return found
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def versions(self) -> tuple[int, ...]:
+        """Return, by server, the newest known version."""
+        return tuple(each.newest for each in self._read)
+
+    def read_older(self, seen: Sequence[int] | None) -> None:
+        """Read slices held in a version older than `seen` (by server); with None, read all that have changed."""
+        wanted: dict[int, dict[int, torch.Tensor]] = {}
+        unless: dict[int, int] = {}
+        for server, read in enumerate(self._read):
+            if seen is None:
+                wanted[server], unless[server] = self.targets[server], read.oldest(self.targets[server])
+            else:
+                targets = self.targets[server]
+                older = read.older_than(seen[server] if server < len(seen) else 0)
+                wanted[server] = {number: targets[number] for number in older}
+        if any(wanted.values()):
+            self._copies.ready()
+            self._note(wanted, self._client.read(wanted, unless))
+
+    def read_step(self, at_least: int, *, parameters_only: bool = False) -> int:
+        """Read all values, or those of parameters, of one synchronous step; return the step."""
+        self._copies.ready()
+        wanted = dict(enumerate(self.targets))
+        if parameters_only:  # the closure may have written buffers
+            wanted = {
+                server: {
+                    number: target
+                    for number, target in targets.items()
+                    if self._copies.is_parameter(self._handle_of_slice[number])
+                }
+                for server, targets in wanted.items()
+            }
+        answers = self._client.read_step(wanted, at_least)
+        self._note(wanted, answers)
+        return max(answer.step for answer in answers.values())
+
+    def _note(self, wanted: Mapping[int, Mapping[int, torch.Tensor]], answers: Mapping[int, ServerAnswer]) -> None:
+        """Record that values were copied to their targets."""
+        changed: set[int] = set()
+        for server, answer in answers.items():
+            if not wanted.get(server):
+                continue
+            read = self._read[server]
+            if answer.version != read.oldest(wanted[server]):
+                changed.update(self._handle_of_slice[number] for number in wanted[server])
+            read.note(list(wanted[server]), answer.version)
+        self._copies.show(changed)
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def push_and_read(self, pushed: Pushed, key: PushKey) -> None:
+        """Push gradients, and read the new values of the variables. Blocks until all servers have answered."""
+        self._copies.ready()
+        plan = pushed.plan
+        asks = {
+            server: self._push(server, pushed, key, cut, into=plan.targets[server]) for server, cut in plan.cuts.items()
+        }
+        for server, (answer, _) in self._client.exchange(asks).items():
+            note_answer(self._read[server], plan.cuts[server].slices, answer)
+        self._copies.show(plan.handles)
+
+    def push_step(self, pushed: Pushed, key: PushKey, *, step: int, completes: int) -> None:
+        """Push to all servers for a synchronous step, also to those without gradients: each counts the arrivals."""
+        cuts = {server: pushed.plan.cuts.get(server, NO_CUT) for server in range(self._client.num_servers)}
+        self._client.exchange(
+            {server: self._push(server, pushed, key, cut, step, completes) for server, cut in cuts.items()}
+        )
+
+    def _push(
+        self,
+        server: int,
+        pushed: Pushed,
+        key: PushKey,
+        cut: GradientCut,
+        step: int = -1,
+        completes: int = 0,
+        into: Targets | None = None,
+    ) -> Ask:
+        push = Push(
+            self._client.sender,
+            key,
+            pushed.plan.optimizer,
+            cut.slices,
+            cut.forms,
+            pushed.plan.tables,
+            options=pushed.options,
+            read_version=self._read[server].oldest(cut.slices),
+            step=step,
+            completes=completes,
+            pull=() if into is None else cut.slices,
+        )
+        return Ask(push, [*cut.tensors(pushed.gradients), *pushed.rows[server]], into)
+
+    def written(self, *, parameters_only: bool = False) -> list[int]:
+        """Return the variables that the program wrote by hand."""
+        return self._copies.written(parameters_only=parameters_only)
+
+    def keep_written(self) -> None:
+        """Take the values that the program wrote for the servers' values, which they are now."""
+        self._copies.keep_written()
+
+    def assign(self, handles: Sequence[int], key: PushKey, *, parameters_only: bool) -> None:
+        """Send the servers the values that the program wrote (see `written`); of counters, the increments."""
+        asks: dict[int, Ask] = {}
+        for server, parts in self._by_server(handles).items():
+            adds = tuple(_is_counter(part.dtype) for part in parts)
+            values = [self._written(part) for part in parts]
+            numbers = tuple(part.number for part in parts)
+            asks[server] = Ask(Assign(self._client.sender, key, numbers, adds), values)
+        answers = self._client.exchange(asks)
+        self._copies.keep_written(parameters_only=parameters_only)
+        for server, (answer, _) in answers.items():
+            assigned: Any = asks[server].request
+            _note_assigned(self._read[server], assigned, answer)
+
+    def _written(self, part: PsSlice) -> torch.Tensor:
+        own = part.within(self._copies.own(part.handle))
+        return own - part.within(self._copies.target(part.handle)) if _is_counter(part.dtype) else own
+
+    def discard_written(self) -> None:
+        """Discard values that the driver wrote here: the servers have them, or they were not meant to last."""
+        if self._copies.written():
+            self.discard()
+
+    def discard(self) -> None:
+        """Discard all held values after a failed step: they are read again."""
+        self._copies.drop_written()
+        for read in self._read:
+            read.forget()
+
+
+def _note_assigned(read: ReadVersions, assigned: Assign, answer: ServerAnswer) -> None:
+    """Update the held versions. Counters to which other workers have added since the last read are held no more."""
+    if answer.verdict != "applied":  # an earlier run of the closure has assigned: its values are read again
+        read.forget(assigned.slices)
+        return
+    held = [
+        number
+        for number, adds in zip(assigned.slices, assigned.adds, strict=True)
+        if not adds or read.is_of(number, answer.version - 1)
+    ]
+    note_answer(read, held, answer)
+
+
+def _is_counter(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)

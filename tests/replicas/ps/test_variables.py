@@ -1,0 +1,554 @@
+"""Workers and servers in one process; `tests/actors/test_parameter_servers.py` has them in actors."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import raydist as rd
+from raydist.parameter_servers.consistency import BoundedStaleness, SyncWithBackups
+from raydist.parameter_servers.slices import FixedShardsPartitioner
+from raydist.replicas.ps.variables import PsVariables
+from tests.replicas.ps.ps_workers import servers
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+}
+
+
+def make(kind: str = "sgd") -> Sequence[Any]:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)).double()
+    return [model, OPTIMIZERS[kind](model.parameters())]
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    inputs = torch.randn(8, 5, dtype=torch.float64, generator=generator)
+    return inputs, torch.randint(0, 3, (8,), generator=generator)
+
+
+def train(model: Any, optimizer: Any, *, number: int) -> float:
+    inputs, labels = batch(number)
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(inputs), labels)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    return float(loss.detach())
+
+
+def values(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [value.detach().clone() for value in model.state_dict().values()]
+
+
+def close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("kind", list(OPTIMIZERS))
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_worker_trains_as_a_bare_loop_does(kind: str, count: int) -> None:
+    bare = make(kind)
+    with servers(count) as made:
+        worker = made.worker(lambda: make(kind), partitioner=FixedShardsPartitioner(count))
+        model, optimizer = worker.objects
+        addresses = [parameter.data_ptr() for parameter in model.parameters()]
+        for number in range(10):
+            if number == 5:
+                for each in (bare[1], optimizer):
+                    each.param_groups[0]["lr"] = 0.03
+            loss = worker.run(lambda *objects, number=number: train(*objects, number=number))
+            assert loss == pytest.approx(train(*bare, number=number), rel=1e-9)
+            assert close(values(model), values(bare[0]))
+        assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
+        assert not optimizer.state
+        worker.rules.before_read(worker.held, states=True)
+        for name in bare[1].state_dict()["state"].get(0, {}):
+            mine, theirs = optimizer.state_dict()["state"], bare[1].state_dict()["state"]
+            assert all(torch.allclose(mine[place][name], theirs[place][name]) for place in theirs)
+
+
+def test_a_worker_sees_its_own_push_and_later_those_of_others() -> None:
+    with servers(2) as made:
+        one, two = made.worker(make), made.worker(make)
+        assert close(values(one.objects[0]), values(two.objects[0]))
+        one.run(lambda *objects: train(*objects, number=0))
+        assert not close(values(one.objects[0]), values(two.objects[0]))
+        two.run(lambda *objects: None, seen=one.rules.told())
+        assert close(values(one.objects[0]), values(two.objects[0]))
+
+
+def test_nothing_is_asked_where_nothing_newer_is_known() -> None:
+    with servers() as made:
+        one, two = made.worker(make), made.worker(make)
+        seen = one.rules.told()
+        two.run(lambda *objects: None, seen=seen)
+        one.run(lambda *objects: train(*objects, number=0))
+        before = values(two.objects[0])
+        two.run(lambda *objects: None, seen=seen)
+        assert close(values(two.objects[0]), before)
+
+
+def test_without_prefetch_every_closure_pulls() -> None:
+    with servers() as made:
+        one, two = made.worker(make), made.worker(make, prefetch_pulls=False)
+        one.run(lambda *objects: train(*objects, number=0))
+        two.run(lambda *objects: None)
+        assert close(values(one.objects[0]), values(two.objects[0]))
+
+
+def test_what_is_written_by_hand_is_everybodys() -> None:
+    def clip(model: Any, optimizer: Any) -> None:
+        model[0].weight.data.clamp_(-0.01, 0.01)
+        with torch.no_grad():
+            model[2].bias.fill_(4)
+        model[2].weight.data = torch.ones(3, 7, dtype=torch.float64)
+
+    with servers(2) as made:
+        one, two = made.worker(make), made.worker(make)
+        one.run(clip)
+        two.run(lambda *objects: None, seen=one.rules.told())
+        assert two.objects[0][0].weight.abs().max() == 0.01
+        assert two.objects[0][2].bias.tolist() == [4] * 3
+        assert two.objects[0][2].weight.sum() == 21
+
+        def clip_and_train(model: Any, optimizer: Any) -> None:
+            clip(model, optimizer)
+            train(model, optimizer, number=0)
+
+        bare = make()
+        clip_and_train(*bare)
+        two.run(lambda model, optimizer: model.load_state_dict(make()[0].state_dict()) and None)
+        two.run(clip_and_train)
+        assert close(values(two.objects[0]), values(bare[0]))
+
+
+def with_norm() -> Sequence[Any]:
+    model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.BatchNorm1d(3)).double()
+    return [model, torch.optim.SGD(model.parameters(), lr=0.1)]
+
+
+def test_counters_add_up_and_statistics_are_the_last_ones() -> None:
+    with servers(2) as made:
+        one, two = made.worker(with_norm), made.worker(with_norm)
+        for number in range(3):
+            one.run(lambda *objects, number=number: train(*objects, number=number))
+        for number in range(2):
+            two.run(lambda *objects, number=number: train(*objects, number=number))
+        one.run(lambda *objects: None, seen=two.rules.told())
+        assert one.objects[0][1].num_batches_tracked == 5
+        assert torch.equal(one.objects[0][1].running_mean, two.objects[0][1].running_mean)
+
+
+def test_who_adds_to_a_counter_does_not_take_what_it_holds_for_what_it_is() -> None:
+    def count(*objects: Any) -> None:
+        objects[0][1].num_batches_tracked += 1
+
+    with servers(2) as made:
+        one, two = made.worker(with_norm), made.worker(with_norm)
+        for worker in (one, two, one, two, two):
+            worker.run(count)
+        newest = [max(versions) for versions in zip(one.rules.told(), two.rules.told(), strict=True)]
+        for worker in (one, two):
+            worker.run(lambda *objects: None, seen=newest)
+            assert worker.objects[0][1].num_batches_tracked == 5
+
+
+def test_what_a_closure_wrote_that_runs_again_counts_once_for_its_worker_too() -> None:
+    def double(model: Any, optimizer: Any) -> None:
+        with torch.no_grad():
+            model[0].bias.fill_(2.0).mul_(model[1].running_var)
+            model[1].running_var.mul_(2.0)
+
+    with servers() as made:
+        one, two = made.worker(with_norm), made.worker(with_norm)
+        one.run(double, closure=50)
+        two.rules.before_read(two.held, states=False)
+        two.run(double, closure=50)
+        two.rules.before_read(two.held, states=False)
+        assert two.objects[0][1].running_var.tolist() == [2.0] * 3
+        assert two.objects[0][0].bias.tolist() == [2.0] * 3
+
+
+def test_gradients_of_rows() -> None:
+    def made_rows() -> Sequence[Any]:
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(10, 3, sparse=True).double()
+        return [table, torch.optim.SGD(table.parameters(), lr=0.5)]
+
+    def step(table: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        table(torch.tensor([1, 8, 1, 4])).sum().backward()
+        assert table.weight.grad.is_sparse
+        optimizer.step()
+
+    bare = made_rows()
+    step(*bare)
+    with servers(3) as made:
+        worker = made.worker(made_rows, partitioner=FixedShardsPartitioner(3))
+        worker.run(step)
+        assert close(values(worker.objects[0]), values(bare[0]))
+
+
+def test_parameters_without_a_gradient_stay_as_they_are() -> None:
+    def half(model: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        model[0](torch.ones(1, 5, dtype=torch.float64)).sum().backward()
+        versions = [parameter._version for parameter in model[2].parameters()]
+        optimizer.step()
+        assert [parameter._version for parameter in model[2].parameters()] == versions
+        optimizer.zero_grad()
+        optimizer.step()
+
+    bare = make("adamw")
+    half(*bare)
+    with servers(2) as made:
+        worker = made.worker(lambda: make("adamw"))
+        before = [parameter._version for parameter in worker.objects[0].parameters()]
+        worker.run(half)
+        assert close(values(worker.objects[0]), values(bare[0]))
+        after = [parameter._version for parameter in worker.objects[0].parameters()]
+        assert [now > then for now, then in zip(after, before, strict=True)] == [True, True, False, False]
+
+
+def test_a_closure_that_runs_again_is_applied_once() -> None:
+    bare = make()
+    train(*bare, number=0)
+    with servers(2) as made:
+        one, two = made.worker(make), made.worker(make)
+        one.run(lambda *objects: train(*objects, number=0), closure=7)
+        two.run(lambda *objects: train(*objects, number=0), closure=7)
+        assert close(values(two.objects[0]), values(bare[0]))
+
+
+def test_a_closure_that_runs_again_may_find_other_things_to_write() -> None:
+    def rise_and_halve(model: Any, optimizer: Any) -> None:
+        if model[2].bias.max() > 50:
+            model[2].bias.data.mul_(0.5)
+        model[2].bias.grad = torch.full_like(model[2].bias, -1000.0)
+        optimizer.step()
+
+    with servers(2) as made:
+        one, two = made.worker(make), made.worker(make)
+        one.run(rise_and_halve, closure=7)
+        two.run(rise_and_halve, closure=7, seen=one.rules.told())
+        assert two.objects[0][2].bias.max() < 60  # the step, once, and halved
+
+
+def test_what_is_remembered_of_a_parameter_that_left_its_group_is_told() -> None:
+    with servers(2) as made:
+        one, two = made.worker(lambda: make("momentum")), made.worker(lambda: make("momentum"))
+        one.run(lambda *objects: train(*objects, number=0))
+        for each in (one, two):
+            left = each.objects[1].param_groups[0]["params"].pop()
+        one.run(lambda *objects: train(*objects, number=1))
+        two.rules.before_read(two.held, states=True)
+        assert len(two.objects[1].state) == 4
+        assert two.objects[1].state[left]["momentum_buffer"].abs().sum() > 0
+
+
+def test_hooks_around_steps_run_and_may_hide_gradients() -> None:
+    called: list[str] = []
+    with servers() as made:
+        worker = made.worker(make)
+        model, optimizer = worker.objects
+        optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+        optimizer.register_step_post_hook(lambda *_: called.append("after"))
+        worker.run(lambda *objects: train(*objects, number=0))
+        assert called == ["before", "after"]
+
+
+def test_an_optimizer_with_a_closure_is_refused() -> None:
+    with servers() as made:
+        worker = made.worker(make)
+        with pytest.raises(rd.InvalidArgumentError, match=r"SGD.step must be called without arguments"):
+            worker.run(lambda model, optimizer: optimizer.step(lambda: 1.0))
+
+
+def test_what_cannot_be_served_is_told() -> None:
+    def overlapping() -> Sequence[Any]:
+        model = torch.nn.Module()
+        whole = torch.zeros(4)
+        model.register_buffer("one", whole[:3])
+        model.register_buffer("two", whole[1:])
+        return [model]
+
+    with servers() as made, pytest.raises(rd.InvalidArgumentError, match=r"one and two overlap"):
+        made.worker(overlapping)
+
+    def sparse() -> Sequence[Any]:
+        model = torch.nn.Module()
+        model.register_buffer("one", torch.eye(2).to_sparse())
+        return [model]
+
+    with servers() as made, pytest.raises(rd.InvalidArgumentError, match=r"dense tensors .* but one is of layout"):
+        made.worker(sparse)
+
+    def whole_vector() -> Sequence[Any]:
+        layer = torch.nn.Linear(2, 2)
+        return [layer, torch.optim.LBFGS(layer.parameters())]
+
+    with servers() as made, pytest.raises(rd.InvalidArgumentError, match=r"LBFGS demands a closure"):
+        made.worker(whole_vector)
+
+
+def test_what_a_failed_closure_did_before_counts() -> None:
+    def fail(model: Any, optimizer: Any) -> None:
+        train(model, optimizer, number=0)
+        model[0].weight.data.mul_(2)
+        raise KeyError("bad")
+
+    bare = make()
+    with pytest.raises(KeyError):
+        fail(*bare)
+    with servers(2) as made:
+        one, two = made.worker(make), made.worker(make)
+        with pytest.raises(KeyError):
+            one.run(fail)
+        two.run(lambda *objects: None, seen=one.rules.told())
+        assert close(values(two.objects[0]), values(bare[0]))
+        one.run(lambda *objects: train(*objects, number=1))
+        train(*bare, number=1)
+        assert close(values(one.objects[0]), values(bare[0]))
+
+
+def test_what_a_failed_closure_wrote_well_counts_beside_what_it_wrote_badly() -> None:
+    def fail(model: Any, optimizer: Any) -> None:
+        model[0].weight.data = torch.zeros(2, dtype=torch.float64)
+        model[2].weight.data = torch.full((3, 7), 4.0, dtype=torch.float64)
+        model[2].bias.data.fill_(5)
+        optimizer.state["stray"] = {"step": torch.tensor(1.0)}
+        raise KeyError("bad")
+
+    with servers(2) as made:
+        one, two = made.worker(make), made.worker(make)
+        with pytest.raises(KeyError):
+            one.run(fail)
+        two.run(lambda *objects: None, seen=one.rules.told())
+        one.run(lambda *objects: None)
+        for worker in (one, two):
+            first, first_bias, second, second_bias = values(worker.objects[0])
+            assert close([first, first_bias], values(make()[0])[:2])
+            assert bool((second == 4).all())
+            assert bool((second_bias == 5).all())
+
+
+def test_a_look_that_fails_leaves_nothing_behind() -> None:
+    with servers() as made:
+        worker = made.worker(make)
+        worker.run(lambda *objects: None)
+        worker.rules.before_read(worker.held, states=False)
+        worker.objects[0][0].weight.data.fill_(9)
+        worker.rules.after_failure(worker.held)
+        worker.run(lambda *objects: None)
+        assert close(values(worker.objects[0]), values(make()[0]))
+
+
+def test_an_error_is_the_closures_own_where_what_it_wrote_cannot_be_told() -> None:
+    def fail(model: Any, optimizer: Any) -> None:
+        model[0].weight.data = torch.zeros(2, dtype=torch.float64)
+        raise KeyError("bad")
+
+    with servers() as made:
+        worker = made.worker(make)
+        with pytest.raises(KeyError):
+            worker.run(fail)
+
+
+def test_what_the_driver_writes_goes_to_the_servers() -> None:
+    with servers(2) as made:
+        one, two = made.worker(lambda: make("momentum")), made.worker(lambda: make("momentum"))
+        one.run(lambda *objects: train(*objects, number=0))
+        one.rules.before_read(one.held, states=True)
+        saved = one.objects[0].state_dict(), one.objects[1].state_dict()
+        kept = [{name: value.clone() for name, value in saved[0].items()}, saved[1]]
+        one.run(lambda *objects: train(*objects, number=1))
+        for worker in (one, two):  # as a payload does
+            worker.objects[0].load_state_dict(kept[0])
+            worker.objects[1].load_state_dict(kept[1])
+            worker.held.loaded.add(6)
+            made.settle(worker)
+        assert worker.held.table.object_of(6) is worker.objects[1]
+        bare = make("momentum")
+        train(*bare, number=0)
+        two.run(lambda *objects: None, seen=one.rules.told())
+        assert close(values(two.objects[0]), values(bare[0]))
+        train(*bare, number=2)
+        two.run(lambda *objects: train(*objects, number=2))
+        assert close(values(two.objects[0]), values(bare[0]))
+
+
+def test_variables_that_come_and_go() -> None:
+    with servers() as made:
+        worker = made.worker(make)
+        more = make("adamw")
+        worker.add(more, first=20)
+        made.settle(worker)
+        worker.objects += more
+        worker.run(lambda m, o, *rest: train(*rest, number=0))
+        bare = make("adamw")
+        train(*bare, number=0)
+        assert close(values(more[0]), values(bare[0]))
+        for handle in [handle for handle, _ in worker.held.items() if handle < 20]:
+            worker.held.table.release(handle)
+        worker.objects = list(more)
+        worker.run(lambda *objects: train(*objects, number=1))
+        train(*bare, number=1)
+        assert close(values(more[0]), values(bare[0]))
+
+
+# --- embedding tables -------------------------------------------------------------------------------------------------
+
+
+def with_table() -> Sequence[Any]:
+    torch.manual_seed(4)
+    table = rd.ShardedEmbedding(1_000, 3, seed=5, dtype=torch.float64)
+    layer = torch.nn.Linear(3, 2).double()
+    model = torch.nn.ModuleList([table, layer])
+    return [model, torch.optim.Adagrad(model.parameters(), lr=0.1)]
+
+
+def look_up(model: Any, optimizer: Any, *, number: int = 0) -> list[float]:
+    optimizer.zero_grad()
+    found = model[1](model[0](torch.tensor([7, 900, 7, number])))
+    (found**2).sum().backward()
+    optimizer.step()
+    values: list[float] = found.detach().flatten().tolist()
+    return values
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_rows_of_tables_are_pulled_and_pushed(count: int) -> None:
+    bare = with_table()
+    bare[0][0](torch.tensor([900]))
+    with servers(count) as made:
+        one, two = made.worker(with_table), made.worker(with_table)
+        for number, worker in enumerate([one, one, two, one]):
+            seen = one.rules.told() if worker is two else two.rules.told()
+            mine = worker.run(lambda *objects, number=number: look_up(*objects, number=number), seen=seen)
+            assert mine == pytest.approx(look_up(*bare, number=number), rel=1e-9)
+        assert close(values(one.objects[0][1]), values(bare[0][1]))
+        exported = one.run(lambda model, optimizer: model[0].export_rows())
+        assert sum(len(state["rows"]) for state in exported) == len(bare[0][0].export_rows()[0]["rows"])
+        two.run(lambda model, optimizer: model[0].import_rows(exported))
+
+
+def test_rows_that_the_driver_had_go_to_the_servers() -> None:
+    def trained() -> Sequence[Any]:
+        objects = with_table()
+        look_up(*objects)
+        return objects
+
+    bare = trained()
+    with servers(2) as made:
+        worker = made.worker(trained)
+        assert worker.run(lambda *objects: look_up(*objects)) == pytest.approx(look_up(*bare), rel=1e-9)
+
+
+def test_an_optimizer_that_cannot_step_on_rows_is_refused_before_it_steps() -> None:
+    def damped() -> Sequence[Any]:
+        model, _ = with_table()
+        return [model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)]
+
+    with servers() as made, pytest.raises(rd.InvalidArgumentError, match="must be able to step on some of its rows"):
+        made.worker(damped)
+
+
+def test_a_gradient_of_rows_that_was_replaced_is_told() -> None:
+    def step(model: Any, optimizer: Any) -> None:
+        model[0].weight.grad = torch.zeros(0, 3, dtype=torch.float64)
+        optimizer.step()
+
+    with servers() as made:
+        worker = made.worker(with_table)
+        with pytest.raises(rd.InvalidArgumentError, match="Change it in place"):
+            worker.run(step)
+
+
+def test_rules_travel_before_they_have_done_anything() -> None:
+    rules = PsVariables(3, (), generation=2, consistency=BoundedStaleness(1), prefetch_pulls=False, timeout_s=5)
+    again = pickle.loads(pickle.dumps(rules))
+    assert again._made_of == rules._made_of
+
+
+# --- consistency ------------------------------------------------------------------------------------------------------
+
+
+def in_threads(*bodies: Callable[[], Any]) -> None:
+    failed: list[BaseException] = []
+
+    def guarded(body: Callable[[], Any]) -> None:
+        try:
+            body()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(body,)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed, failed
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_steps_apply_the_mean_of_all_gradients(count: int) -> None:
+    steps = 5
+    bare = make()
+    for number in range(steps):
+        bare[1].zero_grad()
+        for half in range(2):
+            inputs, labels = batch(2 * number + half)
+            (F.cross_entropy(bare[0](inputs), labels) / 2).backward()
+        bare[1].step()
+
+    with servers(count, SyncWithBackups(0)) as made:
+        workers = [made.worker(make) for _ in range(2)]
+        first = threading.Barrier(2)
+
+        def body(rank: int) -> None:
+            def all_steps(model: Any, optimizer: Any) -> None:
+                first.wait(20)
+                for number in range(steps):
+                    inputs, labels = batch(2 * number + rank)
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(inputs), labels).backward()
+                    optimizer.step()
+
+            workers[rank].run(all_steps)
+
+        in_threads(lambda: body(0), lambda: body(1))
+        for worker in workers:
+            assert close(values(worker.objects[0]), values(bare[0]))
+
+
+def test_late_gradients_are_dropped_and_counted() -> None:
+    with servers(1, SyncWithBackups(1)) as made:
+        workers = [made.worker(make) for _ in range(2)]
+        first = threading.Barrier(2)
+
+        def body(rank: int) -> None:
+            def step(model: Any, optimizer: Any) -> None:
+                first.wait(20)
+                if rank == 1:
+                    threading.Event().wait(0.2)
+                train(model, optimizer, number=rank)
+
+            workers[rank].run(step)
+
+        in_threads(lambda: body(0), lambda: body(1))
+        bare = make()
+        train(*bare, number=0)
+        assert close(values(workers[1].objects[0]), values(bare[0]))
+        assert [worker.rules.num_late for worker in workers] == [0, 1]
