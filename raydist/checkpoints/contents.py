@@ -45,10 +45,10 @@ class CheckpointContents:
 
     def __init__(self, objects: Mapping[str, Any], gradients: bool = False) -> None:
         self._objects = dict(objects)
-        self._held: Mapping[str, Any] = {}
-        self._held_before: Mapping[str, Any] = {}
+        self._added: Mapping[str, Any] = {}
+        self._added_before: Mapping[str, Any] = {}
         self._gradients = gradients
-        self._given: Mapping[str, Any] = {}
+        self._overrides: Mapping[str, Any] = {}
         self._strategy: weakref.ref[TrainingStrategy] | None = None
         self._find_strategy()
 
@@ -57,13 +57,13 @@ class CheckpointContents:
         """True if pending gradients of modules are included."""
         return self._gradients
 
-    def own(self) -> dict[str, Any]:
+    def own_objects(self) -> dict[str, Any]:
         """Return the objects passed to the constructor, by name."""
         return named_objects(self._objects)
 
     def named(self) -> dict[str, Any]:
         """Return all objects by name, with the current members of dicts and lists."""
-        named = self._given_and_held()
+        named = self._own_and_added()
         named = {**named, **_rows_of(named), **self._step_beside(named)}
         if self._gradients:
             aliases = aliases_of(named)
@@ -75,12 +75,12 @@ class CheckpointContents:
     def _find_strategy(self) -> TrainingStrategy | None:
         """Return the strategy whose global step is saved; searched again at each call until exactly one is found."""
         known = None if self._strategy is None else self._strategy()
-        found = training_strategy(_modules(self._given_and_held()).values()) if known is None else known
+        found = training_strategy(_modules(self._own_and_added()).values()) if known is None else known
         self._strategy = None if found is None else weakref.ref(found)
         return found
 
-    def _given_and_held(self) -> dict[str, Any]:
-        return named_objects({**self._objects, **self._held})
+    def _own_and_added(self) -> dict[str, Any]:
+        return named_objects({**self._objects, **self._added})
 
     def _step_beside(self, named: Mapping[str, Any]) -> dict[str, Any]:
         """Return the global step counter if the program uses one and the named objects do not include it."""
@@ -106,35 +106,35 @@ class CheckpointContents:
         return {**named, _STEP: counter, **beside}
 
     @contextlib.contextmanager
-    def holding(self, objects: Mapping[str, Any]) -> Iterator[None]:
-        """Add objects for the `with` block, and again in `holding_again` if the block ends without an error."""
+    def adding(self, objects: Mapping[str, Any]) -> Iterator[None]:
+        """Add objects for the `with` block, and again in `adding_again` if the block ends without an error."""
         if taken := sorted(self._objects.keys() & objects.keys()):
             raise InvalidArgumentError(f"A checkpoint must not have an object called {taken[0]!r} here. Rename it.")
-        self._held, self._held_before = dict(objects), {}
+        self._added, self._added_before = dict(objects), {}
         try:
             self.named()  # raises for an object without state
             yield
-            self._held_before = self._held
+            self._added_before = self._added
         finally:
-            self._held = {}
+            self._added = {}
 
     @contextlib.contextmanager
-    def holding_again(self) -> Iterator[None]:
-        """Add the objects of the last `holding` for the `with` block: the next `fit` can resume after the last save."""
-        before, self._held = self._held, self._held or self._held_before
+    def adding_again(self) -> Iterator[None]:
+        """Add the objects of the last `adding` for the `with` block: the next `fit` can resume after the last save."""
+        before, self._added = self._added, self._added or self._added_before
         try:
             yield
         finally:
-            self._held = before
+            self._added = before
 
     @contextlib.contextmanager
-    def given(self, states: Mapping[str, Any]) -> Iterator[None]:
+    def overriding(self, states: Mapping[str, Any]) -> Iterator[None]:
         """Use these states for the objects of these names inside the `with` block."""
-        self._given = dict(states)
+        self._overrides = dict(states)
         try:
             yield
         finally:
-            self._given = {}
+            self._overrides = {}
 
     def capture(
         self, copy: bool = True, details: Mapping[str, Any] | None = None, skip: Collection[str] = ()
@@ -154,7 +154,7 @@ class CheckpointContents:
             if name in aliases:
                 objects[name] = CapturedObject(SavedObject(kind, same_as=aliases[name]))
             else:
-                state = self._given[name] if name in self._given else state_of(obj, modules)
+                state = self._overrides[name] if name in self._overrides else state_of(obj, modules)
                 objects[name] = captured_object(name, kind, class_of_state(obj), state, copy)
         return Capture(objects, pack_state(random_states()).values, dict(details or {}))
 

@@ -225,14 +225,14 @@ class CheckpointManager:
                 return self._run.path_of(each.kept)
         if self._init_fn is not None:
             self._init_fn()
-        self._saves.begin_anew()
+        self._saves.start_intervals()
         return None
 
     def _restore(self, found: FoundCheckpoint) -> None:
         if found.damage is not None:
             raise found.damage
         contents_of(self._checkpoint).restore(self._run.files_of(found.kept))  # the path may be relative
-        self._saves.go_on_from(found)
+        self._saves.continue_from(found)
         self._watch.look()
 
     def watch(self) -> None:
@@ -303,7 +303,7 @@ class CheckpointManager:
         saves.calls += 1
         if end_reason() is not None and loop_here() is None:  # a run that draws batches itself stops at its draw
             leave(before_draw=False)
-        saves.writer.tell()
+        saves.writer.report_failure()
         step = saves.step()
         if check_interval and not saves.is_due(step):
             return None

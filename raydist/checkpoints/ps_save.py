@@ -177,7 +177,7 @@ class SliceWriter(SliceSaver):
         try:
             copied = _Copied(command, tensors, held)
         except Exception as error:
-            self._reports.tell(command.token, error)
+            self._reports.record(command.token, error)
             return
         self._reports.write(command.token, lambda: Shard(copied.write(), entries=copied.entries))
 

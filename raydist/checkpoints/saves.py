@@ -123,7 +123,7 @@ class BackgroundWriter:
         """Number of consecutive failures."""
 
     def submit(self, path: str, write: Callable[[], None], *, here: bool = False) -> SaveHandle:
-        """Wait for the previous write and report its failure, see `tell`; then start this one, or do it `here`."""
+        """Wait for the previous write and report its failure; then start this one, or do it `here`."""
         self.wait()
         if here:
             return self.run(path, write)
@@ -156,7 +156,7 @@ class BackgroundWriter:
     def wait(self) -> None:
         """Block until no write is running, then report a failure: the first two in a row warn, the third raises."""
         self.join()
-        self.tell()
+        self.report_failure()
 
     def join(self) -> None:
         """Block until no write is running."""
@@ -164,7 +164,7 @@ class BackgroundWriter:
             self._thread.join()
             self._thread = None
 
-    def tell(self) -> None:
+    def report_failure(self) -> None:
         """Report the failure of the last write once, by a warning. Does not block.
 
         Raises:
@@ -187,7 +187,7 @@ class BackgroundWriter:
             stacklevel=4,
         )
 
-    def finish(self) -> None:
+    def join_silently(self) -> None:
         """Block until no write is running. Count a failure as reported: the error that ends the process will say so."""
         self.join()
         if self._last is not None:
@@ -231,11 +231,11 @@ class ManagerSaves:
         seconds = time.monotonic() - self.last_save
         return self.interval.is_due(step, since_step=self.last_step, seconds=seconds)
 
-    def begin_anew(self) -> None:
+    def start_intervals(self) -> None:
         """Count intervals from the current step, because nothing was restored."""
         self.last_step = self.step()
 
-    def go_on_from(self, found: FoundCheckpoint) -> None:
+    def continue_from(self, found: FoundCheckpoint) -> None:
         """Count intervals from a restored checkpoint."""
         calls = found.details.get("calls", found.kept.number)
         self.calls = calls if type(calls) is int else found.kept.number
@@ -254,7 +254,7 @@ class ManagerSaves:
         began = time.monotonic()
         staging = None if here else self._staging
         details = self.details_of(kept, self.calls)
-        with self.contents.holding_again():
+        with self.contents.adding_again():
             started = start_save(self.contents, self.run.files_of(kept), details, staging=staging)
         self.note_begun(self.step(), time.monotonic() - began)
         return self.writer.submit(self.run.path_of(kept), lambda: self.write(started, kept), here=here)

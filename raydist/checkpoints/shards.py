@@ -196,15 +196,15 @@ class SaveReports:
 
         def write() -> None:
             try:
-                self.tell(token, do())
+                self.record(token, do())
             except Exception as error:
-                self.tell(token, error)
+                self.record(token, error)
 
         thread = threading.Thread(target=write, name="raydist-shard", daemon=True)
         self._threads = [*(each for each in self._threads if each.is_alive()), thread]
         thread.start()
 
-    def tell(self, token: str, outcome: Shard | Exception) -> None:
+    def record(self, token: str, outcome: Shard | Exception) -> None:
         """Record the outcome of a save."""
         with self._lock:
             self._told[token] = outcome
@@ -292,7 +292,7 @@ class ShardWriter:
             saved, files = self._copied(terms, objects, modules, merged)
             copied = _CopiedShard(saved if self._rank == 0 else {}, files, self._random())
         except Exception as error:
-            self._reports.tell(token, error)
+            self._reports.record(token, error)
             return
         with self._lock:
             self._copies[token] = copied

@@ -122,7 +122,7 @@ class ManagerWatch:
             return end
         if saves is not None:
             given = {} if undone is None else {name: each.state(undone) for name, each in self._iterators.items()}
-            with saves.contents.given({name: state for name, state in given.items() if state is not None}):
+            with saves.contents.overriding({name: state for name, state in given.items() if state is not None}):
                 why += _saved(saves, undone)
         return Preempted(self.exit_code, why)
 
@@ -133,7 +133,7 @@ class ManagerWatch:
 
 def _saved(saves: ManagerSaves, undone: int | None) -> str:
     """Save the current progress; return the sentence about it for the message."""
-    saves.writer.finish()  # three failures in a row do not prevent one more attempt
+    saves.writer.join_silently()  # three failures in a row do not prevent one more attempt
     try:
         with contextlib.nullcontext() if undone is None else _as_before_draw(saves.contents, undone):
             handle = saves.save(saves.step(), None, here=True)

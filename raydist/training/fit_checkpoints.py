@@ -301,9 +301,9 @@ def open_checkpoints(
                 "A checkpoint of a fit with accumulate_steps must hold pending gradients, got one without. Make it by "
                 "rd.Checkpoint(..., gradients=True)."
             )
-        known = {id(obj) for obj in contents.own().values()}
+        known = {id(obj) for obj in contents.own_objects().values()}
         missing = {name: obj for name, obj in objects.items() if id(obj) not in known}
-        stack.enter_context(contents.holding({_GROUP: {**group, **missing}}))
+        stack.enter_context(contents.adding({_GROUP: {**group, **missing}}))
         within = checkpoint.checkpoint_interval is not None or checkpoint.interval_s is not None
         managers.append(FitManager(checkpoint, resume=resume, within_epochs=within))
     elif isinstance(checkpoint, str | os.PathLike):

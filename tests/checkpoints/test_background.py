@@ -84,13 +84,13 @@ def test_what_has_failed_before_the_last_save_is_told_by_nobody() -> None:
     writer = BackgroundWriter()
     for _ in range(3):
         writer.submit("a", fail)
-        writer.finish()
+        writer.join_silently()
     assert writer.num_failures == 3
-    writer.tell()
+    writer.report_failure()
     writer.submit("b", lambda: None, here=True).wait()
     assert writer.num_failures == 0
     writer.submit("c", fail)
-    writer.finish()
+    writer.join_silently()
     writer.close()
 
 

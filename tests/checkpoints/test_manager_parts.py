@@ -35,10 +35,10 @@ def test_a_restored_count_goes_on_and_a_damaged_one_is_the_number(saves: Manager
     saves.save(9, None, here=True).wait()
     (found,) = saves.run.find()
     saves.calls = 0
-    saves.go_on_from(found)
+    saves.continue_from(found)
     assert (saves.calls, saves.last_step) == (5, 5)
     found.details["calls"] = "many"
-    saves.go_on_from(found)
+    saves.continue_from(found)
     assert saves.calls == 9
 
 

@@ -128,5 +128,5 @@ def test_it_tells_of_each_save_once_it_is_known() -> None:
 def test_it_forgets_the_oldest() -> None:
     reports = SaveReports()
     for number in range(9):
-        reports.tell(str(number), Shard({}))
+        reports.record(str(number), Shard({}))
     assert [number for number in range(9) if reports.of(str(number)) is not None] == [5, 6, 7, 8]
