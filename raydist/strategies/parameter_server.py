@@ -31,7 +31,7 @@ from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step_summaries import counting
 from raydist.strategies.closure_scheduler import ClosureScheduler
 from raydist.strategies.hosted import HostedStrategy
-from raydist.strategies.served_cluster import ServedCluster, ServedTerms
+from raydist.strategies.ps_cluster import PsCluster, PsOptions
 
 __all__ = ["ParameterServerStrategy"]
 
@@ -123,16 +123,16 @@ class ParameterServerStrategy(HostedStrategy):
         resources_per_replica: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__("parameter-server", timeouts)
-        terms = ServedTerms(require_consistency(consistency), variable_partitioner, bool(prefetch_pulls))
+        options = PsOptions(require_consistency(consistency), variable_partitioner, bool(prefetch_pulls))
         self._resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
         if not isinstance(self._resolver, ClusterResolver):
             raise InvalidArgumentError(f"cluster_resolver must be an rd.ClusterResolver, got {self._resolver!r:.80}.")
         request = PsRequest(num_workers, num_ps, resources_per_replica, resources_per_server)
-        self._cluster = ServedCluster(
+        self._cluster = PsCluster(
             self._name,
             self._title,
             request.with_resolver(self._resolver),
-            terms,
+            options,
             self._timeouts,
             close_when_dropped=self._when_dropped.add,
             on_start=self._watch,

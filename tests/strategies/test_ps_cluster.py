@@ -11,8 +11,8 @@ import pytest
 from raydist.coordinator.launch import PsRequest
 from raydist.errors import InvalidArgumentError, UnavailableError
 from raydist.options import Timeouts
-from raydist.strategies import served_cluster
-from raydist.strategies.served_cluster import ServedCluster, ServedTerms
+from raydist.strategies import ps_cluster
+from raydist.strategies.ps_cluster import PsCluster, PsOptions
 
 
 class Launched:
@@ -41,10 +41,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     found = Launched()
     setups = [SimpleNamespace(worker_devices=(f"CPU:{rank}",), device="cpu") for rank in range(2)]
     plan = SimpleNamespace(setups=setups, server_resources={"memory": 8e9})
-    monkeypatch.setattr(served_cluster, "connect", lambda: SimpleNamespace(nodes=()))
-    monkeypatch.setattr(served_cluster, "plan_ps", lambda *_, **__: plan)
-    monkeypatch.setattr(served_cluster, "launch_ps", lambda *_: found)
-    monkeypatch.setattr(served_cluster, "add_step_queue", lambda _: None)
+    monkeypatch.setattr(ps_cluster, "connect", lambda: SimpleNamespace(nodes=()))
+    monkeypatch.setattr(ps_cluster, "plan_ps", lambda *_, **__: plan)
+    monkeypatch.setattr(ps_cluster, "launch_ps", lambda *_: found)
+    monkeypatch.setattr(ps_cluster, "add_step_queue", lambda _: None)
     return found
 
 
@@ -52,12 +52,12 @@ def cluster(
     request: PsRequest | None = None,
     dropped: Callable[[Callable[[], None]], None] = lambda _: None,
     on_start: Callable[[Any], None] = lambda _: None,
-) -> ServedCluster:
-    return ServedCluster(
+) -> PsCluster:
+    return PsCluster(
         "test",
         "the strategy",
         request or PsRequest(),
-        ServedTerms(prefetch_pulls=False),
+        PsOptions(prefetch_pulls=False),
         Timeouts(),
         close_when_dropped=dropped,
         on_start=on_start,
@@ -101,4 +101,4 @@ def test_what_does_not_start_is_stopped(launched: Launched) -> None:
 
 def test_a_partitioner_is_a_function() -> None:
     with pytest.raises(InvalidArgumentError, match="variable_partitioner must be a function .* got 3"):
-        ServedTerms(partitioner=3)  # type: ignore[arg-type]  # that is what is tried
+        PsOptions(partitioner=3)  # type: ignore[arg-type]  # that is what is tried

@@ -18,12 +18,12 @@ from raydist.parameter_servers.slices import VariablePartitioner
 from raydist.preemption import add_step_queue
 from raydist.strategies.worker_request import assign_hosts
 
-__all__ = ["ServedCluster", "ServedTerms"]
+__all__ = ["PsCluster", "PsOptions"]
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class ServedTerms:
+class PsOptions:
     """Settings of the parameter servers.
 
     Attributes:
@@ -48,7 +48,7 @@ class ServedTerms:
 
 
 @final
-class ServedCluster:
+class PsCluster:
     """The workers and servers of one strategy. For use by one thread.
 
     `name` is unique, `title` is for messages. Once workers and servers are started, `close_when_dropped` is called with
@@ -63,7 +63,7 @@ class ServedCluster:
         name: str,
         title: str,
         request: PsRequest,
-        terms: ServedTerms,
+        options: PsOptions,
         timeouts: Timeouts,
         *,
         close_when_dropped: Callable[[Callable[[], None]], None],
@@ -73,11 +73,11 @@ class ServedCluster:
         self._name = name
         self._title = title
         self._request = request
-        self._terms = terms
+        self._options = options
         self._timeouts = timeouts
         self._close_when_dropped = close_when_dropped
         self._on_start = on_start
-        self._served_plan: PsPlan | None = None
+        self._ps_plan: PsPlan | None = None
 
     @property
     def num_workers(self) -> int:
@@ -99,10 +99,10 @@ class ServedCluster:
 
     def plan(self) -> PsPlan:
         """Plan workers and servers. May start or join Ray (limit: `Timeouts.start_s`)."""
-        if self._served_plan is None:
+        if self._ps_plan is None:
             cluster = connect()
             find = functools.partial(assign_hosts, nodes=cluster.nodes, resolve=address_of)
-            self._served_plan = plan_ps(
+            self._ps_plan = plan_ps(
                 self._name,
                 self._request,
                 cluster,
@@ -110,7 +110,7 @@ class ServedCluster:
                 worker_addresses=find(self._request.worker_hosts),
                 server_addresses=find(self._request.server_hosts),
             )
-        return self._served_plan
+        return self._ps_plan
 
     def launch_early(self) -> None:
         """Launch, unless older strategies hold the resources: the program may be about to drop one of them."""
@@ -135,8 +135,8 @@ class ServedCluster:
     def _start(self, launched: Launched) -> None:
         launched.start(
             self._timeouts,
-            consistency=self._terms.consistency,
-            partitioner=self._terms.partitioner,
-            prefetch_pulls=self._terms.prefetch_pulls,
+            consistency=self._options.consistency,
+            partitioner=self._options.partitioner,
+            prefetch_pulls=self._options.prefetch_pulls,
             server_memory=int(self.plan().server_resources.get("memory", 0)) or None,
         )
