@@ -16,7 +16,6 @@ import numpy as np
 
 from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.nest import LEAF, Structure, unflatten
-from raydist.pipelines.elements.batch_rows import rows_of_batch
 from raydist.pipelines.elements.blocks import Block, copied
 from raydist.pipelines.elements.columns import in_memory
 from raydist.pipelines.elements.element_nests import flatten_element, map_element
@@ -31,7 +30,7 @@ from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp, UncountedO
 from raydist.pipelines.engine.producers import Producer, ReplayIterator, read_watched
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.ops.batch import cut_into_batches
-from raydist.pipelines.ops.padded_batch import Padding, group_of
+from raydist.pipelines.ops.padded_batch import Padding, group_of, rows_of_group
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["BucketGroupsOp", "BucketedBatchOp", "Buckets", "BucketsOp", "bucket_op"]
@@ -340,7 +339,7 @@ class _BatchKernel(Kernel):
         return [self._batch(block.slice(row, row + 1), start + row) for row in range(block.num_rows)]
 
     def _batch(self, group: Block, index: int) -> Item:
-        rows = rows_of_batch(_rows_of(group).in_memory())
+        rows = rows_of_group(_rows_of(group))
         try:
             if self.padding is None:
                 return cut_into_batches([rows], rows.num_rows, drop_remainder=False)[0]

@@ -16,7 +16,7 @@ import numpy as np
 from raydist.errors import DataLossError, InvalidArgumentError, SpecError
 from raydist.nest import Structure, unflatten
 from raydist.pipelines.elements.arguments import parts_like
-from raydist.pipelines.elements.batch_rows import rows_of_batch
+from raydist.pipelines.elements.batch_rows import row_spec
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks
 from raydist.pipelines.elements.columns import RemoteColumn
 from raydist.pipelines.elements.element_nests import flatten_element, map_element
@@ -31,7 +31,7 @@ from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.engine.resume import read_items
 
-__all__ = ["PaddedBatchOp", "Padding", "RowGroupsOp", "group_of"]
+__all__ = ["PaddedBatchOp", "Padding", "RowGroupsOp", "group_of", "rows_of_group"]
 
 _MAX_GROUPS = 64  # made at a time
 
@@ -112,6 +112,12 @@ def group_of(items: Sequence[Item]) -> Item:
     return Block(rows.structure, specs, tuple(columns), 1)
 
 
+def rows_of_group(group: Block) -> Block:
+    """Return the elements of a group with their values. Blocks while they are fetched."""
+    rows = [column[0] for column in group.in_memory().columns]
+    return Block(group.structure, tuple(map(row_spec, group.specs)), tuple(rows), len(rows[0]))
+
+
 def _as_one_row(column: Column) -> Column:
     if isinstance(column, RemoteColumn):
         return cast(Column, column.batched(1, len(column)))
@@ -162,7 +168,7 @@ class _PadKernel(Kernel):
         if block.num_rows > 1:
             return [item for row in range(block.num_rows) for item in self.run(block.slice(row, row + 1), start + row)]
         try:
-            return [self.padding.batch(rows_of_batch(block.in_memory()))]
+            return [self.padding.batch(rows_of_group(block))]
         except (DataLossError, InvalidArgumentError, SpecError) as error:
             return [ElementError(error, start)]
 
