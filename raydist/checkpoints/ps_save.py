@@ -30,7 +30,7 @@ from raydist.checkpoints.tensor_file import (
     plan_parts,
     write_tensor_file,
 )
-from raydist.parameter_servers.optimizers import remembered_share
+from raydist.parameter_servers.optimizers import state_bytes_per_byte
 from raydist.parameter_servers.requests import BeginSave
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows, row_entry
 from raydist.parameter_servers.serving.checkpointing import SliceHolder, SliceSaver
@@ -312,7 +312,7 @@ class PsSaves:
         small_bytes: int,
     ) -> CapturedObject:
         named = dict(zip(parameter_names(optimizer, modules), parameters_of(optimizer), strict=True))
-        size_ratio = max(remembered_share(type(optimizer), group) for group in optimizer.param_groups)
+        size_ratio = max(state_bytes_per_byte(type(optimizer), group) for group in optimizer.param_groups)
         try:
             if sum(tensor.nbytes for tensor in named.values()) * size_ratio <= small_bytes:
                 self._held.read_states(optimizer)

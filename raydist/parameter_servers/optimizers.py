@@ -21,7 +21,7 @@ __all__ = [
     "fits_one_pass",
     "keeps_gradients",
     "may_fuse",
-    "remembered_share",
+    "state_bytes_per_byte",
     "require_elementwise",
     "server_options",
     "step_bare",
@@ -182,10 +182,10 @@ def keeps_gradients(kind: _Kind, options: Mapping[str, Any], form: _Form = "dens
     return not torch.equal(kept[0], overwritten[0])
 
 
-def remembered_share(kind: _Kind, options: Mapping[str, Any]) -> float:
+def state_bytes_per_byte(kind: _Kind, options: Mapping[str, Any]) -> float:
     """Return the bytes of optimizer state for each byte of parameters; 0 if the trial fails.
 
-    >>> remembered_share(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0, "weight_decay": 0})
+    >>> state_bytes_per_byte(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0, "weight_decay": 0})
     1.0
     """
     forms: tuple[_Form, ...] = ("dense", "rows")

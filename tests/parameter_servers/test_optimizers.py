@@ -14,9 +14,9 @@ from raydist.parameter_servers.optimizers import (
     fits_one_pass,
     keeps_gradients,
     may_fuse,
-    remembered_share,
     require_elementwise,
     server_options,
+    state_bytes_per_byte,
     step_bare,
     why_not_elementwise,
 )
@@ -256,4 +256,4 @@ def test_who_keeps_gradients_is_found_out() -> None:
 )
 def test_what_is_remembered_for_each_byte(make: Make, share: float) -> None:
     optimizer = make(parameters())
-    assert remembered_share(type(optimizer), optimizer.param_groups[0]) == share
+    assert state_bytes_per_byte(type(optimizer), optimizer.param_groups[0]) == share

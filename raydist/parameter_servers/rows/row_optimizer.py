@@ -19,7 +19,7 @@ import torch
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.row_index import GrowingRows
 
-__all__ = ["LazyUpdate", "RowAdam", "RowMemory", "make_optimizer", "optimizer_name", "sparse_gradient", "stand_in_for"]
+__all__ = ["LazyUpdate", "RowAdam", "RowMemory", "make_optimizer", "optimizer_name", "sparse_gradient", "kind_for_rows"]
 
 
 @final
@@ -67,7 +67,7 @@ def _adam_step(parameter: torch.Tensor, state: dict[str, Any], group: dict[str, 
     parameter.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-size)
 
 
-def stand_in_for(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+def kind_for_rows(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """Return a class with the same steps that cost less: for SparseAdam a seventh on 4,096 rows."""
     return RowAdam if kind is torch.optim.SparseAdam else kind
 
@@ -239,8 +239,8 @@ class LazyUpdate:
         """
         if self._optimizer is None or options != self._options:
             if self._optimizer is None or _form(options) != _form(self._options):
-                self._memory = RowMemory.of(stand_in_for(kind), options, self._values.values.dtype)
-                self._optimizer = make_optimizer(stand_in_for(kind), self._parameter, options)
+                self._memory = RowMemory.of(kind_for_rows(kind), options, self._values.values.dtype)
+                self._optimizer = make_optimizer(kind_for_rows(kind), self._parameter, options)
             self._optimizer.param_groups[0].update(options)
             self._options = dict(options)
         return self._optimizer

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 
 from raydist.errors import InvalidArgumentError
-from raydist.parameter_servers.optimizers import remembered_share
+from raydist.parameter_servers.optimizers import state_bytes_per_byte
 from raydist.parameter_servers.requests import (
     AddOptimizer,
     BeginRestore,
@@ -202,7 +202,7 @@ class ServerState:
     ) -> None:
         fresh = [[self.values.slice(each) for each in group.slices if each not in known] for group in groups]
         needed = sum(
-            int(remembered_share(kind, group.options) * sum(each.num_bytes for each in mine))
+            int(state_bytes_per_byte(kind, group.options) * sum(each.num_bytes for each in mine))
             for group, mine in zip(groups, fresh, strict=True)
             if mine
         )

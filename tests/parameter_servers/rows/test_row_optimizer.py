@@ -12,10 +12,10 @@ from raydist.parameter_servers.rows.row_optimizer import (
     LazyUpdate,
     RowAdam,
     RowMemory,
+    kind_for_rows,
     make_optimizer,
     optimizer_name,
     sparse_gradient,
-    stand_in_for,
 )
 
 
@@ -36,9 +36,9 @@ def test_its_steps_are_sparse_adams(options: dict[str, object]) -> None:
 
 
 def test_others_stand_for_themselves() -> None:
-    assert stand_in_for(torch.optim.SparseAdam) is RowAdam
-    assert stand_in_for(torch.optim.Adam) is torch.optim.Adam
-    assert stand_in_for(type("Mine", (torch.optim.SparseAdam,), {})) is not RowAdam
+    assert kind_for_rows(torch.optim.SparseAdam) is RowAdam
+    assert kind_for_rows(torch.optim.Adam) is torch.optim.Adam
+    assert kind_for_rows(type("Mine", (torch.optim.SparseAdam,), {})) is not RowAdam
 
 
 OPTIMIZERS: dict[type[torch.optim.Optimizer], tuple[set[str], set[str]]] = {
