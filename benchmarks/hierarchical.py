@@ -20,7 +20,7 @@ import torch
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.opening import open_communicator
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
 
 WAYS = ("gloo", "hierarchical", "hierarchical, allocated")
 BARS = {1.0: 1.3, 10.0: 1.5, 100.0: 1.5}

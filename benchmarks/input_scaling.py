@@ -25,7 +25,7 @@ import ray
 
 import raydist as rd
 from benchmarks.processes import Process, read_processes, started_by
-from raydist.nest import leaves_in
+from raydist.core.nest import leaves_in
 
 RECORD_BYTES = 10_000
 NUM_FILES = 8

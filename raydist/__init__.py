@@ -30,25 +30,31 @@ if TYPE_CHECKING:
     from raydist.context.strategy_values import StrategyStats as StrategyStats
     from raydist.context.strategy_values import ValueContext as ValueContext
     from raydist.coordinator.remote_value import RemoteValue as RemoteValue
+    from raydist.core.errors import CancelledError as CancelledError
+    from raydist.core.errors import CollectiveMismatchError as CollectiveMismatchError
+    from raydist.core.errors import DataLossError as DataLossError
+    from raydist.core.errors import DeadlineExceededError as DeadlineExceededError
+    from raydist.core.errors import FailedPreconditionError as FailedPreconditionError
+    from raydist.core.errors import InvalidArgumentError as InvalidArgumentError
+    from raydist.core.errors import NotFoundError as NotFoundError
+    from raydist.core.errors import OutOfRangeError as OutOfRangeError
+    from raydist.core.errors import Preempted as Preempted
+    from raydist.core.errors import RaydistError as RaydistError
+    from raydist.core.errors import SpecError as SpecError
+    from raydist.core.errors import UnavailableError as UnavailableError
+    from raydist.core.values import AUTOTUNE as AUTOTUNE
+    from raydist.core.values import INFINITE_CARDINALITY as INFINITE_CARDINALITY
+    from raydist.core.values import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
+    from raydist.core.values import InputContext as InputContext
+    from raydist.core.values import PerReplica as PerReplica
+    from raydist.core.values import ReduceOp as ReduceOp
+    from raydist.core.values import Replicated as Replicated
     from raydist.dataset import Dataset as Dataset
     from raydist.dataset.readers import FixedLengthRecordDataset as FixedLengthRecordDataset
     from raydist.dataset.readers import TextLineDataset as TextLineDataset
     from raydist.dataset.readers import TFRecordDataset as TFRecordDataset
     from raydist.distributed_dataset import DistributedDataset as DistributedDataset
     from raydist.distributed_dataset import DistributedIterator as DistributedIterator
-    from raydist.errors import CancelledError as CancelledError
-    from raydist.errors import CollectiveMismatchError as CollectiveMismatchError
-    from raydist.errors import DataLossError as DataLossError
-    from raydist.errors import DeadlineExceededError as DeadlineExceededError
-    from raydist.errors import FailedPreconditionError as FailedPreconditionError
-    from raydist.errors import InvalidArgumentError as InvalidArgumentError
-    from raydist.errors import NotFoundError as NotFoundError
-    from raydist.errors import OutOfRangeError as OutOfRangeError
-    from raydist.errors import Preempted as Preempted
-    from raydist.errors import RaydistError as RaydistError
-    from raydist.errors import SpecError as SpecError
-    from raydist.errors import UnavailableError as UnavailableError
-    from raydist.metrics import Mean as Mean
     from raydist.mirroring.aggregation import set_aggregation as set_aggregation
     from raydist.options import AutoShardPolicy as AutoShardPolicy
     from raydist.options import AutotuneOptions as AutotuneOptions
@@ -119,15 +125,9 @@ if TYPE_CHECKING:
     from raydist.training.callbacks.log_callbacks import CSVLogger as CSVLogger
     from raydist.training.callbacks.log_callbacks import ProgressBar as ProgressBar
     from raydist.training.callbacks.tensor_board import TensorBoard as TensorBoard
+    from raydist.training.metrics import Mean as Mean
     from raydist.training.model import Model as Model
     from raydist.training.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
-    from raydist.values import AUTOTUNE as AUTOTUNE
-    from raydist.values import INFINITE_CARDINALITY as INFINITE_CARDINALITY
-    from raydist.values import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
-    from raydist.values import InputContext as InputContext
-    from raydist.values import PerReplica as PerReplica
-    from raydist.values import ReduceOp as ReduceOp
-    from raydist.values import Replicated as Replicated
 
 __version__ = "0.1.0"
 
@@ -137,73 +137,73 @@ _MODULE_OF = {
     "latest_checkpoint": "raydist.checkpoints.listing",
     "SaveHandle": "raydist.checkpoints.saves",
     "CheckpointManager": "raydist.checkpoints.manager",
-    "Preempted": "raydist.errors",
-    "AUTOTUNE": "raydist.values",
+    "Preempted": "raydist.core.errors",
+    "AUTOTUNE": "raydist.core.values",
     "AutoShardPolicy": "raydist.options",
     "AutotuneOptions": "raydist.options",
     "BackupAndRestore": "raydist.training.callbacks.checkpoint_callbacks",
     "BoundedStaleness": "raydist.parameter_servers.consistency",
     "Callback": "raydist.training.callbacks.callback",
     "CSVLogger": "raydist.training.callbacks.log_callbacks",
-    "CancelledError": "raydist.errors",
+    "CancelledError": "raydist.core.errors",
     "Checkpoint": "raydist.checkpoints.checkpoint",
     "ClusterCoordinator": "raydist.strategies.cluster_coordinator",
     "ClusterResolver": "raydist.context.cluster_resolver",
     "ClusterSpec": "raydist.context.cluster_resolver",
     "CentralStorageStrategy": "raydist.strategies.one_node",
-    "CollectiveMismatchError": "raydist.errors",
+    "CollectiveMismatchError": "raydist.core.errors",
     "CommunicationOptions": "raydist.options",
     "CrossDeviceOps": "raydist.strategies.cross_device_ops",
-    "DataLossError": "raydist.errors",
+    "DataLossError": "raydist.core.errors",
     "Dataset": "raydist.dataset",
     "DatasetIterator": "raydist.pipelines.run.iterator",
     "DatasetOp": "raydist.pipelines.engine.op",
     "DatasetSpec": "raydist.pipelines.elements.spec",
-    "DeadlineExceededError": "raydist.errors",
+    "DeadlineExceededError": "raydist.core.errors",
     "DistributedDataset": "raydist.distributed_dataset",
     "DistributedIterator": "raydist.distributed_dataset",
     "EarlyStopping": "raydist.training.callbacks.early_stopping",
-    "FailedPreconditionError": "raydist.errors",
+    "FailedPreconditionError": "raydist.core.errors",
     "FixedLenFeature": "raydist.pipelines.tf_example.features",
     "FixedLenSequenceFeature": "raydist.pipelines.tf_example.features",
     "FixedLengthRecordDataset": "raydist.dataset.readers",
     "FixedShardsPartitioner": "raydist.parameter_servers.slices",
     "HierarchicalCopyAllReduce": "raydist.strategies.cross_device_ops",
     "History": "raydist.training.callbacks.callback",
-    "INFINITE_CARDINALITY": "raydist.values",
-    "InputContext": "raydist.values",
+    "INFINITE_CARDINALITY": "raydist.core.values",
+    "InputContext": "raydist.core.values",
     "InputOptions": "raydist.options",
     "InputReplicationMode": "raydist.options",
-    "InvalidArgumentError": "raydist.errors",
+    "InvalidArgumentError": "raydist.core.errors",
     "LambdaCallback": "raydist.training.callbacks.callback",
     "LearningRateScheduler": "raydist.training.callbacks.learning_rates",
     "MaxSizePartitioner": "raydist.parameter_servers.slices",
-    "Mean": "raydist.metrics",
+    "Mean": "raydist.training.metrics",
     "MinSizePartitioner": "raydist.parameter_servers.slices",
     "MirroredStrategy": "raydist.strategies.one_node",
     "Model": "raydist.training.model",
     "ModelCheckpoint": "raydist.training.callbacks.checkpoint_callbacks",
     "MultiWorkerMirroredStrategy": "raydist.strategies.multi_worker",
     "NcclAllReduce": "raydist.strategies.cross_device_ops",
-    "NotFoundError": "raydist.errors",
+    "NotFoundError": "raydist.core.errors",
     "OneDeviceStrategy": "raydist.strategies.one_device",
     "OneNodeStrategy": "raydist.strategies.one_node",
     "OptimizationOptions": "raydist.options",
     "Optional": "raydist.pipelines.run.optional",
     "Options": "raydist.options",
-    "OutOfRangeError": "raydist.errors",
+    "OutOfRangeError": "raydist.core.errors",
     "ParameterServerStrategy": "raydist.strategies.parameter_server",
-    "PerReplica": "raydist.values",
+    "PerReplica": "raydist.core.values",
     "PipelineStats": "raydist.pipelines.metering.stats",
     "Profile": "raydist.pipelines.run.profile",
     "ProgressBar": "raydist.training.callbacks.log_callbacks",
     "RaggedFeature": "raydist.pipelines.tf_example.ragged_features",
     "RaggedTensorValue": "raydist.pipelines.tf_example.ragged_features",
-    "RaydistError": "raydist.errors",
+    "RaydistError": "raydist.core.errors",
     "ReductionToOneDevice": "raydist.strategies.cross_device_ops",
     "ReduceLROnPlateau": "raydist.training.callbacks.learning_rates",
-    "ReduceOp": "raydist.values",
-    "Replicated": "raydist.values",
+    "ReduceOp": "raydist.core.values",
+    "Replicated": "raydist.core.values",
     "RemoteValue": "raydist.coordinator.remote_value",
     "ReplicaContext": "raydist.context.replica_context",
     "StrategyHooks": "raydist.replicas.rules",
@@ -215,7 +215,7 @@ _MODULE_OF = {
     "SimpleClusterResolver": "raydist.context.cluster_resolver",
     "SparseFeature": "raydist.pipelines.tf_example.features",
     "SparseTensorValue": "raydist.pipelines.tf_example.features",
-    "SpecError": "raydist.errors",
+    "SpecError": "raydist.core.errors",
     "StageStats": "raydist.pipelines.metering.stats",
     "State": "raydist.checkpoints.object_state",
     "Strategy": "raydist.context.strategy",
@@ -233,8 +233,8 @@ _MODULE_OF = {
     "TextLineDataset": "raydist.dataset.readers",
     "ThreadingOptions": "raydist.options",
     "Timeouts": "raydist.options",
-    "UNKNOWN_CARDINALITY": "raydist.values",
-    "UnavailableError": "raydist.errors",
+    "UNKNOWN_CARDINALITY": "raydist.core.values",
+    "UnavailableError": "raydist.core.errors",
     "ValueContext": "raydist.context.strategy_values",
     "VarLenFeature": "raydist.pipelines.tf_example.features",
     "close_all": "raydist.strategies.hosted",

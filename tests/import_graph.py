@@ -25,7 +25,7 @@ class Import:
     """One import.
 
     Attributes:
-        name: As it stands there, absolute: "raydist.nest.flatten", "numpy"; begins with a dot where it is relative.
+        name: Absolute: "raydist.core.nest.flatten", "numpy"; begins with a dot where it is relative.
         kind: How it is imported.
     """
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from raydist.class_memory import remembered_by_class
+from raydist.core.weak_class_cache import remembered_by_class
 
 
 def test_a_class_is_looked_at_once_and_forgotten_with_its_last_user() -> None:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from raydist.cluster import (
+from raydist.cluster.nodes import (
     Cluster,
     Node,
     _keeping_breakpoints,
@@ -20,7 +20,7 @@ from raydist.cluster import (
     release,
     without_drained,
 )
-from raydist.errors import DeadlineExceededError, InvalidArgumentError
+from raydist.core.errors import DeadlineExceededError, InvalidArgumentError
 from tests.ray_head import free_ports, ray_home
 
 
@@ -101,7 +101,7 @@ def test_an_address_without_a_ray_is_an_error_that_says_what_to_do() -> None:
     (port,) = free_ports(1)
     with ray_home() as home:
         done = subprocess.run(
-            [sys.executable, "-c", "from raydist.cluster import connect; connect()"],
+            [sys.executable, "-c", "from raydist.cluster.nodes import connect; connect()"],
             env={**home.environment, "RAY_ADDRESS": f"127.0.0.1:{port}"},
             capture_output=True,
             text=True,
@@ -117,7 +117,7 @@ import threading, time
 import numpy as np
 import ray
 import raydist as rd
-from raydist.cluster import connect
+from raydist.cluster.nodes import connect
 
 def in_a_thread(fn):
     thread = threading.Thread(target=fn)

@@ -14,9 +14,9 @@ from ray._private.accelerators.tpu import TPUAcceleratorManager
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from raydist.cluster import Cluster, Node
+from raydist.cluster.nodes import Cluster, Node
+from raydist.cluster.resource_check import why_never
 from raydist.context.devices import parse_devices
-from raydist.feasibility import why_never
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.strategies.multi_worker import choose_workers, plan_workers
 

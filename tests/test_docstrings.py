@@ -22,7 +22,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import raydist as rd
-from raydist import errors
+from raydist.core import errors
 
 LEAST_EXAMPLES = 0.75
 SECTION = re.compile(r"^( *)(\w+):$")
@@ -374,5 +374,5 @@ def test_an_example_that_never_runs_is_none() -> None:
 
 def test_names_of_the_packages_inside_are_public() -> None:
     names = {one.name for one in public()}
-    assert names >= {"raydist.image.decode.MAX_PIXELS", "raydist.text.split.Split", "raydist.values.AUTOTUNE"}
+    assert names >= {"raydist.image.decode.MAX_PIXELS", "raydist.text.split.Split", "raydist.core.values.AUTOTUNE"}
     assert names >= {"raydist.dataset.batching.Batching.batch", "raydist.options.pipeline.Options.seed"}

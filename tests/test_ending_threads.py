@@ -35,7 +35,7 @@ sys.exit(3)
 
 _ENDS = """
 import threading, time
-from raydist.ending_threads import end_at_exit
+from raydist.core.thread_shutdown import end_at_exit
 
 def work(told, seconds):
     told.wait(20.0)
@@ -55,7 +55,7 @@ over.join()
 
 _HELD_UP = """
 import threading
-from raydist import ending_threads
+from raydist.core import thread_shutdown
 
 ending_threads._LIMIT_S = 0.5
 threads = [threading.Thread(target=threading.Event().wait, daemon=True) for _ in range(2)]

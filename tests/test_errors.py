@@ -5,8 +5,8 @@ import traceback
 
 import cloudpickle
 
-from raydist import errors
-from raydist.errors import DataLossError, RaydistError
+from raydist.core import errors
+from raydist.core.errors import DataLossError, RaydistError
 
 CLASSES = [cls for cls in (getattr(errors, name) for name in errors.__all__) if cls is not errors.Preempted]
 
@@ -28,7 +28,7 @@ def test_all_survive_pickling_and_show_their_message() -> None:
             assert copy.__notes__ == error.__notes__
         shown = "".join(traceback.format_exception_only(cls("got 0")))
         assert issubclass(cls, RaydistError)
-        assert shown.strip() == f"raydist.errors.{cls.__name__}: got 0"
+        assert shown.strip() == f"raydist.core.errors.{cls.__name__}: got 0"
 
 
 def test_some_are_caught_as_their_builtin() -> None:

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from raydist import failpoints
-from raydist.errors import InvalidArgumentError
-from raydist.failpoints import FAILPOINT_VARIABLE, KNOWN_FAILPOINTS, failpoint, installed
+from raydist.core import failpoints
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.failpoints import FAILPOINT_VARIABLE, KNOWN_FAILPOINTS, failpoint, installed
 from tests.import_graph import modules
 
 NAME = KNOWN_FAILPOINTS[0]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.feasibility import why_never
+from raydist.cluster.resource_check import why_never
 
 Amounts = Mapping[str, float]
 AMOUNTS = st.fixed_dictionaries({"CPU": st.sampled_from([0.0, 1.0, 2.0, 3.0])}, optional={"GPU": st.just(1.0)})

@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from raydist.foreign_errors import Carried, annotate, as_exception, collect_errors, message_of, shown, what_was_raised
+from raydist.core.exception_utils import (
+    Carried,
+    annotate,
+    as_exception,
+    collect_errors,
+    message_of,
+    shown,
+    what_was_raised,
+)
 
 
 class Mute(Exception):

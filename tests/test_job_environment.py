@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from raydist.cluster import script_folder_for_workers
+from raydist.cluster.nodes import script_folder_for_workers
 
 FOLDER = "/tmp/package/examples"
 SCRIPT = f"{FOLDER}/train.py"

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from raydist.cluster import run_where_it_lasts
+from raydist.cluster.nodes import run_where_it_lasts
 
 
 def in_a_thread(fn: object) -> None:

@@ -9,34 +9,12 @@ from tests.import_graph import Import, circles, home_of, imports_of, modules
 
 # From the bottom up. A module may import its own layer and those before it.
 LAYERS = (
-    {
-        "class_memory",
-        "ending_threads",
-        "errors",
-        "failpoints",
-        "foreign_errors",
-        "nest",
-        "values",
-        "settings",
-        "options",
-        "metrics",
-        "owning_process",
-        "set_inside",
-    },
+    {"core"},
+    {"options"},
     {"pipelines"},
     {"image", "text", "compat"},
-    {
-        "collectives",
-        "host_copy",
-        "shared_segment",
-        "torch_modes",
-        "ray_session",
-        "feasibility",
-        "placement",
-        "cluster",
-        "draining",
-    },
-    {"tpu_slices", "preemption"},
+    {"collectives", "utils", "cluster"},
+    {"tpu_slices"},
     {"parameter_servers"},
     {"actors"},
     {"dataset"},
@@ -88,23 +66,11 @@ ROOMS = {
 }
 
 RAY_ALLOWED = (
-    *("raydist.actors", "raydist.cluster", "raydist.placement", "raydist.ray_session", "raydist.tpu_slices"),
+    *("raydist.actors", "raydist.cluster", "raydist.tpu_slices"),
     "raydist.collectives.ray_backend",
     "raydist.compat.ray_internals",
-    "raydist.draining",
 )
-WITHOUT_TORCH = (
-    "errors",
-    "failpoints",
-    "nest",
-    "values",
-    "settings",
-    "options",
-    "pipelines",
-    "image",
-    "text",
-    "dataset",
-)
+WITHOUT_TORCH = ("core", "options", "pipelines", "image", "text", "dataset")
 TORCH_AT_IMPORT = (
     "raydist.dataset.torch_dataset",  # a class of torch's: see Dataset.to_torch
     *(
@@ -216,8 +182,8 @@ def test_the_check_sees() -> None:
         ("raydist.dataset.base", "if TYPE_CHECKING:\n    from raydist.training.model import Model", "upward"),
         ("raydist.dataset.base", "SINK = 'raydist.training.model'", "upward"),
         ("raydist.pipelines.run.plan", "POOLS = 'raydist.collectives.base:Communicator'", "upward"),
-        ("raydist.values", "from raydist import pipelines", "upward"),
-        ("raydist.values", "from raydist import Dataset", "upward"),
+        ("raydist.core.values", "from raydist import pipelines", "upward"),
+        ("raydist.core.values", "from raydist import Dataset", "upward"),
         ("raydist.pipelines.engine.op", "from raydist.pipelines.ops.map import MapOp", "upward inside"),
         ("raydist.pipelines.engine.op", "def f():\n    from raydist.pipelines.run.plan import x", "upward inside"),
         ("raydist.actors.workers.pool", "if TYPE_CHECKING:\n    import raydist.actors.epochs.link", "upward inside"),

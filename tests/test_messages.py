@@ -205,7 +205,7 @@ class Raise:
     """One `raise` that makes an error.
 
     Attributes:
-        place: "raydist/values.py:12".
+        place: "raydist/core/values.py:12".
         text: Its source.
         is_good: Whether its message shows a value or says what to do.
     """

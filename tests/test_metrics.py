@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from raydist.metrics import Mean
+from raydist.training.metrics import Mean
 
 
 def test_values_count_by_their_weights() -> None:

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.errors import SpecError
-from raydist.nest import LEAF, flatten, is_nested, leaves_in, map_structure, unflatten
-from raydist.values import PerReplica
+from raydist.core.errors import SpecError
+from raydist.core.nest import LEAF, flatten, is_nested, leaves_in, map_structure, unflatten
+from raydist.core.values import PerReplica
 from tests.returned_classes import Encoding, Frozen, ModelOutput, Output, Pair
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from raydist.errors import InvalidArgumentError
-from raydist.values import NoNumber
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import NoNumber
 
 
 class Held(NoNumber):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from raydist.errors import FailedPreconditionError
-from raydist.owning_process import OwningProcess, call_here, end_forked_child, note_inherited
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.fork_guard import OwningProcess, call_here, end_forked_child, note_inherited
 from tests.forks import in_a_forked_child
 
 

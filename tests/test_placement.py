@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from raydist import placement
-from raydist.cluster import place, release
-from raydist.errors import FailedPreconditionError
-from raydist.placement import Outlook, Request, await_placed, look, require_feasible
+from raydist.cluster import placement
+from raydist.cluster.nodes import place, release
+from raydist.cluster.placement import Outlook, Request, await_placed, look, require_feasible
+from raydist.core.errors import FailedPreconditionError
 
 TWO = Request(({"CPU": 2.0},) * 2, "STRICT_PACK", "abc", "replicas")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import raydist as rd
-from raydist import errors
+from raydist.core import errors
 
 
 def run_python(code: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import ray
 
-from raydist.errors import UnavailableError
-from raydist.ray_session import RaySession
+from raydist.cluster.ray_session import RaySession
+from raydist.core.errors import UnavailableError
 
 
 class Node:

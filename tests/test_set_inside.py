@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from raydist.set_inside import set_inside
+from raydist.core.contextvar_scope import set_inside
 
 COLOR: ContextVar[str] = ContextVar("COLOR", default="white")
 

@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from raydist.errors import InvalidArgumentError
-from raydist.settings import SettingsGroup, count, group, one_of, optional_count, typed
+from raydist.core.errors import InvalidArgumentError
+from raydist.options.settings import SettingsGroup, count, group, one_of, optional_count, typed
 
 
 class Inner(SettingsGroup):

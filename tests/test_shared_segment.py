@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from raydist import shared_segment as segments
-from raydist.shared_segment import DIRECTORY, Segment
+from raydist.utils.shared_segment import DIRECTORY, Segment
 from tests.fork_server import fork_server
 
 SIZE = 1 << 16

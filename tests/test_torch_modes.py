@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raydist.compat.torch_internals import num_writes
-from raydist.torch_modes import SharedSettings, TorchModes, TorchSettings, outside_inference_mode
+from raydist.utils.torch_modes import SharedSettings, TorchModes, TorchSettings, outside_inference_mode
 
 Block = Callable[[], AbstractContextManager[Any]]
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from raydist.errors import DeadlineExceededError
-from raydist.torch_modes import SharedSettings, TorchSettings
+from raydist.core.errors import DeadlineExceededError
+from raydist.utils.torch_modes import SharedSettings, TorchSettings
 
 SETTINGS = [
     TorchSettings(dtype=torch.float64),

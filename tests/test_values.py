@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.values import InputContext, PerReplica, ReduceOp
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.values import InputContext, PerReplica, ReduceOp
 
 
 def test_a_reduction_is_parsed_from_itself_and_its_name() -> None:

@@ -11,7 +11,7 @@ import ray
 from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.supervision import RemoteFailure, kill_actors, translate_ray_error
-from raydist.cluster import connect
+from raydist.cluster.nodes import connect
 
 __all__ = ["BackgroundActor", "BackgroundHost", "BackgroundWork"]
 

@@ -25,6 +25,7 @@ from raydist.actors.portable_errors import pack_error
 from raydist.actors.reservations import bundle_options
 from raydist.actors.supervision import RemoteFailure, kill_actors, title_of_this_actor, wait_for_all
 from raydist.actors.version_check import Software, installed_software, require_same_software
+from raydist.cluster.ray_session import RaySession
 from raydist.collectives.flat_bytes import flat_bytes
 from raydist.parameter_servers.connection import (
     PendingAnswer,
@@ -36,7 +37,6 @@ from raydist.parameter_servers.connection import (
 )
 from raydist.parameter_servers.requests import ServerAnswer, ServerRequest, Statistics
 from raydist.parameter_servers.server_stats import ServerStats
-from raydist.ray_session import RaySession
 
 __all__ = ["RayConnection", "ServerActors", "ServerHost", "ServerMetrics", "staleness_bucket"]
 

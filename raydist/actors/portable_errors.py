@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.actors.class_tracking import cloudpickle
-from raydist.errors import Preempted, RaydistError
-from raydist.foreign_errors import (
+from raydist.core.errors import Preempted, RaydistError
+from raydist.core.exception_utils import (
     LEAVING,
     RemoteTraceback,
     annotate,

@@ -13,8 +13,8 @@ from ray.data.block import BlockAccessor, BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
 from raydist.actors.workers.executors import open_executor
-from raydist.cluster import connect
-from raydist.errors import SpecError
+from raydist.cluster.nodes import connect
+from raydist.core.errors import SpecError
 from raydist.options import Options
 from raydist.pipelines.elements.arrow import column_to_arrow
 from raydist.pipelines.elements.blocks import Block

@@ -15,8 +15,9 @@ from ray.data.dataset import MaterializedDataset
 from ray.exceptions import RayTaskError
 
 from raydist.compat.ray_internals import copy_of_dataset
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
-from raydist.foreign_errors import annotate
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.core.exception_utils import annotate
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.options import Timeouts
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
@@ -25,7 +26,6 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.producers import Producer, ReplayIterator
 from raydist.pipelines.ops.prefetch import PrefetchOp
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["RayDataOp", "ray_data_op"]
 

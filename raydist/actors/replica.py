@@ -27,9 +27,9 @@ from raydist.actors.supervision import (
 )
 from raydist.actors.version_check import Software, installed_software
 from raydist.actors.workers.memory_limit import keep_freed_memory
-from raydist.cluster import release
-from raydist.errors import FailedPreconditionError
-from raydist.ray_session import RaySession
+from raydist.cluster.nodes import release
+from raydist.cluster.ray_session import RaySession
+from raydist.core.errors import FailedPreconditionError
 
 __all__ = ["ReplicaActors", "ReplicaHost", "Seat", "console_settings", "open_console"]
 

@@ -18,8 +18,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError, TaskCancelledError
 
 from raydist.actors.portable_errors import PortableError
-from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
-from raydist.foreign_errors import annotate
+from raydist.core.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
+from raydist.core.exception_utils import annotate
 
 __all__ = [
     "GRACE_S",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 
 __all__ = ["Software", "installed_packages", "installed_software", "require_devices", "require_same_software"]
 
@@ -48,7 +48,7 @@ def require_same_software(own: Software, found: Sequence[Software], names: Seque
     >>> own, other = Software((("torch", "2.9"),)), Software((("torch", "2.8"),))
     >>> require_same_software(own, [other], ["replica 0"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    raydist.errors.FailedPreconditionError: All nodes must have the versions ... replica 0 has torch 2.8, not 2.9. ...
+    raydist.core.errors.FailedPreconditionError: All nodes must ... replica 0 has torch 2.8, not 2.9. ...
     """
     expected = dict(own.versions)
     others = [

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from raydist.actors.replica import ReplicaActors
 from raydist.actors.supervision import translate_ray_error
-from raydist.foreign_errors import as_exception
+from raydist.core.exception_utils import as_exception
 
 __all__ = ["Asked", "WorkerActors"]
 

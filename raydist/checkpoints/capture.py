@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from raydist.checkpoints.entries import pack_state
 from raydist.checkpoints.manifest import CheckpointManifest, SavedObject, named_files
 from raydist.checkpoints.tensor_file import NewFiles, TensorFile, write_tensors
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 __all__ = [
     "Capture",

@@ -23,7 +23,7 @@ from raydist.checkpoints.restore import RestoreReport
 from raydist.checkpoints.shards import DispatchedSave, Shard, ShardRequest, ShardTerms, join_shards
 from raydist.checkpoints.tensor_file import NewFiles, TensorFile, new_files, write_index
 from raydist.context.current import StepCounter, has_strategy, in_cross_replica_context
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.stored.directory_files import directory_files

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, final
 
-from raydist.errors import FailedPreconditionError, NotFoundError
-from raydist.failpoints import failpoint
+from raydist.core.errors import FailedPreconditionError, NotFoundError
+from raydist.core.failpoints import failpoint
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
 __all__ = ["LOCK_FILE", "Holder", "DirectoryLock", "judge_holder", "this_process"]

@@ -29,12 +29,12 @@ from raydist.checkpoints.saves import ManagerSaves
 from raydist.checkpoints.shards import DispatchedSave, Shard, ShardRequest, ShardTerms
 from raydist.checkpoints.tensor_file import new_files
 from raydist.checkpoints.watch import ManagerWatch, unsaved
+from raydist.cluster.preemption import end_reason, step_watchers
+from raydist.core.errors import Preempted
+from raydist.core.exception_utils import as_exception
+from raydist.core.nest import leaves_in
 from raydist.distributed_dataset import DistributedDataset, DistributedIterator
-from raydist.errors import Preempted
-from raydist.foreign_errors import as_exception
-from raydist.nest import leaves_in
 from raydist.pipelines.formats.files import shown_uri
-from raydist.preemption import end_reason, step_watchers
 
 __all__ = ["DriverLoop", "LoopHost", "ManagedLoop", "begin_loop"]
 

@@ -16,7 +16,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 __all__ = [
     "MAX_NESTING",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 from raydist.checkpoints.manifest import SavedCheckpoint, open_checkpoint
-from raydist.errors import DataLossError, InvalidArgumentError, NotFoundError
+from raydist.core.errors import DataLossError, InvalidArgumentError, NotFoundError
 from raydist.pipelines.formats.files import local_path, path_text
 from raydist.pipelines.stored.directory_files import DirectoryFiles, directory_files
 

@@ -11,7 +11,7 @@ from raydist.checkpoints.shards import ShardTerms
 
 if TYPE_CHECKING:
     from raydist.actors.portable_errors import PortableError
-    from raydist.errors import Preempted
+    from raydist.core.errors import Preempted
 
 __all__ = ["IteratorPlace", "LoopCount", "LoopNews", "LoopCommand", "ManagerCommand", "SaveOutcome", "WantedSave"]
 

@@ -17,13 +17,13 @@ from raydist.checkpoints.replica_loop import ManagerProxy, may_send_managers
 from raydist.checkpoints.run_directory import RunDirectory
 from raydist.checkpoints.saves import ManagerSaves, SaveHandle
 from raydist.checkpoints.watch import ManagerWatch
+from raydist.cluster.preemption import end_reason, leave, leave_at_last, unwatch_steps, watch_steps
 from raydist.context.current import has_strategy, in_cross_replica_context
 from raydist.context.replica_context import loop_here
-from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
-from raydist.owning_process import OwningProcess
+from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from raydist.core.fork_guard import OwningProcess
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.stored.file_directory import is_file_name
-from raydist.preemption import end_reason, leave, leave_at_last, unwatch_steps, watch_steps
 
 __all__ = ["CheckpointManager", "require_arguments"]
 

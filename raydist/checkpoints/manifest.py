@@ -22,7 +22,7 @@ from raydist.checkpoints.entries import stored_dtype, unpack_state
 from raydist.checkpoints.parameter_names import plain_names
 from raydist.checkpoints.read_tensors import read_tensors
 from raydist.checkpoints.tensor_file import MANIFEST_NAME, FilePlace, TensorFile
-from raydist.errors import DataLossError, InvalidArgumentError, NotFoundError, RaydistError
+from raydist.core.errors import DataLossError, InvalidArgumentError, NotFoundError, RaydistError
 from raydist.pipelines.formats.files import file_errors
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 from raydist.pipelines.stored.file_directory import is_file_name

@@ -20,7 +20,7 @@ from raydist.checkpoints.parameter_names import (
     plain_name,
     plain_names,
 )
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 __all__ = [
     "RESTORED_BY_RANK",

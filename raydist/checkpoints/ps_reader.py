@@ -24,7 +24,7 @@ from raydist.checkpoints.ps_restore import (
 from raydist.checkpoints.read_tensors import read_pieces, read_slices
 from raydist.checkpoints.restore import PreparedShard
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
-from raydist.errors import CancelledError, DataLossError, FailedPreconditionError, NotFoundError, RaydistError
+from raydist.core.errors import CancelledError, DataLossError, FailedPreconditionError, NotFoundError, RaydistError
 from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.rows.sharded_embedding import parts_by_table
 from raydist.parameter_servers.serving.checkpointing import PartHolder, PartRestorer

@@ -32,7 +32,7 @@ from raydist.checkpoints.object_state import PendingGradients
 from raydist.checkpoints.saves import MAX_FAILURES
 from raydist.checkpoints.shards import ShardRequest, ShardTerms, ShardWriter
 from raydist.context.replica_context import loop_here
-from raydist.errors import DeadlineExceededError, FailedPreconditionError, Preempted
+from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, Preempted
 from raydist.pipelines.formats.files import shown_uri
 
 __all__ = [

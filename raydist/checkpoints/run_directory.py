@@ -24,7 +24,7 @@ from raydist.checkpoints.listing import (
 )
 from raydist.checkpoints.manifest import named_files
 from raydist.checkpoints.tensor_file import MANIFEST_NAME, is_new_name, may_be_of_checkpoint, stem_of
-from raydist.failpoints import failpoint
+from raydist.core.failpoints import failpoint
 from raydist.pipelines.formats.files import shown_uri
 from raydist.pipelines.stored.directory_files import DirectoryFiles, directory_files
 

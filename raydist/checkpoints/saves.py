@@ -21,8 +21,8 @@ from raydist.checkpoints.listing import (
     require_number,
 )
 from raydist.checkpoints.run_directory import RunDirectory
-from raydist.errors import DeadlineExceededError
-from raydist.foreign_errors import what_was_raised
+from raydist.core.errors import DeadlineExceededError
+from raydist.core.exception_utils import what_was_raised
 from raydist.pipelines.formats.files import shown_uri
 
 __all__ = ["MAX_FAILURES", "BackgroundWriter", "ManagerSaves", "SaveHandle"]

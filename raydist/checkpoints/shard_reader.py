@@ -21,7 +21,7 @@ from raydist.checkpoints.read_tensors import read_slices
 from raydist.checkpoints.restore import PreparedShard, RestoreRequest, load_states
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 from raydist.collectives.flat_bytes import flat_bytes
-from raydist.errors import DataLossError, FailedPreconditionError, NotFoundError
+from raydist.core.errors import DataLossError, FailedPreconditionError, NotFoundError
 
 __all__ = [
     "ShardReader",

@@ -20,7 +20,7 @@ from raydist.checkpoints.capture import StagingBuffers, captured_object
 from raydist.checkpoints.manifest import SavedObject
 from raydist.checkpoints.object_state import class_of_state, kind_of_state, state_of
 from raydist.checkpoints.tensor_file import MAX_PART_BYTES, NewFiles, TensorFile, plan_parts, write_tensor_file
-from raydist.errors import DeadlineExceededError
+from raydist.core.errors import DeadlineExceededError
 
 __all__ = [
     "DispatchedSave",

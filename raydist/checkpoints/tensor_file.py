@@ -23,8 +23,8 @@ import torch
 
 from raydist.checkpoints.entries import dtype_name
 from raydist.collectives.flat_bytes import flat_bytes
-from raydist.errors import NotFoundError
-from raydist.failpoints import failpoint
+from raydist.core.errors import NotFoundError
+from raydist.core.failpoints import failpoint
 from raydist.pipelines.formats.files import ReadableFile
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 

@@ -11,13 +11,13 @@ from typing import Any, final
 from raydist.checkpoints.checkpoint import nodes_of
 from raydist.checkpoints.contents import CheckpointContents
 from raydist.checkpoints.saves import ManagerSaves
+from raydist.cluster.draining import this_node
+from raydist.cluster.preemption import Positions
+from raydist.core.errors import Preempted
 from raydist.distributed_dataset import DistributedDataset, DistributedIterator
 from raydist.distributed_dataset.epochs import is_lent
-from raydist.draining import this_node
-from raydist.errors import Preempted
 from raydist.pipelines.formats.files import shown_uri
 from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.preemption import Positions
 
 __all__ = ["ManagerWatch", "unsaved"]
 

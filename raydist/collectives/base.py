@@ -15,8 +15,8 @@ from typing import ClassVar, final
 import torch
 
 from raydist.collectives.tensors import check_rows
-from raydist.host_copy import begin_host_copy
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
+from raydist.utils.host_copy import begin_host_copy
 
 __all__ = [
     "ALL_REDUCE",

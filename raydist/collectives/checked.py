@@ -24,7 +24,7 @@ from raydist.collectives.base import Communicator, Work
 from raydist.collectives.delegating import DelegatingCommunicator
 from raydist.collectives.tensors import check_rows, rows_name
 from raydist.collectives.translation import mismatch_error
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
 
 __all__ = ["Call", "CallLog", "CheckedCommunicator", "all_hold", "describe_call", "exchange"]
 

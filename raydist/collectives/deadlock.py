@@ -21,7 +21,7 @@ from raydist.collectives.delegating import DelegatingCommunicator, T
 from raydist.collectives.rendezvous import connect_store, peek
 from raydist.collectives.translation import describe_odd_ones
 from raydist.compat.torch_internals import Store
-from raydist.errors import CancelledError, CollectiveMismatchError, RaydistError
+from raydist.core.errors import CancelledError, CollectiveMismatchError, RaydistError
 
 __all__ = ["DeadlockDetector", "Progress", "RankStatus", "WatchedCommunicator", "diagnose"]
 

@@ -11,8 +11,8 @@ import torch
 
 from raydist.collectives.base import ALL_REDUCE, Communicator, FinishingWork, Work
 from raydist.collectives.tensors import COMBINERS, check_reducible, rows_name
-from raydist.errors import SpecError
-from raydist.values import ReduceOp
+from raydist.core.errors import SpecError
+from raydist.core.values import ReduceOp
 
 __all__ = ["DelegatingCommunicator", "LimitedCommunicator", "ReducingToOne", "RootReduction"]
 

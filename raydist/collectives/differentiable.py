@@ -14,8 +14,8 @@ import torch
 
 from raydist.collectives.base import ALL_REDUCE, Communicator
 from raydist.collectives.checked import CallLog, describe_call, exchange
-from raydist.errors import InvalidArgumentError
-from raydist.values import ReduceOp
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import ReduceOp
 
 __all__ = ["all_gather", "all_reduce", "promote", "require_axis"]
 

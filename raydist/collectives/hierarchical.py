@@ -21,9 +21,9 @@ from raydist.collectives.process_group import GlooBackend
 from raydist.collectives.shared_memory.communicator import SharedMemoryBackend, SharedMemoryCommunicator, open_shared
 from raydist.collectives.tensors import HALVES, check_parts, check_reducible, check_root, stage_bytes
 from raydist.collectives.translation import late_error
-from raydist.ending_threads import end_at_exit
-from raydist.errors import DeadlineExceededError, RaydistError, UnavailableError
-from raydist.values import ReduceOp
+from raydist.core.errors import DeadlineExceededError, RaydistError, UnavailableError
+from raydist.core.thread_shutdown import end_at_exit
+from raydist.core.values import ReduceOp
 
 __all__ = ["BackgroundQueue", "HierarchicalBackend", "HierarchicalCommunicator"]
 

@@ -12,7 +12,7 @@ from raydist.collectives.hierarchical import HierarchicalBackend
 from raydist.collectives.process_group import GlooBackend, NcclBackend
 from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
 from raydist.collectives.xla.communicator import XlaBackend
-from raydist.errors import InvalidArgumentError, UnavailableError
+from raydist.core.errors import InvalidArgumentError, UnavailableError
 
 __all__ = ["AUTO", "BACKENDS", "backends_for", "open_communicator"]
 
@@ -86,7 +86,7 @@ def open_communicator(
         UnavailableError: No backend that `backend` allows can serve the group.
 
     >>> from raydist.collectives.rendezvous import RendezvousStore
-    >>> from raydist.values import ReduceOp
+    >>> from raydist.core.values import ReduceOp
     >>> with RendezvousStore() as store:
     ...     alone = store.membership("doctest", generation=0, rank=0, world_size=1)
     ...     communicator = open_communicator(alone, device=torch.device("cpu"), timeout_s=10.0)

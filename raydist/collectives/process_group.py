@@ -36,8 +36,8 @@ from raydist.compat.torch_internals import (
     gloo_group,
     set_timeout,
 )
-from raydist.errors import DeadlineExceededError, RaydistError, UnavailableError
-from raydist.values import ReduceOp
+from raydist.core.errors import DeadlineExceededError, RaydistError, UnavailableError
+from raydist.core.values import ReduceOp
 
 __all__ = [
     "Generation",

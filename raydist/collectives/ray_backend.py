@@ -31,8 +31,8 @@ from raydist.collectives.tensors import check_parts, describe_tensor, stage_byte
 from raydist.collectives.translation import translate_torch_error
 from raydist.compat.ray_internals import gcs_client
 from raydist.compat.torch_internals import gloo_group
-from raydist.errors import CollectiveMismatchError, DeadlineExceededError, InvalidArgumentError
-from raydist.values import ReduceOp
+from raydist.core.errors import CollectiveMismatchError, DeadlineExceededError, InvalidArgumentError
+from raydist.core.values import ReduceOp
 
 __all__ = [
     "BACKEND",

@@ -24,7 +24,7 @@ from typing import final
 from raydist.collectives.base import Membership
 from raydist.collectives.translation import describe_operation, describe_ranks, translate_torch_error
 from raydist.compat.torch_internals import PrefixStore, Store, TCPStore
-from raydist.errors import (
+from raydist.core.errors import (
     CancelledError,
     CollectiveMismatchError,
     DeadlineExceededError,
@@ -32,7 +32,7 @@ from raydist.errors import (
     RaydistError,
     UnavailableError,
 )
-from raydist.owning_process import never_free, note_inherited
+from raydist.core.fork_guard import never_free, note_inherited
 
 __all__ = ["ErrorBroadcast", "RendezvousStore", "connect_store", "local_address", "peek"]
 

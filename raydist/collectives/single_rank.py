@@ -8,7 +8,7 @@ import torch
 
 from raydist.collectives.base import Communicator, FinishingWork, Membership, Work
 from raydist.collectives.tensors import check_parts, check_reducible, check_root
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
 
 __all__ = ["SingleRank"]
 

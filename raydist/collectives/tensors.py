@@ -14,8 +14,8 @@ from typing import final
 import torch
 
 from raydist.collectives.flat_bytes import flat_bytes
-from raydist.errors import InvalidArgumentError
-from raydist.values import ReduceOp
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import ReduceOp
 
 __all__ = [
     "COMBINERS",
@@ -79,9 +79,9 @@ class Staged:
 def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
     """Raise InvalidArgumentError if `op` is not defined for `dtype`.
 
-    >>> check_reducible(torch.int64, ReduceOp.MEAN)
+    >>> check_reducible(torch.int64, ReduceOp.MEAN)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    raydist.errors.InvalidArgumentError: MEAN needs a floating-point tensor, got torch.int64. Convert it, or use SUM.
+    raydist.core.errors.InvalidArgumentError: MEAN needs a floating-point tensor, got ...
     """
     if dtype not in _ADDED and dtype is not torch.bool:
         raise InvalidArgumentError(
@@ -190,7 +190,7 @@ def check_root(root: int, group: str, world_size: int) -> None:
 
     >>> check_root(2, "g", 2)
     Traceback (most recent call last):
-    raydist.errors.InvalidArgumentError: The root must be a rank of group 'g', 0 to 1, got 2.
+    raydist.core.errors.InvalidArgumentError: The root must be a rank of group 'g', 0 to 1, got 2.
     """
     if not 0 <= root < world_size:
         raise InvalidArgumentError(f"The root must be a rank of group {group!r}, 0 to {world_size - 1}, got {root}.")
@@ -201,7 +201,7 @@ def check_rows(outputs: Sequence[torch.Tensor], mine: torch.Tensor, rank: int, w
 
     >>> check_rows([torch.ones(2, 3), torch.ones(1, 4)], torch.ones(2, 3), rank=0, world_size=2)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    raydist.errors.InvalidArgumentError: all_gather_rows needs 2 tensors of torch.float32 (any, 3), ... got ...
+    raydist.core.errors.InvalidArgumentError: all_gather_rows needs 2 tensors of torch.float32 (any, 3), ... got ...
     """
     fits = len(outputs) == world_size and mine.dim() > 0 and outputs[rank].shape == mine.shape
     if not fits or any(

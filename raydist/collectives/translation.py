@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 from raydist.collectives.base import Membership
-from raydist.errors import (
+from raydist.core.errors import (
     CancelledError,
     CollectiveMismatchError,
     DeadlineExceededError,

@@ -19,8 +19,8 @@ from typing import Any, Protocol, cast, final
 import torch
 from torch import nn
 
-from raydist.errors import FailedPreconditionError
-from raydist.set_inside import set_inside
+from raydist.core.contextvar_scope import set_inside
+from raydist.core.errors import FailedPreconditionError
 
 __all__ = [
     "TrainingStrategy",

@@ -8,7 +8,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
 
 __all__ = ["StrategyExtended"]
 

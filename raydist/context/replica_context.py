@@ -15,10 +15,10 @@ from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.context.current import current
 from raydist.context.strategy import Strategy
 from raydist.context.strategy_values import require_int, tensor_of
-from raydist.errors import InvalidArgumentError
-from raydist.nest import map_structure
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.nest import map_structure
+from raydist.core.values import ReduceOp
 from raydist.options import CommunicationOptions
-from raydist.values import ReduceOp
 
 __all__ = ["NoPeers", "Peers", "ReplicaContext", "loop_here", "peers_here"]
 

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from raydist.errors import InvalidArgumentError
-from raydist.foreign_errors import annotate, message_of
-from raydist.nest import leaves_in, map_structure
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.exception_utils import annotate, message_of
+from raydist.core.nest import leaves_in, map_structure
+from raydist.core.values import Replicated
 from raydist.options import RunOptions
-from raydist.values import Replicated
 
 __all__ = ["advise", "plain_call", "require_call"]
 

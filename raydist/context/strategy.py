@@ -7,16 +7,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
+from raydist.cluster.preemption import pass_boundary
 from raydist.context.cluster_resolver import ClusterResolver
 from raydist.context.current import StepCounter, enter_cross_replica, note_strategy, require_no_run
 from raydist.context.extended import StrategyExtended
 from raydist.context.strategy_values import StrategyStats, StrategyValues
-from raydist.errors import FailedPreconditionError, SpecError
-from raydist.foreign_errors import folded
+from raydist.core.errors import FailedPreconditionError, SpecError
+from raydist.core.exception_utils import folded
+from raydist.core.fork_guard import OwningProcess
+from raydist.core.values import InputContext, ReduceOp
 from raydist.options import InputOptions, RunOptions
-from raydist.owning_process import OwningProcess
-from raydist.preemption import pass_boundary
-from raydist.values import InputContext, ReduceOp
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -322,10 +322,10 @@ class Strategy(StrategyValues):
 
         >>> strategy = rd.OneDeviceStrategy("cpu")
         >>> strategy.close()
-        >>> strategy.run(len, args=([],))
+        >>> strategy.run(len, args=([],))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        raydist.errors.FailedPreconditionError: This OneDeviceStrategy is closed and can't run a step. Make a new one.
+        raydist.core.errors.FailedPreconditionError: This OneDeviceStrategy is closed and can't run a step. Make ...
         """
 
     @abstractmethod

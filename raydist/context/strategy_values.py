@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.foreign_errors import folded
-from raydist.nest import Structure, flatten, unflatten
-from raydist.values import PerReplica, ReduceOp
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.exception_utils import folded
+from raydist.core.nest import Structure, flatten, unflatten
+from raydist.core.values import PerReplica, ReduceOp
 
 if TYPE_CHECKING:
     from raydist.parameter_servers.server_stats import ServerStats

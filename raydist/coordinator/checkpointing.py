@@ -24,10 +24,10 @@ from raydist.checkpoints.ps_save import begin_ps_save
 from raydist.checkpoints.restore import PreparedShard, RestoreRequest
 from raydist.checkpoints.shards import DispatchedSave, Shard, ShardRequest
 from raydist.coordinator.closures import Closure
-from raydist.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
+from raydist.core.nest import unflatten
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.object_kinds import has_plain_state
-from raydist.nest import unflatten
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 
 __all__ = ["RestoringServers", "PS_RESTORES", "PS_SAVES", "PsRestorer", "PsSaver", "ps_save_state"]

@@ -10,15 +10,15 @@ from typing import Any, final
 import torch
 
 from raydist.context.seed_calls import num_seed_calls
-from raydist.errors import CancelledError, UnavailableError
+from raydist.core.errors import CancelledError, UnavailableError
+from raydist.core.values import ReduceOp
 from raydist.mirroring.messages import StepPayload
 from raydist.options import RunOptions
 from raydist.replicas.ps.work_message import PlannedWork
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import StepHeader, batch_rows
 from raydist.summary.recording import SummaryOrder
-from raydist.torch_modes import TorchModes
-from raydist.values import ReduceOp
+from raydist.utils.torch_modes import TorchModes
 
 __all__ = ["Closure", "ClosureQueue", "closure_header"]
 

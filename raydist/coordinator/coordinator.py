@@ -12,18 +12,18 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, cast, final
 
+from raydist.cluster.preemption import GivenUp, is_to_leave
 from raydist.coordinator.closures import Closure, ClosureQueue
 from raydist.coordinator.interfaces import ServerSide, WorkerConnections
 from raydist.coordinator.scheduler import Scheduler
 from raydist.coordinator.worker_calls import ClosureCondition, WorkerCalls
 from raydist.coordinator.worker_pool import PayloadLog, WorkerPool
-from raydist.errors import CancelledError, FailedPreconditionError
-from raydist.foreign_errors import what_was_raised
+from raydist.core.errors import CancelledError, FailedPreconditionError
+from raydist.core.exception_utils import what_was_raised
+from raydist.core.fork_guard import OwningProcess
+from raydist.core.nest import unflatten
 from raydist.mirroring.messages import MirrorCalls, StepPayload
-from raydist.nest import unflatten
 from raydist.options import Timeouts
-from raydist.owning_process import OwningProcess
-from raydist.preemption import GivenUp, is_to_leave
 from raydist.replicas.ps.work_message import ClosureLabel, LogEntry, PlannedWork
 from raydist.replicas.results import StepResult
 from raydist.replicas.runner import ReplicaRunner

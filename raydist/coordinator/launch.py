@@ -12,11 +12,11 @@ from raydist.actors.replica import ReplicaActors, Seat, console_settings
 from raydist.actors.worker_actors import WorkerActors
 from raydist.checkpoints.ps_reader import PartReader
 from raydist.checkpoints.ps_save import SliceWriter
-from raydist.cluster import Cluster, Node, hosts_of, living_nodes, place, release
+from raydist.cluster.nodes import Cluster, Node, hosts_of, living_nodes, place, release
 from raydist.context.cluster_resolver import ClusterResolver, host_of
 from raydist.coordinator.coordinator import Coordinator
 from raydist.coordinator.ps_servers import PsServers
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.parameter_servers.consistency import BoundedStaleness, Consistency
 from raydist.parameter_servers.server import ParameterServer

@@ -15,14 +15,14 @@ from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.epochs.job import InputJob
 from raydist.actors.epochs.link import DynamicShardingLink
 from raydist.actors.readers.replica_iterator import ReplicaIterator
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.core.values import InputContext
 from raydist.dataset import Dataset
 from raydist.distributed_dataset.layout import chosen_policy, pickle_ops
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.options import AutoShardPolicy, InputOptions, Timeouts
 from raydist.pipelines.elements.seeds import draw_seed
 from raydist.pipelines.optimize.file_shards import shard_files
 from raydist.replicas.ps.work_message import LogEntry
-from raydist.values import InputContext
 
 if TYPE_CHECKING:
     from raydist.actors.epochs.input_host import InputHost

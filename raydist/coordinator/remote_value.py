@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
-from raydist.errors import InvalidArgumentError
-from raydist.foreign_errors import folded
-from raydist.nest import leaves_in, map_structure
-from raydist.values import NoNumber
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.exception_utils import folded
+from raydist.core.nest import leaves_in, map_structure
+from raydist.core.values import NoNumber
 
 if TYPE_CHECKING:
     from raydist.coordinator.closures import Closure

@@ -11,8 +11,8 @@ from raydist.coordinator.closures import ClosureQueue
 from raydist.coordinator.interfaces import WorkerCall, WorkerConnections
 from raydist.coordinator.scheduler import Scheduler
 from raydist.coordinator.worker_pool import WorkerPool
-from raydist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
-from raydist.foreign_errors import what_was_raised
+from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
+from raydist.core.exception_utils import what_was_raised
 from raydist.options import Timeouts
 
 __all__ = ["ClosureCondition", "WorkerCalls"]

@@ -16,7 +16,7 @@ from typing import Any, final
 from raydist.actors.version_check import installed_software, require_devices, require_same_software
 from raydist.coordinator.closures import ClosureQueue
 from raydist.coordinator.interfaces import ServerSide, WorkerCall, WorkerConnections
-from raydist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
+from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 from raydist.options import Timeouts
 from raydist.replicas.ps.worker_runner import WorkerRunner
 from raydist.replicas.step_message import SentObjects

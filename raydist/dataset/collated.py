@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raydist.errors import SpecError
+from raydist.core.errors import SpecError
 
 __all__ = ["element_of"]
 

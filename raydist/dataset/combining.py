@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+from raydist.core.nest import flatten
 from raydist.dataset.base import DatasetBase, graphs, named
-from raydist.nest import flatten
 from raydist.pipelines.ops.combine import ChooseOp, ConcatenateOp, ZipOp
 from raydist.pipelines.sources.random_indices import DrawsOp
 

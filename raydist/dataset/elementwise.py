@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Self
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset.base import named
 from raydist.dataset.running import Running
-from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.arguments import require_choice
 from raydist.pipelines.elements.convert import torch_rows
 from raydist.pipelines.elements.declared_output import DeclaredOutput

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset.base import DatasetBase, named
-from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.arguments import whole_number
 from raydist.pipelines.elements.arrow_fields import Conversion
 from raydist.pipelines.elements.declared_output import DeclaredOutput

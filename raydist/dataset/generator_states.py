@@ -19,7 +19,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 __all__ = ["GlobalStates", "Kept", "generator_at", "kept", "set_generators", "state_text"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
+from raydist.core.errors import FailedPreconditionError
 from raydist.dataset.base import DatasetBase, named
-from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.arguments import whole_number
 from raydist.pipelines.ops.declared import AssertCardinalityOp
 from raydist.pipelines.ops.filter import IgnoreErrorsOp, UniqueOp

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from raydist.core.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from raydist.dataset.base import DatasetBase, named
 from raydist.options import Options
 from raydist.pipelines.elements.arrow import arrow_batches
@@ -19,7 +20,6 @@ from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.ops.declared import WithOptionsOp
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.plan import begin_epoch, explain, make_plan
-from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 if TYPE_CHECKING:
     from raydist.pipelines.run.profile import Profile

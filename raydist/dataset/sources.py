@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset.base import DatasetBase, named
-from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.arguments import whole_number
 from raydist.pipelines.elements.arrow_fields import Conversion
 from raydist.pipelines.elements.declared_output import DeclaredOutput

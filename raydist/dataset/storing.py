@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset.base import named
 from raydist.dataset.running import Running
-from raydist.errors import InvalidArgumentError
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.ops.cache import CacheOp, FileCacheOp, SnapshotOp
 from raydist.pipelines.ops.prefetch import PrefetchOp

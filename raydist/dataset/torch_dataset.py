@@ -19,8 +19,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from raydist.actors.workers.executors import open_executor
+from raydist.core.errors import DeadlineExceededError
 from raydist.dataset.running import Running
-from raydist.errors import DeadlineExceededError
 from raydist.pipelines.elements.convert import torch_rows
 from raydist.pipelines.elements.seeds import draw_seed
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS

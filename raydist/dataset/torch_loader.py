@@ -34,13 +34,13 @@ from torch.utils.data import (
     default_collate,
 )
 
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset.collated import element_of
 from raydist.dataset.generator_states import GlobalStates, Kept, generator_at, kept, set_generators, state_text
-from raydist.errors import InvalidArgumentError
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.sources.torch_datasets import LoaderOp, LoaderOrder
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["loader_op"]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, final
 
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.distributed_dataset.epochs import Epochs
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import InputOptions
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.optional import Optional

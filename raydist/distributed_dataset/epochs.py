@@ -7,9 +7,9 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, final
 
-from raydist.errors import InvalidArgumentError
+from raydist.cluster.preemption import Positions
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.elements.seeds import draw_seed
-from raydist.preemption import Positions
 
 __all__ = ["EpochIterator", "Epochs", "is_lent"]
 

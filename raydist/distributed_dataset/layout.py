@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.epochs.job import InputJob, MergedJob
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.options import AutoShardPolicy
 from raydist.pipelines.optimize.file_shards import obstacle_to_files, shard_files
 from raydist.pipelines.run.plan import begin_epoch

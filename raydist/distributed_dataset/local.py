@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.actors.workers.executors import open_executor
+from raydist.core.nest import map_structure
 from raydist.distributed_dataset.base import DistributedDataset
-from raydist.nest import map_structure
 from raydist.options import InputOptions
 from raydist.pipelines.elements.convert import torch_rows
 from raydist.pipelines.elements.object_leaves import map_parts

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.actors.readers.driver_iterator import DistributedIterator
+from raydist.core.nest import NOTHING, map_structure
+from raydist.core.values import InputContext
 from raydist.distributed_dataset.base import DistributedDataset, require_batches, require_shared
 from raydist.distributed_dataset.layout import InputLayout
-from raydist.nest import NOTHING, map_structure
 from raydist.options import InputOptions
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.values import InputContext
 
 if TYPE_CHECKING:
     from raydist.dataset import Dataset

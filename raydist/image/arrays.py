@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError, SpecError
+from raydist.core.errors import InvalidArgumentError, SpecError
 
 __all__ = ["Image", "require_colours", "require_image", "require_size"]
 

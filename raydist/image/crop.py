@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError, SpecError
+from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.image.arrays import Image, require_image, require_size
 
 __all__ = ["central_crop", "crop_and_resize", "crop_to_bounding_box", "random_crop", "random_window", "require_window"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.image.arrays import Image
 from raydist.image.crop import crop_to_bounding_box, random_window, require_window
 

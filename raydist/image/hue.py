@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError, SpecError
+from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.image.arrays import Image, require_colours, require_image
 from raydist.image.value_range import from_fractions, to_fractions
 

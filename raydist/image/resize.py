@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.image.arrays import Image, require_colours, require_image, require_size
 from raydist.image.crop import crop_to_bounding_box
 from raydist.image.decode import codec

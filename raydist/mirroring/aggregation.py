@@ -14,9 +14,9 @@ from torch.nn.parameter import is_lazy
 
 from raydist.compat.torch_internals import buffer_table
 from raydist.context.current import has_strategy, in_cross_replica_context
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.values import ReduceOp
 from raydist.pickling.attribute_table import attributes
-from raydist.values import ReduceOp
 
 __all__ = [
     "Aggregation",
@@ -173,7 +173,7 @@ def set_aggregation(
     >>> rd.set_aggregation(model, "num_batch", aggregation="sum")
     Traceback (most recent call last):
         ...
-    raydist.errors.InvalidArgumentError: 'num_batch' must be a buffer of BatchNorm1d, which has 'running_mean', \
+    raydist.core.errors.InvalidArgumentError: 'num_batch' must be a buffer of BatchNorm1d, which has 'running_mean', \
 'running_var', 'num_batches_tracked'. Register it first, or correct the name.
     """
     if has_strategy() and not in_cross_replica_context():

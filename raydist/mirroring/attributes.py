@@ -14,8 +14,8 @@ from typing import Any, final
 import torch
 
 from raydist.compat import torch_internals as own_tables
-from raydist.errors import FailedPreconditionError
-from raydist.foreign_errors import collect_errors
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.exception_utils import collect_errors
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.messages import MirrorCalls, ReplicaLink, Writes
 from raydist.mirroring.object_kinds import (
@@ -41,7 +41,7 @@ from raydist.pickling.attribute_table import (
     seal,
 )
 from raydist.pickling.torch_objects import require_step_of_class
-from raydist.torch_modes import outside_inference_mode
+from raydist.utils.torch_modes import outside_inference_mode
 
 __all__ = ["ControlState"]
 

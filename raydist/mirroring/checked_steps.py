@@ -18,8 +18,8 @@ from typing import Any, final
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from raydist.class_memory import remembered_by_class
 from raydist.compat.torch_internals import module_table, parameter_table
+from raydist.core.weak_class_cache import remembered_by_class
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.object_kinds import held_parameters
 from raydist.mirroring.scope import Scope, ScopeCheck

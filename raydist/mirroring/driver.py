@@ -18,8 +18,8 @@ from torch.nn.parameter import is_lazy
 
 from raydist.checkpoints.checkpoint import ShardSaver
 from raydist.compat.torch_internals import buffer_table, mark_as_stepped
-from raydist.errors import FailedPreconditionError
-from raydist.foreign_errors import collect_errors
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.exception_utils import collect_errors
 from raydist.mirroring.attributes import ControlState
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.lazy_states import LazyStates, metrics_in
@@ -32,7 +32,7 @@ from raydist.mirroring.variables import Variables
 from raydist.parameter_servers.rows.local_rows import attach_access
 from raydist.pickling.attribute_table import AttributeTable
 from raydist.pickling.pickler import PersistentId, loads
-from raydist.torch_modes import outside_inference_mode
+from raydist.utils.torch_modes import outside_inference_mode
 
 __all__ = ["MirrorDriver"]
 

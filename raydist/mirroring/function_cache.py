@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from raydist.compat.torch_internals import num_writes
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.messages import StepPayload
 from raydist.pickling.attribute_table import attributes, is_plain
 from raydist.pickling.by_value import closure_variables, is_installed, referenced_globals

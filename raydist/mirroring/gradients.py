@@ -20,7 +20,7 @@ from raydist.compat.torch_internals import hook_tables, num_writes, plain_tensor
 from raydist.mirroring.messages import MirrorCalls, ReplicaLink, TensorImage, Writes
 from raydist.mirroring.object_kinds import held_parameters
 from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of, tensor_address
-from raydist.torch_modes import outside_inference_mode
+from raydist.utils.torch_modes import outside_inference_mode
 
 __all__ = ["DriverHooks", "Gradients", "HOOKS_OF_DRIVER", "clearing"]
 

@@ -20,13 +20,13 @@ import torch
 
 from raydist.checkpoints.object_state import RESTORED_BY_RANK
 from raydist.compat.torch_internals import module_table
-from raydist.errors import FailedPreconditionError
-from raydist.foreign_errors import collect_errors
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.exception_utils import collect_errors
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.messages import MirrorCalls, ReplicaLink, TensorImage, Writes
 from raydist.mirroring.object_kinds import content_digest, is_metric
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, attributes, capture, changed, seal
-from raydist.torch_modes import outside_inference_mode
+from raydist.utils.torch_modes import outside_inference_mode
 
 __all__ = [
     "LazyStates",

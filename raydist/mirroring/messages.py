@@ -17,9 +17,9 @@ import torch
 from raydist.collectives.flat_bytes import flat_bytes
 from raydist.collectives.reducer.parameter_hooks import ParameterHooks
 from raydist.compat.torch_internals import plain_tensors
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.values import PerReplica
 from raydist.pickling.attribute_table import AttributePath
-from raydist.values import PerReplica
 
 __all__ = ["MirrorCalls", "ReplicaLink", "StepPayload", "TensorImage", "Writes", "answer", "overwrite"]
 

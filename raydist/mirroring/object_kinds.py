@@ -16,9 +16,9 @@ from typing import Any, final
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from raydist.class_memory import remembered_by_class
 from raydist.collectives.flat_bytes import flat_bytes
 from raydist.compat.torch_internals import module_table, num_writes, parameter_table, plain_tensors
+from raydist.core.weak_class_cache import remembered_by_class
 from raydist.pickling.attribute_table import (
     AttributePath,
     AttributeTable,

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from raydist.checkpoints.object_state import OWNER
-from raydist.foreign_errors import fold
+from raydist.core.exception_utils import fold
 from raydist.mirroring.gradients import clearing
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 from raydist.checkpoints.object_state import STATES_BY_RANK
 from raydist.checkpoints.shards import MergedStates
 from raydist.collectives.reducer.parameter_hooks import ParameterHooks
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.aggregation import Aggregation, aggregate
 from raydist.mirroring.apply_update import ControlCollector, ReplicaBuffers, UpdateApplier
 from raydist.mirroring.function_cache import FunctionCache

@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from raydist.compat.torch_internals import disable_compiler, is_wrapped_step, mark_as_stepped, mark_as_wrapped_step
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.handles import ReplicaTable
 
 __all__ = ["ParameterGuard", "UpdateLog", "note_steps"]

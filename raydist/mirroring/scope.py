@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
 from raydist.compat.torch_internals import buffer_table, module_table, parameter_table, plain_tensors
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.objects import is_mirrored_class
 from raydist.mirroring.tensor import MirroredTensor, record_of

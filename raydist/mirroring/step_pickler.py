@@ -15,10 +15,11 @@ from typing import Any, final
 
 import torch
 
-from raydist.class_memory import remembered_by_class
 from raydist.collectives.reducer.parameter_hooks import ParameterHooks
 from raydist.compat.torch_internals import BUFFERS, buffer_table
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.values import PerReplica
+from raydist.core.weak_class_cache import remembered_by_class
 from raydist.mirroring.gradients import HOOKS_OF_DRIVER
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.messages import StepPayload, Writes
@@ -28,7 +29,6 @@ from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.by_value import ByValuePolicy, closure_variables, referenced_globals
 from raydist.pickling.pickler import HandlePickler, PersistentId, dumps, with_globals
-from raydist.values import PerReplica
 
 __all__ = ["StepPickler", "SentFunctions", "pickle_error_path"]
 

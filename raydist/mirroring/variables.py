@@ -10,14 +10,14 @@ from typing import final
 import torch
 
 from raydist.compat.torch_internals import plain_tensors
-from raydist.foreign_errors import collect_errors
+from raydist.core.exception_utils import collect_errors
 from raydist.mirroring.aggregation import Aggregations, aggregate
 from raydist.mirroring.gradients import DriverHooks, Gradients
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.messages import MirrorCalls, ReplicaLink, Writes, overwrite
 from raydist.mirroring.scope import ScopeCheck
 from raydist.mirroring.tensor import UNKNOWN_VERSION, TensorRecord, mirror_tensor, plain_tensor
-from raydist.torch_modes import outside_inference_mode
+from raydist.utils.torch_modes import outside_inference_mode
 
 __all__ = ["Variables"]
 

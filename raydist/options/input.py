@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, final
 
+from raydist.core.values import AUTOTUNE
 from raydist.options.requirement import require
-from raydist.values import AUTOTUNE
 
 __all__ = ["InputOptions", "InputReplicationMode"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import final
 
-from raydist.settings import SettingsGroup, count, group, one_of, optional_count, typed
+from raydist.options.settings import SettingsGroup, count, group, one_of, optional_count, typed
 
 __all__ = [
     "AutoShardPolicy",

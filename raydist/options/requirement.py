@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 __all__ = ["require"]
 
@@ -12,7 +12,7 @@ def require(ok: bool, what: str, got: object) -> None:
 
     >>> require(False, "n must be > 0", -1)
     Traceback (most recent call last):
-    raydist.errors.InvalidArgumentError: n must be > 0, got -1.
+    raydist.core.errors.InvalidArgumentError: n must be > 0, got -1.
     """
     if not ok:
         raise InvalidArgumentError(f"{what}, got {got!r}.")

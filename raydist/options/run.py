@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
+from raydist.core.values import ReduceOp
 from raydist.options.requirement import require
-from raydist.values import ReduceOp
 
 __all__ = ["RunOptions"]
 

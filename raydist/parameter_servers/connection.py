@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, final
 import torch
 
 from raydist.compat.torch_internals import foreach_copy
-from raydist.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
+from raydist.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from raydist.parameter_servers.requests import ServerAnswer, ServerRequest
 
 __all__ = [

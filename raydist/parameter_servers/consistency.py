@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.options.requirement import require
 
 __all__ = ["BoundedStaleness", "Consistency", "SyncWithBackups", "require_consistency"]
@@ -76,7 +76,7 @@ def require_consistency(value: object) -> Consistency:
 
     >>> require_consistency("eventual")
     Traceback (most recent call last):
-    raydist.errors.InvalidArgumentError: consistency must be "async", rd.BoundedStaleness(k) or ... got 'eventual'.
+    raydist.core.errors.InvalidArgumentError: consistency must be "async", rd.BoundedStaleness(k) or ... got 'eventual'.
     """
     if value == "async":
         return "async"

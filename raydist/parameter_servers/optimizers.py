@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 __all__ = [
     "bare_optimizer",

@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.consistency import Consistency, require_consistency
 from raydist.parameter_servers.requests import Assign, Pull, PullRows, Push, ServerRequest, Statistics, WriteStates
 from raydist.parameter_servers.server_stats import ServerStats

@@ -9,7 +9,7 @@ from typing import final
 
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.options.requirement import require
 
 __all__ = [

@@ -48,7 +48,7 @@ def is_installed(module_name: str | None) -> bool:
 
     Modules beside the script and editable installs are the user's own.
 
-    >>> is_installed("torch.nn"), is_installed("math"), is_installed("raydist.values"), is_installed("__main__")
+    >>> is_installed("torch.nn"), is_installed("math"), is_installed("raydist.core.values"), is_installed("__main__")
     (True, True, True, False)
     """
     name = module_name or ""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from raydist.values import PerReplica
+from raydist.core.values import PerReplica
 
 __all__ = ["BatchRows", "MergedValue", "value_on", "weights_of"]
 

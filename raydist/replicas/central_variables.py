@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.translation import describe_each
-from raydist.errors import CollectiveMismatchError
+from raydist.core.errors import CollectiveMismatchError
 from raydist.replicas.rules import ReplicaVariables, StrategyHooks
 
 __all__ = ["CentralVariables"]

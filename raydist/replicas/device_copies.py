@@ -14,11 +14,11 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.xla.chip import Chip
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.values import Leaves
 from raydist.pipelines.elements.object_leaves import map_parts
 from raydist.replicas.step import StepHeader, resolve_parts
-from raydist.torch_modes import SharedSettings, TorchModes
-from raydist.values import Leaves
+from raydist.utils.torch_modes import SharedSettings, TorchModes
 
 __all__ = [
     "Accelerator",

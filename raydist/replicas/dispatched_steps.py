@@ -15,14 +15,20 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.actors.replica import ReplicaActors
-from raydist.errors import CancelledError, FailedPreconditionError, InvalidArgumentError, Preempted, UnavailableError
-from raydist.foreign_errors import describe, what_was_raised
-from raydist.owning_process import OwningProcess
-from raydist.preemption import leave
+from raydist.cluster.preemption import leave
+from raydist.core.errors import (
+    CancelledError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    Preempted,
+    UnavailableError,
+)
+from raydist.core.exception_utils import describe, what_was_raised
+from raydist.core.fork_guard import OwningProcess
+from raydist.core.values import Part
 from raydist.replicas.results import StepOutcome, StepResult
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step_message import GroupResult, PlannedStep, SentObjects, address_steps
-from raydist.values import Part
 
 __all__ = ["DispatchedStep", "DispatchedSteps", "Failure", "BatchingPolicy", "SentGroup"]
 

@@ -22,9 +22,9 @@ from raydist.checkpoints.replica_loop import ReplicaLoops
 from raydist.checkpoints.shards import ShardTerms, ShardWriter
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext, peers_here
+from raydist.core.fork_guard import call_here
+from raydist.core.nest import flatten
 from raydist.mirroring.replica import MirrorReplica
-from raydist.nest import flatten
-from raydist.owning_process import call_here
 from raydist.replicas.device_copies import Accelerator, DeviceCopies
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result

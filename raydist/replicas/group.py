@@ -15,10 +15,10 @@ from raydist.actors.version_check import Software, installed_software, require_d
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import DeadlineExceededError
+from raydist.core.errors import DeadlineExceededError
+from raydist.core.fork_guard import OwningProcess
 from raydist.mirroring.messages import MirrorCalls
 from raydist.options import Timeouts
-from raydist.owning_process import OwningProcess
 from raydist.replicas.dispatched_steps import DispatchedSteps
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup

@@ -12,11 +12,11 @@ import torch
 from raydist.collectives.base import Communicator
 from raydist.collectives.checked import all_hold, describe_call
 from raydist.collectives.translation import describe_each, describe_odd_ones
-from raydist.errors import CollectiveMismatchError
+from raydist.core.errors import CollectiveMismatchError
+from raydist.core.values import ReduceOp
 from raydist.mirroring.aggregation import aggregate, is_averaged, is_chosen_for, wide
 from raydist.mirroring.messages import overwrite
 from raydist.mirroring.object_kinds import digest_of, trained_state
-from raydist.values import ReduceOp
 
 __all__ = ["SyncCheck", "WrittenBuffers"]
 

@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 
 from raydist.actors.replica import ReplicaActors, Seat, console_settings
-from raydist.cluster import Cluster, Node, address_for, hosts_of, living_nodes, place, release
+from raydist.cluster.nodes import Cluster, Node, address_for, hosts_of, living_nodes, place, release
 from raydist.collectives.opening import backends_for, open_communicator
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore

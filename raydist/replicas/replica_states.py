@@ -16,7 +16,7 @@ from raydist.actors.supervision import root_cause
 from raydist.checkpoints.restore import PreparedShard, RestoreRequest
 from raydist.checkpoints.shard_reader import commit_shard, discard_shard, prepare_shard
 from raydist.checkpoints.shards import DispatchedSave, ShardRequest, ShardWriter
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.object_kinds import has_load_hooks
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, final
 
 from raydist.context.current import StepCounter
 from raydist.context.strategy import Strategy
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 
 __all__ = ["ReplicaView"]
 

@@ -15,12 +15,12 @@ import torch
 
 from raydist.actors.class_tracking import cloudpickle
 from raydist.context.strategy_values import require_one_structure
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.foreign_errors import folded
-from raydist.nest import LEAF, NOTHING, Structure, flatten, unflatten
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.exception_utils import folded
+from raydist.core.nest import LEAF, NOTHING, Structure, flatten, unflatten
+from raydist.core.values import Part, PerReplica
 from raydist.pickling.torch_objects import Packed, PendingTensor, begin_packing, by_fields
 from raydist.summary.record import Record
-from raydist.values import Part, PerReplica
 
 __all__ = ["ResultLeaf", "ReturnedStructures", "StepOutcome", "StepResult", "StepValues", "pack_result", "require_nest"]
 

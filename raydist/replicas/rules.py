@@ -12,8 +12,8 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.base import Communicator
+from raydist.core.values import ReduceOp
 from raydist.mirroring.replica import MirrorReplica
-from raydist.values import ReduceOp
 
 __all__ = ["StrategyHooks", "ReplicaVariables", "VariablesView"]
 

@@ -29,12 +29,13 @@ from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.trailer import Updates
 from raydist.collectives.single_rank import SingleRank
 from raydist.context.run_call import advise
-from raydist.errors import CancelledError, CollectiveMismatchError, FailedPreconditionError
-from raydist.foreign_errors import annotate
+from raydist.core.errors import CancelledError, CollectiveMismatchError, FailedPreconditionError
+from raydist.core.exception_utils import annotate
+from raydist.core.fork_guard import call_here
+from raydist.core.values import Leaves
 from raydist.mirroring.messages import MirrorCalls, answer
 from raydist.mirroring.object_kinds import names_of, row_tables
 from raydist.mirroring.replica import MirrorReplica
-from raydist.owning_process import call_here
 from raydist.replicas.device_copies import Accelerator, DeviceCopies, PartsAhead, take_gpu
 from raydist.replicas.function_calls import FunctionCalls, watch_gradient_readers
 from raydist.replicas.replica_view import ReplicaView
@@ -43,7 +44,6 @@ from raydist.replicas.rules import VariablesView
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from raydist.replicas.step_message import GroupResult, KeptObjects, StepMessage
 from raydist.replicas.sync_peers import SyncPeers
-from raydist.values import Leaves
 
 __all__ = ["ReplicaRunner"]
 

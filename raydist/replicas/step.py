@@ -12,14 +12,14 @@ from raydist.checkpoints.loop_commands import LoopCommand
 from raydist.checkpoints.random_state import RESTORED_REPLICAS
 from raydist.collectives.delegating import RootReduction
 from raydist.context.seed_calls import num_seed_calls
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import Leaves, PerReplica, ReduceOp
 from raydist.mirroring.messages import StepPayload
 from raydist.options import RunOptions
 from raydist.pickling.torch_objects import by_fields
 from raydist.replicas.rules import StrategyHooks
 from raydist.summary.recording import SummaryOrder
-from raydist.torch_modes import TorchModes
-from raydist.values import Leaves, PerReplica, ReduceOp
+from raydist.utils.torch_modes import TorchModes
 
 __all__ = [
     "PartSource",

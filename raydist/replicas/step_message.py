@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.values import PerReplica
 from raydist.pickling.torch_objects import by_fields
 from raydist.replicas.results import StepResult, require_nest
 from raydist.replicas.step import PartSource, StepHeader, address_parts
-from raydist.values import PerReplica
 
 __all__ = ["GroupResult", "KeptObjects", "PlannedStep", "SentObjects", "StepMessage", "address_steps"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from raydist.actors.metric_counters import TrainingMetrics
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.replicas.results import StepResult
 from raydist.summary.record import merge
 from raydist.summary.recording import SummaryOrder, condition, destination, noting

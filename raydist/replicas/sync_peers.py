@@ -18,14 +18,14 @@ from raydist.collectives.reducer.exchange import StepWeight
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite
 from raydist.collectives.reducer.reducer import WIRES, GradientReducer
 from raydist.context.replica_context import Peers
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.nest import map_structure
+from raydist.core.values import ReduceOp
 from raydist.mirroring.replica import MirrorReplica
-from raydist.nest import map_structure
 from raydist.options import CommunicationOptions
 from raydist.replicas.batch_rows import BatchRows, MergedValue, value_on
 from raydist.replicas.in_sync import SyncCheck, WrittenBuffers
 from raydist.replicas.rules import StrategyHooks, VariablesView
-from raydist.values import ReduceOp
 
 __all__ = ["SyncPeers", "GlobalClosure"]
 

@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from raydist.actors.readers.driver_iterator import DistributedIterator
+from raydist.cluster.preemption import boundary_number
 from raydist.context.current import StepCounter
 from raydist.coordinator.closures import Closure, closure_header
 from raydist.coordinator.coordinator import Coordinator
 from raydist.coordinator.per_worker import PerWorkerInput
 from raydist.coordinator.remote_value import RemoteValue, holds_remote
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.nest import leaves_in
+from raydist.core.values import ReduceOp
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.messages import StepPayload
-from raydist.nest import leaves_in
 from raydist.options import RunOptions
-from raydist.preemption import boundary_number
 from raydist.replicas.step_summaries import StepSummaries
 from raydist.summary.recording import SummaryOrder
-from raydist.values import ReduceOp
 
 __all__ = ["ClosureScheduler"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, final
 
+from raydist.cluster.preemption import leave
 from raydist.coordinator.per_worker import PerWorkerDataset, PerWorkerValue
 from raydist.coordinator.remote_value import RemoteValue, fetched
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.exception_utils import folded
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
-from raydist.foreign_errors import folded
 from raydist.options import InputOptions, RunOptions
-from raydist.preemption import leave
 from raydist.strategies.parameter_server import ParameterServerStrategy
 
 __all__ = ["ClusterCoordinator"]

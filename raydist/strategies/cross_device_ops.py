@@ -11,7 +11,7 @@ import torch
 
 from raydist.collectives.delegating import RootReduction
 from raydist.context.devices import Device, parse_device
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions
 
 __all__ = [

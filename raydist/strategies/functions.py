@@ -11,7 +11,7 @@ import torch
 from raydist.context.current import StepCounter, current, has_strategy, in_cross_replica_context
 from raydist.context.replica_context import ReplicaContext
 from raydist.context.strategy import Strategy
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.strategies.one_device import default_strategy
 
 __all__ = [

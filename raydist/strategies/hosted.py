@@ -18,13 +18,13 @@ from raydist.actors.metric_counters import TrainingMetrics
 from raydist.checkpoints.shards import DispatchedSave
 from raydist.context.current import open_strategies
 from raydist.context.strategy import Strategy, require_dataset
+from raydist.core.exception_utils import collect_errors, folded, user_line
+from raydist.core.values import InputContext, ReduceOp
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
-from raydist.foreign_errors import collect_errors, folded, user_line
 from raydist.options import InputOptions, RunOptions, Timeouts
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.step_summaries import StepSummaries
-from raydist.values import InputContext, ReduceOp
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -246,7 +246,7 @@ def close_all() -> None:
     >>> strategy.run(len, args=([1],))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    raydist.errors.FailedPreconditionError: This OneDeviceStrategy is closed and can't run a step. Make a new one.
+    raydist.core.errors.FailedPreconditionError: This OneDeviceStrategy is closed and can't run a step. Make a new one.
 
     Source: raydist's own.
     """

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from raydist.cluster import Cluster, Node, address_of, connect, living_nodes
+from raydist.cluster.nodes import Cluster, Node, address_of, connect, living_nodes
 from raydist.context.cluster_resolver import (
     ClusterResolver,
     ClusterSpec,
@@ -15,7 +15,7 @@ from raydist.context.cluster_resolver import (
     TFConfigClusterResolver,
 )
 from raydist.context.devices import Device, parse_devices
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.replicas.launch import LaunchPlan, make_setups
 from raydist.strategies.synchronous import SynchronousStrategy

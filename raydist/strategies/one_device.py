@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch.utils.data import DataLoader
 
+from raydist.cluster.preemption import note_draws, pass_draw
 from raydist.collectives.base import Membership
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.collectives.reducer.reducer import GradientReducer
@@ -21,19 +22,18 @@ from raydist.context.replica_context import NoPeers, ReplicaContext
 from raydist.context.run_call import advise, plain_call, require_call
 from raydist.context.strategy import Strategy, require_dataset
 from raydist.context.strategy_values import StrategyStats, ValueContext
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.exception_utils import annotate, folded
+from raydist.core.nest import leaves_in, map_structure
+from raydist.core.values import InputContext
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import LocalDistributedDataset, require_batches, require_shared
-from raydist.errors import InvalidArgumentError
-from raydist.foreign_errors import annotate, folded
 from raydist.mirroring.checked_steps import CheckedSteps
 from raydist.mirroring.object_kinds import names_of
-from raydist.nest import leaves_in, map_structure
 from raydist.options import InputOptions, RunOptions
 from raydist.pipelines.elements.object_leaves import map_parts
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.optional import Optional
-from raydist.preemption import note_draws, pass_draw
-from raydist.values import InputContext
 
 __all__ = ["OneDeviceStrategy", "default_strategy"]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from raydist.cluster import Cluster, Node, connect, connected
+from raydist.cluster.nodes import Cluster, Node, connect, connected
+from raydist.cluster.placement import may_grow
 from raydist.context.devices import Device, parse_devices
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions, Timeouts
-from raydist.placement import may_grow
 from raydist.replicas.central_variables import CentralVariables
 from raydist.replicas.launch import LaunchPlan, plan_one_node, warn_if_crowded
 from raydist.replicas.rules import StrategyHooks
@@ -32,7 +32,7 @@ def choose_devices(
     Raises:
         InvalidArgumentError: `wanted` names no devices, or GPUs that no present or future node has.
 
-    >>> from raydist.cluster import Node
+    >>> from raydist.cluster.nodes import Node
     >>> cluster = Cluster(False, (Node("a", "10.0.0.1", {"CPU": 8.0, "GPU": 2.0}),))
     >>> [str(device) for device in choose_devices(None, cluster, may_grow=bool)[1]]
     ['GPU:0', 'GPU:1']

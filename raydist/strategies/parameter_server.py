@@ -20,9 +20,9 @@ from raydist.coordinator.coordinator import Coordinator, WorkersLink
 from raydist.coordinator.launch import Launched, PsRequest
 from raydist.coordinator.per_worker import PerWorkerInput
 from raydist.coordinator.remote_value import RemoteValue, fetched
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.exception_utils import folded
 from raydist.distributed_dataset import InputSide
-from raydist.errors import InvalidArgumentError
-from raydist.foreign_errors import folded
 from raydist.mirroring.driver import MirrorDriver
 from raydist.options import RunOptions, Timeouts
 from raydist.parameter_servers.consistency import Consistency, require_consistency

@@ -9,13 +9,13 @@ from typing import final
 
 import torch
 
-from raydist.cluster import address_of, connect, waits_for_own
+from raydist.cluster.nodes import address_of, connect, waits_for_own
+from raydist.cluster.preemption import add_step_queue
 from raydist.coordinator.launch import Launched, PsPlan, PsRequest, launch_ps, plan_ps
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.parameter_servers.consistency import Consistency
 from raydist.parameter_servers.slices import VariablePartitioner
-from raydist.preemption import add_step_queue
 from raydist.strategies.worker_request import assign_hosts
 
 __all__ = ["PsCluster", "PsOptions"]

@@ -15,9 +15,9 @@ from raydist.collectives.tensors import HALVES
 from raydist.compat.torch_internals import BatchNorm, num_writes
 from raydist.context.current import in_cross_replica_context
 from raydist.context.replica_context import ReplicaContext
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import ReduceOp
 from raydist.strategies.functions import get_replica_context
-from raydist.values import ReduceOp
 
 __all__ = ["SyncBatchNorm", "adopt_layer"]
 

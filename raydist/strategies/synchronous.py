@@ -21,14 +21,14 @@ from raydist.checkpoints.driver_loop import DriverLoop, begin_loop
 from raydist.checkpoints.replica_loop import ReplicaLoops, sending_managers
 from raydist.checkpoints.restore import ShardRestorer
 from raydist.checkpoints.shards import DispatchedSave, Shard
-from raydist.cluster import waits_for_own
+from raydist.cluster.nodes import waits_for_own
 from raydist.context.run_call import plain_call, require_call
 from raydist.context.strategy_values import StrategyStats, ValueContext, regroup
+from raydist.core.exception_utils import folded
+from raydist.core.nest import NOTHING
 from raydist.distributed_dataset import InputSide
-from raydist.foreign_errors import folded
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.messages import MirrorCalls, StepPayload
-from raydist.nest import NOTHING
 from raydist.options import CommunicationOptions, RunOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, launch

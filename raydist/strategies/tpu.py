@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from raydist.cluster import connect
+from raydist.cluster.nodes import connect
 from raydist.context.cluster_resolver import ClusterResolver
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.replicas.launch import LaunchPlan, plan_slice
 from raydist.strategies.synchronous import SynchronousStrategy

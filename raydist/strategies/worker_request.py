@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from raydist.cluster import Node
+from raydist.cluster.nodes import Node
 from raydist.context.cluster_resolver import ClusterResolver, host_of
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 __all__ = ["WorkerRequest", "assign_hosts"]
 

@@ -21,8 +21,8 @@ from tensorboardX.proto.tensor_pb2 import TensorProto
 from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboardX.summary import hparams
 
-from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
-from raydist.owning_process import OwningProcess
+from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
+from raydist.core.fork_guard import OwningProcess
 from raydist.pipelines.formats.tfrecord import frame
 from raydist.summary.histograms import HistogramCounts
 from raydist.summary.media import AudioClips, Images, Text, encode_png, encode_wav

@@ -11,7 +11,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.summary.record import SummaryData, as_array
 from raydist.summary.recording import record
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.summary.media import encode_png, images_of
 from raydist.summary.record import as_array
 from raydist.summary.recording import condition, destination, require_driver, step_at

@@ -11,7 +11,7 @@ from typing import Any, Self, final
 import numpy as np
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 __all__ = ["Record", "SummaryData", "as_array", "merge", "step_number"]
 

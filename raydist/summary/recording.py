@@ -13,8 +13,8 @@ from typing import Any, Protocol, final
 from raydist.context.current import current, process_counter
 from raydist.context.replica_context import ReplicaContext
 from raydist.context.strategy import Strategy
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.set_inside import set_inside
+from raydist.core.contextvar_scope import set_inside
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.summary.record import Record, SummaryData, step_number
 
 __all__ = [

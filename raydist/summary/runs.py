@@ -17,7 +17,7 @@ from torch import nn
 
 from raydist.context.current import current
 from raydist.context.replica_context import ReplicaContext
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.summary.record import SummaryData
 from raydist.summary.recording import record
 

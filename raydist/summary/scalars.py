@@ -9,10 +9,10 @@ from typing import Any, Self, final
 
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import ReduceOp
 from raydist.summary.record import SummaryData
 from raydist.summary.recording import record
-from raydist.values import ReduceOp
 
 __all__ = ["ScalarValue", "scalar"]
 

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, final
 
-from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.formats.files import local_file
 from raydist.summary.histograms import HistogramCounts
 from raydist.summary.record import Record, step_number

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raydist.errors import InvalidArgumentError, SpecError
+from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.text.step import TextStep, is_list, list_array, offsets_of
 
 __all__ = ["Characters", "Pad", "Split"]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 import pyarrow as pa
 
-from raydist.errors import InvalidArgumentError, SpecError
+from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.blocks import object_column
 
 __all__ = ["Chain", "TextStep", "from_arrow", "is_list", "list_array", "map_values", "offsets_of", "to_arrow"]

@@ -13,7 +13,7 @@ from typing import Any, Self, final
 import numpy as np
 import pyarrow as pa
 
-from raydist.errors import InvalidArgumentError, SpecError
+from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.formats.opening import create_file, read_file
 from raydist.text.step import TextStep, is_list, map_values, to_arrow

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.tpu_slices.shape import SliceShape, parse_version
 
 __all__ = ["TpuHost", "choose_shape", "count_whole", "describe_slices", "labels_of_single_host"]

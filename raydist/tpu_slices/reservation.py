@@ -13,7 +13,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.tpu import SlicePlacementGroup, slice_placement_group
 
 from raydist.compat.ray_internals import free_resources, global_state
-from raydist.errors import DeadlineExceededError, FailedPreconditionError
+from raydist.core.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.tpu_slices.inventory import TpuHost, count_whole, describe_slices, labels_of_single_host
 from raydist.tpu_slices.shape import SliceShape
 

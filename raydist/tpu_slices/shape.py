@@ -8,7 +8,7 @@ from typing import final
 from ray.util.tpu import get_tpu_version_from_type, get_tpu_worker_resources
 
 from raydist.compat.ray_internals import VALID_TPU_TOPOLOGY
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 __all__ = ["SliceShape", "check_names", "parse_version"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from raydist.compat.torch_internals import module_table
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.mirroring.aggregation import is_chosen_for
 
 __all__ = ["Architecture", "architecture_of", "build_module"]

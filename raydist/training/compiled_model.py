@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options.requirement import require
 from raydist.strategies.functions import get_strategy
 from raydist.training.elements import Precision

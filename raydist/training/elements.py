@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import torch
 from torch import nn
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import leaves_in, map_structure
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.nest import leaves_in, map_structure
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from raydist.errors import SpecError
-from raydist.nest import NOTHING, flatten, map_structure, unflatten
+from raydist.core.errors import SpecError
+from raydist.core.nest import NOTHING, flatten, map_structure, unflatten
 from raydist.training.elements import Precision, unpack
 from raydist.training.passes import (
     Executions,

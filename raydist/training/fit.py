@@ -7,7 +7,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import ReduceOp
 from raydist.options import RunOptions
 from raydist.strategies.functions import step_counting
 from raydist.training.elements import ClassWeights, unpack
@@ -23,7 +24,6 @@ from raydist.training.passes import (
     warn_out_of_data,
 )
 from raydist.training.steps import Trainee, training_step
-from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
     from raydist.distributed_dataset import DistributedDataset

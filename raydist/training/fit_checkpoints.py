@@ -12,8 +12,8 @@ from raydist.checkpoints.checkpoint import Checkpoint, contents_of
 from raydist.checkpoints.listing import find_checkpoints
 from raydist.checkpoints.manager import CheckpointManager
 from raydist.checkpoints.run_directory import remove_checkpoint
+from raydist.core.errors import InvalidArgumentError
 from raydist.distributed_dataset import DistributedDataset
-from raydist.errors import InvalidArgumentError
 from raydist.pipelines.stored.directory_files import directory_files
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.checkpoint_callbacks import BackupAndRestore

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.nest import map_structure
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import map_structure
 from raydist.options import Options
 from raydist.training.callbacks.callback import Callback
 

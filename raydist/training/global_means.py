@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from raydist.errors import InvalidArgumentError
-from raydist.values import ReduceOp
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import ReduceOp
 
 if TYPE_CHECKING:
     from raydist.context.replica_context import ReplicaContext

@@ -18,11 +18,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import leaves_in, map_structure
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.nest import leaves_in, map_structure
+from raydist.core.values import ReduceOp
 from raydist.training.global_means import GlobalMeans, labels_that_count
 from raydist.training.updates import class_by_name
-from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
     from raydist.context.replica_context import ReplicaContext
@@ -152,9 +152,9 @@ def require_mean_over_rows(
     >>> require_mean_over_rows(lambda p, t: (p - t).sum(), *rows, 3, torch.tensor(9.0))
     Traceback (most recent call last):
         ...
-    raydist.errors.InvalidArgumentError: A loss function must return a mean over its rows where several replicas or \
-batches share the rows of a step: <lambda> gives 9 for 3 rows, but 1 for the first 1 and 8 for the others. Return one \
-loss per row, or a pair (sum, denominator) such as ((loss * mask).sum(), mask.sum()). Or say what it is: \
+    raydist.core.errors.InvalidArgumentError: A loss function must return a mean over its rows where several replicas \
+or batches share the rows of a step: <lambda> gives 9 for 3 rows, but 1 for the first 1 and 8 for the others. \
+Return one loss per row, or a pair (sum, denominator) such as ((loss * mask).sum(), mask.sum()). Or say what it is: \
 compile(loss_reduction="sum") for a sum over rows, "mean" to average what each replica computes from its own rows.
     """
     half = num_rows // 2

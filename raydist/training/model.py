@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import nn
 
-from raydist.foreign_errors import folded
+from raydist.core.exception_utils import folded
 from raydist.training.callbacks.callback import Callback, CallbackList, History
 from raydist.training.callbacks.log_callbacks import progress_stream
 from raydist.training.compiled_model import CompiledModel

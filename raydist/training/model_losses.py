@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import nn
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import leaves_in, map_structure
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.nest import leaves_in, map_structure
 from raydist.training.elements import apply_module
 from raydist.training.global_means import GlobalMeans
 from raydist.training.losses import BatchLoss, LossKind, global_loss, is_pair, mean_loss, pair_loss, sum_loss

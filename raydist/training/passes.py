@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 
+from raydist.cluster.preemption import undivided_run
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import INFINITE_CARDINALITY
 from raydist.distributed_dataset import DistributedDataset
-from raydist.errors import InvalidArgumentError
-from raydist.preemption import undivided_run
 from raydist.training.steps import Step, looped
-from raydist.values import INFINITE_CARDINALITY
 
 if TYPE_CHECKING:
     from raydist.context.strategy import Strategy

@@ -12,7 +12,7 @@ from raydist.actors.background_actor import BackgroundActor
 from raydist.checkpoints.checkpoint import Checkpoint
 from raydist.checkpoints.listing import checkpoints_iterator
 from raydist.checkpoints.manifest import open_checkpoint
-from raydist.errors import (
+from raydist.core.errors import (
     DataLossError,
     DeadlineExceededError,
     FailedPreconditionError,

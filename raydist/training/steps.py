@@ -23,8 +23,9 @@ from torch import nn
 from torchmetrics import Metric
 
 from raydist.context.replica_context import ReplicaContext
-from raydist.errors import SpecError
-from raydist.nest import leaves_in, map_structure
+from raydist.core.errors import SpecError
+from raydist.core.nest import leaves_in, map_structure
+from raydist.core.values import ReduceOp
 from raydist.strategies.functions import get_replica_context
 from raydist.training.elements import ClassWeights, Precision, autocast, forward, inputs_of, unpack, widened
 from raydist.training.global_means import GlobalMeans
@@ -40,7 +41,6 @@ from raydist.training.losses import (
 from raydist.training.model_losses import LossAndOutputs, call_module, model_loss, without_loss
 from raydist.training.trackers import Trackers
 from raydist.training.updates import Update
-from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler

@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 from torchmetrics import Metric, MetricCollection
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 __all__ = ["LossTotal", "RowCount", "Trackers", "named_metrics"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 __all__ = ["Accumulation", "Update", "class_by_name", "optimizer_by_name", "require_optimizer", "scheduler_of"]
 

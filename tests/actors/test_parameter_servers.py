@@ -17,7 +17,7 @@ import torch
 import raydist as rd
 from raydist.actors.parameter_servers import RayConnection, ServerActors
 from raydist.actors.version_check import Software
-from raydist.cluster import place, release
+from raydist.cluster.nodes import place, release
 from raydist.parameter_servers.connection import ServerConnection
 from raydist.parameter_servers.requests import Assign, CreateSlices, Pull, Push, PushKey, Sender, Statistics
 from raydist.parameter_servers.server import ParameterServer

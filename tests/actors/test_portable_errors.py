@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from raydist.actors.portable_errors import PortableError, pack_error
-from raydist.errors import DataLossError, RaydistError
-from raydist.foreign_errors import what_was_raised
+from raydist.core.errors import DataLossError, RaydistError
+from raydist.core.exception_utils import what_was_raised
 
 
 class Odd(Exception):

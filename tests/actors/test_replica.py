@@ -10,7 +10,7 @@ import pytest
 
 from raydist.actors.replica import ReplicaHost
 from raydist.actors.supervision import RemoteFailure
-from raydist.errors import RaydistError
+from raydist.core.errors import RaydistError
 
 
 @dataclass(frozen=True)

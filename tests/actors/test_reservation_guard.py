@@ -12,7 +12,7 @@ import ray
 
 import raydist as rd
 from raydist.actors.reservations import guard_reservation
-from raydist.cluster import place, release
+from raydist.cluster.nodes import place, release
 from tests.conftest import live_actors
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(120)]

@@ -19,7 +19,7 @@ from raydist.actors.supervision import (
     wait_for,
     wait_for_all,
 )
-from raydist.errors import CancelledError, CollectiveMismatchError, DeadlineExceededError, UnavailableError
+from raydist.core.errors import CancelledError, CollectiveMismatchError, DeadlineExceededError, UnavailableError
 
 
 def test_the_root_cause_explains_the_others() -> None:

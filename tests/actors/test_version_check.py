@@ -7,7 +7,7 @@ import torch
 
 import raydist as rd
 from raydist.actors.version_check import Software, installed_software, require_devices, require_same_software
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 
 NAMES = ["replica 0 on node a", "replica 1 on node b", "replica 2 on node c"]
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from raydist.failpoints import KNOWN_FAILPOINTS
+from raydist.core.failpoints import KNOWN_FAILPOINTS
 from tests.resuming.lives import Lives, TrialProgram
 from tests.resuming.trials import AfterBegin, AtFailpoint, TrialReport, Trials, random_deaths
 

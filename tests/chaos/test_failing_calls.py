@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.failpoints import installed
+from raydist.core.failpoints import installed
 from tests.chaos.extent import how_many
 
 CALLS = ("fsync", "replace", "mkdir", "unlink", "rmdir", "scandir", "open")  # of `os`

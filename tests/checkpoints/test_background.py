@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from raydist.checkpoints.saves import BackgroundWriter, SaveHandle
-from raydist.errors import DeadlineExceededError
+from raydist.core.errors import DeadlineExceededError
 
 
 def fail() -> None:

@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 from raydist.checkpoints.directory_lock import LOCK_FILE, DirectoryLock, Holder, judge_holder, read_holder, this_process
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.pipelines.stored.directory_files import LocalFiles, directory_files
 
 ELSEWHERE = Holder("other", "another-host", 7, "2026-11-22 10:00:00 +0000", machine="another", started="1")

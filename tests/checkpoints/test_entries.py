@@ -26,7 +26,7 @@ from raydist.checkpoints.entries import (
     stored_dtype,
     unpack_state,
 )
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 
 def test_names_are_those_of_safetensors(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from raydist.checkpoints.manager import CheckpointManager
 from raydist.checkpoints.object_state import State
 from raydist.checkpoints.run_directory import remove_what_was_killed
 from raydist.checkpoints.tensor_file import MANIFEST_NAME
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.stored.directory_files import directory_files
 
 

@@ -16,7 +16,7 @@ import raydist as rd
 from raydist.actors.metric_counters import SaveMetrics
 from raydist.checkpoints import saves
 from raydist.checkpoints.tensor_file import MANIFEST_NAME
-from raydist.failpoints import installed
+from raydist.core.failpoints import installed
 from raydist.strategies.one_device import OneDeviceStrategy
 
 

@@ -11,7 +11,7 @@ import pytest
 from raydist.checkpoints import manifest
 from raydist.checkpoints.manifest import CheckpointManifest, SavedObject
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
-from raydist.errors import DataLossError, InvalidArgumentError
+from raydist.core.errors import DataLossError, InvalidArgumentError
 
 FILE = TensorFile("model.safetensors", 40, 7, 16, 9, {"a": FilePlace("F32", (2, 3), 16, 40, 5)})
 SLICES = tuple(

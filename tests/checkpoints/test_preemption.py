@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.failpoints import installed
+from raydist.core.failpoints import installed
 from raydist.strategies.one_device import OneDeviceStrategy
 
 ROWS = 24

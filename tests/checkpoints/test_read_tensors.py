@@ -10,7 +10,7 @@ import torch
 from raydist.checkpoints import read_tensors as read_module
 from raydist.checkpoints.read_tensors import read_pieces, read_slices, read_tensors
 from raydist.checkpoints.tensor_file import NewFiles, RowRange, TensorFile, write_tensor_file, write_tensors
-from raydist.errors import DataLossError
+from raydist.core.errors import DataLossError
 from raydist.pipelines.stored.directory_files import directory_files
 
 TENSORS = {"a": torch.arange(100.0), "b": torch.arange(50, dtype=torch.int32)}

@@ -15,7 +15,7 @@ from raydist.checkpoints.listing import DETAILS, Best, KeptCheckpoint, Retention
 from raydist.checkpoints.manifest import open_checkpoint
 from raydist.checkpoints.object_state import State
 from raydist.checkpoints.run_directory import RunDirectory, remove_checkpoint, remove_what_was_killed
-from raydist.failpoints import installed
+from raydist.core.failpoints import installed
 from raydist.pipelines.stored.directory_files import DirectoryFiles, LocalFiles, directory_files
 
 

@@ -29,8 +29,8 @@ from raydist.checkpoints.tensor_file import (
     write_tensor_file,
     write_tensors,
 )
-from raydist.errors import FailedPreconditionError
-from raydist.failpoints import installed
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.failpoints import installed
 from raydist.pipelines.stored.directory_files import DirectoryFiles, directory_files
 
 

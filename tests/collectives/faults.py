@@ -12,7 +12,7 @@ from typing import Protocol
 import pytest
 
 from raydist.collectives.base import Communicator
-from raydist.errors import RaydistError
+from raydist.core.errors import RaydistError
 
 
 class Begun(Protocol):

@@ -16,14 +16,14 @@ import torch
 from raydist.collectives.base import ALL_REDUCE, Communicator, FinishingWork, Membership, Work
 from raydist.collectives.tensors import check_parts, check_reducible, check_root, describe_tensor, reduce_parts
 from raydist.collectives.translation import describe_operation
-from raydist.errors import (
+from raydist.core.errors import (
     CancelledError,
     CollectiveMismatchError,
     DeadlineExceededError,
     RaydistError,
     UnavailableError,
 )
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
 
 __all__ = ["LocalGroup", "LocalHub"]
 

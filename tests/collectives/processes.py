@@ -20,7 +20,7 @@ import torch
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.opening import open_communicator
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import RaydistError
+from raydist.core.errors import RaydistError
 from tests.contracts.communicator import Body, Team
 from tests.fork_server import fork_server
 

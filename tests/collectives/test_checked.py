@@ -7,8 +7,8 @@ import torch
 
 from raydist.collectives.base import Communicator, Work
 from raydist.collectives.checked import Call, CheckedCommunicator, all_hold, describe_call, exchange
-from raydist.errors import CollectiveMismatchError
-from raydist.values import ReduceOp
+from raydist.core.errors import CollectiveMismatchError
+from raydist.core.values import ReduceOp
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.shared_memory.ranks import run_sharing
 from tests.collectives.threads import run_ranks

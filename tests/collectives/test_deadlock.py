@@ -18,8 +18,8 @@ from raydist.collectives.base import Membership
 from raydist.collectives.deadlock import DeadlockDetector, Progress, RankStatus, WatchedCommunicator, diagnose
 from raydist.collectives.opening import open_communicator
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import CancelledError, CollectiveMismatchError
-from raydist.values import ReduceOp
+from raydist.core.errors import CancelledError, CollectiveMismatchError
+from raydist.core.values import ReduceOp
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import begin_threads, run_ranks
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from raydist.collectives.delegating import LimitedCommunicator, ReducingToOne, RootReduction
-from raydist.errors import DeadlineExceededError, SpecError
-from raydist.values import ReduceOp
+from raydist.core.errors import DeadlineExceededError, SpecError
+from raydist.core.values import ReduceOp
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import assert_equal_parameters, build, rows, train_alone, train_together
 from tests.collectives.threads import run_ranks

@@ -8,8 +8,8 @@ import torch
 from raydist.collectives import differentiable
 from raydist.collectives.base import Communicator
 from raydist.collectives.differentiable import all_gather, promote
-from raydist.errors import CollectiveMismatchError, InvalidArgumentError
-from raydist.values import ReduceOp
+from raydist.core.errors import CollectiveMismatchError, InvalidArgumentError
+from raydist.core.values import ReduceOp
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.shared_memory.ranks import run_sharing
 from tests.collectives.test_hierarchical import run_hosted

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import Store
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.process_group import Generation, ProcessGroupBackend, RawGroup, RawWork
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import (
+from raydist.core.errors import (
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,

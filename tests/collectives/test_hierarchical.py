@@ -18,13 +18,13 @@ from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.hierarchical import BackgroundQueue, HierarchicalBackend
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
-from raydist.errors import (
+from raydist.core.errors import (
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,
     UnavailableError,
 )
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
 from tests.collectives.faults import AbortingSoon, Begun, Failing, stop_myself
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.shared_memory import operations

@@ -15,8 +15,8 @@ import torch
 from raydist.collectives import opening
 from raydist.collectives.base import Communicator
 from raydist.collectives.checked import CheckedCommunicator
-from raydist.errors import CollectiveMismatchError, DeadlineExceededError, RaydistError, UnavailableError
-from raydist.values import ReduceOp
+from raydist.core.errors import CollectiveMismatchError, DeadlineExceededError, RaydistError, UnavailableError
+from raydist.core.values import ReduceOp
 from tests.collectives.faults import stop_myself
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.test_contract import team_of

@@ -18,8 +18,8 @@ from raydist.collectives.process_group import GlooBackend, NcclBackend
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
 from raydist.collectives.xla.communicator import XlaBackend
-from raydist.errors import InvalidArgumentError, UnavailableError
-from raydist.values import ReduceOp
+from raydist.core.errors import InvalidArgumentError, UnavailableError
+from raydist.core.values import ReduceOp
 from tests.collectives.threads import begin_threads
 from tests.contracts import communicator as contract
 

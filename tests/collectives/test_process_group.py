@@ -18,7 +18,7 @@ from raydist.collectives.opening import open_communicator
 from raydist.collectives.process_group import NcclBackend, wait_slice
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.translation import describe_operation, is_slice_over, translate_torch_error
-from raydist.errors import (
+from raydist.core.errors import (
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,
@@ -26,7 +26,7 @@ from raydist.errors import (
     RaydistError,
     UnavailableError,
 )
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import begin_threads
 

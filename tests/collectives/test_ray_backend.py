@@ -29,8 +29,8 @@ from raydist.collectives.ray_backend import (
     register,
 )
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import CollectiveMismatchError, DeadlineExceededError, InvalidArgumentError, UnavailableError
-from raydist.values import ReduceOp
+from raydist.core.errors import CollectiveMismatchError, DeadlineExceededError, InvalidArgumentError, UnavailableError
+from raydist.core.values import ReduceOp
 from tests.collectives.threads import begin_threads
 from tests.conftest import live_actors
 

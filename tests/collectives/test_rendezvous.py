@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from raydist.collectives.base import Membership
 from raydist.collectives.rendezvous import ErrorBroadcast, RendezvousStore, connect_store, local_address, peek
-from raydist.errors import (
+from raydist.core.errors import (
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,

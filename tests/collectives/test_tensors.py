@@ -22,8 +22,8 @@ from raydist.collectives.tensors import (
     stage_comparable,
     stage_reduction,
 )
-from raydist.errors import InvalidArgumentError
-from raydist.values import ReduceOp
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import ReduceOp
 
 # --- staged tensors ---------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import raydist as rd
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 CLUSTER = '"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}'
 

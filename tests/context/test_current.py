@@ -22,7 +22,7 @@ from raydist.context.current import (
     training_strategy,
 )
 from raydist.context.strategy import Strategy
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.strategies.functions import get_replica_context
 from raydist.strategies.one_device import OneDeviceStrategy
 from raydist.strategies.one_node import MirroredStrategy

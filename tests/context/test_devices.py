@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from raydist.context.devices import Device, parse_device, parse_devices
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize(

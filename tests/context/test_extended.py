@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.values import PerReplica
+from raydist.core.values import PerReplica
 
 
 def test_one_device_does_what_the_strategy_does() -> None:

@@ -6,7 +6,7 @@ import torch
 
 import raydist as rd
 from raydist.context.replica_context import NoPeers
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
 
 
 def test_collectives_of_the_only_replica_are_the_identity() -> None:

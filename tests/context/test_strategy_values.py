@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import raydist as rd
 from raydist.context.strategy_values import ValueContext, gather, local_results, reduce, regroup
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.values import PerReplica, ReduceOp
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.values import PerReplica, ReduceOp
 from tests.returned_classes import ModelOutput
 
 

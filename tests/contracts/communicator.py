@@ -18,14 +18,14 @@ import pytest
 import torch
 
 from raydist.collectives.base import Communicator, Work
-from raydist.errors import (
+from raydist.core.errors import (
     CancelledError,
     DeadlineExceededError,
     InvalidArgumentError,
     RaydistError,
     UnavailableError,
 )
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
 
 Body = Callable[[Communicator], Any]
 

@@ -16,10 +16,10 @@ from pyarrow import parquet as pq
 from torch.utils.data import DataLoader, IterableDataset
 
 import raydist as rd
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.values import UNKNOWN_CARDINALITY
 from tests.pipelines.formats.test_tar_samples import write_tar
 from tests.pipelines.sources.saved_hub_dataset import save_to_disk
 

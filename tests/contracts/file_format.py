@@ -9,9 +9,9 @@ from typing import Any, final
 
 import fsspec
 
+from raydist.core.errors import RaydistError
+from raydist.core.nest import flatten
 from raydist.dataset import Dataset
-from raydist.errors import RaydistError
-from raydist.nest import flatten
 from raydist.pipelines.elements.spec import spec_of_value
 from tests.contracts.op import check_op, collect, is_error, iterate, same
 from tests.pipelines.mutations import cuts, mutations

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from raydist.core.nest import flatten
+from raydist.core.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.nest import flatten
 from raydist.options import Options
 from raydist.pipelines.elements.convert import numpy_rows
 from raydist.pipelines.elements.element_nests import flatten_element
@@ -19,7 +20,6 @@ from raydist.pipelines.elements.spec import DatasetSpec, ObjectSpec, spec_of_val
 from raydist.pipelines.engine.executor import Executor, InlineExecutor
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["check_op", "collect", "is_error", "iterate", "same"]
 

@@ -14,8 +14,8 @@ import torch
 from raydist.actors.version_check import Software, installed_software
 from raydist.actors.worker_actors import Asked
 from raydist.coordinator.coordinator import Coordinator
-from raydist.errors import UnavailableError
-from raydist.foreign_errors import as_exception
+from raydist.core.errors import UnavailableError
+from raydist.core.exception_utils import as_exception
 from raydist.options import Timeouts
 from raydist.replicas.ps.work_message import ClosureLabel
 from raydist.replicas.ps.worker_runner import WorkerRules

@@ -12,13 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import raydist as rd
 from raydist.coordinator.closures import Closure, ClosureQueue, closure_header
+from raydist.core.nest import flatten
+from raydist.core.values import PerReplica, ReduceOp
 from raydist.mirroring.messages import StepPayload
-from raydist.nest import flatten
 from raydist.options import RunOptions
 from raydist.replicas.ps.work_message import PlannedWork
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import StepHeader
-from raydist.values import PerReplica, ReduceOp
 
 WORKERS = st.integers(0, 2)
 

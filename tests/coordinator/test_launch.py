@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import raydist as rd
-from raydist.cluster import Cluster, Node
+from raydist.cluster.nodes import Cluster, Node
 from raydist.coordinator.launch import PsRequest, plan_ps
 
 ONE = Cluster(started_here=False, nodes=(Node("a", "10.0.0.1", {"CPU": 4}),))

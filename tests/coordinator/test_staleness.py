@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from raydist.coordinator.closures import Closure, ClosureQueue
 from raydist.coordinator.coordinator import Coordinator
+from raydist.core.nest import flatten
 from raydist.mirroring.messages import StepPayload
-from raydist.nest import flatten
 from raydist.replicas.ps.work_message import PlannedWork
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import StepHeader

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import raydist as rd
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.dataset.base import graphs, named
-from raydist.errors import InvalidArgumentError
 
 
 def test_every_iter_is_an_epoch_counted_from_zero_and_not_pickled() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
 
 
 def test_apply_must_return_a_dataset() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raydist.core.errors import NotFoundError
 from raydist.dataset import Dataset
-from raydist.errors import NotFoundError
 
 
 @pytest.mark.parametrize("source", ["list_files", "from_numpy", "from_parquet", "from_csv", "from_json", "load"])

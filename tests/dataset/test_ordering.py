@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
 
 
 @pytest.mark.parametrize("method", ["shuffle", "repeat", "take", "skip", "enumerate", "assert_cardinality"])

@@ -15,7 +15,7 @@ import ray.data
 import torch
 
 import raydist as rd
-from raydist.errors import DataLossError, InvalidArgumentError, SpecError
+from raydist.core.errors import DataLossError, InvalidArgumentError, SpecError
 from tests.pipelines.formats.test_tar_samples import write_tar
 
 

@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 
+from raydist.core.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 
 def test_the_seed_of_the_options_fixes_every_choice() -> None:

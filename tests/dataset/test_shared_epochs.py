@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from raydist.core.errors import DeadlineExceededError
 from raydist.dataset.torch_dataset import SharedEpochs
-from raydist.errors import DeadlineExceededError
 
 
 def note(epochs: SharedEpochs, found: Any) -> None:

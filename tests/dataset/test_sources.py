@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.spec import TensorSpec
 
 

@@ -19,8 +19,8 @@ from torch.utils.data import (
 )
 
 import raydist as rd
+from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.dataset.collated import element_of
-from raydist.errors import InvalidArgumentError, SpecError
 
 NUMBERS: Any = list(range(10))
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import distribute
 from raydist.distributed_dataset.base import require_shared
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import InputOptions, InputReplicationMode, Options
 from raydist.strategies.one_device import OneDeviceStrategy
 from tests.actors.readers.fakes import fake_side

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raydist as rd
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import PerReplica
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import distribute, distribute_from_function
-from raydist.errors import InvalidArgumentError
 from raydist.options import InputOptions
 from raydist.strategies.synchronous import SynchronousStrategy
-from raydist.values import PerReplica
 from tests.actors.readers.fakes import fake_side
 
 MATRIX = np.arange(12.0).reshape(3, 4)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, LocalDistributedDataset, distribute
-from raydist.errors import InvalidArgumentError
 from raydist.options import InputOptions, Options
 from tests.actors.readers.fakes import fake_side
 

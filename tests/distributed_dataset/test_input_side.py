@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.distributed_dataset import InputSide
-from raydist.errors import InvalidArgumentError
 from raydist.options import Timeouts
 from tests.actors.readers.fakes import FakeHost
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from raydist.actors.epochs.job import InputJob, MergedJob
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.dataset.readers import TextLineDataset
 from raydist.distributed_dataset import InputSide, distribute
 from raydist.distributed_dataset.layout import InputLayout, chosen_policy
-from raydist.errors import InvalidArgumentError
 from raydist.options import AutoShardPolicy, InputOptions, Options, Timeouts
 from tests.actors.readers.fakes import FakeHost, fake_side
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import LocalDistributedDataset
-from raydist.errors import InvalidArgumentError
 from raydist.options import InputOptions
 from raydist.pipelines.elements.spec import TensorSpec
 

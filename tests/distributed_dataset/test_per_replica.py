@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
+from raydist.core.values import InputContext, PerReplica
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import LocalDistributedDataset, distribute, distribute_from_function
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
 from raydist.options import AutoShardPolicy, InputOptions, Options
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.values import InputContext, PerReplica
 from tests.actors.readers.fakes import fake_side
 
 OPTIONS = InputOptions(num_input_workers=0)

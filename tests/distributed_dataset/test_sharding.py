@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from raydist.actors.epochs.batch_group import MadeStep, OpenGroup, StepBatch
 from raydist.actors.epochs.batch_queues import QueueEntry
 from raydist.actors.epochs.merged_epoch import MergedSteps
+from raydist.core.errors import InvalidArgumentError, NotFoundError
 from raydist.dataset import Dataset
 from raydist.dataset.readers import TextLineDataset
 from raydist.distributed_dataset import LocalDistributedDataset, distribute
 from raydist.distributed_dataset.layout import InputLayout
-from raydist.errors import InvalidArgumentError, NotFoundError
 from raydist.options import AutoShardPolicy, InputOptions, Options
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats import byte_streams

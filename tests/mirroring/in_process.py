@@ -12,10 +12,10 @@ import torch
 from cloudpickle import cloudpickle
 from torch import nn
 
+from raydist.core.values import PerReplica
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.messages import MirrorCalls, StepPayload, answer
 from raydist.mirroring.replica import MirrorReplica
-from raydist.values import PerReplica
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")

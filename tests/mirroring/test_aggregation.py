@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import raydist as rd
+from raydist.core.values import PerReplica
 from raydist.mirroring.aggregation import Aggregation, Aggregations, aggregate, share_of, wide
 from raydist.mirroring.replica import MirrorReplica
-from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, rank_of
 
 

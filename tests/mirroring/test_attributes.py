@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from tests.mirroring.in_process import Mirror, linear
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.checked_steps import CheckedSteps
 from tests.mirroring.in_process import Mirror
 

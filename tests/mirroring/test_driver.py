@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.messages import Writes
 from raydist.parameter_servers.rows.sharded_embedding import ShardedEmbedding
 from tests.mirroring.in_process import Mirror, linear

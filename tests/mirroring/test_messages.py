@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.values import PerReplica
 from raydist.mirroring.messages import MirrorCalls, StepPayload, TensorImage, Writes, answer, overwrite
 from raydist.mirroring.replica import MirrorReplica
-from raydist.values import PerReplica
 
 
 @pytest.mark.parametrize(

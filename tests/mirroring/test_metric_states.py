@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torchmetrics.classification import BinaryAUROC, BinaryConfusionMatrix, MulticlassAccuracy
 from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef
 
+from raydist.core.values import PerReplica
 from raydist.mirroring.lazy_states import (
     divide_states,
     merge_states,
@@ -22,7 +23,6 @@ from raydist.mirroring.lazy_states import (
     states_for_rank,
 )
 from raydist.mirroring.replica import MirrorReplica
-from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, rank_of
 
 SCORES = torch.tensor([0.1, 0.9, 0.8, 0.3, 0.6, 0.2, 0.7])

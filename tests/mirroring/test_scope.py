@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.scope import Scope, ScopeCheck, title
 from raydist.parameter_servers.rows.sharded_embedding import ShardedEmbedding

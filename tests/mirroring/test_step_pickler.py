@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from raydist.core.values import PerReplica
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.messages import StepPayload
 from raydist.mirroring.scope import Scope, ScopeCheck
 from raydist.mirroring.step_pickler import SentFunctions, StepPickler, is_candidate_class
-from raydist.values import PerReplica
 
 
 def discovery(scope: Scope, table: DriverTable | None = None, **injected: Any) -> StepPickler:

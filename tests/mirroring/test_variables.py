@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.values import PerReplica
 from raydist.mirroring.aggregation import average
 from raydist.mirroring.messages import overwrite
-from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, linear, rank_of
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import AUTOTUNE
 from raydist.options import InputOptions, InputReplicationMode
-from raydist.values import AUTOTUNE
 
 
 @pytest.mark.parametrize(

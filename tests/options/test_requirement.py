@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.options.requirement import require
 
 

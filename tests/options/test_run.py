@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import ReduceOp
 from raydist.options import RunOptions
-from raydist.values import ReduceOp
 
 
 def test_run_options_take_a_reduction_by_name() -> None:

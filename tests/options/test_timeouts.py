@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.options import Timeouts
 
 

@@ -280,7 +280,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_what_is_installed() -> None:
     assert all(
-        map(is_installed, ("torch.nn", "torch.ops", "math", "json", "numpy.random", "raydist.values", "builtins"))
+        map(is_installed, ("torch.nn", "torch.ops", "math", "json", "numpy.random", "raydist.core.values", "builtins"))
     )
     assert not any(map(is_installed, (__name__, "__main__", "raydist.testing.strategy_contract", "nowhere", None)))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from raydist.nest import LEAF, flatten
+from raydist.core.nest import LEAF, flatten
 from raydist.pickling.torch_objects import PackedNumber, PackedTensor, by_fields, pack_tensor
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import PartSource

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.values import PerReplica
 from raydist.pickling.pickler import dumps, loads
-from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, linear
 
 MODULE = """

@@ -19,9 +19,9 @@ from typing import Any, final
 
 from hypothesis import strategies as st
 
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.values import UNKNOWN_CARDINALITY
 from tests.pipelines import random_functions as fn
 
 __all__ = ["Pipeline", "Shown", "evaluate", "pipelines"]

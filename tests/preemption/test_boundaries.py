@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from raydist.errors import Preempted
-from raydist.preemption import Boundaries, GivenUp, Positions, PreemptionFlag
+from raydist.cluster.preemption import Boundaries, GivenUp, Positions, PreemptionFlag
+from raydist.core.errors import Preempted
 
 
 def test_only_so_many_places_are_kept() -> None:

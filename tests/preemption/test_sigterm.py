@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from raydist.preemption import SigtermHandler
+from raydist.cluster.preemption import SigtermHandler
 
 
 @pytest.fixture(autouse=True)

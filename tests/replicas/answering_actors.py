@@ -9,7 +9,7 @@ import pytest
 
 from raydist.actors.supervision import root_cause
 from raydist.actors.version_check import Software, installed_software
-from raydist.errors import CancelledError
+from raydist.core.errors import CancelledError
 from raydist.mirroring.messages import StepPayload
 from raydist.replicas.results import StepOutcome, pack_result
 from raydist.replicas.step import StepHeader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
 
 __all__ = ["NotingReducer"]
 

@@ -5,9 +5,9 @@ import sys
 import pytest
 import torch
 
-from raydist.errors import DeadlineExceededError, FailedPreconditionError
+from raydist.core.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.replicas.device_copies import Accelerator
-from raydist.torch_modes import TorchModes, TorchSettings
+from raydist.utils.torch_modes import TorchModes, TorchSettings
 from tests.xla_world import IS_REAL, chips_here
 
 

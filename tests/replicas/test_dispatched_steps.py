@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from raydist.errors import InvalidArgumentError
-from raydist.owning_process import OwningProcess
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.fork_guard import OwningProcess
 from raydist.replicas.dispatched_steps import DispatchedSteps
 from tests.replicas.answering_actors import Actors, actors, planned, values
 

@@ -13,9 +13,9 @@ from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.checkpoints.loop_commands import LoopCommand
 from raydist.checkpoints.replica_loop import ReplicaLoops
 from raydist.checkpoints.shards import ShardWriter
+from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import distribute
-from raydist.errors import FailedPreconditionError
 from raydist.mirroring.messages import StepPayload
 from raydist.options import InputOptions
 from raydist.replicas.device_copies import Accelerator, DeviceCopies

@@ -23,7 +23,7 @@ from raydist.replicas.results import StepResult
 from raydist.replicas.step import StepHeader
 from raydist.replicas.sync_peers import SyncPeers
 from raydist.summary.recording import SummaryOrder, condition, step_sink
-from raydist.torch_modes import TorchModes
+from raydist.utils.torch_modes import TorchModes
 from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.replicas.noting_reducer import NotingReducer
 

@@ -14,9 +14,9 @@ from torch import nn
 from raydist.collectives.base import Communicator
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
+from raydist.core.values import ReduceOp
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.sync_peers import GlobalClosure
-from raydist.values import ReduceOp
 from tests.collectives.models import pieces
 from tests.collectives.threads import run_ranks
 from tests.contracts.exchange_program import Parts, connected

@@ -8,7 +8,7 @@ import pytest
 
 from raydist.actors.version_check import Software
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.options import Timeouts
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.step import ReplicaSetup

@@ -20,9 +20,9 @@ from raydist.collectives.delegating import DelegatingCommunicator
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.trailer import Updates
-from raydist.errors import CollectiveMismatchError
+from raydist.core.errors import CollectiveMismatchError
+from raydist.core.values import ReduceOp
 from raydist.replicas.sync_peers import SyncPeers
-from raydist.values import ReduceOp
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.errors import CollectiveMismatchError
+from raydist.core.errors import CollectiveMismatchError
 from raydist.mirroring.aggregation import set_aggregation
 from raydist.replicas.in_sync import SyncCheck
 from tests.collectives.local_group import LocalGroup

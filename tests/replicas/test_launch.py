@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from raydist.cluster import Cluster, Node
+from raydist.cluster.nodes import Cluster, Node
 from raydist.context.devices import parse_devices
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.replicas.launch import LaunchPlan, launch, plan_one_node, plan_slice, settle, warn_if_crowded

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from raydist.context.strategy_values import gather, local_results, reduce
+from raydist.core.values import PerReplica
 from raydist.replicas.batch_rows import MergedValue, value_on
-from raydist.values import PerReplica
 
 
 def test_replicas_without_rows_are_passed_over() -> None:

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
+from raydist.core.values import Leaves
 from raydist.mirroring.messages import StepPayload
 from raydist.replicas.device_copies import Copying, DeviceCopies, PartsAhead
 from raydist.replicas.step import PartSource, StepHeader
-from raydist.values import Leaves
 
 META = torch.device("meta")
 

@@ -18,7 +18,7 @@ from raydist.checkpoints.checkpoint import Checkpoint
 from raydist.checkpoints.manifest import open_checkpoint
 from raydist.checkpoints.restore import restore_objects
 from raydist.checkpoints.shard_reader import ShardReader, exchange_bytes
-from raydist.errors import DataLossError
+from raydist.core.errors import DataLossError
 from raydist.mirroring.replica import MirrorReplica
 from raydist.pipelines.stored.directory_files import directory_files
 from raydist.replicas.replica_states import RESTORES, ReplicaRestorer

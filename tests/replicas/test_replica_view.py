@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.values import PerReplica
 from raydist.replicas.replica_view import ReplicaView
-from raydist.values import PerReplica
 
 
 def enter_scope(view: ReplicaView) -> None:

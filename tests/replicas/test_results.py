@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import LEAF, NOTHING, flatten
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.nest import LEAF, NOTHING, flatten
+from raydist.core.values import Part
 from raydist.pickling.torch_objects import PendingTensor
 from raydist.replicas import results
 from raydist.replicas.results import ResultLeaf, ReturnedStructures, StepResult, StepValues, pack_result
-from raydist.values import Part
 
 
 @dataclass

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.errors import CancelledError
+from raydist.core.errors import CancelledError
+from raydist.core.fork_guard import OwningProcess
+from raydist.core.values import Part, PerReplica
 from raydist.mirroring.messages import StepPayload
-from raydist.owning_process import OwningProcess
 from raydist.replicas.dispatched_steps import DispatchedSteps, SentGroup
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import StepHeader
 from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage
-from raydist.values import Part, PerReplica
 
 
 class Replicas:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import Part, PerReplica
 from raydist.mirroring.messages import StepPayload
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import PartSource, StepHeader, address_parts, batch_rows, require_parts, resolve_parts
 from raydist.replicas.step_message import GroupResult
-from raydist.values import Part, PerReplica
 
 
 class Stored(PerReplica):

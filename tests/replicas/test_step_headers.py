@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from raydist.checkpoints.random_state import RESTORED_REPLICAS
+from raydist.core.values import ReduceOp
 from raydist.mirroring.messages import StepPayload
 from raydist.options import RunOptions
 from raydist.replicas.step import StepHeader, StepHeaders
-from raydist.values import ReduceOp
 
 
 def following(headers: StepHeaders, **options: Any) -> StepHeader:

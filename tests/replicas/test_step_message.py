@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import torch
 
+from raydist.core.values import Part, PerReplica
 from raydist.mirroring.messages import StepPayload
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import PartSource, StepHeader
 from raydist.replicas.step_message import GroupResult, PlannedStep, SentObjects, address_steps
-from raydist.values import Part, PerReplica
 from tests.summary.records import record_of
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import raydist as rd
-from raydist.nest import flatten
+from raydist.core.nest import flatten
 from raydist.replicas.results import StepResult
 from raydist.replicas.step_summaries import StepSummaries
 from raydist.summary.record import Record

@@ -9,12 +9,12 @@ import torch
 
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy
 from raydist.context.replica_context import ReplicaContext
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import PerReplica, ReduceOp
 from raydist.options import CommunicationOptions
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.rules import ReplicaVariables, StrategyHooks
 from raydist.replicas.sync_peers import SyncPeers
-from raydist.values import PerReplica, ReduceOp
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
 from tests.replicas.noting_reducer import NotingReducer

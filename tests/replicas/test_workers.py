@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from raydist.cluster import Cluster, Node
+from raydist.cluster.nodes import Cluster, Node
 from raydist.context.devices import parse_devices
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.replicas.launch import LaunchPlan
 from raydist.strategies.multi_worker import choose_placement, choose_workers, plan_workers

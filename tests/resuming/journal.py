@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from raydist.collectives.flat_bytes import flat_bytes
-from raydist.errors import FailedPreconditionError, SpecError
+from raydist.core.errors import FailedPreconditionError, SpecError
 
 __all__ = ["Account", "JOURNAL_VARIABLE", "Journal", "account_of", "differences", "state_digest"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self, final
 
-from raydist.errors import DeadlineExceededError, UnavailableError
+from raydist.core.errors import DeadlineExceededError, UnavailableError
 
 __all__ = ["ForkedLives", "FreshLives", "Life", "Lives", "TrialProgram", "is_readable"]
 

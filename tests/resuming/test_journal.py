@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from raydist.errors import FailedPreconditionError, SpecError
+from raydist.core.errors import FailedPreconditionError, SpecError
 from tests.resuming.journal import JOURNAL_VARIABLE, Account, Journal, account_of, differences, state_digest
 
 

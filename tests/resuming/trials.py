@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from raydist.failpoints import FAILPOINT_VARIABLE
+from raydist.core.failpoints import FAILPOINT_VARIABLE
 from tests.resuming.journal import JOURNAL_VARIABLE, Account, Journal, account_of, differences
 from tests.resuming.lives import Life, Lives, TrialProgram
 from tests.resuming.power_loss import FLUSHES_VARIABLE, lose_power

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.options import RunOptions
 from raydist.strategies.functions import compute_average_loss, get_replica_context, get_strategy
 from raydist.strategies.one_device import OneDeviceStrategy

@@ -95,7 +95,7 @@ def chosen(*args: Any, **settings: Any) -> tuple[int, dict[str, list[str]]]:
 
 
 def own_address() -> str:
-    from raydist.cluster import connect
+    from raydist.cluster.nodes import connect
 
     return connect().nodes[0].address
 

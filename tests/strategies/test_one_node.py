@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import raydist as rd
-from raydist.cluster import Cluster, Node
+from raydist.cluster.nodes import Cluster, Node
 from raydist.strategies import one_node
 
 GPUS = Cluster(False, (Node("a", "10.0.0.1", {"CPU": 4.0}), Node("b", "10.0.0.2", {"CPU": 8.0, "GPU": 2.0})))

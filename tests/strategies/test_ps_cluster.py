@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raydist.coordinator.launch import PsRequest
-from raydist.errors import InvalidArgumentError, UnavailableError
+from raydist.core.errors import InvalidArgumentError, UnavailableError
 from raydist.options import Timeouts
 from raydist.strategies import ps_cluster
 from raydist.strategies.ps_cluster import PsCluster, PsOptions

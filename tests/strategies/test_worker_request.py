@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import raydist as rd
-from raydist.cluster import Node
-from raydist.errors import InvalidArgumentError
+from raydist.cluster.nodes import Node
+from raydist.core.errors import InvalidArgumentError
 from raydist.strategies.worker_request import WorkerRequest, assign_hosts
 
 NODES = [Node("a", "10.0.0.1", {}), Node("b", "10.0.0.2", {}), Node("c", "10.0.0.2", {})]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.tpu_slices.inventory import TpuHost, choose_shape, count_whole, describe_slices
 from raydist.tpu_slices.shape import SliceShape
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from ray._private.accelerators.tpu import VALID_TPU_TOPOLOGY, infer_tpu_pod_type_from_topology
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.tpu_slices.shape import SliceShape, check_names, num_chips, parse_version
 
 

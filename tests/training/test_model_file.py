@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import raydist as rd
-from raydist.failpoints import installed
+from raydist.core.failpoints import installed
 from raydist.training.model_file import ModelManifest, digests, pack, read_model_file, snapshot, write_model_file
 from tests.training.toys import compiled, regression, small_net
 

@@ -16,7 +16,7 @@ from benchmarks.steps.sizes import SIZES, buffer_of
 from raydist.collectives.base import Membership
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
 
 OWN, STOCK = "steps-raydist", "steps-gloo"
 TIMEOUT_S = 60.0

@@ -12,7 +12,7 @@ from typing import Protocol, cast, final
 import numpy as np
 
 from raydist.actors.workers.result_recipes import node_of
-from raydist.nest import flatten
+from raydist.core.nest import flatten
 from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.columns import Column, RemoteColumn, concat_columns
 from raydist.pipelines.elements.spec import TensorSpec

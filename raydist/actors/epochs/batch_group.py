@@ -21,7 +21,7 @@ from raydist.pipelines.elements.columns import RemoteColumn
 
 if TYPE_CHECKING:
     from raydist.actors.epochs.assembly import Assembly
-    from raydist.nest import Structure
+    from raydist.core.nest import Structure
     from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.run.split import Cut
 

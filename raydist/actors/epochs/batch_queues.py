@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
-from raydist.errors import CancelledError, FailedPreconditionError
+from raydist.core.errors import CancelledError, FailedPreconditionError
 
 if TYPE_CHECKING:
     from raydist.actors.epochs.batch_group import BatchGroup

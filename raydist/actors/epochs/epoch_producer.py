@@ -16,8 +16,8 @@ from raydist.actors.epochs.batch_group import MadeStep, OpenGroup
 from raydist.actors.epochs.batch_queues import QueueEntry
 from raydist.actors.epochs.served_epoch import Poll, ServedEpoch
 from raydist.actors.portable_errors import pack_error
-from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
-from raydist.foreign_errors import LEAVING
+from raydist.core.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.core.exception_utils import LEAVING
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.steps import StepSource
 

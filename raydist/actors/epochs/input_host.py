@@ -15,9 +15,9 @@ from raydist.actors.epochs.input_pipeline import InputPipeline
 from raydist.actors.epochs.job import MergedJob
 from raydist.actors.epochs.link import PipelineLink
 from raydist.actors.supervision import kill_actors
-from raydist.errors import UnavailableError
-from raydist.owning_process import OwningProcess
-from raydist.ray_session import RaySession
+from raydist.cluster.ray_session import RaySession
+from raydist.core.errors import UnavailableError
+from raydist.core.fork_guard import OwningProcess
 
 if TYPE_CHECKING:
     from raydist.actors.epochs.job import InputJob

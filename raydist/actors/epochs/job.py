@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
+from raydist.core.values import AUTOTUNE
 from raydist.pipelines.run.joined_states import split_workers
-from raydist.values import AUTOTUNE
 
 if TYPE_CHECKING:
     from raydist.options import InputOptions, Options, Timeouts

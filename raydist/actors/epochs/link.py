@@ -15,9 +15,9 @@ from raydist.actors.epochs.batch_queues import Position
 from raydist.actors.epochs.piece import GroupPiece, Ref
 from raydist.actors.epochs.served_epoch import Poll
 from raydist.actors.supervision import first_line
-from raydist.errors import DeadlineExceededError, UnavailableError
-from raydist.owning_process import OwningProcess
-from raydist.ray_session import RaySession
+from raydist.cluster.ray_session import RaySession
+from raydist.core.errors import DeadlineExceededError, UnavailableError
+from raydist.core.fork_guard import OwningProcess
 
 if TYPE_CHECKING:
     from raydist.actors.epochs.batch_queues import QueueEntry

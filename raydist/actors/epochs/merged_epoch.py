@@ -17,8 +17,8 @@ from raydist.actors.epochs.batch_group import BatchGroup
 from raydist.actors.epochs.batch_queues import QueueEntry
 from raydist.actors.epochs.served_epoch import Poll, ServedEpoch
 from raydist.actors.portable_errors import pack_error
-from raydist.errors import FailedPreconditionError, SpecError
-from raydist.foreign_errors import annotate
+from raydist.core.errors import FailedPreconditionError, SpecError
+from raydist.core.exception_utils import annotate
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.joined_states import join_workers
 

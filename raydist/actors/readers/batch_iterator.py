@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, Self, final
 
-from raydist.errors import OutOfRangeError
+from raydist.core.errors import OutOfRangeError
 from raydist.pipelines.run.optional import Optional
 
 __all__ = ["BatchIterator"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, final
 
 from raydist.actors.readers.step_reader import StepReader
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
     from raydist.actors.epochs.job import InputJob, MergedJob

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 from raydist.actors.readers.batch_iterator import BatchIterator
 from raydist.actors.readers.driver_epoch import DriverEpoch
 from raydist.actors.readers.replica_iterator import ReplicaIterator
-from raydist.errors import CancelledError, FailedPreconditionError
-from raydist.foreign_errors import folded, what_was_raised
-from raydist.nest import unflatten
-from raydist.owning_process import OwningProcess
+from raydist.core.errors import CancelledError, FailedPreconditionError
+from raydist.core.exception_utils import folded, what_was_raised
+from raydist.core.fork_guard import OwningProcess
+from raydist.core.nest import unflatten
+from raydist.core.values import Part, PerReplica
 from raydist.pipelines.elements.saved_state import require_state
 from raydist.pipelines.metering.stats import PipelineStats
-from raydist.values import Part, PerReplica
 
 if TYPE_CHECKING:
     from raydist.actors.epochs.batch_group import StepBatch

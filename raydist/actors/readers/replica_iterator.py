@@ -14,9 +14,9 @@ from raydist.actors.epochs.link import DynamicShardingLink
 from raydist.actors.epochs.piece import GroupPiece
 from raydist.actors.readers.batch_iterator import BatchIterator
 from raydist.actors.readers.step_reader import StepReader
-from raydist.errors import FailedPreconditionError
-from raydist.foreign_errors import what_was_raised
-from raydist.nest import unflatten
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.exception_utils import what_was_raised
+from raydist.core.nest import unflatten
 
 if TYPE_CHECKING:
     from raydist.actors.epochs.batch_group import StepBatch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from raydist.actors.epochs.batch_group import StepBatch
 from raydist.actors.epochs.served_epoch import Poll
-from raydist.errors import DeadlineExceededError
+from raydist.core.errors import DeadlineExceededError
 
 if TYPE_CHECKING:
     from raydist.actors.epochs.batch_queues import QueueEntry

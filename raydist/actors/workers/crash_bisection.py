@@ -18,7 +18,7 @@ from raydist.actors.workers.mapped_columns import LostResultError
 from raydist.actors.workers.result_recipes import Recipe, make_again
 from raydist.actors.workers.stored_results import with_row_ids
 from raydist.actors.workers.worker import unpack_result
-from raydist.errors import DeadlineExceededError, RaydistError, UnavailableError
+from raydist.core.errors import DeadlineExceededError, RaydistError, UnavailableError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, StageResult
 from raydist.pipelines.engine.kernel import StageSpec

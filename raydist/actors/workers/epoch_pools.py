@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, final
 import ray
 
 from raydist.actors.workers.pool import ActorExecutor
-from raydist.cluster import ensure_ray
-from raydist.errors import CancelledError
+from raydist.cluster.nodes import ensure_ray
+from raydist.core.errors import CancelledError
 from raydist.options import Options, Timeouts
 from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.build import walk

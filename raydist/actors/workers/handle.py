@@ -15,10 +15,10 @@ from raydist.actors.reservations import resource_options
 from raydist.actors.supervision import first_line, kill_actors, wait_for
 from raydist.actors.version_check import installed_packages
 from raydist.actors.workers.worker import InputWorker, LastWords
-from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
-from raydist.owning_process import OwningProcess
+from raydist.cluster.ray_session import RaySession
+from raydist.core.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.core.fork_guard import OwningProcess
 from raydist.pipelines.elements.blocks import Block
-from raydist.ray_session import RaySession
 
 __all__ = ["FailedStarts", "WorkerHandle", "WorkerKind"]
 

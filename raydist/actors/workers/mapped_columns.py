@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayError
 
 from raydist.actors.packed_columns import ArrowColumn, ConcatenatedParts, unpack_column
 from raydist.actors.supervision import first_line
-from raydist.errors import DeadlineExceededError, RaydistError, UnavailableError
+from raydist.core.errors import DeadlineExceededError, RaydistError, UnavailableError
 from raydist.pipelines.elements.columns import Column
 
 __all__ = ["ColumnPlace", "LostResultError", "PackedResultColumn", "StoredColumns", "mapped_result"]

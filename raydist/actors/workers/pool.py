@@ -22,7 +22,9 @@ from raydist.actors.supervision import first_line
 from raydist.actors.workers.crash_bisection import CrashBisection
 from raydist.actors.workers.handle import KEPT_STAGES, FailedStarts, WorkerHandle, WorkerKind
 from raydist.actors.workers.pool_task import PoolTask, Sending
-from raydist.errors import CancelledError, InvalidArgumentError
+from raydist.cluster.placement import Request, await_placed
+from raydist.cluster.ray_session import RaySession
+from raydist.core.errors import CancelledError, InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
@@ -30,8 +32,6 @@ from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.metering.meter import StagePlace
-from raydist.placement import Request, await_placed
-from raydist.ray_session import RaySession
 
 __all__ = ["ActorExecutor", "RunningWorkers", "StagePickles"]
 

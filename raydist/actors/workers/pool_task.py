@@ -14,8 +14,8 @@ from raydist.actors.workers.mapped_columns import LostResultError
 from raydist.actors.workers.result_recipes import Recipe, RunsBlocks, make_again
 from raydist.actors.workers.stored_results import with_row_ids
 from raydist.actors.workers.worker import unpack_result
-from raydist.errors import DeadlineExceededError, UnavailableError
-from raydist.foreign_errors import annotate
+from raydist.core.errors import DeadlineExceededError, UnavailableError
+from raydist.core.exception_utils import annotate
 from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.executor import Pending
 

@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from raydist.actors.workers.mapped_columns import ColumnPlace, LostResultError, StoredColumns, mapped_result
-from raydist.errors import CancelledError, DataLossError, DeadlineExceededError, RaydistError, UnavailableError
+from raydist.core.errors import CancelledError, DataLossError, DeadlineExceededError, RaydistError, UnavailableError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.columns import Column, RemoteColumn, StoredColumn

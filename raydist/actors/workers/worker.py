@@ -21,9 +21,9 @@ from raydist.actors.workers.mapped_columns import StoredColumns
 from raydist.actors.workers.memory_limit import keep_freed_memory, limit_memory
 from raydist.actors.workers.result_recipes import leave_losses_to_caller
 from raydist.actors.workers.stored_results import store_result
-from raydist.errors import FailedPreconditionError, RaydistError
-from raydist.foreign_errors import LEAVING
-from raydist.owning_process import end_forked_child
+from raydist.core.errors import FailedPreconditionError, RaydistError
+from raydist.core.exception_utils import LEAVING
+from raydist.core.fork_guard import end_forked_child
 from raydist.pipelines.elements.items import ElementError, StageResult
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from raydist.pipelines.engine.stages.row_results import join_results

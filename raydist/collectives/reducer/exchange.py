@@ -19,8 +19,8 @@ from raydist.collectives.reducer.buckets import BucketPlan, Buckets
 from raydist.collectives.reducer.nonfinite import is_finite
 from raydist.collectives.reducer.sparse_rows import reduce_rows
 from raydist.collectives.reducer.trailer import ReceivedTrailer
-from raydist.errors import FailedPreconditionError
-from raydist.values import ReduceOp
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.values import ReduceOp
 
 __all__ = ["Exchange", "StepWeight"]
 

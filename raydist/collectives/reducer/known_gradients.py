@@ -26,7 +26,7 @@ import torch
 from raydist.collectives.base import Communicator
 from raydist.collectives.translation import describe_each
 from raydist.compat.torch_internals import num_writes
-from raydist.errors import CollectiveMismatchError, FailedPreconditionError
+from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
 
 __all__ = ["Checksums", "KnownGradients", "LocalAccumulation", "accumulate", "combined", "compare"]
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, final
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 
 __all__ = ["NonfinitePolicy", "OnNonfinite", "SkippedUpdates", "fault_of", "is_finite"]
 

@@ -35,8 +35,8 @@ from raydist.collectives.reducer.known_gradients import (
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, fault_of
 from raydist.collectives.reducer.parameter_hooks import DeferredHooks, TrainedParameters, hooked_of
 from raydist.collectives.reducer.trailer import ReceivedTrailer, Updates, encode_stamp
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.values import ReduceOp
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.values import ReduceOp
 
 __all__ = ["WIRES", "GradientReducer"]
 

@@ -20,7 +20,7 @@ import torch
 
 from raydist.collectives.base import Communicator
 from raydist.collectives.translation import describe_each
-from raydist.errors import CollectiveMismatchError
+from raydist.core.errors import CollectiveMismatchError
 
 __all__ = ["BACKWARD_ADVICE", "ReceivedTrailer", "Trailer", "Updates", "agree", "encode_stamp"]
 

@@ -18,8 +18,8 @@ from raydist.collectives.shared_memory.generation import DIGEST_BYTES, Generatio
 from raydist.collectives.shared_memory.transfers import SharedTensor, Steps
 from raydist.collectives.tensors import Staged, check_parts, check_root, reduce_parts, stage_bytes, stage_reduction
 from raydist.compat.torch_internals import PrefixStore
-from raydist.shared_segment import Segment
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
+from raydist.utils.shared_segment import Segment
 
 __all__ = ["SharedMemoryBackend", "SharedMemoryCommunicator", "join", "open_shared"]
 

@@ -18,7 +18,7 @@ import time
 from typing import final
 
 from raydist.pipelines.engine.machine import num_cores
-from raydist.shared_segment import Segment
+from raydist.utils.shared_segment import Segment
 
 __all__ = ["CALL_BYTES", "NUM_BUFFERS", "NUM_SLOTS", "Futex", "ControlBlock", "Count", "Layout", "why_unsupported"]
 

@@ -29,8 +29,8 @@ from raydist.collectives.translation import (
     late_error,
     mismatch_error,
 )
-from raydist.errors import CollectiveMismatchError, RaydistError, UnavailableError
-from raydist.shared_segment import Segment
+from raydist.core.errors import CollectiveMismatchError, RaydistError, UnavailableError
+from raydist.utils.shared_segment import Segment
 
 __all__ = ["DIGEST_BYTES", "Generation", "call_text"]
 

@@ -15,8 +15,8 @@ import torch
 
 from raydist.collectives.shared_memory.control import ControlBlock, Count
 from raydist.collectives.tensors import reduce_parts
-from raydist.shared_segment import Segment
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
+from raydist.utils.shared_segment import Segment
 
 __all__ = ["SharedTensor", "Steps", "Transfers", "Wait"]
 

@@ -13,8 +13,8 @@ from typing import Any, final
 
 import torch
 
-from raydist.errors import FailedPreconditionError, UnavailableError
-from raydist.values import ReduceOp
+from raydist.core.errors import FailedPreconditionError, UnavailableError
+from raydist.core.values import ReduceOp
 
 __all__ = ["Chip"]
 

@@ -31,8 +31,8 @@ from raydist.collectives.tensors import check_parts, check_root, describe_tensor
 from raydist.collectives.translation import mismatch_error
 from raydist.collectives.xla.chip import Chip
 from raydist.compat.torch_internals import AllreduceOptions, Store
-from raydist.errors import DeadlineExceededError, FailedPreconditionError, RaydistError, UnavailableError
-from raydist.values import ReduceOp
+from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, RaydistError, UnavailableError
+from raydist.core.values import ReduceOp
 
 __all__ = ["CallComparison", "XlaBackend", "XlaCommunicator", "XlaGroup", "XlaOperation"]
 

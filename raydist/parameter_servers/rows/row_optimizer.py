@@ -16,7 +16,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.row_index import GrowingRows
 
 __all__ = ["LazyUpdate", "RowAdam", "RowMemory", "make_optimizer", "optimizer_name", "sparse_gradient", "kind_for_rows"]

@@ -11,7 +11,7 @@ from typing import Any, Protocol, final
 import numpy as np
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.row_index import GrowingRows, index_for
 from raydist.parameter_servers.rows.row_optimizer import LazyUpdate, optimizer_name
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec, first_values

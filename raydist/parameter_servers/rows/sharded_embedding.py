@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from raydist.compat.torch_internals import disable_compiler, module_table
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.parameter_servers.rows.local_rows import (
     access_to,
     add_row_gradient,

@@ -9,7 +9,7 @@ from typing import Literal, final
 
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.requests import Assign, Push, PushKey, Sender, ServerAnswer, Verdict, WriteStates
 from raydist.parameter_servers.server_stats import ServerStats
 from raydist.parameter_servers.serving.optimizers import PushedRows, ServerGradients, ServerOptimizer, read_gradients

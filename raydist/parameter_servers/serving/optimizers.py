@@ -8,7 +8,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.optimizers import (
     bare_optimizer,
     fits_one_pass,

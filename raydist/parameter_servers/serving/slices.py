@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.slices import PsSlice
 from raydist.pipelines.engine.machine import free_memory
 

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.errors import DeadlineExceededError, FailedPreconditionError
+from raydist.core.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.parameter_servers.connection import ServerConnection, Targets, copy_to_targets
 from raydist.parameter_servers.requests import (
     CreateTable,

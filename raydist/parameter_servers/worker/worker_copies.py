@@ -14,7 +14,7 @@ import torch
 
 from raydist.collectives.flat_bytes import flat_bytes
 from raydist.compat.torch_internals import plain_tensors
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 __all__ = ["CudaSideStream", "HostGradients", "SideStream", "WorkerCopies", "hash_of_bits", "side_stream_for"]
 

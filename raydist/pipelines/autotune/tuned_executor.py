@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
-from raydist.errors import CancelledError
+from raydist.core.errors import CancelledError
 from raydist.options import Options
 from raydist.pipelines.autotune.tuner import BLOCKS_PER_THREAD, Activity, Period, TunedSetting, Tuner
 from raydist.pipelines.elements.blocks import Block

@@ -6,8 +6,8 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
-from raydist.errors import InvalidArgumentError
-from raydist.nest import Structure
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.nest import Structure
 
 __all__ = ["parts_like", "require_choice", "whole_number"]
 
@@ -17,7 +17,7 @@ def whole_number(name: str, value: Any) -> int:
 
     >>> whole_number("batch_size", 2.0)
     Traceback (most recent call last):
-    raydist.errors.InvalidArgumentError: batch_size must be a whole number, got 2.0.
+    raydist.core.errors.InvalidArgumentError: batch_size must be a whole number, got 2.0.
     """
     if not isinstance(value, bool):
         try:

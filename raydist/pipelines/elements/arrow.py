@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raydist.errors import SpecError
-from raydist.nest import Structure
+from raydist.core.errors import SpecError
+from raydist.core.nest import Structure
 from raydist.pipelines.elements.batch_rows import rows_of_batch
 from raydist.pipelines.elements.blocks import Block, Column, object_column
 from raydist.pipelines.elements.rows import stack_leaves

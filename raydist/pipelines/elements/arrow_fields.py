@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 
-from raydist.errors import InvalidArgumentError, SpecError
+from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.arrow_types import (
     ITEM,
     ArrowField,

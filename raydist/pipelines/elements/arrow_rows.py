@@ -10,8 +10,8 @@ from typing import Any, final
 
 import pyarrow as pa
 
-from raydist.errors import RaydistError
-from raydist.nest import flatten
+from raydist.core.errors import RaydistError
+from raydist.core.nest import flatten
 from raydist.pipelines.elements.arrow_fields import Conversion, fields_of_schema
 from raydist.pipelines.elements.arrow_types import RowNulls, Spread, may_have_nulls
 from raydist.pipelines.elements.blocks import Block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block, object_column
 from raydist.pipelines.elements.object_leaves import ListLeaf
 from raydist.pipelines.elements.rows import stack_leaves

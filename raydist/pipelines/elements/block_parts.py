@@ -21,7 +21,7 @@ from typing import Any, final
 
 import numpy as np
 
-from raydist.nest import LEAF, Structure, leaves_in, map_structure
+from raydist.core.nest import LEAF, Structure, leaves_in, map_structure
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.functions import RowCalls

@@ -15,8 +15,8 @@ from typing import Any, final
 
 import numpy as np
 
-from raydist.errors import SpecError
-from raydist.nest import Structure, unflatten
+from raydist.core.errors import SpecError
+from raydist.core.nest import Structure, unflatten
 from raydist.pipelines.elements.columns import Column, RemoteColumn, concat_columns, in_memory, object_column
 from raydist.pipelines.elements.object_leaves import ObjectLeaf
 from raydist.pipelines.elements.recycled_memory import RecycledMemory

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, final
 
-from raydist.foreign_errors import annotate
-from raydist.nest import NOTHING, map_structure
+from raydist.core.exception_utils import annotate
+from raydist.core.nest import NOTHING, map_structure
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.convert import torch_rows
 from raydist.pipelines.elements.functions import function_label

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from raydist.errors import SpecError
-from raydist.nest import Structure, unflatten
+from raydist.core.errors import SpecError
+from raydist.core.nest import Structure, unflatten
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.items import ElementError, Item, count_items

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from raydist.nest import NOTHING, Structure, flatten, map_structure
+from raydist.core.nest import NOTHING, Structure, flatten, map_structure
 
 __all__ = ["flatten_element", "map_element"]
 

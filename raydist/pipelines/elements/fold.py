@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any, final
 
-from raydist.errors import InvalidArgumentError, SpecError
+from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.element_nests import flatten_element, map_element
 from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.elements.leaf_values import as_leaf

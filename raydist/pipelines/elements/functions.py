@@ -12,8 +12,8 @@ from typing import Any, final
 
 import numpy as np
 
-from raydist.foreign_errors import LEAVING, as_exception
-from raydist.nest import Structure, unflatten
+from raydist.core.exception_utils import LEAVING, as_exception
+from raydist.core.nest import Structure, unflatten
 from raydist.pipelines.elements.blocks import Block, Column, private_column
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.seeds import RandomKey

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from raydist.nest import Structure
+from raydist.core.nest import Structure
 from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.spec import TensorSpec
 

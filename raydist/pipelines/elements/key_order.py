@@ -7,8 +7,8 @@ import json
 from dataclasses import replace
 from typing import Any, final
 
-from raydist.errors import InvalidArgumentError
-from raydist.nest import Structure
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.nest import Structure
 from raydist.pipelines.elements.blocks import Block
 
 __all__ = ["KeyOrder"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError, SpecError
+from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.small_floats import array_of_tensor, is_number
 
 __all__ = ["PYTHON_DTYPES", "as_leaf", "is_dataset", "is_torch"]

@@ -12,11 +12,11 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from raydist.errors import SpecError
+from raydist.core.errors import SpecError
+from raydist.core.values import Replicated
 from raydist.pipelines.elements.leaf_values import as_leaf, is_torch
 from raydist.pipelines.elements.small_floats import array_of_tensor, tensor_of_array
 from raydist.pipelines.elements.spec import RaggedSpec, ReplicatedSpec, TensorSpec, most_specific_common, spec_of_value
-from raydist.values import Replicated
 
 __all__ = [
     "Box",

@@ -6,7 +6,7 @@ from typing import Any, cast, final
 
 import numpy as np
 
-from raydist.nest import Structure
+from raydist.core.nest import Structure
 from raydist.pipelines.elements.blocks import Block, common_specs, concat_blocks
 from raydist.pipelines.elements.columns import Column, RemoteColumn, alike, as_remote, object_column
 from raydist.pipelines.elements.spec import TensorSpec

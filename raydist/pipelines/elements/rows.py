@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import LEAF, NOTHING, Structure, flatten, is_nested
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.nest import LEAF, NOTHING, Structure, flatten, is_nested
+from raydist.core.values import Replicated
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaf_values import PYTHON_DTYPES, as_leaf, is_dataset
 from raydist.pipelines.elements.object_leaves import ListLeaf, TensorList, WholeLeaf
 from raydist.pipelines.elements.small_floats import is_number
 from raydist.pipelines.elements.spec import BYTES, STR, DatasetSpec, TensorSpec, most_specific_common, spec_of_value
-from raydist.values import Replicated
 
 __all__ = ["block_of_rows", "items_of_rows", "stack_leaves"]
 
@@ -114,7 +114,7 @@ def _tuple_parts(values: Sequence[Any], kinds: set[type]) -> _Parts:
 
 
 def _named_parts(values: Sequence[Any]) -> _Parts:
-    """Split dicts or dataclasses. The keys and their order are those of :func:`raydist.nest.flatten`."""
+    """Split dicts or dataclasses. The keys and their order are those of :func:`raydist.core.nest.flatten`."""
     first = values[0]
     if isinstance(first, Mapping):
         names = first.keys()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from raydist.errors import InvalidArgumentError, RaydistError
+from raydist.core.errors import InvalidArgumentError, RaydistError
 from raydist.pipelines.elements.items import IteratorState
 
 __all__ = [

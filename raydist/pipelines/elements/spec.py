@@ -8,8 +8,8 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import unflatten
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.nest import unflatten
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.small_floats import SMALL_FLOATS, dtype_named, is_number, is_numpys, is_small_float
 

@@ -12,8 +12,8 @@ from typing import Any, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
-from raydist.foreign_errors import annotate, message_of
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.exception_utils import annotate, message_of
 from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.small_floats import tensor_of_array
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
-from raydist.errors import SpecError
-from raydist.foreign_errors import LEAVING, as_exception
+from raydist.core.errors import SpecError
+from raydist.core.exception_utils import LEAVING, as_exception
 from raydist.pipelines.elements.blocks import Block, same_kind
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 

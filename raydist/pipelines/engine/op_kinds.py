@@ -6,10 +6,10 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import DatasetOp, IterContext, Placement
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["ElementwiseOp", "SourceOp", "UnaryOp", "UncountedOp"]
 

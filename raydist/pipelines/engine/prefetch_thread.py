@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import final
 
-from raydist.ending_threads import end_at_exit
-from raydist.errors import DeadlineExceededError
+from raydist.core.errors import DeadlineExceededError
+from raydist.core.thread_shutdown import end_at_exit
 from raydist.options import Timeouts
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_bytes, count_items
 from raydist.pipelines.engine.block_size import BufferSize

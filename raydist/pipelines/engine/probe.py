@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from raydist.errors import FailedPreconditionError
-from raydist.nest import Structure, unflatten
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.nest import Structure, unflatten
 from raydist.pipelines.elements.blocks import Column
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec, most_specific_common
 from raydist.pipelines.engine.build import plan_as_written, start

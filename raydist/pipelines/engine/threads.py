@@ -8,8 +8,8 @@ import threading
 import weakref
 from typing import final
 
-from raydist.ending_threads import end_at_exit
-from raydist.errors import CancelledError, DeadlineExceededError
+from raydist.core.errors import CancelledError, DeadlineExceededError
+from raydist.core.thread_shutdown import end_at_exit
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from raydist.errors import InvalidArgumentError, RaydistError
+from raydist.core.errors import InvalidArgumentError, RaydistError
 from raydist.pipelines.elements.arrow_types import read_names
 from raydist.pipelines.formats.files import ReadableFile, data_loss, file_errors, local_path, read_range
 from raydist.pipelines.formats.opening import open_file

@@ -6,7 +6,7 @@ import zlib
 from abc import ABC, abstractmethod
 from typing import Any
 
-from raydist.errors import DataLossError, InvalidArgumentError
+from raydist.core.errors import DataLossError, InvalidArgumentError
 from raydist.pipelines.formats.files import data_loss, file_errors
 from raydist.pipelines.formats.opening import open_file
 

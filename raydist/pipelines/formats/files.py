@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from raydist.errors import (
+from raydist.core.errors import (
     DataLossError,
     FailedPreconditionError,
     InvalidArgumentError,

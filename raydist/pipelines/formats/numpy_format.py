@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError, RaydistError, SpecError
+from raydist.core.errors import InvalidArgumentError, RaydistError, SpecError
 from raydist.pipelines.formats.files import data_loss, file_errors
 
 __all__ = [

@@ -11,7 +11,7 @@ import os
 import stat
 from typing import Any, BinaryIO
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.formats.files import OpenFile, file_errors, local_path, not_plain, path_text
 from raydist.pipelines.formats.remote_file import RemoteFile, open_remote, open_system, with_retries
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from raydist.errors import RaydistError
+from raydist.core.errors import RaydistError
 from raydist.pipelines.elements.arrow_types import read_names
 from raydist.pipelines.formats.arrow_file import as_arrow_file
 from raydist.pipelines.formats.files import OpenFile, data_loss, file_errors, read_range

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raydist.errors import DataLossError, SpecError
+from raydist.core.errors import DataLossError, SpecError
 from raydist.pipelines.formats.byte_streams import ByteStream
 from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.formats.records import CHUNK_BYTES, RecordReader, SkippedRecordError

@@ -21,7 +21,7 @@ from typing import Any
 
 import google_crc32c
 
-from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.pipelines.formats.byte_streams import WINDOW_BITS, ByteStream, check_compression
 from raydist.pipelines.formats.files import data_loss, path_text
 from raydist.pipelines.formats.opening import create_file
@@ -265,7 +265,7 @@ class TFRecordWriter:
         ...     writer.write("text")
         Traceback (most recent call last):
         ...
-        raydist.errors.SpecError: A record must be bytes, got str. Encode text, serialize messages.
+        raydist.core.errors.SpecError: A record must be bytes, got str. Encode text, serialize messages.
         """
         if not isinstance(record, bytes | bytearray | memoryview):
             raise SpecError(f"A record must be bytes, got {type(record).__name__}. Encode text, serialize messages.")
@@ -308,7 +308,7 @@ class TFRecordWriter:
         >>> writer.write(b"more")
         Traceback (most recent call last):
         ...
-        raydist.errors.FailedPreconditionError: A TFRecordWriter must be open to write, but that of ... is closed. ...
+        raydist.core.errors.FailedPreconditionError: A TFRecordWriter must be open to write, but ...
         """
         if self._file.closed:
             return

@@ -9,9 +9,10 @@ from typing import Any, ClassVar, cast, final
 
 import numpy as np
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
-from raydist.foreign_errors import annotate
-from raydist.nest import Structure
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.core.exception_utils import annotate
+from raydist.core.nest import Structure
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.pipelines.elements.batch_rows import row_spec, rows_of_batch
 from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.columns import Column, RemoteColumn
@@ -34,7 +35,6 @@ from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp, UncountedO
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.engine.resume import Outbox, read_items
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["BatchOp", "RebatchOp", "UnbatchOp", "cut_into_batches"]
 

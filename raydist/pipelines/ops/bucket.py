@@ -14,8 +14,9 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, SpecError
-from raydist.nest import LEAF, Structure, unflatten
+from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.core.nest import LEAF, Structure, unflatten
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.pipelines.elements.blocks import Block, copied
 from raydist.pipelines.elements.columns import in_memory
 from raydist.pipelines.elements.element_nests import flatten_element, map_element
@@ -31,7 +32,6 @@ from raydist.pipelines.engine.producers import Producer, ReplayIterator, read_wa
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.ops.batch import cut_into_batches
 from raydist.pipelines.ops.padded_batch import Padding, group_of, rows_of_group
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["BucketGroupsOp", "BucketedBatchOp", "Buckets", "BucketsOp", "bucket_op"]
 

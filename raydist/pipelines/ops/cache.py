@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, final
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.foreign_errors import annotate
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.exception_utils import annotate
+from raydist.core.values import INFINITE_CARDINALITY
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.engine.op import DatasetOp, IterContext
@@ -21,7 +22,6 @@ from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT, fingerprint
 from raydist.pipelines.stored.manifest import Manifest
 from raydist.pipelines.stored.read import saved_op, shards_op
 from raydist.pipelines.stored.write import ShardFunction
-from raydist.values import INFINITE_CARDINALITY
 
 __all__ = ["CacheOp", "FileCacheOp", "Kept", "SnapshotOp"]
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
-from raydist.nest import Structure, unflatten
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.core.nest import Structure, unflatten
+from raydist.core.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from raydist.pipelines.elements.blocks import Block, copied
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.items import (
@@ -24,7 +25,6 @@ from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, SpecGuard, read_item
 from raydist.pipelines.engine.resume import Outbox, read_items
-from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["ChooseOp", "ConcatenateOp", "ZipOp", "common_spec"]
 

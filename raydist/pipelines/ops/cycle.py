@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.columns import columns_in_turn

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.foreign_errors import message_of, what_was_raised
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.exception_utils import message_of, what_was_raised
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.functions import call_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
-from raydist.errors import FailedPreconditionError
-from raydist.nest import leaves_in
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.nest import leaves_in
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import Item
 from raydist.pipelines.elements.spec import TensorSpec

@@ -8,9 +8,10 @@ from typing import Any, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.foreign_errors import LEAVING, annotate, as_exception
-from raydist.nest import LEAF, Structure, unflatten
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.exception_utils import LEAVING, annotate, as_exception
+from raydist.core.nest import LEAF, Structure, unflatten
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.pipelines.elements.blocks import Block, concat_blocks, object_column
 from raydist.pipelines.elements.functions import call_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item
@@ -25,7 +26,6 @@ from raydist.pipelines.ops.cycle import Cycle
 from raydist.pipelines.ops.nested import Opener, probe_nested
 from raydist.pipelines.ops.take import TakeOp
 from raydist.pipelines.sources.memory import MemoryOp
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["GroupByWindowOp", "KeyedWindowsOp"]
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Protocol, final
 
 import numpy as np
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, RaydistError
-from raydist.foreign_errors import annotate
-from raydist.nest import LEAF
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, RaydistError
+from raydist.core.exception_utils import annotate
+from raydist.core.nest import LEAF
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.elements.collated import CollatedLeaf, pieces_of_results
 from raydist.pipelines.elements.element_nests import flatten_element, map_element

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, final
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import AUTOTUNE, UNKNOWN_CARDINALITY
 from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
@@ -21,7 +22,6 @@ from raydist.pipelines.ops.map import parse_parallelism
 from raydist.pipelines.ops.nested import Opener, probe_nested
 from raydist.pipelines.ops.prefetch import prefetcher
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
-from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
 __all__ = ["InterleaveOp"]
 

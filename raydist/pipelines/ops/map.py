@@ -10,8 +10,9 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import LEAF, Structure, unflatten
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.nest import LEAF, Structure, unflatten
+from raydist.core.values import AUTOTUNE
 from raydist.pipelines.elements.block_parts import BlockInParts, ReusedResults, large_blocks, rows_together
 from raydist.pipelines.elements.blocks import Block, Column, object_column
 from raydist.pipelines.elements.declared_output import DeclaredOutput
@@ -26,7 +27,6 @@ from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
 from raydist.pipelines.engine.probe import probe_spec
-from raydist.values import AUTOTUNE
 
 __all__ = [
     "EnumerateOp",

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from raydist.errors import FailedPreconditionError, SpecError
-from raydist.foreign_errors import annotate
+from raydist.core.errors import FailedPreconditionError, SpecError
+from raydist.core.exception_utils import annotate
 from raydist.pipelines.elements.blocks import Block, concat_blocks, private_column
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.functions import call_rows, function_label

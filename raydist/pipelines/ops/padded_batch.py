@@ -13,8 +13,8 @@ from typing import Any, ClassVar, cast, final
 
 import numpy as np
 
-from raydist.errors import DataLossError, InvalidArgumentError, SpecError
-from raydist.nest import Structure, unflatten
+from raydist.core.errors import DataLossError, InvalidArgumentError, SpecError
+from raydist.core.nest import Structure, unflatten
 from raydist.pipelines.elements.arguments import parts_like
 from raydist.pipelines.elements.batch_rows import row_spec
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import AUTOTUNE
 from raydist.pipelines.engine.block_size import BufferSize
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
@@ -15,7 +16,6 @@ from raydist.pipelines.engine.prefetch_thread import PrefetchThread
 from raydist.pipelines.engine.read_ahead import ReadAhead, SteadyPrefetch
 from raydist.pipelines.metering.meter import Meter
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
-from raydist.values import AUTOTUNE
 
 __all__ = ["PrefetchOp", "Prefetcher", "prefetcher"]
 

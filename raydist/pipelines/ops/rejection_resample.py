@@ -9,9 +9,9 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.foreign_errors import annotate
-from raydist.nest import LEAF, Structure
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.exception_utils import annotate
+from raydist.core.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.functions import call_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState

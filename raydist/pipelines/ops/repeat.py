@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from raydist.core.values import INFINITE_CARDINALITY
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
-from raydist.values import INFINITE_CARDINALITY
 
 __all__ = ["RepeatOp"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.foreign_errors import LEAVING, annotate, as_exception
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.exception_utils import LEAVING, annotate, as_exception
 from raydist.pipelines.elements.blocks import Block, private_column
 from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.fold import FoldState

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.row_buffer import RowBuffer
@@ -25,7 +26,6 @@ from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["ShuffleOp", "ShuffledPassesOp", "sources_of_outputs"]
 

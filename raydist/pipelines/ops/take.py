@@ -8,8 +8,9 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
-from raydist.foreign_errors import annotate
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.exception_utils import annotate
+from raydist.core.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
@@ -19,7 +20,6 @@ from raydist.pipelines.engine.op_kinds import UnaryOp, UncountedOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.pipelines.ops.filter import ask_rows
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
-from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["ShardOp", "SkipOp", "TakeOp", "TakeWhileOp"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
-from raydist.nest import LEAF
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.core.nest import LEAF
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.items import (

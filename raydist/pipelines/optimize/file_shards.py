@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from raydist.errors import InvalidArgumentError, NotFoundError
+from raydist.core.errors import InvalidArgumentError, NotFoundError
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.pipelines.engine.build import name_operations
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.engine.probe import open_probe
@@ -24,7 +25,6 @@ from raydist.pipelines.optimize.rewrites import Names, rewrite_each, with_inputs
 from raydist.pipelines.sources.numpy_files import NumpyFileOp
 from raydist.pipelines.sources.record_files import RecordFilesOp
 from raydist.pipelines.sources.table_files import SplitFilesOp, TableFilesOp
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["obstacle_to_files", "shard_files"]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.options import Options
 from raydist.pipelines.elements.functions import wants_rng
 from raydist.pipelines.engine.op import DatasetOp
@@ -24,7 +25,6 @@ from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.ops.shuffle import ShuffledPassesOp, ShuffleOp
 from raydist.pipelines.ops.take import ShardOp
 from raydist.pipelines.sources.range import RangeOp
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = [
     "Change",

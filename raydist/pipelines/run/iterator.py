@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar, final
 
-from raydist.errors import OutOfRangeError
+from raydist.core.errors import OutOfRangeError
+from raydist.core.fork_guard import OwningProcess, note_inherited
 from raydist.options import Options
-from raydist.owning_process import OwningProcess, note_inherited
 from raydist.pipelines.autotune.tuned_executor import local_executor
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import Item, IteratorState, count_items, drop_items, keep_items

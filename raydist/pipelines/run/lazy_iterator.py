@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import final
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.foreign_errors import what_was_raised
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.exception_utils import what_was_raised
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState

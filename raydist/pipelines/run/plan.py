@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.options import Options
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.engine.build import Plan, build, name_operations, start

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, final
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.metering.events import EventRing, chrome_trace
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import (

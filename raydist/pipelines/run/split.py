@@ -12,8 +12,8 @@ from typing import Any, Literal, NoReturn, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
-from raydist.nest import LEAF, NOTHING, Structure, flatten, unflatten
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.nest import LEAF, NOTHING, Structure, flatten, unflatten
 from raydist.pipelines.elements.collated import CollatedLeaf, pieces_of_results
 from raydist.pipelines.elements.columns import RemoteColumn
 from raydist.pipelines.elements.object_leaves import ObjectLeaf, boxed

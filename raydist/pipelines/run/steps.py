@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, final
 
-from raydist.foreign_errors import LEAVING
-from raydist.nest import LEAF, Structure
+from raydist.core.exception_utils import LEAVING
+from raydist.core.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.columns import Column, RemoteColumn
 from raydist.pipelines.elements.items import IteratorState

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from raydist.errors import DataLossError, InvalidArgumentError, SpecError
+from raydist.core.errors import DataLossError, InvalidArgumentError, SpecError
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.pipelines.elements.arrow_fields import Conversion, null_error
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
@@ -25,7 +26,6 @@ from raydist.pipelines.formats.files import data_loss, require_limit
 from raydist.pipelines.formats.parquet_file import ParquetFile, parquet_errors
 from raydist.pipelines.sources.file_format import FileSplit, SplitFormat, TableFormat, TableReader
 from raydist.pipelines.sources.table_files import FileSplitsOp, SplitFilesOp, TableFilesOp, shown_paths, table_paths
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["ArrowFormat", "ParquetFormat", "arrow_files_op", "is_paths", "parquet_op"]
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from raydist.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
+from raydist.core.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import as_dtype, spec_of_value
 from raydist.pipelines.formats.byte_streams import check_compression
 from raydist.pipelines.sources.row_lines import PARSE_ERRORS, LineParser, RowLinesFormat, first_lines, first_rows
 from raydist.pipelines.sources.table_files import TableFilesOp, table_paths
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["CsvParser", "csv_op", "header_names", "infer_csv_types"]
 

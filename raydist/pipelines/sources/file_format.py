@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
-from raydist.errors import InvalidArgumentError
-from raydist.nest import LEAF
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.columns import object_column
 from raydist.pipelines.elements.items import ElementError, Item

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError, NotFoundError, SpecError
-from raydist.nest import LEAF
+from raydist.core.errors import InvalidArgumentError, NotFoundError, SpecError
+from raydist.core.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.spec import STR, TensorSpec

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
-from raydist.foreign_errors import LEAVING, annotate, as_exception
-from raydist.nest import Structure, flatten, unflatten
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.core.exception_utils import LEAVING, annotate, as_exception
+from raydist.core.nest import Structure, flatten, unflatten
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.pipelines.elements.arguments import parts_like
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.element_nests import flatten_element, map_element
@@ -25,7 +26,6 @@ from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["GeneratorOp", "GeneratorValues", "Signature"]
 

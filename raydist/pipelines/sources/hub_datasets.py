@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raydist.errors import InvalidArgumentError, NotFoundError, SpecError
+from raydist.core.errors import InvalidArgumentError, NotFoundError, SpecError
 from raydist.pipelines.elements.arrow_fields import Conversion, null_error
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.blocks import Block

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pyarrow import json
 
-from raydist.errors import DataLossError, InvalidArgumentError
+from raydist.core.errors import DataLossError, InvalidArgumentError
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.pipelines.elements.arrow_fields import Conversion
 from raydist.pipelines.formats.byte_streams import check_compression
 from raydist.pipelines.sources.row_lines import PARSE_ERRORS, LineParser, RowLinesFormat, first_rows
 from raydist.pipelines.sources.table_files import TableFilesOp, table_paths
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["JsonParser", "MAX_JSON_DEPTH", "infer_json_types", "json_op"]
 

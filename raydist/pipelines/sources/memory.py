@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
-from raydist.nest import unflatten
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.nest import unflatten
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.items import IteratorState

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from raydist.errors import DataLossError, InvalidArgumentError
-from raydist.nest import LEAF, Structure, flatten, unflatten
+from raydist.core.errors import DataLossError, InvalidArgumentError
+from raydist.core.nest import LEAF, Structure, flatten, unflatten
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec

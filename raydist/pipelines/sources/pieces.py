@@ -14,9 +14,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from raydist.ending_threads import end_at_exit
-from raydist.errors import DeadlineExceededError
-from raydist.nest import flatten
+from raydist.core.errors import DeadlineExceededError
+from raydist.core.nest import flatten
+from raydist.core.thread_shutdown import end_at_exit
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.columns import Column, object_column

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.elements.arguments import whole_number
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.seeds import RandomKey

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
-from raydist.nest import LEAF
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.nest import LEAF
+from raydist.core.values import INFINITE_CARDINALITY
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.spec import TensorSpec
@@ -18,7 +19,6 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.sources.memory import IndexedSourceOp
-from raydist.values import INFINITE_CARDINALITY
 
 __all__ = ["CounterOp", "NumbersIterator", "NumbersOp", "RandomOp", "RangeOp"]
 

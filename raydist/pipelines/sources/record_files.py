@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.nest import LEAF
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.nest import LEAF
+from raydist.core.values import AUTOTUNE, UNKNOWN_CARDINALITY
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.columns import Column, RemoteColumn, columns_in_turn, concat_columns, object_column
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
@@ -24,7 +25,6 @@ from raydist.pipelines.formats.tfrecord import FRAME_BYTES
 from raydist.pipelines.sources.file_format import RecordFormat
 from raydist.pipelines.sources.file_names import FileNames, names_op
 from raydist.pipelines.sources.pieces import Piece, PieceReader, PiecesAhead, PiecesOnWorkers, ReadingStage
-from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
 __all__ = ["OpenRecords", "RecordFilesOp", "RecordSlot"]
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
-from raydist.errors import SpecError
+from raydist.core.errors import SpecError
 from raydist.pipelines.elements.arrow_fields import Conversion
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.nest import flatten
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.nest import flatten
 from raydist.pipelines.elements.blocks import Block, object_column
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.spec import STR, TensorSpec

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from raydist.errors import FailedPreconditionError, SpecError
+from raydist.core.errors import FailedPreconditionError, SpecError
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.pipelines.elements.blocks import Block, common_specs
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.rows import block_of_rows
@@ -20,7 +21,6 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.sources.generator import GeneratorOp, GeneratorValues, Signature
-from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = [
     "IterableSamplesOp",

@@ -11,8 +11,8 @@ import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from raydist.errors import FailedPreconditionError, NotFoundError
-from raydist.nest import unflatten
+from raydist.core.errors import FailedPreconditionError, NotFoundError
+from raydist.core.nest import unflatten
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.spec import TensorSpec

@@ -15,7 +15,7 @@ import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.formats.files import OpenFile, ReadableFile, data_loss, file_errors, read_range
 from raydist.pipelines.formats.parquet_file import read_footer
 

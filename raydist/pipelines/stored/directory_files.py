@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, TypeVar
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, RaydistError
-from raydist.failpoints import failpoint
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, RaydistError
+from raydist.core.failpoints import failpoint
 from raydist.pipelines.formats.files import OpenFile, file_errors, local_path, secrets_in, shown_uri
 from raydist.pipelines.formats.remote_file import RemoteFile, open_remote, open_system, with_retries
 from raydist.pipelines.stored.file_directory import DirectoryFiles, LocalFiles, is_file_name, require_file_name

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Literal, TypeVar
 
-from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
-from raydist.failpoints import failpoint
+from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from raydist.core.failpoints import failpoint
 from raydist.pipelines.formats.files import OpenFile, file_errors
 
 __all__ = ["DirectoryFiles", "LocalFiles", "is_file_name", "locked_directory", "require_file_name", "sync_directory"]

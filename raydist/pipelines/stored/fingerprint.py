@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from raydist import errors
+from raydist.core import errors
 from raydist.options import Options
 from raydist.pipelines.elements.leaf_values import as_leaf, is_torch
 from raydist.pipelines.elements.small_floats import is_small_float

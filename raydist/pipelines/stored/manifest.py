@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import LEAF, NOTHING, Structure, unflatten
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.nest import LEAF, NOTHING, Structure, unflatten
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.stored.containers import Chunk, Container, crc32c

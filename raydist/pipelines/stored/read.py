@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from raydist.errors import DataLossError
-from raydist.nest import LEAF
+from raydist.core.errors import DataLossError
+from raydist.core.nest import LEAF
 from raydist.pipelines.elements.blocks import Block, object_column
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.spec import DatasetSpec

@@ -21,9 +21,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
-from raydist.foreign_errors import annotate
-from raydist.nest import Structure
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.core.exception_utils import annotate
+from raydist.core.nest import Structure
 from raydist.pipelines.elements.arrow import block_of_arrow, block_to_arrow
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.elements.element_nests import flatten_element

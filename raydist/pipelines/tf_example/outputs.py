@@ -8,7 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import object_column
 from raydist.pipelines.tf_example.features import (
     LIST_FIELDS,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import as_dtype
 from raydist.pipelines.tf_example.features import feature_dtype
 

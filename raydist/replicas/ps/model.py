@@ -7,7 +7,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.optimizers import require_elementwise
 from raydist.parameter_servers.rows.local_rows import spec_of, take_held_rows
 from raydist.parameter_servers.slices import PsSlice, VariableSpec

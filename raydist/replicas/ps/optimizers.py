@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 
 from raydist.actors.class_tracking import cloudpickle
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.parameter_servers.requests import (
     AddOptimizer,
     OptimizerGroup,

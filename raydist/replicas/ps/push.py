@@ -8,7 +8,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.requests import ServerAnswer
 from raydist.parameter_servers.rows.local_rows import pending_rows, spec_of
 from raydist.parameter_servers.worker.client import rows_by_server

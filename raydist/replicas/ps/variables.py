@@ -16,7 +16,7 @@ import torch
 from raydist.checkpoints.ps_restore import PsRestores
 from raydist.checkpoints.ps_save import PsSaves
 from raydist.compat.torch_internals import disable_compiler
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.connection import ServerConnection
 from raydist.parameter_servers.consistency import Consistency, SyncWithBackups
 from raydist.parameter_servers.requests import Arrive, BeginClosure, EndClosure, PushKey, Sender

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from raydist.actors.portable_errors import PortableError
+from raydist.core.values import PerReplica
 from raydist.mirroring.messages import StepPayload
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import PartSource, StepHeader, address_parts
 from raydist.replicas.step_message import SentObjects
-from raydist.values import PerReplica
 
 __all__ = [
     "ClosureLabel",

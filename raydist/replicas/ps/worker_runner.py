@@ -20,14 +20,14 @@ from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.single_rank import SingleRank
-from raydist.errors import FailedPreconditionError, OutOfRangeError
+from raydist.core.errors import FailedPreconditionError, OutOfRangeError
+from raydist.core.values import InputContext, Leaves
 from raydist.mirroring.messages import MirrorCalls, StepPayload
 from raydist.replicas.ps.work_message import ClosureLabel, ClosureResult, LogEntry, WorkItem, WorkMessage, WorkResult
 from raydist.replicas.rules import StrategyHooks, VariablesView
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from raydist.replicas.step_message import KeptObjects
-from raydist.values import InputContext, Leaves
 
 __all__ = ["WorkerRules", "WorkerRunner"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.training.callbacks.hooks import PredictHooks, TestHooks, TrainHooks
 
 if TYPE_CHECKING:

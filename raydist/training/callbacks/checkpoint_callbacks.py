@@ -8,7 +8,7 @@ from typing import Any, final
 
 from raydist.checkpoints.checkpoint import Checkpoint
 from raydist.checkpoints.manager import CheckpointManager
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.formats.files import shown_uri
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.monitor import Mode, Monitor

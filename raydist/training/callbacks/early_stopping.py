@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, final
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.monitor import Mode, Monitor

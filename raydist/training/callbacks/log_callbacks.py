@@ -10,7 +10,7 @@ from typing import Any, TextIO, final
 
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.formats.files import local_file
 from raydist.training.callbacks.callback import Callback
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import nn
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.formats.files import local_file
 from raydist.summary.histograms import histogram
 from raydist.summary.media import image, text

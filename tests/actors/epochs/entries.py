@@ -10,7 +10,7 @@ from raydist.actors.epochs.batch_group import BatchGroup
 from raydist.actors.epochs.batch_queues import QueueEntry
 from raydist.actors.epochs.piece import GroupPiece, pack_piece
 from raydist.actors.portable_errors import pack_error
-from raydist.nest import LEAF, Structure
+from raydist.core.nest import LEAF, Structure
 
 Rows = Sequence[Sequence[int]]
 """Of each replica."""

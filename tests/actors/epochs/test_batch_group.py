@@ -9,7 +9,7 @@ import numpy as np
 
 from raydist.actors.epochs.batch_group import MadeStep, OpenGroup, StepBatch
 from raydist.actors.epochs.piece import GroupPiece
-from raydist.nest import LEAF, flatten
+from raydist.core.nest import LEAF, flatten
 from raydist.pipelines.elements.columns import as_remote
 from raydist.pipelines.elements.object_leaves import WholeLeaf
 from raydist.pipelines.run.split import cut_batch, deal

@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from raydist.actors.epochs.batch_group import BatchGroup
 from raydist.actors.epochs.batch_queues import BatchQueues, Position, QueueEntry
 from raydist.actors.portable_errors import pack_error
-from raydist.errors import CancelledError, FailedPreconditionError
-from raydist.nest import LEAF
+from raydist.core.errors import CancelledError, FailedPreconditionError
+from raydist.core.nest import LEAF
 
 NUM_REPLICAS = 3
 

@@ -16,9 +16,9 @@ from raydist.actors.epochs.batch_group import StepBatch
 from raydist.actors.epochs.batch_queues import QueueEntry
 from raydist.actors.epochs.epoch_producer import Credits, EpochProducer
 from raydist.actors.epochs.served_epoch import Poll
+from raydist.core.errors import CancelledError, UnavailableError
+from raydist.core.nest import LEAF
 from raydist.dataset import Dataset
-from raydist.errors import CancelledError, UnavailableError
-from raydist.nest import LEAF
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.split import Cut, cut_batch

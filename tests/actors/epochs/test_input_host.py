@@ -9,9 +9,9 @@ import pytest
 import ray
 
 from raydist.actors.epochs.input_host import InputHost
+from raydist.core.errors import UnavailableError
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import InputSide, distribute
-from raydist.errors import UnavailableError
 from raydist.options import AutoShardPolicy, InputOptions, Options, Timeouts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]

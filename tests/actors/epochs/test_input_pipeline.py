@@ -13,8 +13,8 @@ from raydist.actors.epochs import input_pipeline
 from raydist.actors.epochs.input_pipeline import InputPipeline
 from raydist.actors.epochs.job import InputJob
 from raydist.actors.epochs.served_epoch import Poll
+from raydist.core.errors import CancelledError, InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.errors import CancelledError, InvalidArgumentError
 from raydist.options import InputOptions, Timeouts
 from raydist.pipelines.engine.executor import InlineExecutor
 

@@ -6,8 +6,8 @@ import pickle
 from dataclasses import replace
 
 from raydist.actors.epochs.job import InputJob
+from raydist.core.values import AUTOTUNE
 from raydist.options import InputOptions, Options, Timeouts
-from raydist.values import AUTOTUNE
 
 JOB = InputJob(
     label="epoch 0",

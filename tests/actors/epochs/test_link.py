@@ -16,9 +16,9 @@ import pytest
 import ray
 
 from raydist.actors.epochs.input_host import InputHost
+from raydist.core.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute
-from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.options import InputOptions, Options, Timeouts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]

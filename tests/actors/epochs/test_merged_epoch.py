@@ -13,7 +13,7 @@ from raydist.actors.epochs.batch_queues import Position, QueueEntry
 from raydist.actors.epochs.job import InputJob, MergedJob
 from raydist.actors.epochs.merged_epoch import MergedEpoch
 from raydist.actors.epochs.served_epoch import Poll
-from raydist.errors import CancelledError, UnavailableError
+from raydist.core.errors import CancelledError, UnavailableError
 from raydist.options import InputOptions, Options, Timeouts
 from raydist.pipelines.metering.stats import PipelineStats
 from tests.actors.epochs.entries import end_entry, group_entry

@@ -10,8 +10,8 @@ import pytest
 from raydist.actors.epochs.batch_group import StepBatch
 from raydist.actors.epochs.batch_queues import QueueEntry
 from raydist.actors.epochs.merged_epoch import MergedSteps
-from raydist.errors import SpecError, UnavailableError
-from raydist.nest import flatten
+from raydist.core.errors import SpecError, UnavailableError
+from raydist.core.nest import flatten
 from tests.actors.epochs.entries import end_entry, error_entry, group_entry
 
 

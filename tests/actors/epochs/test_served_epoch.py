@@ -8,7 +8,7 @@ import pytest
 
 from raydist.actors.epochs.batch_queues import QueueEntry
 from raydist.actors.epochs.served_epoch import Poll, ServedEpoch
-from raydist.errors import CancelledError
+from raydist.core.errors import CancelledError
 from raydist.pipelines.metering.stats import PipelineStats
 
 

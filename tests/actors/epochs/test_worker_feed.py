@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from raydist.actors.epochs.merged_epoch import WorkerFeed
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from tests.actors.epochs.entries import end_entry, error_entry, group_entry
 
 

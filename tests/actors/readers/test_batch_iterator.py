@@ -7,7 +7,7 @@ from typing import Any, final
 import pytest
 
 from raydist.actors.readers.batch_iterator import BatchIterator
-from raydist.errors import OutOfRangeError
+from raydist.core.errors import OutOfRangeError
 
 
 @final

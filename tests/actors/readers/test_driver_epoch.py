@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from raydist.actors.readers.driver_epoch import DriverEpoch
+from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import InputSide, distribute
-from raydist.errors import FailedPreconditionError
 from raydist.options import InputOptions
 from tests.actors.readers.fakes import fake_side
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from raydist.actors.readers.driver_iterator import BatchLeaf, DistributedIterator
+from raydist.core.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import InputSide, distribute
-from raydist.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
 from raydist.options import InputOptions
 from tests.actors.readers.fakes import fake_side
 from tests.pipelines.threads import in_threads, quick_switches

@@ -11,8 +11,8 @@ from raydist.actors.epochs.batch_queues import QueueEntry
 from raydist.actors.epochs.served_epoch import Poll
 from raydist.actors.readers.replica_iterator import FetchAhead
 from raydist.actors.readers.step_reader import StepReader
-from raydist.errors import DeadlineExceededError, UnavailableError
-from raydist.nest import LEAF
+from raydist.core.errors import DeadlineExceededError, UnavailableError
+from raydist.core.nest import LEAF
 from raydist.options import Timeouts
 
 

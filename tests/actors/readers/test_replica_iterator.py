@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from raydist.actors.readers.replica_iterator import ReplicaIterator
+from raydist.core.errors import FailedPreconditionError, OutOfRangeError
+from raydist.core.values import InputContext
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import InputSide, distribute, distribute_from_function
-from raydist.errors import FailedPreconditionError, OutOfRangeError
 from raydist.options import InputOptions
-from raydist.values import InputContext
 from tests.actors.readers.fakes import fake_side
 from tests.pipelines.threads import in_threads, quick_switches
 

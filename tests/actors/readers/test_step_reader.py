@@ -9,7 +9,7 @@ import pytest
 from raydist.actors.epochs.batch_queues import QueueEntry
 from raydist.actors.epochs.served_epoch import Poll
 from raydist.actors.readers.step_reader import StepReader
-from raydist.errors import DeadlineExceededError
+from raydist.core.errors import DeadlineExceededError
 from raydist.options import Timeouts
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from raydist.actors.workers.crash_bisection import RowsDone, RunRows, Streak, isolate
-from raydist.errors import UnavailableError
+from raydist.core.errors import UnavailableError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, StageResult
 from raydist.pipelines.engine.kernel import run_stage

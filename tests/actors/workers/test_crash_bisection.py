@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError
 
 from raydist.actors.workers.crash_bisection import CrashBisection
 from raydist.actors.workers.handle import FailedStarts
-from raydist.errors import CancelledError, UnavailableError
+from raydist.core.errors import CancelledError, UnavailableError
 
 
 class Stillborn:

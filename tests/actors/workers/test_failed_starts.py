@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from raydist.actors.workers.handle import FailedStarts
-from raydist.errors import UnavailableError
+from raydist.core.errors import UnavailableError
 
 
 def test_some_may_be_killed_while_they_start() -> None:

@@ -15,9 +15,9 @@ import pytest
 
 from raydist.actors.workers.epoch_pools import SharedExecutor
 from raydist.actors.workers.pool import ActorExecutor
+from raydist.core.errors import RaydistError, UnavailableError
+from raydist.core.exception_utils import message_of
 from raydist.dataset import Dataset
-from raydist.errors import RaydistError, UnavailableError
-from raydist.foreign_errors import message_of
 from raydist.options import Timeouts
 from tests.conftest import live_actors
 from tests.contracts.op import iterate

@@ -19,8 +19,14 @@ from raydist.actors.workers.epoch_pools import SharedExecutor
 from raydist.actors.workers.handle import WorkerKind
 from raydist.actors.workers.pool import ActorExecutor
 from raydist.actors.workers.result_recipes import ResultColumn
+from raydist.core.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    RaydistError,
+    UnavailableError,
+)
 from raydist.dataset import Dataset
-from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, RaydistError, UnavailableError
 from raydist.options import Options, Timeouts
 from raydist.pipelines.elements.convert import numpy_rows
 from raydist.pipelines.run.iterator import DatasetIterator

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from raydist.actors.workers import stored_results
 from raydist.actors.workers.epoch_pools import SharedExecutor
 from raydist.actors.workers.pool import ActorExecutor
-from raydist.nest import LEAF
+from raydist.core.nest import LEAF
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import Item

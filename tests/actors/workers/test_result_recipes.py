@@ -17,7 +17,7 @@ from raydist.actors.workers import mapped_columns, result_recipes
 from raydist.actors.workers.mapped_columns import LostResultError
 from raydist.actors.workers.result_recipes import Recipe, StoredResult, leave_losses_to_caller, make_again
 from raydist.actors.workers.stored_results import store_result, with_row_ids
-from raydist.errors import CancelledError, DataLossError, UnavailableError
+from raydist.core.errors import CancelledError, DataLossError, UnavailableError
 from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.items import Item, StageResult
 from raydist.pipelines.elements.rows import items_of_rows

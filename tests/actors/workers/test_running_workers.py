@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from raydist import placement
 from raydist.actors.workers.handle import WorkerKind
 from raydist.actors.workers.pool import RunningWorkers
-from raydist.errors import FailedPreconditionError
-from raydist.placement import Outlook
+from raydist.cluster import placement
+from raydist.cluster.placement import Outlook
+from raydist.core.errors import FailedPreconditionError
 
 
 class Worker:

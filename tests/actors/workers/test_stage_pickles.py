@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from raydist.actors.workers.pool import StagePickles
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.engine.kernel import run_stage
 from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of

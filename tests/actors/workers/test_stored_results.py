@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError
 from raydist.actors.workers import mapped_columns
 from raydist.actors.workers.mapped_columns import StoredColumns
 from raydist.actors.workers.stored_results import store_result, with_row_ids
-from raydist.errors import DeadlineExceededError, UnavailableError
+from raydist.core.errors import DeadlineExceededError, UnavailableError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 from raydist.pipelines.elements.rows import items_of_rows

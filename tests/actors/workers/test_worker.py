@@ -16,8 +16,8 @@ from raydist.actors.version_check import Software, installed_packages
 from raydist.actors.workers import worker as worker_module
 from raydist.actors.workers.mapped_columns import StoredColumns
 from raydist.actors.workers.worker import InputWorker, WorkerResult, unpack_result
+from raydist.core.errors import FailedPreconditionError, RaydistError
 from raydist.dataset import Dataset
-from raydist.errors import FailedPreconditionError, RaydistError
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, StageResult

@@ -25,8 +25,8 @@ from raydist.checkpoints.run_directory import RunDirectory
 from raydist.checkpoints.saves import ManagerSaves
 from raydist.checkpoints.shards import DispatchedSave, ShardRequest
 from raydist.checkpoints.watch import ManagerWatch
+from raydist.cluster.preemption import undivided_run, unwatch_steps, watch_steps
 from raydist.distributed_dataset import DistributedIterator
-from raydist.preemption import undivided_run, unwatch_steps, watch_steps
 from tests.checkpoints.loops.in_process import Host, Rank
 
 

@@ -29,7 +29,7 @@ from raydist.checkpoints.replica_loop import DrawGate, ManagerProxy, ReplicaLoop
 from raydist.checkpoints.shards import ShardWriter
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import NoPeers, ReplicaContext
-from raydist.errors import DeadlineExceededError
+from raydist.core.errors import DeadlineExceededError
 from raydist.strategies.one_device import OneDeviceStrategy
 from tests.checkpoints.loops.in_process import Rank
 

@@ -21,7 +21,7 @@ from raydist.checkpoints.ps_restore import RestoreCommand, StoredOptimizerState,
 from raydist.checkpoints.read_tensors import read_pieces
 from raydist.checkpoints.restore import PreparedShard
 from raydist.checkpoints.tensor_file import RowRange, new_files, write_tensor_file
-from raydist.errors import CancelledError, FailedPreconditionError
+from raydist.core.errors import CancelledError, FailedPreconditionError
 from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 from raydist.pipelines.stored.directory_files import directory_files

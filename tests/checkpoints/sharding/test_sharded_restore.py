@@ -26,7 +26,7 @@ from raydist.checkpoints.restore import PreparedShard, RestoreReport, RestoreReq
 from raydist.checkpoints.shard_reader import ShardReader, commit_shard, discard_shard, exchange_bytes, prepare_shard
 from raydist.checkpoints.tensor_file import NewFiles, RowRange, write_tensor_file
 from raydist.context import current
-from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.stored.directory_files import directory_files
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks

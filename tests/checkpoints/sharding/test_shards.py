@@ -19,7 +19,7 @@ from raydist.checkpoints.shards import (
     plan_files,
 )
 from raydist.checkpoints.tensor_file import NewFiles, TensorFile
-from raydist.errors import CancelledError, DeadlineExceededError
+from raydist.core.errors import CancelledError, DeadlineExceededError
 from raydist.pipelines.stored.directory_files import directory_files
 
 MIB = 1 << 20

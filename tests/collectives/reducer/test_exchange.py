@@ -12,7 +12,7 @@ from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.reducer.buckets import Buckets
 from raydist.collectives.reducer.exchange import Exchange, StepWeight
 from raydist.collectives.reducer.trailer import ReceivedTrailer, Trailer, agree, encode_stamp
-from raydist.errors import CollectiveMismatchError, FailedPreconditionError
+from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
 from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import run_ranks

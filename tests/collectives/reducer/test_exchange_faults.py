@@ -19,7 +19,7 @@ from torch import nn
 
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.reducer.reducer import GradientReducer
-from raydist.errors import DeadlineExceededError, RaydistError, UnavailableError
+from raydist.core.errors import DeadlineExceededError, RaydistError, UnavailableError
 from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.collectives.processes import ProcessTeam
 

@@ -17,7 +17,7 @@ from raydist.collectives.base import Work
 from raydist.collectives.reducer.bucket import ParameterSpec
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.sparse_rows import reduce_rows
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
 from tests.collectives.gradient_steps import (
     ONCE_A_SEGMENT,
     STEPS,

@@ -11,8 +11,8 @@ from torch import nn
 
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.trailer import Updates
-from raydist.errors import CollectiveMismatchError, FailedPreconditionError
-from raydist.values import ReduceOp
+from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
+from raydist.core.values import ReduceOp
 from tests.collectives.gradient_steps import (
     gradients_of,
     on_two,

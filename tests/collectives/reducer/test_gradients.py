@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from raydist.collectives.reducer.reducer import GradientReducer
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.values import ReduceOp
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.values import ReduceOp
 from tests.collectives.gradient_steps import (
     ONCE_A_SEGMENT,
     STEPS,

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from raydist.collectives.reducer.interception import Handler, begin_interception, end_interception
 from raydist.collectives.reducer.parameter_hooks import DeferredHooks, OwnHook, ParameterHooks, detach_hooks, hooked_of
 from raydist.collectives.reducer.reducer import GradientReducer
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from tests.collectives.gradient_steps import (
     gradients_of,
     half,

@@ -15,8 +15,8 @@ from torch import nn
 from raydist.collectives.reducer.known_gradients import LocalAccumulation, accumulate
 from raydist.collectives.reducer.parameter_hooks import OwnHook, TrainedParameters
 from raydist.collectives.reducer.reducer import GradientReducer
-from raydist.errors import CollectiveMismatchError, FailedPreconditionError
-from raydist.values import ReduceOp
+from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
+from raydist.core.values import ReduceOp
 from tests.collectives.gradient_steps import (
     gradients_of,
     half,

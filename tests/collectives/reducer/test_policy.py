@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from raydist.collectives.base import Membership
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite, SkippedUpdates, fault_of, is_finite
 from raydist.collectives.reducer.reducer import GradientReducer
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from tests.collectives.gradient_steps import ONCE_A_SEGMENT, STEPS
 from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.collectives.models import build, loss_of, rows

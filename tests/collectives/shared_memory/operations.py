@@ -15,7 +15,7 @@ import torch
 
 from raydist.collectives.base import Communicator
 from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
-from raydist.values import ReduceOp
+from raydist.core.values import ReduceOp
 
 SMALL = 3
 LARGE = 1_000_000

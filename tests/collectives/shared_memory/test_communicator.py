@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydist.collectives.base import Communicator, Work
-from raydist.errors import CollectiveMismatchError, FailedPreconditionError, InvalidArgumentError
-from raydist.values import ReduceOp
+from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError, InvalidArgumentError
+from raydist.core.values import ReduceOp
 from tests.collectives.shared_memory.ranks import run_sharing, sharing_team
 from tests.collectives.threads import run_ranks
 from tests.contracts import communicator as contract

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
-from raydist.values import ReduceOp
+from raydist.core.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.core.values import ReduceOp
 from tests.collectives.faults import AbortingSoon, Failing, stop_myself
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.shared_memory.operations import COLLECTIVES, WITH_A_MIDDLE, Begun, Operation

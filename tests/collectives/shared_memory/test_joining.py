@@ -17,8 +17,8 @@ import pytest
 from raydist.collectives.base import Communicator, Declined, Membership
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.shared_memory.communicator import join
-from raydist.errors import DeadlineExceededError
-from raydist.shared_segment import Segment
+from raydist.core.errors import DeadlineExceededError
+from raydist.utils.shared_segment import Segment
 from tests.collectives.processes import START_S, ProcessTeam
 from tests.collectives.shared_memory.ranks import run_sharing
 from tests.collectives.shared_memory.test_faults import EVERYTHING, Rounds

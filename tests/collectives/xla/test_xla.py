@@ -21,8 +21,8 @@ from raydist.collectives.rendezvous import RendezvousStore, connect_store
 from raydist.collectives.xla import communicator
 from raydist.collectives.xla.chip import Chip
 from raydist.collectives.xla.communicator import CallComparison, XlaBackend, XlaGroup
-from raydist.errors import CollectiveMismatchError, FailedPreconditionError, UnavailableError
-from raydist.values import ReduceOp
+from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError, UnavailableError
+from raydist.core.values import ReduceOp
 from tests.collectives.threads import begin_threads
 from tests.xla_world import IS_REAL, XlaTeam, chips_here
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from raydist.core.values import PerReplica
 from raydist.mirroring.function_cache import ClosureMutationCheck
-from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, linear
 
 COUNT = 0

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.replica_hooks import UpdateLog, note_steps
 from tests.mirroring.in_process import Mirror, linear

@@ -17,7 +17,7 @@ from torchmetrics import MeanMetric
 import raydist as rd
 from raydist.checkpoints.object_state import STATES_BY_RANK
 from raydist.checkpoints.shards import MergedStates
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.messages import StepPayload
 from raydist.mirroring.replica import MirrorReplica
 from raydist.pickling.pickler import loads

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.parameter_servers.rows.local_rows import (
     LocalRows,
     access_to,

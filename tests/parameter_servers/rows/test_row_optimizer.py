@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.row_index import GrowingRows
 from raydist.parameter_servers.rows.row_optimizer import (
     LazyUpdate,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.row_table import RowTable, own_rows
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 

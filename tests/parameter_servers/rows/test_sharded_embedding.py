@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import raydist as rd
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.mirroring.replica import MirrorReplica
 from raydist.parameter_servers.rows.local_rows import pending_rows, reading_rows, spec_of, take_held_rows
 from raydist.parameter_servers.rows.row_table import RowTable

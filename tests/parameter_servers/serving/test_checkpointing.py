@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.requests import (
     BeginRestore,
     BeginSave,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from raydist.core.errors import CancelledError
 from raydist.dataset import Dataset
-from raydist.errors import CancelledError
 from raydist.options import AutotuneOptions, Options, ThreadingOptions
 from raydist.pipelines.autotune.tuned_executor import TunedExecutor, local_executor
 from raydist.pipelines.autotune.tuner import Tuner

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.nest import flatten
+from raydist.core.nest import flatten
 from raydist.pipelines.elements.arguments import parts_like, require_choice, whole_number
 
 

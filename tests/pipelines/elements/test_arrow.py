@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.nest import LEAF
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import LEAF
 from raydist.pipelines.elements.arrow import block_of_arrow, block_to_arrow
 from raydist.pipelines.elements.rows import block_of_rows
 from tests.contracts.op import same

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raydist.errors import SpecError
+from raydist.core.errors import SpecError
 from raydist.pipelines.elements.blocks import concat_blocks, object_column, private_column
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec

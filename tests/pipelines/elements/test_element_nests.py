@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import raydist as rd
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.nest import LEAF, NOTHING, flatten, unflatten
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import LEAF, NOTHING, flatten, unflatten
 from raydist.pipelines.elements.element_nests import flatten_element, map_element
 from raydist.pipelines.elements.spec import TensorSpec
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.nest import flatten
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
-from raydist.nest import flatten
 from raydist.pipelines.elements.key_order import KeyOrder
 from raydist.pipelines.elements.rows import block_of_rows
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from raydist.errors import SpecError
+from raydist.core.errors import SpecError
 from raydist.pipelines.elements.leaf_values import as_leaf, is_torch
 
 

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raydist.core.errors import SpecError
 from raydist.dataset import Dataset
-from raydist.errors import SpecError
 from raydist.pipelines.elements.block_parts import ReusedResults
 from raydist.pipelines.elements.functions import RowCalls
 from raydist.pipelines.elements.rows import block_of_rows

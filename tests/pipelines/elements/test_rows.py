@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydist.errors import SpecError
-from raydist.nest import flatten
+from raydist.core.errors import SpecError
+from raydist.core.nest import flatten
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.rows import block_of_rows, items_of_rows

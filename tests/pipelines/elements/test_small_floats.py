@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import distribute
-from raydist.errors import InvalidArgumentError
 from raydist.options import InputOptions, OptimizationOptions, Options
 from raydist.pipelines.elements.arrow import block_of_arrow, block_to_arrow
 from raydist.pipelines.elements.rows import block_of_rows

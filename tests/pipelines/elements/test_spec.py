@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import flatten
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.nest import flatten
 from raydist.pipelines.elements.spec import (
     BYTES,
     STR,

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import raydist as rd
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.functions import call_rows, function_label, wants_rng
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.rows import block_of_rows

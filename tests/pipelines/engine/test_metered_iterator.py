@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from raydist.errors import UnavailableError
-from raydist.nest import LEAF
+from raydist.core.errors import UnavailableError
+from raydist.core.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.spec import TensorSpec

@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 import pytest
 
-from raydist.errors import UnavailableError
+from raydist.core.errors import UnavailableError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState, count_items
 from raydist.pipelines.elements.rows import block_of_rows

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
-from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.probe import probe_spec
 

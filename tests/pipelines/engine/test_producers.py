@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
-from raydist.errors import FailedPreconditionError
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, count_items

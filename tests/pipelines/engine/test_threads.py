@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from raydist.errors import CancelledError, DeadlineExceededError
+from raydist.core.errors import CancelledError, DeadlineExceededError
 from raydist.options import Timeouts
 from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.threads import ThreadExecutor

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import raydist as rd
-from raydist.errors import DataLossError, InvalidArgumentError, NotFoundError
+from raydist.core.errors import DataLossError, InvalidArgumentError, NotFoundError
 from raydist.pipelines.formats.arrow_file import ArrowFile, ArrowSizes, arrow_errors, as_arrow_file
 from raydist.pipelines.formats.opening import open_file
 from raydist.pipelines.formats.parquet_file import ParquetFile

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.errors import DataLossError, InvalidArgumentError
+from raydist.core.errors import DataLossError, InvalidArgumentError
 from raydist.pipelines.formats.byte_streams import ByteStream, check_compression, open_stream
 from tests.pipelines.formats.record_files import COMPRESS
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from raydist.errors import InvalidArgumentError, NotFoundError, SpecError
+from raydist.core.errors import InvalidArgumentError, NotFoundError, SpecError
 from raydist.pipelines.formats.files import data_loss, file_errors, local_path, path_text
 
 

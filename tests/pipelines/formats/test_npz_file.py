@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydist.errors import DataLossError, InvalidArgumentError
+from raydist.core.errors import DataLossError, InvalidArgumentError
 from raydist.pipelines.formats import numpy_format
 from raydist.pipelines.formats.numpy_format import StoredArray, stored_arrays
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydist.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
+from raydist.core.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
 from raydist.pipelines.formats.numpy_format import StoredArray, stored_array, stored_arrays
 
 

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 import raydist as rd
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from raydist.pipelines.formats.opening import create_file, local_size, open_file, read_file, require_same_size
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raydist as rd
-from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError, SpecError
+from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError, SpecError
 from raydist.pipelines.formats.byte_streams import open_stream
 from raydist.pipelines.formats.tfrecord import (
     MAX_RECORD_BYTES,

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raydist.core.values import AUTOTUNE
 from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, Options
 from raydist.pipelines.autotune.tuned_executor import local_executor
-from raydist.values import AUTOTUNE
 from tests.contracts.op import iterate
 from tests.pipelines.threads import pipeline_threads
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
-from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from tests.contracts.op import collect, iterate
 
 FIVE = Dataset.range(5).filter(lambda x: True)

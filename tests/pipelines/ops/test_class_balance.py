@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.ops.rejection_resample import ClassBalance
 
 

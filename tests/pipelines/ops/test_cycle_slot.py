@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
-from raydist.errors import FailedPreconditionError
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import count_items

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from tests.contracts.op import collect, iterate, same
 from tests.pipelines.storing_executor import StoringExecutor
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from raydist.options import Options
 from raydist.pipelines.stored import write
 from raydist.pipelines.stored.containers import ChunkWriter

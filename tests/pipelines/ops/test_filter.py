@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
-from raydist.values import UNKNOWN_CARDINALITY
 from tests.contracts.op import collect, iterate
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.values import UNKNOWN_CARDINALITY
 from tests.contracts.op import collect, iterate
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import raydist as rd
+from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError, SpecError
 
 SAMPLES: list[dict[str, Any]] = [
     {"id": i, "name": f"{i} ä", "image": np.full((3, 4 + i % 3), i, np.float32)} for i in range(7)

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.values import UNKNOWN_CARDINALITY
 
 INVERSE = Dataset.from_tensor_slices([1, 2, 0, 4, 5]).map(lambda x: 1 / int(x))
 

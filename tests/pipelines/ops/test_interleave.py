@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import AUTOTUNE, UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 from tests.contracts.op import collect, iterate
 from tests.pipelines.model import recorder
 

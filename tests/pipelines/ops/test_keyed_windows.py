@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
 from raydist.pipelines.ops.group_by_window import KeyedWindowsOp
 from tests.contracts.op import collect, iterate

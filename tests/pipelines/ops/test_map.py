@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.dataset import Dataset
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.options import Options
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.rows import block_of_rows

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from raydist.core.errors import FailedPreconditionError, SpecError
 from raydist.dataset import Dataset
-from raydist.errors import FailedPreconditionError, SpecError
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.ops.nested import call_on_element, graph_of

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from tests.contracts.op import collect, iterate
 
 RAGGED = Dataset.range(1, 5).map(lambda n: np.full(n, n), output_spec=TensorSpec((None,), "int64"))

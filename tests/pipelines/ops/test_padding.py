@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydist.errors import SpecError
+from raydist.core.errors import SpecError
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.ops.padded_batch import Padding

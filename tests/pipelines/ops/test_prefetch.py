@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from raydist.core.errors import InvalidArgumentError, UnavailableError
+from raydist.core.values import AUTOTUNE
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError, UnavailableError
 from raydist.options import AutotuneOptions, Options
-from raydist.values import AUTOTUNE
 from tests.contracts.op import collect, iterate
 from tests.pipelines.model import recorder
 from tests.pipelines.threads import pipeline_threads

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from raydist.core.values import INFINITE_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.values import INFINITE_CARDINALITY
 from tests.pipelines.model import recorder
 
 

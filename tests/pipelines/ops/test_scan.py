@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.values import INFINITE_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine import request_size
-from raydist.values import INFINITE_CARDINALITY
 from tests.contracts.op import collect, iterate
 from tests.pipelines.model import recorder
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from raydist.core.errors import SpecError
 from raydist.dataset import Dataset
-from raydist.errors import SpecError
 from raydist.options import Options
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.seeds import RandomKey

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from raydist.core.errors import InvalidArgumentError, UnavailableError
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError, UnavailableError
 from raydist.options import AutotuneOptions, Options
 from raydist.pipelines.ops.shuffle import sources_of_outputs
-from raydist.values import UNKNOWN_CARDINALITY
 from tests.contracts.op import iterate
 from tests.pipelines.storing_executor import StoringExecutor
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
+from raydist.core.values import INFINITE_CARDINALITY
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.run.plan import open_iterator
-from raydist.values import INFINITE_CARDINALITY
 
 
 def test_state_is_a_pass_and_a_position() -> None:

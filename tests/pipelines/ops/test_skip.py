@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from raydist.core.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, [0, 1, 2]), (2, [2]), (3, []), (9, []), (-1, []), (-5, [])])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import Options
 from raydist.pipelines.stored import write
 from raydist.pipelines.stored.cached_epoch import CachedEpochSettings, Recorder

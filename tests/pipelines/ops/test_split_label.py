@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.ops.map import split_label
 

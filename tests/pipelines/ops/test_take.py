@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.values import UNKNOWN_CARDINALITY
 from tests.pipelines.model import recorder
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
-from raydist.values import UNKNOWN_CARDINALITY
 from tests.contracts.op import collect, iterate
 
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from raydist.core.errors import SpecError
+from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.errors import SpecError
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.values import UNKNOWN_CARDINALITY
 from tests.contracts.op import collect, iterate
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raydist.core.errors import InvalidArgumentError, NotFoundError
 from raydist.dataset import Dataset
 from raydist.dataset.readers import FixedLengthRecordDataset, TextLineDataset
-from raydist.errors import InvalidArgumentError, NotFoundError
 from raydist.options import Options
 from raydist.pipelines.optimize.file_shards import obstacle_to_files, shard_files
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raydist.core.values import AUTOTUNE, UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
 from raydist.pipelines.engine.build import name_operations, walk
@@ -21,7 +22,6 @@ from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.ops.take import TakeOp
 from raydist.pipelines.optimize.rewrites import REWRITES, named_like, rewrite_each, settings_of, with_inputs
 from raydist.pipelines.run.plan import make_plan
-from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 from tests.contracts.op import check_op, collect, iterate, same
 from tests.pipelines.optimize.rewriting import assert_same, optimised_names, plan_of, rewrites_of
 from tests.pipelines.random_functions import jitter

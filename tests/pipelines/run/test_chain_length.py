@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
 
 
 def chain(count: int) -> Dataset:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raydist.core.errors import FailedPreconditionError, OutOfRangeError
 from raydist.dataset import Dataset
-from raydist.errors import FailedPreconditionError, OutOfRangeError
 from raydist.options import Options
 from raydist.pipelines.elements.spec import TensorSpec
 from tests.contracts.op import collect, is_error, iterate

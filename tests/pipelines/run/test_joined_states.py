@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.run.joined_states import join_states, join_workers, split_state, split_workers
 
 states = st.fixed_dictionaries({"seed": st.integers(0, 1), "at": st.integers(0, 2)}, optional={"dealt": st.just([1])})

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
 
 
 def test_the_state_of_another_pipeline_is_refused() -> None:

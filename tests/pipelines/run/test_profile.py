@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raydist import Dataset, Options
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.run.iterator import DatasetIterator

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.errors import InvalidArgumentError
-from raydist.nest import flatten
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.nest import flatten
 from raydist.pipelines.elements.collated import CollatedLeaf
 from raydist.pipelines.elements.object_leaves import ListLeaf, WholeLeaf
 from raydist.pipelines.elements.rows import block_of_rows

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.split import Cut
 from raydist.pipelines.run.steps import DealtElements, Element, GlobalBatches, StepSource, element_views

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.errors import SpecError
+from raydist.core.errors import SpecError
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.sources.generator import Signature
 from tests.contracts.op import check_op, collect

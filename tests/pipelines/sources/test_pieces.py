@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raydist.errors import DeadlineExceededError
+from raydist.core.errors import DeadlineExceededError
 from raydist.options import Timeouts
 from raydist.pipelines.sources import pieces
 from raydist.pipelines.sources.pieces import PieceReader, PiecesAhead

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.sources.random_indices import DrawsOp, permuted
 

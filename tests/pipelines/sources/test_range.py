@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from raydist.core.errors import InvalidArgumentError
+from raydist.core.values import INFINITE_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.values import INFINITE_CARDINALITY
 
 
 @pytest.mark.parametrize(

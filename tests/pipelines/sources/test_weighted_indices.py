@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
 
 _ROWS = Dataset.from_tensor_slices(np.arange(5) * 10)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from raydist.core.errors import FailedPreconditionError, NotFoundError
 from raydist.dataset import Dataset
-from raydist.errors import FailedPreconditionError, NotFoundError
 from raydist.options import Options
 from raydist.pipelines.elements.items import count_items
 from raydist.pipelines.elements.rows import block_of_rows

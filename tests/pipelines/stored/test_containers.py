@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raydist.errors import DataLossError, InvalidArgumentError
+from raydist.core.errors import DataLossError, InvalidArgumentError
 from raydist.pipelines.formats.files import OpenFile
 from raydist.pipelines.stored.containers import COMPRESSIONS, Chunk, ChunkWriter, Container, crc32c, read_chunk
 

@@ -15,8 +15,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError
-from raydist.failpoints import installed
+from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError
+from raydist.core.failpoints import installed
 from raydist.pipelines.formats.files import secrets_in, shown_uri
 from raydist.pipelines.stored.directory_files import DirectoryFiles, LocalFiles, RemoteFiles, directory_files
 from raydist.pipelines.stored.file_directory import locked_directory

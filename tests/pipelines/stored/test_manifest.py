@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from raydist.core.errors import DataLossError, InvalidArgumentError
+from raydist.core.nest import flatten, unflatten
 from raydist.dataset import Dataset
-from raydist.errors import DataLossError, InvalidArgumentError
-from raydist.nest import flatten, unflatten
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.stored.containers import Chunk, Container, crc32c

@@ -6,7 +6,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from raydist.errors import FailedPreconditionError, NotFoundError
+from raydist.core.errors import FailedPreconditionError, NotFoundError
 from raydist.pipelines.stored.write import NewDirectory, remove_remains
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import raydist as rd
-from raydist.errors import SpecError
+from raydist.core.errors import SpecError
 from raydist.pipelines.elements.blocks import Block, object_column
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.stored import write

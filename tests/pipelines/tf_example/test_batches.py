@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.tf_example.batches import Bytes, ExampleLayout, Floats, Integers, Values, fill_alike
 from raydist.pipelines.tf_example.features import FixedLenFeature, VarLenFeature
 from raydist.pipelines.tf_example.outputs import Feature, FeatureColumn, FixedColumn

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import raydist as rd
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.tf_example.features import (
     LIST_FIELDS,
     FixedLenFeature,

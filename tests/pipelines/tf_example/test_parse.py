@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.errors import InvalidArgumentError, SpecError
+from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.tf_example.features import FixedLenFeature, VarLenFeature
 from raydist.pipelines.tf_example.outputs import Feature
 from raydist.pipelines.tf_example.parse import example_class, parse_example, parse_single_example

@@ -5,8 +5,9 @@ import pickle
 import torch
 
 from raydist.actors.portable_errors import pack_error
+from raydist.core.nest import flatten
+from raydist.core.values import PerReplica
 from raydist.mirroring.messages import StepPayload
-from raydist.nest import flatten
 from raydist.replicas.ps.work_message import (
     ClosureResult,
     LogEntry,
@@ -18,7 +19,6 @@ from raydist.replicas.ps.work_message import (
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import StepHeader
 from raydist.replicas.step_message import SentObjects
-from raydist.values import PerReplica
 
 
 class Odd:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from raydist.errors import DeadlineExceededError, FailedPreconditionError
+from raydist.core.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_items

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from raydist.foreign_errors import annotate
+from raydist.core.exception_utils import annotate
 from raydist.pipelines.elements.blocks import Block, same_kind
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 from raydist.pipelines.engine.executor import Executor, Pending

@@ -7,8 +7,8 @@ from typing import final
 
 import pytest
 
+from raydist.core.errors import UnavailableError
 from raydist.dataset import Dataset
-from raydist.errors import UnavailableError
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult

@@ -24,11 +24,11 @@ from typing import final
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from raydist.cluster.draining import draining_nodes
+from raydist.cluster.placement import Request, await_placed, describe_amounts
+from raydist.cluster.resource_check import why_never
 from raydist.compat.ray_internals import free_resources, init_local, own_node
-from raydist.draining import draining_nodes
-from raydist.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
-from raydist.feasibility import why_never
-from raydist.placement import Request, await_placed, describe_amounts
+from raydist.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 
 __all__ = [
     "Cluster",

@@ -13,9 +13,9 @@ import ray
 from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.core.generated import autoscaler_pb2
 
+from raydist.cluster.resource_check import why_never
 from raydist.compat.ray_internals import DEBUG_AUTOSCALING_STATUS, free_resources, gcs_client
-from raydist.errors import FailedPreconditionError
-from raydist.feasibility import why_never
+from raydist.core.errors import FailedPreconditionError
 
 __all__ = ["Outlook", "Request", "await_placed", "describe_amounts", "look", "may_grow", "require_feasible"]
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol, final
 
-from raydist.draining import draining_nodes
-from raydist.errors import Preempted
+from raydist.cluster.draining import draining_nodes
+from raydist.core.errors import Preempted
 
 __all__ = [
     "Boundaries",

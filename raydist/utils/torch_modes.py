@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar, final
 
 import torch
 
-from raydist.errors import DeadlineExceededError
+from raydist.core.errors import DeadlineExceededError
 
 __all__ = ["SharedSettings", "TorchModes", "TorchSettings", "outside_inference_mode"]
 

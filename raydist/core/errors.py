@@ -81,7 +81,7 @@ class InvalidArgumentError(RaydistError, ValueError):
 
     >>> rd.Dataset.range(3).batch(0)
     Traceback (most recent call last):
-    raydist.errors.InvalidArgumentError: batch_size must be >= 1, got 0.
+    raydist.core.errors.InvalidArgumentError: batch_size must be >= 1, got 0.
 
     Source: tf.errors.InvalidArgumentError.
     """
@@ -93,7 +93,7 @@ class SpecError(RaydistError, TypeError):
 
     >>> rd.Dataset.range(3).concatenate(rd.Dataset.from_tensors("a")).element_spec  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    raydist.errors.SpecError: The datasets must have one structure and dtype, got TensorSpec(shape=(), dtype=int64) ...
+    raydist.core.errors.SpecError: The datasets must have one structure and dtype, got ...
 
     Source: raydist's own; TensorFlow raises TypeError and ValueError.
     """
@@ -105,7 +105,7 @@ class OutOfRangeError(RaydistError):
 
     >>> iter(rd.Dataset.range(0)).get_next()
     Traceback (most recent call last):
-    raydist.errors.OutOfRangeError: The dataset has ended. Take a new iterator with iter(dataset).
+    raydist.core.errors.OutOfRangeError: The dataset has ended. Take a new iterator with iter(dataset).
 
     Source: tf.errors.OutOfRangeError.
     """
@@ -149,7 +149,7 @@ class NotFoundError(RaydistError, FileNotFoundError):
 
     >>> rd.Dataset.list_files("/nowhere/*.txt")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    raydist.errors.NotFoundError: At least one file must match, but none matches '/nowhere/*.txt'. ...
+    raydist.core.errors.NotFoundError: At least one file must match, but none matches '/nowhere/*.txt'. ...
 
     Source: tf.errors.NotFoundError.
     """
@@ -163,7 +163,7 @@ class FailedPreconditionError(RaydistError):
     >>> iterator.close()
     >>> next(iterator)
     Traceback (most recent call last):
-    raydist.errors.FailedPreconditionError: This iterator is closed. Take a new one with iter(dataset).
+    raydist.core.errors.FailedPreconditionError: This iterator is closed. Take a new one with iter(dataset).
 
     Source: tf.errors.FailedPreconditionError.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar, final
 
-from raydist.errors import Preempted, RaydistError
+from raydist.core.errors import Preempted, RaydistError
 
 __all__ = [
     "LEAVING",
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 TRACEBACKS = "RAYDIST_TRACEBACKS"
 """Name of the environment variable that, set to "full", keeps raydist's own frames in tracebacks."""
 
-_PACKAGE = str(Path(__file__).parent) + os.sep
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 LEAVING = (SystemExit, KeyboardInterrupt, GeneratorExit)
 """Exceptions that end the caller. Every other exception is an error, even if it is not an `Exception`."""

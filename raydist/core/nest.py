@@ -15,8 +15,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from raydist.class_memory import remembered_by_class
-from raydist.errors import SpecError
+from raydist.core.errors import SpecError
+from raydist.core.weak_class_cache import remembered_by_class
 
 __all__ = ["LEAF", "NOTHING", "Structure", "flatten", "is_nested", "leaves_in", "map_structure", "unflatten"]
 

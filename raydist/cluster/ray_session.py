@@ -12,8 +12,8 @@ from typing import Any, final
 import ray
 
 from raydist.compat.ray_internals import global_state, global_worker, own_node, without_ray_excepthook
-from raydist.errors import UnavailableError
-from raydist.owning_process import never_free
+from raydist.core.errors import UnavailableError
+from raydist.core.fork_guard import never_free
 
 __all__ = ["RaySession"]
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, final
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.foreign_errors import folded
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.core.exception_utils import folded
 
 __all__ = [
     "AUTOTUNE",

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, final
 
-from raydist.errors import FailedPreconditionError
+from raydist.core.errors import FailedPreconditionError
 
 __all__ = ["Inherited", "OwningProcess", "call_here", "end_forked_child", "never_free", "note_inherited"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar, overload
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 __all__ = ["Setting", "SettingsGroup", "count", "group", "one_of", "optional_count", "typed"]
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import final
 
-from raydist.errors import InvalidArgumentError
+from raydist.core.errors import InvalidArgumentError
 
 __all__ = ["FAILPOINT_VARIABLE", "KNOWN_FAILPOINTS", "failpoint", "installed"]
 
