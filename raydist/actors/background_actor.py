@@ -13,8 +13,6 @@ from raydist.actors.portable_errors import pack_error
 from raydist.actors.supervision import RemoteFailure, kill_actors, translate_ray_error
 from raydist.cluster.nodes import connect
 
-__all__ = ["BackgroundActor", "BackgroundHost", "BackgroundWork"]
-
 BackgroundWork = Callable[[Callable[[], bool], Callable[[Any], None]], None]
 """A function of two callables: one returns True once the work should stop, the other reports a value."""
 

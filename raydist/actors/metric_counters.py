@@ -9,8 +9,6 @@ from typing import Any, final
 import ray
 from ray.util.metrics import Counter
 
-__all__ = ["MetricCounters", "SaveMetrics", "TrainingMetrics"]
-
 
 @final
 class MetricCounters:

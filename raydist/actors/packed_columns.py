@@ -21,8 +21,6 @@ from raydist.pipelines.elements.arrow import column_of_arrow, column_to_arrow
 from raydist.pipelines.elements.small_floats import dtype_named
 from raydist.pipelines.engine.machine import num_cores
 
-__all__ = ["PICKLED", "ArrowColumn", "ConcatenatedParts", "pack_column", "pickle_rows", "unpack_column"]
-
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 _ALIGNMENT = 64

@@ -38,8 +38,6 @@ from raydist.parameter_servers.connection import (
 from raydist.parameter_servers.requests import ServerAnswer, ServerRequest, Statistics
 from raydist.parameter_servers.server_stats import ServerStats
 
-__all__ = ["RayConnection", "ServerActors", "ServerHost", "ServerMetrics", "staleness_bucket"]
-
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 # Arguments and results of up to 100 KB travel with a call; larger ones go through the object store, which takes 2 ms of
 # the raylet's CPU time. So messages of up to 1 MiB are cut into pieces.

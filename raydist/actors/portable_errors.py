@@ -24,8 +24,6 @@ from raydist.core.exception_utils import (
     what_was_raised,
 )
 
-__all__ = ["PortableError", "pack_error"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

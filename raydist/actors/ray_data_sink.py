@@ -22,8 +22,6 @@ from raydist.pipelines.elements.small_floats import is_small_float
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.run.iterator import DatasetIterator
 
-__all__ = ["PipelineDatasource", "ray_dataset"]
-
 _NAME = "item"  # Ray's own column name for rows that are not dicts
 
 

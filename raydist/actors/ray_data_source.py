@@ -27,8 +27,6 @@ from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.producers import Producer, ReplayIterator
 from raydist.pipelines.ops.prefetch import PrefetchOp
 
-__all__ = ["RayDataOp", "ray_data_op"]
-
 _ROWS_AHEAD = 1024
 _RAY_TENSORS = "ray.data.arrow_tensor"  # prefix of the names of Ray's extension types for tensors of one shape
 

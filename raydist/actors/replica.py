@@ -31,9 +31,6 @@ from raydist.cluster.nodes import release
 from raydist.cluster.ray_session import RaySession
 from raydist.core.errors import FailedPreconditionError
 
-__all__ = ["ReplicaActors", "ReplicaHost", "Seat", "console_settings", "open_console"]
-
-
 _LOG_LEVEL = "RAYDIST_LOG_LEVEL"
 _DEBUGGER = "RAY_DEBUG"  # "legacy" is `ray debug`, which needs no further package
 

@@ -16,9 +16,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from raydist.actors.supervision import kill_actors
 from raydist.compat.ray_internals import global_worker, living_workers
 
-__all__ = ["ReservationGuard", "bundle_options", "guard_reservation", "resource_options"]
-
-
 _NAMED = ("CPU", "GPU", "memory")  # resources that have their own names in Ray's options
 
 

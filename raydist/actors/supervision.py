@@ -21,24 +21,6 @@ from raydist.actors.portable_errors import PortableError
 from raydist.core.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
 from raydist.core.exception_utils import annotate
 
-__all__ = [
-    "GRACE_S",
-    "RemoteFailure",
-    "done_before_failure",
-    "end_on_sigterm",
-    "first_line",
-    "kill_actors",
-    "late_error",
-    "outcomes_of",
-    "root_cause",
-    "spoken_title",
-    "title_of_this_actor",
-    "translate_ray_error",
-    "wait_for",
-    "wait_for_all",
-]
-
-
 GRACE_S = 5.0  # seconds for which the peers may still report after a first error
 _SLICE_S = 0.2  # longest time that a wait for one result continues after it was cancelled
 

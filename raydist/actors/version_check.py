@@ -10,8 +10,6 @@ from typing import final
 
 from raydist.core.errors import FailedPreconditionError
 
-__all__ = ["Software", "installed_packages", "installed_software", "require_devices", "require_same_software"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,6 @@ from raydist.actors.replica import ReplicaActors
 from raydist.actors.supervision import translate_ray_error
 from raydist.core.exception_utils import as_exception
 
-__all__ = ["Asked", "WorkerActors"]
-
 
 @final
 class Asked:

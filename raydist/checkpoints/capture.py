@@ -20,17 +20,6 @@ from raydist.checkpoints.manifest import CheckpointManifest, SavedObject, named_
 from raydist.checkpoints.tensor_file import NewFiles, TensorFile, write_tensors
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = [
-    "Capture",
-    "CapturedObject",
-    "StagingBuffers",
-    "captured_object",
-    "commit",
-    "file_stems",
-    "plain_copy",
-    "write_capture",
-]
-
 
 @final
 @dataclass(frozen=True, slots=True)

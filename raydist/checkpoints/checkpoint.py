@@ -30,8 +30,6 @@ from raydist.pipelines.stored.directory_files import directory_files
 from raydist.pipelines.stored.file_directory import DirectoryFiles
 from raydist.summary.writer import pending_summaries
 
-__all__ = ["Checkpoint", "ShardSaver", "StartedSave", "contents_of", "nodes_of", "start_save"]
-
 
 class ShardSaver(Protocol):
     """A strategy whose replicas write the states that they hold."""

@@ -28,8 +28,6 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
-__all__ = ["CheckpointContents"]
-
 _STEP = "global_step"
 _GRADIENTS = "gradients"
 _ROWS = "embedding_rows"

@@ -15,18 +15,6 @@ from raydist.checkpoints.object_state import STATES_BY_RANK, class_of_state, kin
 from raydist.checkpoints.parameter_names import GROUPS
 from raydist.checkpoints.tensor_file import FilePlace
 
-__all__ = [
-    "Difference",
-    "MISSING",
-    "UNEXPECTED",
-    "differences_of",
-    "describe_differences",
-    "refused",
-    "state_differences",
-    "tensor_differences",
-    "tensor_named",
-]
-
 MISSING, UNEXPECTED, RESHAPED, RETYPED = "missing", "unexpected", "reshaped", "retyped"
 _MOST_SHOWN = 20
 

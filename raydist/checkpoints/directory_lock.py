@@ -24,8 +24,6 @@ from raydist.core.errors import FailedPreconditionError, NotFoundError
 from raydist.core.failpoints import failpoint
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
-__all__ = ["LOCK_FILE", "Holder", "DirectoryLock", "judge_holder", "this_process"]
-
 LOCK_FILE = "lease.json"
 
 _BEAT_S = 5.0  # between two increments

@@ -36,9 +36,6 @@ from raydist.core.nest import leaves_in
 from raydist.distributed_dataset import DistributedDataset, DistributedIterator
 from raydist.pipelines.formats.files import shown_uri
 
-__all__ = ["DriverLoop", "LoopHost", "ManagedLoop", "begin_loop"]
-
-
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 

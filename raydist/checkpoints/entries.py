@@ -18,19 +18,6 @@ import torch
 
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = [
-    "MAX_NESTING",
-    "Packed",
-    "as_storable_array",
-    "dtype_name",
-    "is_storable_tensor",
-    "names_of_tensors",
-    "pack_state",
-    "stored_dtype",
-    "torch_dtype",
-    "unpack_state",
-]
-
 _NAMES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",

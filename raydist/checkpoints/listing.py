@@ -18,24 +18,6 @@ from raydist.core.errors import DataLossError, InvalidArgumentError, NotFoundErr
 from raydist.pipelines.formats.files import local_path, path_text
 from raydist.pipelines.stored.directory_files import DirectoryFiles, directory_files
 
-__all__ = [
-    "Best",
-    "DETAILS",
-    "FoundCheckpoint",
-    "KeptCheckpoint",
-    "Retention",
-    "SaveInterval",
-    "as_found",
-    "as_metrics",
-    "checkpoint_path",
-    "checkpoints_iterator",
-    "find_checkpoints",
-    "folders_of",
-    "latest_checkpoint",
-    "require_number",
-    "seconds_of",
-]
-
 
 def seconds_of(hours: float | None) -> float | None:
     """Return the seconds for a value of `keep_checkpoint_every_n_hours`.

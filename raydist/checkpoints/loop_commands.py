@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from raydist.actors.portable_errors import PortableError
     from raydist.core.errors import Preempted
 
-__all__ = ["IteratorPlace", "LoopCount", "LoopNews", "LoopCommand", "ManagerCommand", "SaveOutcome", "WantedSave"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

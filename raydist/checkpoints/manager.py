@@ -25,9 +25,6 @@ from raydist.core.fork_guard import OwningProcess
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.stored.file_directory import is_file_name
 
-__all__ = ["CheckpointManager", "require_arguments"]
-
-
 _LARGEST_NUMBER = (1 << 63) - 1  # of a checkpoint: 19 digits after its name
 
 

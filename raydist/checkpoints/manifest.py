@@ -27,15 +27,6 @@ from raydist.pipelines.formats.files import file_errors
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 from raydist.pipelines.stored.file_directory import is_file_name
 
-__all__ = [
-    "CHECKPOINT_VERSION",
-    "CheckpointManifest",
-    "SavedCheckpoint",
-    "SavedObject",
-    "named_files",
-    "open_checkpoint",
-]
-
 _MOST_DIMENSIONS = 64  # of a torch tensor
 _MOST_NUMBERS = 1 << 60  # also for shapes with a length of 0: strides are products
 

@@ -22,23 +22,6 @@ from raydist.checkpoints.parameter_names import (
 )
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = [
-    "RESTORED_BY_RANK",
-    "OWNER",
-    "PendingGradients",
-    "STATES_BY_RANK",
-    "State",
-    "class_of_state",
-    "load_state",
-    "has_state",
-    "kind_of_state",
-    "states_by_rank",
-    "named_objects",
-    "rejected_state",
-    "aliases_of",
-    "state_of",
-]
-
 OWNER = "_raydist_owner"
 """Class attribute of a mirrored object with the strategy that mirrors it and knows the per-replica states."""
 

@@ -15,19 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = [
-    "compiled_names",
-    "fitting_entries",
-    "has_compiled",
-    "keep_types",
-    "optimizer_entries",
-    "optimizer_state",
-    "parameter_names",
-    "parameters_of",
-    "plain_name",
-    "plain_names",
-]
-
 _PREFIX = "_orig_mod."
 
 

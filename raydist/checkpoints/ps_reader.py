@@ -30,8 +30,6 @@ from raydist.parameter_servers.rows.sharded_embedding import parts_by_table
 from raydist.parameter_servers.serving.checkpointing import PartHolder, PartRestorer
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
-__all__ = ["PartReader", "StoredColumn", "StoredRows", "StoredSlices"]
-
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)

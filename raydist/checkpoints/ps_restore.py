@@ -37,21 +37,6 @@ from raydist.parameter_servers.rows.sharded_embedding import SavedRows, require_
 from raydist.parameter_servers.slices import PsSlice
 from raydist.parameter_servers.worker.client import Ask
 
-__all__ = [
-    "BegunRestore",
-    "RestoreCommand",
-    "RestoreCommands",
-    "PsRestores",
-    "StoredOptimizerState",
-    "StoredSlice",
-    "StoredTable",
-    "begin_ps_restore",
-    "follow_driver",
-    "optimizer_state_differences",
-    "taken_options",
-    "taken_state",
-]
-
 _REST = 0  # the server that verifies tensors that no server takes
 
 

@@ -37,17 +37,6 @@ from raydist.parameter_servers.serving.checkpointing import SliceHolder, SliceSa
 from raydist.parameter_servers.slices import PsSlice
 from raydist.parameter_servers.worker.client import Ask
 
-__all__ = [
-    "SaveCommand",
-    "PsSaves",
-    "SliceDirectory",
-    "SliceFile",
-    "SaveCommands",
-    "SlicePlace",
-    "SliceWriter",
-    "begin_ps_save",
-]
-
 
 @final
 @dataclass(frozen=True, slots=True)

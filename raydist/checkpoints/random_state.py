@@ -11,15 +11,6 @@ import torch
 
 from raydist.context.seed_calls import num_seed_calls
 
-__all__ = [
-    "REPLICAS",
-    "RESTORED_REPLICAS",
-    "RestoredReplicas",
-    "are_random_states",
-    "random_states",
-    "set_random_states",
-]
-
 REPLICAS = "replicas"
 """Key of the replicas' states in the random states."""
 

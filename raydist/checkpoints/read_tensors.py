@@ -16,8 +16,6 @@ from raydist.core.errors import DataLossError, NotFoundError
 from raydist.pipelines.formats.files import OpenFile, file_errors
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
-__all__ = ["read_pieces", "read_slices", "read_tensors"]
-
 _PIECE_BYTES = 1 << 20
 
 

@@ -35,17 +35,6 @@ from raydist.context.replica_context import loop_here
 from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, Preempted
 from raydist.pipelines.formats.files import shown_uri
 
-__all__ = [
-    "DrawGate",
-    "LoopSave",
-    "ManagerProxy",
-    "ReplicaLoop",
-    "ReplicaLoops",
-    "ReplicaSide",
-    "sending_managers",
-    "may_send_managers",
-]
-
 _sending: ContextVar[bool] = ContextVar("raydist_sending_managers", default=False)
 
 

@@ -28,17 +28,6 @@ from raydist.checkpoints.tensor_file import TensorFile
 from raydist.core.errors import InvalidArgumentError, RaydistError
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 
-__all__ = [
-    "PreparedShard",
-    "RestoreReport",
-    "RestoreRequest",
-    "ShardRestorer",
-    "ShardedRestore",
-    "chosen_objects",
-    "load_states",
-    "restore_objects",
-]
-
 
 @final
 @dataclass(frozen=True, slots=True)

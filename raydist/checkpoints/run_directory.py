@@ -28,8 +28,6 @@ from raydist.core.failpoints import failpoint
 from raydist.pipelines.formats.files import shown_uri
 from raydist.pipelines.stored.directory_files import DirectoryFiles, directory_files
 
-__all__ = ["RunDirectory", "remove_checkpoint", "remove_what_was_killed"]
-
 
 def remove_checkpoint(files: DirectoryFiles) -> None:
     """Remove a checkpoint: first the manifest, then the other files. Files of other origin stay."""

@@ -25,8 +25,6 @@ from raydist.core.errors import DeadlineExceededError
 from raydist.core.exception_utils import what_was_raised
 from raydist.pipelines.formats.files import shown_uri
 
-__all__ = ["MAX_FAILURES", "BackgroundWriter", "ManagerSaves", "SaveHandle"]
-
 MAX_FAILURES = 3
 """Number of failed writes in a row after which the failure is raised."""
 

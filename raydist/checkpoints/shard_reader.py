@@ -23,16 +23,6 @@ from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 from raydist.collectives.flat_bytes import flat_bytes
 from raydist.core.errors import DataLossError, FailedPreconditionError, NotFoundError
 
-__all__ = [
-    "ShardReader",
-    "WINDOW_BYTES",
-    "commit_shard",
-    "discard_shard",
-    "exchange_bytes",
-    "plan_reads",
-    "prepare_shard",
-]
-
 WINDOW_BYTES = 16 << 20  # of one broadcast: large enough that its start-up cost is negligible, small on a device
 
 

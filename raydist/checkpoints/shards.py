@@ -22,20 +22,6 @@ from raydist.checkpoints.object_state import class_of_state, kind_of_state, stat
 from raydist.checkpoints.tensor_file import MAX_PART_BYTES, NewFiles, TensorFile, plan_parts, write_tensor_file
 from raydist.core.errors import DeadlineExceededError
 
-__all__ = [
-    "DispatchedSave",
-    "MergedStates",
-    "PlannedFile",
-    "SaveReports",
-    "Shard",
-    "ShardRequest",
-    "ShardTerms",
-    "ShardWriter",
-    "UNDIVIDED_BYTES",
-    "join_shards",
-    "plan_files",
-]
-
 UNDIVIDED_BYTES = 32 << 20  # one replica writes such an object faster than replicas can agree on more files
 
 

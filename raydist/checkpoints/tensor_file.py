@@ -28,23 +28,6 @@ from raydist.core.failpoints import failpoint
 from raydist.pipelines.formats.files import ReadableFile
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
-__all__ = [
-    "FilePlace",
-    "MAX_PART_BYTES",
-    "NewFiles",
-    "RowRange",
-    "TensorFile",
-    "is_new_name",
-    "may_be_of_checkpoint",
-    "new_files",
-    "plan_parts",
-    "stem_of",
-    "write_index",
-    "write_safetensors",
-    "write_tensor_file",
-    "write_tensors",
-]
-
 MANIFEST_NAME = "manifest.json"
 
 _READ_BYTES = 1 << 20

@@ -19,8 +19,6 @@ from raydist.distributed_dataset.epochs import is_lent
 from raydist.pipelines.formats.files import shown_uri
 from raydist.pipelines.run.iterator import DatasetIterator
 
-__all__ = ["ManagerWatch", "unsaved"]
-
 
 @final
 class _TrackedIterator:

@@ -8,8 +8,6 @@ import ray
 
 from raydist.compat.ray_internals import global_state
 
-__all__ = ["draining_nodes", "this_node"]
-
 
 def draining_nodes() -> frozenset[str]:
     """Return the ids of nodes that are being drained; none without Ray. Thread-safe."""

@@ -30,25 +30,6 @@ from raydist.cluster.resource_check import why_never
 from raydist.compat.ray_internals import free_resources, init_local, own_node
 from raydist.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 
-__all__ = [
-    "Cluster",
-    "Node",
-    "address_for",
-    "address_of",
-    "connect",
-    "connected",
-    "ensure_ray",
-    "hosts_of",
-    "living_nodes",
-    "place",
-    "release",
-    "run_where_it_lasts",
-    "script_folder_for_workers",
-    "title_of_this_node",
-    "waits_for_own",
-    "without_drained",
-]
-
 _STARTED_HERE = "raydist_local"  # custom resource of a Ray that raydist started; it lives as long as the cluster
 _SHARED_CPU = 0.001  # on such a Ray, replicas and input workers share the cores, so that any count fits
 # Ray frees objects once a second by default: by then an input pipeline has written 300 MB into fresh pages, at twice

@@ -17,8 +17,6 @@ from raydist.cluster.resource_check import why_never
 from raydist.compat.ray_internals import DEBUG_AUTOSCALING_STATUS, free_resources, gcs_client
 from raydist.core.errors import FailedPreconditionError
 
-__all__ = ["Outlook", "Request", "await_placed", "describe_amounts", "look", "may_grow", "require_feasible"]
-
 _SETTLE_S = 2.0  # requests that fit are placed by then; starting nodes have joined
 _LOOK_S = 1.0
 _REPORT_S = 15.0  # a running autoscaler reports every 5 s

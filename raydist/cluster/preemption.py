@@ -20,29 +20,6 @@ from typing import Any, Protocol, final
 from raydist.cluster.draining import draining_nodes
 from raydist.core.errors import Preempted
 
-__all__ = [
-    "Boundaries",
-    "GivenUp",
-    "PreemptionFlag",
-    "Positions",
-    "SigtermHandler",
-    "StepQueue",
-    "StepWatcher",
-    "add_step_queue",
-    "boundary_number",
-    "end_reason",
-    "is_to_leave",
-    "leave",
-    "leave_at_last",
-    "note_draws",
-    "pass_boundary",
-    "pass_draw",
-    "step_watchers",
-    "undivided_run",
-    "unwatch_steps",
-    "watch_steps",
-]
-
 _MOST = 256  # larger than the number of functions that may wait for workers
 
 

@@ -15,8 +15,6 @@ from raydist.compat.ray_internals import global_state, global_worker, own_node, 
 from raydist.core.errors import UnavailableError
 from raydist.core.fork_guard import never_free
 
-__all__ = ["RaySession"]
-
 
 @final
 class RaySession:

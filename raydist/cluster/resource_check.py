@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["why_never"]
-
 Amounts = Mapping[str, float]
 
 

@@ -18,16 +18,6 @@ from raydist.collectives.tensors import check_rows
 from raydist.core.values import ReduceOp
 from raydist.utils.host_copy import begin_host_copy
 
-__all__ = [
-    "ALL_REDUCE",
-    "Backend",
-    "Communicator",
-    "Declined",
-    "FinishingWork",
-    "Membership",
-    "Work",
-]
-
 ALL_REDUCE = {op: f"all_reduce({op.value})" for op in ReduceOp}
 """Names of all-reduces, in messages and in the comparison of calls between ranks."""
 

@@ -26,8 +26,6 @@ from raydist.collectives.tensors import check_rows, rows_name
 from raydist.collectives.translation import mismatch_error
 from raydist.core.values import ReduceOp
 
-__all__ = ["Call", "CallLog", "CheckedCommunicator", "all_hold", "describe_call", "exchange"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

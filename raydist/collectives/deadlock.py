@@ -23,8 +23,6 @@ from raydist.collectives.translation import describe_odd_ones
 from raydist.compat.torch_internals import Store
 from raydist.core.errors import CancelledError, CollectiveMismatchError, RaydistError
 
-__all__ = ["DeadlockDetector", "Progress", "RankStatus", "WatchedCommunicator", "diagnose"]
-
 _LOOK_S = 0.5
 _CONNECT_S = 30.0
 _STATUS, _VERDICT = "deadlock/status/{}", "deadlock/verdict"

@@ -14,8 +14,6 @@ from raydist.collectives.tensors import COMBINERS, check_reducible, rows_name
 from raydist.core.errors import SpecError
 from raydist.core.values import ReduceOp
 
-__all__ = ["DelegatingCommunicator", "LimitedCommunicator", "ReducingToOne", "RootReduction"]
-
 T = TypeVar("T")
 Accumulate = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 

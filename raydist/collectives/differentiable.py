@@ -17,8 +17,6 @@ from raydist.collectives.checked import CallLog, describe_call, exchange
 from raydist.core.errors import InvalidArgumentError
 from raydist.core.values import ReduceOp
 
-__all__ = ["all_gather", "all_reduce", "promote", "require_axis"]
-
 Weights = Sequence[float] | None
 
 

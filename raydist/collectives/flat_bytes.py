@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["flat_bytes"]
-
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor as uint8 (n,): a view of a contiguous tensor, else of a copy.

@@ -25,8 +25,6 @@ from raydist.core.errors import DeadlineExceededError, RaydistError, Unavailable
 from raydist.core.thread_shutdown import end_at_exit
 from raydist.core.values import ReduceOp
 
-__all__ = ["BackgroundQueue", "HierarchicalBackend", "HierarchicalCommunicator"]
-
 _MARGIN_S = 1.0
 _SLICE_S = 0.05  # interval at which a leader checks for failures on other hosts
 

@@ -14,8 +14,6 @@ from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
 from raydist.collectives.xla.communicator import XlaBackend
 from raydist.core.errors import InvalidArgumentError, UnavailableError
 
-__all__ = ["AUTO", "BACKENDS", "backends_for", "open_communicator"]
-
 _log = logging.getLogger("raydist")
 _told: set[tuple[str, str]] = set()  # logged fallbacks, one message per pair of backends
 

@@ -39,17 +39,6 @@ from raydist.compat.torch_internals import (
 from raydist.core.errors import DeadlineExceededError, RaydistError, UnavailableError
 from raydist.core.values import ReduceOp
 
-__all__ = [
-    "Generation",
-    "GlooBackend",
-    "NcclBackend",
-    "ProcessGroupBackend",
-    "ProcessGroupCommunicator",
-    "RawGroup",
-    "RawWork",
-    "wait_slice",
-]
-
 RawGroup = Any
 """A c10d backend object (ProcessGroupGloo, ProcessGroupNCCL): torch's stubs leave out its collectives."""
 

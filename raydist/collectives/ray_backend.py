@@ -34,16 +34,6 @@ from raydist.compat.torch_internals import gloo_group
 from raydist.core.errors import CollectiveMismatchError, DeadlineExceededError, InvalidArgumentError
 from raydist.core.values import ReduceOp
 
-__all__ = [
-    "BACKEND",
-    "PointToPoint",
-    "RaydistGroup",
-    "create_group",
-    "destroy_group",
-    "group_limits",
-    "register",
-]
-
 BACKEND = "RAYDIST"
 
 _DEFAULT_TIMEOUT_S = 300.0

@@ -34,8 +34,6 @@ from raydist.core.errors import (
 )
 from raydist.core.fork_guard import never_free, note_inherited
 
-__all__ = ["ErrorBroadcast", "RendezvousStore", "connect_store", "local_address", "peek"]
-
 _KINDS: dict[str, type[RaydistError]] = {
     kind.__name__: kind for kind in (CancelledError, CollectiveMismatchError, DeadlineExceededError, UnavailableError)
 }

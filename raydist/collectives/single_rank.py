@@ -10,8 +10,6 @@ from raydist.collectives.base import Communicator, FinishingWork, Membership, Wo
 from raydist.collectives.tensors import check_parts, check_reducible, check_root
 from raydist.core.values import ReduceOp
 
-__all__ = ["SingleRank"]
-
 
 @final
 class SingleRank(Communicator):

@@ -17,24 +17,6 @@ from raydist.collectives.flat_bytes import flat_bytes
 from raydist.core.errors import InvalidArgumentError
 from raydist.core.values import ReduceOp
 
-__all__ = [
-    "COMBINERS",
-    "HALVES",
-    "Staged",
-    "check_parts",
-    "check_reducible",
-    "check_root",
-    "check_rows",
-    "describe_tensor",
-    "mark_nan",
-    "put_nan_back",
-    "reduce_parts",
-    "rows_name",
-    "stage_bytes",
-    "stage_comparable",
-    "stage_reduction",
-]
-
 HALVES = (torch.float16, torch.bfloat16)
 """Dtypes whose sums are computed in float32 and rounded once."""
 

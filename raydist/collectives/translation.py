@@ -20,19 +20,6 @@ from raydist.core.errors import (
     UnavailableError,
 )
 
-__all__ = [
-    "aborted_error",
-    "closed_error",
-    "describe_each",
-    "describe_odd_ones",
-    "describe_operation",
-    "describe_ranks",
-    "is_slice_over",
-    "late_error",
-    "mismatch_error",
-    "translate_torch_error",
-]
-
 # The first pattern that matches decides. gloo reports "timeout caused pair closure" after an earlier time-out.
 _PATTERNS: tuple[tuple[re.Pattern[str], type[RaydistError]], ...] = (
     (re.compile(r"timed out|time-?out", re.IGNORECASE), DeadlineExceededError),

@@ -10,9 +10,6 @@ from typing import Any, final
 
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = ["ClusterResolver", "ClusterSpec", "SimpleClusterResolver", "TFConfigClusterResolver", "host_of"]
-
-
 _VARIABLE = "TF_CONFIG"
 
 

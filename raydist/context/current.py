@@ -22,21 +22,6 @@ from torch import nn
 from raydist.core.contextvar_scope import set_inside
 from raydist.core.errors import FailedPreconditionError
 
-__all__ = [
-    "TrainingStrategy",
-    "StepCounter",
-    "current",
-    "enter_cross_replica",
-    "enter_replica",
-    "has_strategy",
-    "in_cross_replica_context",
-    "note_strategy",
-    "open_strategies",
-    "process_counter",
-    "require_no_run",
-    "training_strategy",
-]
-
 
 @final
 @dataclass(frozen=True, slots=True)

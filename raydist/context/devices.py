@@ -9,8 +9,6 @@ from typing import Any, Literal, final
 
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = ["Device", "parse_device", "parse_devices"]
-
 _NAME = re.compile(r"^(?:/?(?:device:)?)?(cpu|gpu|cuda)(?::(\d+))?$", re.IGNORECASE)
 
 

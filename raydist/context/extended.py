@@ -10,8 +10,6 @@ import torch
 
 from raydist.core.values import ReduceOp
 
-__all__ = ["StrategyExtended"]
-
 
 @final
 class StrategyExtended:

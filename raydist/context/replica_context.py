@@ -20,8 +20,6 @@ from raydist.core.nest import map_structure
 from raydist.core.values import ReduceOp
 from raydist.options import CommunicationOptions
 
-__all__ = ["NoPeers", "Peers", "ReplicaContext", "loop_here", "peers_here"]
-
 
 @final
 class ReplicaContext:

@@ -12,8 +12,6 @@ from raydist.core.nest import leaves_in, map_structure
 from raydist.core.values import Replicated
 from raydist.options import RunOptions
 
-__all__ = ["advise", "plain_call", "require_call"]
-
 
 def require_call(fn: Any, args: Any, kwargs: Any = None, options: Any = None) -> None:
     """Raise InvalidArgumentError unless the arguments of `strategy.run` are valid."""

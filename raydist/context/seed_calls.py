@@ -11,8 +11,6 @@ from typing import Any, final
 
 import torch
 
-__all__ = ["num_seed_calls"]
-
 
 @final
 class _SeedCalls:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from raydist.dataset import Dataset
 
-__all__ = ["Strategy", "require_dataset"]
-
 # TensorFlow's older names, so that ported code keeps working.
 _ALIASES = {
     "experimental_distribute_dataset": "distribute_dataset",

@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from raydist.parameter_servers.server_stats import ServerStats
 
 
-__all__ = [
-    "StrategyStats",
-    "StrategyValues",
-    "ValueContext",
-    "gather",
-    "local_results",
-    "reduce",
-    "regroup",
-    "require_int",
-    "require_one_structure",
-    "tensor_of",
-]
-
-
 @final
 class ValueContext:
     """The replica for which a value function computes a value.

@@ -30,8 +30,6 @@ from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.object_kinds import has_plain_state
 from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 
-__all__ = ["RestoringServers", "PS_RESTORES", "PS_SAVES", "PsRestorer", "PsSaver", "ps_save_state"]
-
 
 @final
 class _Shares:

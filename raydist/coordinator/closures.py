@@ -20,8 +20,6 @@ from raydist.replicas.step import StepHeader, batch_rows
 from raydist.summary.recording import SummaryOrder
 from raydist.utils.torch_modes import TorchModes
 
-__all__ = ["Closure", "ClosureQueue", "closure_header"]
-
 _MOST_DEATHS = 5  # workers that died in the same closure: then the closure is taken to kill them
 
 

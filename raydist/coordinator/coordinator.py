@@ -28,8 +28,6 @@ from raydist.replicas.ps.work_message import ClosureLabel, LogEntry, PlannedWork
 from raydist.replicas.results import StepResult
 from raydist.replicas.runner import ReplicaRunner
 
-__all__ = ["Coordinator", "WorkersLink"]
-
 _T = TypeVar("_T")
 
 _MOST_WAITING = 256 * 1024  # closures, as TensorFlow's

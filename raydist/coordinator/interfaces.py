@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 from raydist.replicas.step import ReplicaSetup
 
-__all__ = ["WorkerCall", "ServerSide", "WorkerConnections"]
-
 
 class WorkerCall(Protocol):
     """A call of one worker, whose answer may be pending: see `actors.worker_actors.Asked`."""

@@ -24,8 +24,6 @@ from raydist.parameter_servers.slices import VariablePartitioner
 from raydist.replicas.launch import make_setups, settle
 from raydist.replicas.step import ReplicaSetup
 
-__all__ = ["Launched", "PsPlan", "PsRequest", "launch_ps", "make_server", "plan_ps"]
-
 _JOBS = {"chief", "worker", "ps", "evaluator"}
 _MARK = 0.001  # of the resource "node:<address>", of which each node has 1: binds a bundle to the node
 _WORKERS_A_SERVER = 4

@@ -29,15 +29,6 @@ if TYPE_CHECKING:
     from raydist.actors.epochs.link import PipelineLink
     from raydist.coordinator.coordinator import Coordinator
 
-__all__ = [
-    "DealtIteratorMaker",
-    "IteratorMaker",
-    "PerWorkerDataset",
-    "PerWorkerInput",
-    "PerWorkerIterator",
-    "PerWorkerValue",
-]
-
 _ONLY_SCHEDULED = (
     "is on the workers, each of which has its own: give it to coordinator.schedule in args, and use it in the function."
 )

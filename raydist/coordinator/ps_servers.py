@@ -27,8 +27,6 @@ from raydist.parameter_servers.worker.client import ServerClient
 from raydist.replicas.ps.variables import PsVariables
 from raydist.replicas.step import ReplicaSetup
 
-__all__ = ["PsServers"]
-
 _DRIVER = Sender(-1, 0)
 
 

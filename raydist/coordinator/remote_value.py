@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from raydist.coordinator.closures import Closure
     from raydist.coordinator.coordinator import Coordinator
 
-__all__ = ["RemoteValue", "fetched", "holds_remote"]
-
 _NO_NUMBER = "Use strategy.reduce(rd.ReduceOp.MEAN, value), coordinator.fetch(value) or value.get()."
 
 

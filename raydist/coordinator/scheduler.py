@@ -15,8 +15,6 @@ from raydist.coordinator.worker_pool import PayloadLog, WorkerPool, WorkerRecord
 from raydist.replicas.ps.work_message import PlannedWork, WorkResult, address_work
 from raydist.replicas.results import StepResult
 
-__all__ = ["ClosurePace", "Scheduler"]
-
 _MESSAGE_S = 0.03  # of work in a message: a message costs driver and worker about 1 ms of CPU time
 _MOST = 16
 

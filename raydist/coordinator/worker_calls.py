@@ -15,8 +15,6 @@ from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, 
 from raydist.core.exception_utils import what_was_raised
 from raydist.options import Timeouts
 
-__all__ = ["ClosureCondition", "WorkerCalls"]
-
 _SLICE_S = 0.5  # between two looks at the clock
 
 

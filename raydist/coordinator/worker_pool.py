@@ -21,8 +21,6 @@ from raydist.options import Timeouts
 from raydist.replicas.ps.worker_runner import WorkerRunner
 from raydist.replicas.step_message import SentObjects
 
-__all__ = ["WorkerPool", "PayloadLog", "WorkerRecord", "WorkerState"]
-
 _MOST_STARTS = 5  # starts of a worker's process with no closure done in between
 _TOGETHER_S = 10.0  # time that started workers wait for the versions of others
 

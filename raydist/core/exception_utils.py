@@ -13,24 +13,6 @@ from typing import ParamSpec, TypeVar, final
 
 from raydist.core.errors import Preempted, RaydistError
 
-__all__ = [
-    "LEAVING",
-    "TRACEBACKS",
-    "Carried",
-    "RemoteTraceback",
-    "annotate",
-    "as_exception",
-    "collect_errors",
-    "describe",
-    "fold",
-    "folded",
-    "format_folded",
-    "message_of",
-    "shown",
-    "user_line",
-    "what_was_raised",
-]
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 

@@ -14,8 +14,6 @@ from typing import final
 
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = ["FAILPOINT_VARIABLE", "KNOWN_FAILPOINTS", "failpoint", "installed"]
-
 FAILPOINT_VARIABLE = "RAYDIST_FAILPOINT"
 """`name` or `name:count`: the process kills itself (SIGKILL) at the count-th pass of the failpoint."""
 

@@ -12,8 +12,6 @@ from typing import Any, Protocol, TypeVar, final
 
 from raydist.core.errors import FailedPreconditionError
 
-__all__ = ["Inherited", "OwningProcess", "call_here", "end_forked_child", "never_free", "note_inherited"]
-
 _T = TypeVar("_T")
 
 

@@ -18,8 +18,6 @@ from typing import Any, final
 from raydist.core.errors import SpecError
 from raydist.core.weak_class_cache import remembered_by_class
 
-__all__ = ["LEAF", "NOTHING", "Structure", "flatten", "is_nested", "leaves_in", "map_structure", "unflatten"]
-
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)

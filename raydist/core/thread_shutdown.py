@@ -12,8 +12,6 @@ import time
 import weakref
 from collections.abc import Callable
 
-__all__ = ["end_at_exit"]
-
 _LIMIT_S = 15.0  # for all threads together; slower threads are not waited for
 
 _stops: weakref.WeakKeyDictionary[threading.Thread, Callable[[], object]] = weakref.WeakKeyDictionary()

@@ -11,19 +11,6 @@ from typing import Any, NoReturn, Protocol, final
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.core.exception_utils import folded
 
-__all__ = [
-    "AUTOTUNE",
-    "INFINITE_CARDINALITY",
-    "UNKNOWN_CARDINALITY",
-    "InputContext",
-    "Leaves",
-    "NoNumber",
-    "Part",
-    "PerReplica",
-    "ReduceOp",
-    "Replicated",
-]
-
 AUTOTUNE = -1
 """Let raydist choose a parallelism or a buffer size (tf.data.AUTOTUNE)."""
 

@@ -7,8 +7,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["remembered_by_class"]
-
 _T = TypeVar("_T")
 
 

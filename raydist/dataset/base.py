@@ -16,9 +16,6 @@ from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.run.plan import require_short_chain
 
-__all__ = ["DatasetBase", "graphs", "named"]
-
-
 # Names of tf.data, past or present, that ported programs may use.
 _INSTEAD = MappingProxyType(
     {

@@ -15,8 +15,6 @@ from raydist.pipelines.ops.map import parse_parallelism
 from raydist.pipelines.ops.padded_batch import PaddedBatchOp, Padding, RowGroupsOp
 from raydist.pipelines.ops.window import WindowOp
 
-__all__ = ["Batching"]
-
 
 class Batching(DatasetBase):
     """The methods that group elements."""

@@ -11,8 +11,6 @@ import torch
 
 from raydist.core.errors import SpecError
 
-__all__ = ["element_of"]
-
 
 def element_of(batch: Any, num_samples: int | None) -> Any:
     """Return the element for a batch. A list of columns becomes a tuple; a list of text or numbers stays one leaf.

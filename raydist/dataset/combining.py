@@ -10,8 +10,6 @@ from raydist.dataset.base import DatasetBase, graphs, named
 from raydist.pipelines.ops.combine import ChooseOp, ConcatenateOp, ZipOp
 from raydist.pipelines.sources.random_indices import DrawsOp
 
-__all__ = ["Combining"]
-
 
 class Combining(DatasetBase):
     """The methods that combine datasets."""

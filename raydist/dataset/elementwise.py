@@ -21,8 +21,6 @@ from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.scan import ScanOp
 from raydist.pipelines.ops.take import TakeWhileOp
 
-__all__ = ["Elementwise"]
-
 
 class Elementwise(Running):
     """The methods that apply functions to elements."""

@@ -6,8 +6,6 @@ from typing import Any
 
 from raydist.dataset.running import Running
 
-__all__ = ["Exporting"]
-
 
 class Exporting(Running):
     """The methods that convert datasets to those of other libraries."""

@@ -26,8 +26,6 @@ from raydist.pipelines.sources.numpy_files import numpy_op
 from raydist.pipelines.sources.record_files import RecordFilesOp
 from raydist.pipelines.stored.read import checked_manifest, saved_op, shards_op
 
-__all__ = ["FileSources"]
-
 _BYTES = TensorSpec((), bytes)
 
 

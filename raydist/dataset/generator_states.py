@@ -21,8 +21,6 @@ import torch
 
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = ["GlobalStates", "Kept", "generator_at", "kept", "set_generators", "state_text"]
-
 _MAX_BYTES = 1 << 16  # maximum size of a decompressed state
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 

@@ -18,8 +18,6 @@ from raydist.pipelines.ops.shuffle import ShuffleOp
 from raydist.pipelines.ops.take import ShardOp, SkipOp, TakeOp
 from raydist.pipelines.sources.random_indices import PermutationOp, WeightedIndicesOp
 
-__all__ = ["Ordering"]
-
 
 class Ordering(DatasetBase):
     """The methods that change order and number of elements."""

@@ -11,8 +11,6 @@ from raydist.pipelines.formats.tfrecord import MAX_RECORD_BYTES
 from raydist.pipelines.sources.file_format import FixedLengthFormat, TextLineFormat, TFRecordFormat
 from raydist.pipelines.sources.record_files import RecordFilesOp
 
-__all__ = ["FixedLengthRecordDataset", "TFRecordDataset", "TextLineDataset"]
-
 
 def TFRecordDataset(
     filenames: Any,

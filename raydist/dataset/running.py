@@ -24,8 +24,6 @@ from raydist.pipelines.run.plan import begin_epoch, explain, make_plan
 if TYPE_CHECKING:
     from raydist.pipelines.run.profile import Profile
 
-__all__ = ["Running"]
-
 
 class Running(DatasetBase):
     """The methods that inspect a dataset and iterate over it."""

@@ -22,8 +22,6 @@ from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.range import CounterOp, RandomOp, RangeOp
 from raydist.pipelines.sources.torch_datasets import is_torch_loader, iterable_samples_op, read_sample
 
-__all__ = ["Sources"]
-
 
 class Sources(DatasetBase):
     """The class methods that create datasets from memory, functions and other libraries."""

@@ -14,8 +14,6 @@ from raydist.pipelines.ops.prefetch import PrefetchOp
 from raydist.pipelines.stored.containers import Container
 from raydist.pipelines.stored.write import save_blocks
 
-__all__ = ["Storing"]
-
 
 class Storing(Running):
     """The methods that store elements."""

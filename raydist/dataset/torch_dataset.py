@@ -26,8 +26,6 @@ from raydist.pipelines.elements.seeds import draw_seed
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS
 from raydist.pipelines.run.iterator import DatasetIterator
 
-__all__ = ["SharedEpochs", "TorchDataset"]
-
 _REMEMBERED = 64  # passes of workers that may be under way at a time
 _RECORD = struct.Struct("<qq")
 _LIMIT_S = 30.0

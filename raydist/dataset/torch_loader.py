@@ -42,8 +42,6 @@ from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.sources.torch_datasets import LoaderOp, LoaderOrder
 
-__all__ = ["loader_op"]
-
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """Samplers that draw only from their `generator`, or from torch's global one."""
 

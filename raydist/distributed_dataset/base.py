@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from raydist.dataset import Dataset
     from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["DistributedDataset", "ResumableIterator", "require_batches", "require_shared"]
-
 
 def require_shared(options: InputOptions) -> None:
     """Raise InvalidArgumentError for options that need a pipeline per replica, if one dataset serves all replicas."""

@@ -11,8 +11,6 @@ from raydist.cluster.preemption import Positions
 from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.elements.seeds import draw_seed
 
-__all__ = ["EpochIterator", "Epochs", "is_lent"]
-
 _VERSION = 1
 
 

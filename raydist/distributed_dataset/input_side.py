@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from raydist.actors.readers.driver_epoch import EpochOpener
     from raydist.options import Timeouts
 
-__all__ = ["InputSide"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.engine.op import DatasetOp
 
-__all__ = ["InputLayout", "chosen_policy", "pickle_ops"]
-
 _log = logging.getLogger("raydist")
 
 

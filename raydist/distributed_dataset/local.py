@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.blocks import Block
     from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["LocalDistributedDataset"]
-
 
 @final
 class LocalDistributedDataset(DistributedDataset):

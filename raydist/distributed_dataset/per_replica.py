@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from raydist.distributed_dataset.input_side import InputSide
     from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["PerReplicaDataset", "distribute", "distribute_from_function"]
-
 
 @final
 class PerReplicaDataset(DistributedDataset):

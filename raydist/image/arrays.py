@@ -9,8 +9,6 @@ import numpy as np
 
 from raydist.core.errors import InvalidArgumentError, SpecError
 
-__all__ = ["Image", "require_colours", "require_image", "require_size"]
-
 Image = np.ndarray[Any, np.dtype[Any]]
 
 

@@ -11,8 +11,6 @@ from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.image.arrays import Image, require_colours
 from raydist.image.value_range import affine, from_fractions, to_fractions
 
-__all__ = ["adjust_brightness", "adjust_contrast", "adjust_gamma", "random_brightness", "random_contrast"]
-
 
 def _one_image(image: Any, what: str) -> Image:
     array = require_colours(image, what)

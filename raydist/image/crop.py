@@ -9,8 +9,6 @@ import numpy as np
 from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.image.arrays import Image, require_image, require_size
 
-__all__ = ["central_crop", "crop_and_resize", "crop_to_bounding_box", "random_crop", "random_window", "require_window"]
-
 
 def require_window(window: tuple[int, int, int, int], height: int, width: int) -> None:
     """InvalidArgumentError unless (top, left, height, width) lies inside of an image of `height` x `width`."""

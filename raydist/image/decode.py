@@ -18,24 +18,6 @@ from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidA
 from raydist.image.arrays import Image
 from raydist.image.crop import crop_to_bounding_box, random_window, require_window
 
-__all__ = [
-    "MAX_PIXELS",
-    "PNG_SIGNATURE",
-    "codec",
-    "corrupt",
-    "decode_and_crop_jpeg",
-    "decode_and_random_crop",
-    "decode_image",
-    "decode_jpeg",
-    "decode_png",
-    "image_shape",
-    "jpeg_shape",
-    "png_shape",
-    "require_bytes",
-    "require_channels",
-    "require_pixels",
-]
-
 MAX_PIXELS = 1 << 26
 """Pixels that an image may have unless `max_pixels` allows more: 8,192 x 8,192."""
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from raydist.image.arrays import Image, require_image
 
-__all__ = ["flip_left_right", "flip_up_down", "random_flip_left_right", "random_flip_up_down", "rot90", "transpose"]
-
 
 def flip_left_right(image: Image) -> Image:
     """The image, or every image of a batch, mirrored: its first column becomes the last; a copy.

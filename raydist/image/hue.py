@@ -10,18 +10,6 @@ from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.image.arrays import Image, require_colours, require_image
 from raydist.image.value_range import from_fractions, to_fractions
 
-__all__ = [
-    "adjust_hue",
-    "adjust_saturation",
-    "grayscale_to_rgb",
-    "hsv_to_rgb",
-    "random_hue",
-    "random_saturation",
-    "require_rgb",
-    "rgb_to_grayscale",
-    "rgb_to_hsv",
-]
-
 
 def require_rgb(image: Any, what: str) -> Image:
     """Return `image` if it is uint8 or float32 with 3 channels; `what` is the caller's name."""

@@ -11,9 +11,6 @@ from raydist.image.arrays import Image, require_colours, require_image, require_
 from raydist.image.crop import crop_to_bounding_box
 from raydist.image.decode import codec
 
-__all__ = ["pad_to_bounding_box", "resize", "resize_with_crop_or_pad", "resize_with_pad"]
-
-
 _FILTERS = {"bilinear": "BILINEAR", "area": "BOX", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
 # Modes of four bytes a pixel that Pillow treats as independent channels (it would weigh RGBA by its alpha).
 _UINT8_MODES = {1: "L", 3: "RGB", 4: "CMYK"}

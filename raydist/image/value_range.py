@@ -11,16 +11,6 @@ from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.image.arrays import Image, require_colours, require_image
 from raydist.pipelines.elements.spec import as_dtype
 
-__all__ = [
-    "affine",
-    "channels_first",
-    "convert_image_dtype",
-    "from_fractions",
-    "normalize",
-    "per_image_standardization",
-    "to_fractions",
-]
-
 
 def convert_image_dtype(image: Any, dtype: Any, saturate: bool = False) -> Image:
     """The values as `dtype`, scaled: 0 to the largest number for integers, 0 to 1 for floats. The shape stays.

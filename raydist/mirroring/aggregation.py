@@ -18,18 +18,6 @@ from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.core.values import ReduceOp
 from raydist.pickling.attribute_table import attributes
 
-__all__ = [
-    "Aggregation",
-    "Aggregations",
-    "aggregate",
-    "average",
-    "is_averaged",
-    "is_chosen_for",
-    "set_aggregation",
-    "share_of",
-    "wide",
-]
-
 
 def aggregate(values: Sequence[torch.Tensor], how: str) -> torch.Tensor:
     """Return the aggregate of the values of all replicas, in rank order.

@@ -23,8 +23,6 @@ from raydist.mirroring.object_kinds import capture_object, content_digest, patch
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, attributes, changed, seal
 from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
 
-__all__ = ["ControlCollector", "ReplicaBuffers", "UpdateApplier"]
-
 
 @final
 class ReplicaBuffers:

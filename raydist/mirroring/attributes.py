@@ -43,8 +43,6 @@ from raydist.pickling.attribute_table import (
 from raydist.pickling.torch_objects import require_step_of_class
 from raydist.utils.torch_modes import outside_inference_mode
 
-__all__ = ["ControlState"]
-
 
 @final
 class ControlState:

@@ -26,8 +26,6 @@ from raydist.mirroring.scope import Scope, ScopeCheck
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.by_value import closure_variables, referenced_globals, references_of
 
-__all__ = ["CheckedSteps"]
-
 _MOST_OBJECTS = 20_000
 _MOST_ARGUMENTS = 200  # looked at in every run
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), types.CodeType, types.ModuleType)

@@ -34,8 +34,6 @@ from raydist.pickling.attribute_table import AttributeTable
 from raydist.pickling.pickler import PersistentId, loads
 from raydist.utils.torch_modes import outside_inference_mode
 
-__all__ = ["MirrorDriver"]
-
 _READ_SEVERAL = {
     *("forward", "state_dict", "parameters", "named_parameters", "buffers", "named_buffers", "param_groups"),
     *("__deepcopy__", "__reduce_ex__"),

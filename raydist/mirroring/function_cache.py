@@ -26,8 +26,6 @@ from raydist.mirroring.messages import StepPayload
 from raydist.pickling.attribute_table import attributes, is_plain
 from raydist.pickling.by_value import closure_variables, is_installed, referenced_globals
 
-__all__ = ["ClosureMutationCheck", "FunctionCache"]
-
 _MOST_CONTAINERS = 1_000
 _MOST_ITEMS = 200
 _MOST_BYTES = 1 << 16

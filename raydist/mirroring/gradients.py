@@ -22,9 +22,6 @@ from raydist.mirroring.object_kinds import held_parameters
 from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of, tensor_address
 from raydist.utils.torch_modes import outside_inference_mode
 
-__all__ = ["DriverHooks", "Gradients", "HOOKS_OF_DRIVER", "clearing"]
-
-
 _OF_TORCH = (torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)
 
 

@@ -6,8 +6,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, final
 
-__all__ = ["DriverTable", "ReplicaTable"]
-
 
 @final
 class DriverTable:

@@ -28,20 +28,6 @@ from raydist.mirroring.object_kinds import content_digest, is_metric
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, attributes, capture, changed, seal
 from raydist.utils.torch_modes import outside_inference_mode
 
-__all__ = [
-    "LazyStates",
-    "divide_states",
-    "held_names",
-    "hold_states",
-    "list_lengths",
-    "merge_states",
-    "metrics_in",
-    "restore_states",
-    "states_for_rank",
-    "state_names",
-]
-
-
 _UPDATES = "_update_count"
 
 States = dict[str, Any]

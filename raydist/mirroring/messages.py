@@ -21,8 +21,6 @@ from raydist.core.errors import FailedPreconditionError
 from raydist.core.values import PerReplica
 from raydist.pickling.attribute_table import AttributePath
 
-__all__ = ["MirrorCalls", "ReplicaLink", "StepPayload", "TensorImage", "Writes", "answer", "overwrite"]
-
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 

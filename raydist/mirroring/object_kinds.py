@@ -32,25 +32,6 @@ from raydist.pickling.attribute_table import (
 )
 from raydist.pickling.torch_objects import match_class
 
-__all__ = [
-    "ObjectKind",
-    "capture_object",
-    "content_digest",
-    "digest_of",
-    "has_load_hooks",
-    "has_plain_state",
-    "held_parameters",
-    "is_just_seeded",
-    "is_metric",
-    "kind_of",
-    "kind_of_class",
-    "modules_of",
-    "names_of",
-    "patch_object",
-    "row_tables",
-    "trained_state",
-]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,6 @@ from raydist.mirroring.gradients import clearing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["AttributeOwner", "MirroredClasses", "is_mirrored_class"]
-
 
 class AttributeOwner(Protocol):
     """The interface that keeps the attributes of mirrored objects up to date."""

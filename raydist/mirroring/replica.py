@@ -34,8 +34,6 @@ from raydist.parameter_servers.rows.local_rows import access_to
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import PersistentId, dumps, loads
 
-__all__ = ["MirrorReplica"]
-
 _CPU = torch.device("cpu")
 _NO_ARGUMENTS = dumps(((), {}), lambda _: None)
 

@@ -14,8 +14,6 @@ from raydist.compat.torch_internals import disable_compiler, is_wrapped_step, ma
 from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.handles import ReplicaTable
 
-__all__ = ["ParameterGuard", "UpdateLog", "note_steps"]
-
 
 @final
 class ParameterGuard:

@@ -25,9 +25,6 @@ from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.parameter_servers.rows.local_rows import spec_of
 from raydist.pickling.attribute_table import attributes
 
-__all__ = ["ScopeCheck", "Scope", "title"]
-
-
 _active: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("raydist_scope", default=None)
 
 

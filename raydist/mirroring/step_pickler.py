@@ -30,8 +30,6 @@ from raydist.pickling.attribute_table import attributes
 from raydist.pickling.by_value import ByValuePolicy, closure_variables, referenced_globals
 from raydist.pickling.pickler import HandlePickler, PersistentId, dumps, with_globals
 
-__all__ = ["StepPickler", "SentFunctions", "pickle_error_path"]
-
 
 @remembered_by_class
 def is_candidate_class(cls: Any) -> bool:

@@ -25,19 +25,6 @@ from raydist.compat.torch_internals import (
     unmark_as_parameter,
 )
 
-__all__ = [
-    "MemoryUsers",
-    "MirroredTensor",
-    "TensorOwner",
-    "TensorRecord",
-    "UNKNOWN_VERSION",
-    "is_used_elsewhere",
-    "mirror_tensor",
-    "plain_tensor",
-    "record_of",
-    "tensor_address",
-]
-
 
 @final
 class MemoryUsers:

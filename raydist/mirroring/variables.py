@@ -19,8 +19,6 @@ from raydist.mirroring.scope import ScopeCheck
 from raydist.mirroring.tensor import UNKNOWN_VERSION, TensorRecord, mirror_tensor, plain_tensor
 from raydist.utils.torch_modes import outside_inference_mode
 
-__all__ = ["Variables"]
-
 _SMALL_BYTES = 1 << 20  # variables of fewer bytes are fetched together: that takes no longer than one alone
 
 

@@ -7,8 +7,6 @@ from typing import Literal, final
 
 from raydist.options.requirement import require
 
-__all__ = ["CommunicationOptions"]
-
 _IMPLEMENTATIONS = ("auto", "shm", "gloo", "nccl", "hierarchical")
 
 

@@ -10,8 +10,6 @@ from typing import Literal, final
 from raydist.core.values import AUTOTUNE
 from raydist.options.requirement import require
 
-__all__ = ["InputOptions", "InputReplicationMode"]
-
 
 @final
 class InputReplicationMode(enum.Enum):

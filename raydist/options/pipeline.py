@@ -7,15 +7,6 @@ from typing import final
 
 from raydist.options.settings import SettingsGroup, count, group, one_of, optional_count, typed
 
-__all__ = [
-    "AutoShardPolicy",
-    "AutotuneOptions",
-    "DistributeOptions",
-    "OptimizationOptions",
-    "Options",
-    "ThreadingOptions",
-]
-
 
 @final
 class AutoShardPolicy(enum.Enum):

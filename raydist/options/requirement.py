@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = ["require"]
-
 
 def require(ok: bool, what: str, got: object) -> None:
     """Raise InvalidArgumentError with the requirement and the value, unless `ok`.

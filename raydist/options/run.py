@@ -8,8 +8,6 @@ from typing import Literal, final
 from raydist.core.values import ReduceOp
 from raydist.options.requirement import require
 
-__all__ = ["RunOptions"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,6 @@ from typing import Any, Generic, Self, TypeVar, overload
 
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = ["Setting", "SettingsGroup", "count", "group", "one_of", "optional_count", "typed"]
-
 _T = TypeVar("_T")
 _G = TypeVar("_G", bound="SettingsGroup")
 

@@ -7,8 +7,6 @@ from typing import final
 
 from raydist.options.requirement import require
 
-__all__ = ["Timeouts"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,6 @@ from raydist.compat.torch_internals import foreach_copy
 from raydist.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from raydist.parameter_servers.requests import ServerAnswer, ServerRequest
 
-__all__ = [
-    "PendingAnswer",
-    "RequestDispatcher",
-    "RequestHandler",
-    "ServerConnection",
-    "Targets",
-    "copy_to_targets",
-    "server_is_gone",
-    "server_is_late",
-]
-
 _Packed = TypeVar("_Packed")
 
 Targets = Mapping[int, torch.Tensor]

@@ -8,8 +8,6 @@ from typing import Literal, final
 from raydist.core.errors import InvalidArgumentError
 from raydist.options.requirement import require
 
-__all__ = ["BoundedStaleness", "Consistency", "SyncWithBackups", "require_consistency"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

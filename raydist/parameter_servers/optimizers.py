@@ -16,19 +16,6 @@ import torch
 
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = [
-    "bare_optimizer",
-    "fits_one_pass",
-    "keeps_gradients",
-    "may_fuse",
-    "state_bytes_per_byte",
-    "require_elementwise",
-    "server_options",
-    "step_bare",
-    "why_not_elementwise",
-]
-
-
 _TORCHS = "torch.optim."
 _NOT_OPTIONS = ("params", "param_names")
 

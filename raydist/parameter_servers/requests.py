@@ -14,42 +14,6 @@ from typing import Any, Literal, final
 
 from raydist.parameter_servers.slices import PsSlice
 
-__all__ = [
-    "AddOptimizer",
-    "Arrive",
-    "Assign",
-    "BeginClosure",
-    "BeginRestore",
-    "BeginSave",
-    "CommitRestore",
-    "CreateSlices",
-    "CreateTable",
-    "DiscardRestore",
-    "DropArrival",
-    "DropObjects",
-    "EndClosure",
-    "FenceWorker",
-    "Finish",
-    "OptimizerGroup",
-    "OptimizerState",
-    "Pull",
-    "PullRows",
-    "Push",
-    "PushKey",
-    "ReadReport",
-    "RowState",
-    "SaveReport",
-    "Sender",
-    "ServerAnswer",
-    "ServerRequest",
-    "SetOptimizerState",
-    "SetRowState",
-    "Statistics",
-    "Verdict",
-    "WriteStates",
-]
-
-
 Verdict = Literal["applied", "known", "late", "fenced", "done"]
 """The outcome of a change; see `ServerAnswer.verdict`."""
 

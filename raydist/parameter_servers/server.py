@@ -24,8 +24,6 @@ from raydist.parameter_servers.serving.checkpointing import PartRestorer, SliceS
 from raydist.parameter_servers.serving.server_state import ServerState
 from raydist.parameter_servers.serving.sync_steps import SyncRequest, SyncRequests, SyncSteps
 
-__all__ = ["ParameterServer"]
-
 _SAVE_S = 2.0  # closing a strategy has waited for its saves before
 
 

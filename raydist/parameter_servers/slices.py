@@ -12,16 +12,6 @@ import torch
 from raydist.core.errors import InvalidArgumentError
 from raydist.options.requirement import require
 
-__all__ = [
-    "FixedShardsPartitioner",
-    "MaxSizePartitioner",
-    "MinSizePartitioner",
-    "PsSlice",
-    "VariablePartitioner",
-    "VariableSpec",
-    "plan_slices",
-]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -23,24 +23,6 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, final
 
-__all__ = [
-    "Attribute",
-    "AttributePath",
-    "AttributeTable",
-    "Identity",
-    "IdentitySnapshot",
-    "Keys",
-    "attribute_name",
-    "attributes",
-    "capture",
-    "changed",
-    "is_plain",
-    "patch",
-    "seal",
-    "snapshot_of",
-]
-
-
 AttributePath = tuple[Hashable, ...]
 Digest = Callable[[Any], Hashable]
 IdentitySnapshot = Callable[[Any], bool]

@@ -22,19 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
-__all__ = [
-    "ByValuePolicy",
-    "closure_variables",
-    "globals_are_installed",
-    "global_names",
-    "has_name",
-    "is_installed",
-    "is_installed_name",
-    "referenced_globals",
-    "references_of",
-    "replaced_methods",
-]
-
 _SUITES = "raydist.testing."  # models and steps in there count as a user's
 _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 _STANDARD_LIBRARY = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))

@@ -43,8 +43,6 @@ from raydist.pickling.torch_objects import (
     require_step_of_class,
 )
 
-__all__ = ["HandlePickler", "HandleUnpickler", "PersistentId", "dumps", "loads", "with_globals"]
-
 PersistentId = tuple[Any, ...]
 _PROTOCOL = 5
 _FUNCTION_SLOTS = ("__annotations__", "__kwdefaults__", "__defaults__", "__module__", "__doc__", "__closure__")

@@ -28,25 +28,6 @@ from raydist.pickling.attribute_table import attributes
 from raydist.pipelines.elements.small_floats import array_of_tensor, tensor_of_array
 from raydist.utils.host_copy import begin_host_copy
 
-__all__ = [
-    "DeferredReduction",
-    "Packed",
-    "PackedNumber",
-    "PackedTensor",
-    "PendingTensor",
-    "ReplicaDevice",
-    "StorageBytes",
-    "TensorReducer",
-    "begin_packing",
-    "by_fields",
-    "match_class",
-    "original_of",
-    "pack_tensor",
-    "reduce_compiled",
-    "reduce_parametrized",
-    "require_step_of_class",
-]
-
 
 def require_step_of_class(optimizer: torch.optim.Optimizer) -> None:
     """Raise if the program has set `step` on an optimizer instance; a learning rate scheduler's wrapper is allowed.

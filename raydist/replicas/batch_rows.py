@@ -9,8 +9,6 @@ from typing import Any, final
 
 from raydist.core.values import PerReplica
 
-__all__ = ["BatchRows", "MergedValue", "value_on", "weights_of"]
-
 
 @final
 class MergedValue(PerReplica):

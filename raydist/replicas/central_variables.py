@@ -17,8 +17,6 @@ from raydist.collectives.translation import describe_each
 from raydist.core.errors import CollectiveMismatchError
 from raydist.replicas.rules import ReplicaVariables, StrategyHooks
 
-__all__ = ["CentralVariables"]
-
 _OWNER = 0
 
 

@@ -20,15 +20,6 @@ from raydist.pipelines.elements.object_leaves import map_parts
 from raydist.replicas.step import StepHeader, resolve_parts
 from raydist.utils.torch_modes import SharedSettings, TorchModes
 
-__all__ = [
-    "Accelerator",
-    "Copying",
-    "CudaStreams",
-    "DeviceCopies",
-    "PartsAhead",
-    "take_gpu",
-]
-
 
 @final
 class Accelerator:

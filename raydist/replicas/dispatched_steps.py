@@ -30,8 +30,6 @@ from raydist.replicas.results import StepOutcome, StepResult
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step_message import GroupResult, PlannedStep, SentObjects, address_steps
 
-__all__ = ["DispatchedStep", "DispatchedSteps", "Failure", "BatchingPolicy", "SentGroup"]
-
 _BUSY = 2  # groups in flight: one that the replicas run, and one in their queue
 _SLICE_S = 5.0  # longest time that the thread lives on after `close`
 

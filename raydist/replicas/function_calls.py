@@ -32,8 +32,6 @@ from raydist.replicas.step import StepHeader
 from raydist.replicas.sync_peers import SyncPeers
 from raydist.summary.recording import StepRecorder
 
-__all__ = ["FunctionCalls", "LoopSide", "watch_gradient_readers"]
-
 
 @functools.cache
 def watch_gradient_readers() -> None:

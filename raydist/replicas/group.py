@@ -23,8 +23,6 @@ from raydist.replicas.dispatched_steps import DispatchedSteps
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup
 
-__all__ = ["ReplicaGroup"]
-
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 

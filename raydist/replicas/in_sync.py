@@ -18,8 +18,6 @@ from raydist.mirroring.aggregation import aggregate, is_averaged, is_chosen_for,
 from raydist.mirroring.messages import overwrite
 from raydist.mirroring.object_kinds import digest_of, trained_state
 
-__all__ = ["SyncCheck", "WrittenBuffers"]
-
 
 @final
 class WrittenBuffers:

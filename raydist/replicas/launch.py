@@ -22,8 +22,6 @@ from raydist.replicas.step import ReplicaSetup
 from raydist.tpu_slices.reservation import place_slice
 from raydist.tpu_slices.shape import SliceShape
 
-__all__ = ["LaunchPlan", "launch", "make_setups", "plan_one_node", "plan_slice", "settle"]
-
 _BUCKET_BYTES = (
     25 * 1024 * 1024
 )  # DistributedDataParallel's default: large enough for full bandwidth, small enough to overlap

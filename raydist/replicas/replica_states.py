@@ -23,9 +23,6 @@ from raydist.parameter_servers.rows.sharded_embedding import SavedRows
 from raydist.replicas.rules import StrategyHooks
 from raydist.replicas.step import ReplicaSetup
 
-__all__ = ["RESTORES", "ReplicaRestorer", "ReplicaSaver", "SAVES"]
-
-
 SAVES: Any = object()
 """Placeholder for the `ShardWriter` of each replica."""
 RESTORES: Any = object()

@@ -9,8 +9,6 @@ from raydist.context.current import StepCounter
 from raydist.context.strategy import Strategy
 from raydist.core.errors import FailedPreconditionError
 
-__all__ = ["ReplicaView"]
-
 
 def _refused(what: str) -> Callable[..., NoReturn]:
     def refuse(self: ReplicaView, *args: Any, **kwargs: Any) -> NoReturn:

@@ -22,8 +22,6 @@ from raydist.core.values import Part, PerReplica
 from raydist.pickling.torch_objects import Packed, PendingTensor, begin_packing, by_fields
 from raydist.summary.record import Record
 
-__all__ = ["ResultLeaf", "ReturnedStructures", "StepOutcome", "StepResult", "StepValues", "pack_result", "require_nest"]
-
 
 @final
 @dataclass(slots=True)  # never changed, but not frozen: unpickling would take twice as long, in every step

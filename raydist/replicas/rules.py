@@ -15,8 +15,6 @@ from raydist.collectives.base import Communicator
 from raydist.core.values import ReduceOp
 from raydist.mirroring.replica import MirrorReplica
 
-__all__ = ["StrategyHooks", "ReplicaVariables", "VariablesView"]
-
 
 class ReplicaVariables:
     """One replica's copies of the variables of the scope, and collectives with the other replicas.

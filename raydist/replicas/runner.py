@@ -45,8 +45,6 @@ from raydist.replicas.step import ReplicaSetup, StepHeader
 from raydist.replicas.step_message import GroupResult, KeptObjects, StepMessage
 from raydist.replicas.sync_peers import SyncPeers
 
-__all__ = ["ReplicaRunner"]
-
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 

@@ -21,17 +21,6 @@ from raydist.replicas.rules import StrategyHooks
 from raydist.summary.recording import SummaryOrder
 from raydist.utils.torch_modes import TorchModes
 
-__all__ = [
-    "PartSource",
-    "ReplicaSetup",
-    "StepHeader",
-    "StepHeaders",
-    "address_parts",
-    "batch_rows",
-    "require_parts",
-    "resolve_parts",
-]
-
 
 @final
 @dataclass(frozen=True, slots=True)

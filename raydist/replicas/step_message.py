@@ -13,8 +13,6 @@ from raydist.pickling.torch_objects import by_fields
 from raydist.replicas.results import StepResult, require_nest
 from raydist.replicas.step import PartSource, StepHeader, address_parts
 
-__all__ = ["GroupResult", "KeptObjects", "PlannedStep", "SentObjects", "StepMessage", "address_steps"]
-
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)

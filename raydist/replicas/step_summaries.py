@@ -12,8 +12,6 @@ from raydist.replicas.results import StepResult
 from raydist.summary.record import merge
 from raydist.summary.recording import SummaryOrder, condition, destination, noting
 
-__all__ = ["StepSummaries", "counting"]
-
 
 @final
 class StepSummaries:

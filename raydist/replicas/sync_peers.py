@@ -27,8 +27,6 @@ from raydist.replicas.batch_rows import BatchRows, MergedValue, value_on
 from raydist.replicas.in_sync import SyncCheck, WrittenBuffers
 from raydist.replicas.rules import StrategyHooks, VariablesView
 
-__all__ = ["SyncPeers", "GlobalClosure"]
-
 
 @final
 class GlobalClosure:

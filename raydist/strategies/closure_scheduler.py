@@ -23,8 +23,6 @@ from raydist.options import RunOptions
 from raydist.replicas.step_summaries import StepSummaries
 from raydist.summary.recording import SummaryOrder
 
-__all__ = ["ClosureScheduler"]
-
 
 @final
 class ClosureScheduler:

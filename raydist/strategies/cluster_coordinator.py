@@ -14,8 +14,6 @@ from raydist.dataset import Dataset
 from raydist.options import InputOptions, RunOptions
 from raydist.strategies.parameter_server import ParameterServerStrategy
 
-__all__ = ["ClusterCoordinator"]
-
 
 @final
 class ClusterCoordinator:

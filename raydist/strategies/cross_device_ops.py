@@ -14,15 +14,6 @@ from raydist.context.devices import Device, parse_device
 from raydist.core.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions
 
-__all__ = [
-    "CrossDeviceOps",
-    "HierarchicalCopyAllReduce",
-    "NcclAllReduce",
-    "ReductionToOneDevice",
-    "accumulation_of",
-    "options_of",
-]
-
 
 class CrossDeviceOps(ABC):
     """Base class: the way in which the replicas of a `MirroredStrategy` reduce gradients and values.

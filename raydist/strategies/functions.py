@@ -14,14 +14,6 @@ from raydist.context.strategy import Strategy
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.strategies.one_device import default_strategy
 
-__all__ = [
-    "compute_average_loss",
-    "get_global_step",
-    "get_replica_context",
-    "get_strategy",
-    "step_counting",
-]
-
 
 def get_strategy() -> Strategy:
     """Return the strategy whose scope or `run` this code is in. Does not block.

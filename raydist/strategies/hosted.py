@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from raydist.actors.epochs.link import PipelineLink
     from raydist.actors.readers.driver_epoch import EpochOpener
 
-__all__ = ["HostedStrategy", "WhenDropped", "close_all"]
-
 
 @final
 class WhenDropped:

@@ -21,8 +21,6 @@ from raydist.replicas.launch import LaunchPlan, make_setups
 from raydist.strategies.synchronous import SynchronousStrategy
 from raydist.strategies.worker_request import WorkerRequest, assign_hosts
 
-__all__ = ["MultiWorkerMirroredStrategy", "choose_placement", "choose_workers", "plan_workers"]
-
 _MARK = 0.001  # of the resource "node:<address>", of which each node has 1: a request that takes nothing else
 
 

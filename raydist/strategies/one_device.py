@@ -35,8 +35,6 @@ from raydist.pipelines.elements.object_leaves import map_parts
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.optional import Optional
 
-__all__ = ["OneDeviceStrategy", "default_strategy"]
-
 _DEFAULTS = RunOptions()
 
 

@@ -18,8 +18,6 @@ from raydist.replicas.rules import StrategyHooks
 from raydist.strategies.cross_device_ops import CrossDeviceOps, accumulation_of, options_of
 from raydist.strategies.synchronous import SynchronousStrategy
 
-__all__ = ["CentralStorageStrategy", "MirroredStrategy", "OneNodeStrategy", "choose_devices"]
-
 
 def choose_devices(
     wanted: int | Sequence[Any] | Any, cluster: Cluster, *, may_grow: Callable[[], bool]

@@ -33,8 +33,6 @@ from raydist.strategies.closure_scheduler import ClosureScheduler
 from raydist.strategies.hosted import HostedStrategy
 from raydist.strategies.ps_cluster import PsCluster, PsOptions
 
-__all__ = ["ParameterServerStrategy"]
-
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 

@@ -18,8 +18,6 @@ from raydist.parameter_servers.consistency import Consistency
 from raydist.parameter_servers.slices import VariablePartitioner
 from raydist.strategies.worker_request import assign_hosts
 
-__all__ = ["PsCluster", "PsOptions"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.core.values import ReduceOp
 from raydist.strategies.functions import get_replica_context
 
-__all__ = ["SyncBatchNorm", "adopt_layer"]
-
 
 @final
 class SyncBatchNorm(torch.nn.SyncBatchNorm):

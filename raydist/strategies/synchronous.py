@@ -42,8 +42,6 @@ from raydist.replicas.step_summaries import counting
 from raydist.strategies.hosted import HostedStrategy
 from raydist.strategies.sync_batch_norm import adopt_layer
 
-__all__ = ["SynchronousStrategy"]
-
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 

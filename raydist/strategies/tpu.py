@@ -15,8 +15,6 @@ from raydist.tpu_slices.inventory import choose_shape
 from raydist.tpu_slices.reservation import cluster_adds_tpus, tpu_hosts
 from raydist.tpu_slices.shape import SliceShape, check_names
 
-__all__ = ["TPUStrategy", "TpuRequest"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

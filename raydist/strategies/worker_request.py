@@ -11,8 +11,6 @@ from raydist.cluster.nodes import Node
 from raydist.context.cluster_resolver import ClusterResolver, host_of
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = ["WorkerRequest", "assign_hosts"]
-
 _PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _JOBS = {"chief", "worker", "evaluator"}
 

@@ -30,9 +30,6 @@ from raydist.summary.record import Record
 from raydist.summary.runs import GraphData, Hyperparameters
 from raydist.summary.scalars import ScalarValue
 
-__all__ = ["EventFile", "event_of", "first_events", "open_event_file"]
-
-
 _MOST_BYTES = 256 << 20  # of queued records
 _CLOSE_S = 60.0
 

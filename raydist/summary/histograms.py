@@ -15,9 +15,6 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.summary.record import SummaryData, as_array
 from raydist.summary.recording import record
 
-__all__ = ["HistogramCounts", "bucket_edges", "counted", "histogram"]
-
-
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 

@@ -16,19 +16,6 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.summary.record import SummaryData, as_array
 from raydist.summary.recording import record
 
-__all__ = [
-    "AudioClips",
-    "Images",
-    "Text",
-    "audio",
-    "clips_of",
-    "encode_png",
-    "encode_wav",
-    "image",
-    "images_of",
-    "text",
-]
-
 
 def image(name: str, data: Any, step: Any = None, max_outputs: int = 3, dataformats: str = "NCHW") -> bool:
     """Show the first pictures of a batch at a step.

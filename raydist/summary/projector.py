@@ -17,9 +17,6 @@ from raydist.summary.media import encode_png, images_of
 from raydist.summary.record import as_array
 from raydist.summary.recording import condition, destination, require_driver, step_at
 
-__all__ = ["Embedding", "embedding", "embedding_of", "write_embedding"]
-
-
 _LIST = "projector_config.pbtxt"
 _MOST_PIXELS = 8192  # side of the largest picture that TensorBoard shows
 

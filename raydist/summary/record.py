@@ -13,8 +13,6 @@ import torch
 
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = ["Record", "SummaryData", "as_array", "merge", "step_number"]
-
 
 class SummaryData:
     """The data of one call, on one replica or on all. Small, and picklable once settled."""

@@ -17,24 +17,6 @@ from raydist.core.contextvar_scope import set_inside
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.summary.record import Record, SummaryData, step_number
 
-__all__ = [
-    "Destination",
-    "RecordSink",
-    "StepRecorder",
-    "SummaryOrder",
-    "as_destination",
-    "condition",
-    "destination",
-    "flush",
-    "note",
-    "noting",
-    "record",
-    "record_if",
-    "require_driver",
-    "step_at",
-    "step_sink",
-]
-
 RecordCondition = bool | Callable[[], Any]
 
 

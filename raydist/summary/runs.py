@@ -21,8 +21,6 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.summary.record import SummaryData
 from raydist.summary.recording import record
 
-__all__ = ["GraphData", "Hyperparameters", "graph", "hparams"]
-
 
 def hparams(hparams: Mapping[str, Any], metrics: Sequence[str] = ()) -> bool:
     """Record the hyperparameters of this run: TensorBoard's tab HPARAMS compares runs by them.

@@ -14,8 +14,6 @@ from raydist.core.values import ReduceOp
 from raydist.summary.record import SummaryData
 from raydist.summary.recording import record
 
-__all__ = ["ScalarValue", "scalar"]
-
 
 def scalar(name: str, data: Any, step: Any = None, reduce_op: ReduceOp | str = ReduceOp.MEAN) -> bool:
     """Show a number at a step: a point of a curve.

@@ -19,8 +19,6 @@ from raydist.summary.recording import Destination, as_destination, note, step_si
 if TYPE_CHECKING:
     from raydist.summary.event_file import EventFile
 
-__all__ = ["StepsUnderWay", "SummaryWriter", "create_file_writer", "pending_summaries"]
-
 _OPEN: weakref.WeakSet[SummaryWriter] = weakref.WeakSet()  # of this process
 
 _MOST_AT_ONE_STEP = 10  # consecutive records of a name at one step, after which the step seems stuck

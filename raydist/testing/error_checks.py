@@ -15,8 +15,6 @@ from torch import nn
 import raydist as rd
 from raydist.testing.strategy_calls import batches_of, on_all
 
-__all__ = ["check_bad_steps", "check_closing", "check_copies", "check_errors", "check_two_at_once"]
-
 
 def _look_up(name: str) -> int:
     nothing: dict[str, int] = {}

@@ -7,8 +7,6 @@ from typing import Any
 
 import raydist as rd
 
-__all__ = ["GLOBAL_BATCHES", "TOLERANCE", "batches_of", "on_all"]
-
 TOLERANCE = 1e-9
 GLOBAL_BATCHES = ([0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10])  # uneven on two replicas; the last has too few rows for all
 

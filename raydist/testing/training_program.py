@@ -13,8 +13,6 @@ from torch.nn import functional
 
 import raydist as rd
 
-__all__ = ["MODELS", "Program", "Trained", "train_alone", "train_distributed"]
-
 
 class Tied(nn.Module):
     """A model whose embedding and output layer share a weight."""

@@ -14,8 +14,6 @@ from torch import nn
 import raydist as rd
 from raydist.testing.strategy_calls import GLOBAL_BATCHES, TOLERANCE, batches_of, on_all
 
-__all__ = ["check_aggregation", "check_late_parameters", "check_metrics", "check_origin", "check_state_dict"]
-
 
 def check_state_dict(strategy: rd.Strategy) -> None:
     """Check that state dicts hold the replicas' values, and that training continues identically from loaded ones."""

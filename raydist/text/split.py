@@ -12,8 +12,6 @@ import pyarrow.compute as pc
 from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.text.step import TextStep, is_list, list_array, offsets_of
 
-__all__ = ["Characters", "Pad", "Split"]
-
 
 @final
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ import pyarrow as pa
 from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.blocks import object_column
 
-__all__ = ["Chain", "TextStep", "from_arrow", "is_list", "list_array", "map_values", "offsets_of", "to_arrow"]
-
 
 class TextStep(ABC):
     """One step: called with text, or with what another step made. Subclasses are frozen dataclasses with an `apply`.

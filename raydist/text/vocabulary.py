@@ -18,9 +18,6 @@ from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.formats.opening import create_file, read_file
 from raydist.text.step import TextStep, is_list, map_values, to_arrow
 
-__all__ = ["HashBuckets", "Vocabulary", "bucket_of", "by_distinct_text"]
-
-
 _PAD, _UNKNOWN = "", "[UNK]"
 _COUNTED_AT_ONCE = 1024
 

@@ -10,8 +10,6 @@ from typing import final
 from raydist.core.errors import InvalidArgumentError
 from raydist.tpu_slices.shape import SliceShape, parse_version
 
-__all__ = ["TpuHost", "choose_shape", "count_whole", "describe_slices", "labels_of_single_host"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,6 @@ from raydist.core.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.tpu_slices.inventory import TpuHost, count_whole, describe_slices, labels_of_single_host
 from raydist.tpu_slices.shape import SliceShape
 
-__all__ = ["cluster_adds_tpus", "place_slice", "tpu_hosts"]
-
 _CPUS = 1.0  # per host, for the replicas' actor
 _JOIN_S = 5.0  # hosts that start together join within this time
 _LOOK_S = 0.2

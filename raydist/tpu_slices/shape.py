@@ -10,8 +10,6 @@ from ray.util.tpu import get_tpu_version_from_type, get_tpu_worker_resources
 from raydist.compat.ray_internals import VALID_TPU_TOPOLOGY
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = ["SliceShape", "check_names", "parse_version"]
-
 # Versions with two PJRT devices per chip, others have one (torch_xla/_internal/tpu.py: num_logical_cores_per_chip).
 _TWO_DEVICES = ("v2", "v3", "v7x")
 _CORES_A_CHIP = {"v5litepod": 1, "v6e": 1}  # pod types of other versions count two cores per chip

@@ -19,8 +19,6 @@ from raydist.compat.torch_internals import module_table
 from raydist.core.errors import InvalidArgumentError
 from raydist.mirroring.aggregation import is_chosen_for
 
-__all__ = ["Architecture", "architecture_of", "build_module"]
-
 Architecture = dict[str, Any]
 """JSON: {"class": name, "arguments": {...}, "dtype": name}, or {"class": name, "children": [[name, ...], ...]}."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from raydist.context.strategy import Strategy
 
-__all__ = ["CompiledModel"]
-
 
 class CompiledModel:
     """A module, its strategy, and the settings of `compile`: the part of `Model` before training.

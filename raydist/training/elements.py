@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-__all__ = [
-    "ClassWeights",
-    "Example",
-    "Precision",
-    "apply_module",
-    "autocast",
-    "forward",
-    "inputs_of",
-    "unpack",
-    "widened",
-]
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Example:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from raydist.training.callbacks.callback import CallbackList
     from raydist.training.progress import Reporter
 
-__all__ = ["Evaluation", "Prediction"]
-
 MAX_UNREAD = 8
 """Batches whose outputs are not read yet: reading them late keeps the replicas busy."""
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from raydist.training.callbacks.callback import CallbackList, TrainedModel
     from raydist.training.progress import Reporter
 
-__all__ = ["Fit", "FitPlan"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.checkpoint_callbacks import BackupAndRestore
 from raydist.training.steps import Trainee
 
-__all__ = ["FitCheckpoints", "FitManager", "FitState", "open_checkpoints"]
-
 _NAME = "ckpt"  # prefix of checkpoint names of a manager without another name
 _MAX_TO_KEEP = 3
 _GROUP = "fit"

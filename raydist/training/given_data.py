@@ -19,8 +19,6 @@ from raydist.training.callbacks.callback import Callback
 if TYPE_CHECKING:
     from raydist.context.strategy import Strategy
 
-__all__ = ["distributed", "held_out_data"]
-
 BATCH_SIZE = 32
 """Default rows of a global batch of arrays; Keras's default."""
 

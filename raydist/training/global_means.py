@@ -23,8 +23,6 @@ from raydist.core.values import ReduceOp
 if TYPE_CHECKING:
     from raydist.context.replica_context import ReplicaContext
 
-__all__ = ["GlobalMeans", "labels_that_count"]
-
 # torch 2.11 has no linear_cross_entropy.
 _BY_LABELS = frozenset({F.cross_entropy, F.nll_loss, getattr(F, "linear_cross_entropy", F.cross_entropy)})
 _BY_WEIGHTS = frozenset({F.mse_loss, F.l1_loss, F.huber_loss})

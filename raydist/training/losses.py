@@ -27,19 +27,6 @@ from raydist.training.updates import class_by_name
 if TYPE_CHECKING:
     from raydist.context.replica_context import ReplicaContext
 
-__all__ = [
-    "BatchLoss",
-    "LossKind",
-    "is_checked_now",
-    "kind_of",
-    "label_count",
-    "loss_by_name",
-    "loss_of",
-    "mean_loss",
-    "require_mean_over_rows",
-    "weighted_loss",
-]
-
 LossKind = Literal["rows", "labels", "sum", "unknown"]
 """Denominator of a loss: rows, counted labels, none, or known only from the loss's code."""
 

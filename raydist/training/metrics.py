@@ -11,8 +11,6 @@ from typing import Any, final
 import torch
 from torchmetrics import Metric
 
-__all__ = ["Mean"]
-
 
 @final
 class Mean(Metric):

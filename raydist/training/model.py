@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     Data = Dataset | DistributedDataset
 
-__all__ = ["Model"]
-
 
 @final
 class Model(CompiledModel):

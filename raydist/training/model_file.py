@@ -30,19 +30,6 @@ from raydist.pipelines.formats.files import local_path, path_text, shown_uri
 from raydist.pipelines.stored.directory_files import DirectoryFiles, directory_files
 from raydist.training.architecture import architecture_of, build_module
 
-__all__ = [
-    "ModelManifest",
-    "make_module",
-    "pack",
-    "read_model_file",
-    "rebuild",
-    "restore_module",
-    "restore_optimizer",
-    "snapshot",
-    "write_model_file",
-]
-
-
 _CHUNK_BYTES = 8 << 20
 
 FORMAT_VERSION = 1

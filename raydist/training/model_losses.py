@@ -19,8 +19,6 @@ from raydist.training.losses import BatchLoss, LossKind, global_loss, is_pair, m
 if TYPE_CHECKING:
     from raydist.context.replica_context import ReplicaContext
 
-__all__ = ["LossAndOutputs", "call_module", "model_loss", "without_loss"]
-
 
 def call_module(module: nn.Module, batch: Any) -> Any:
     """Call a module with a batch: a dict as keyword arguments, a plain tuple as arguments."""

@@ -20,19 +20,6 @@ if TYPE_CHECKING:
     from raydist.context.strategy import Strategy
     from raydist.options import RunOptions
 
-__all__ = [
-    "Executions",
-    "in_evaluation_mode",
-    "num_batches",
-    "num_steps",
-    "opened",
-    "require_at_least",
-    "require_finite",
-    "require_steps",
-    "run_pass",
-    "warn_out_of_data",
-]
-
 
 def run_pass(
     calls: Executions,

@@ -19,21 +19,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-__all__ = [
-    "LogView",
-    "NotebookView",
-    "ProgressMeter",
-    "Report",
-    "Reporter",
-    "SilentView",
-    "TerminalView",
-    "View",
-    "duration",
-    "make_view",
-    "open_view",
-]
-
-
 RATE_WINDOW_S = 10.0
 """Seconds over which the rate is measured, so that the remaining time follows changes of speed."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from raydist.context.strategy import Strategy
     from raydist.training.callbacks.callback import Callback
 
-__all__ = ["Evaluated", "SidecarEvaluator", "SidecarWork"]
-
 _STOP_LOOK_S = 0.5  # between two checks for a stop
 _MODEL, _STEP = "model", "fit.global_step"
 

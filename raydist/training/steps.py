@@ -47,18 +47,6 @@ if TYPE_CHECKING:
 
     from raydist.context.strategy import Strategy
 
-__all__ = [
-    "Compiled",
-    "Step",
-    "Trainee",
-    "evaluation_step",
-    "guessing",
-    "looped",
-    "prediction_step",
-    "training_step",
-    "update_alike",
-]
-
 # These metrics take the largest score, logit or probability alike.
 _NEVER_GUESS = {"MulticlassStatScores", "MulticlassConfusionMatrix", "MulticlassExactMatch"}
 

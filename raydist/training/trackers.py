@@ -16,8 +16,6 @@ from torchmetrics import Metric, MetricCollection
 
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = ["LossTotal", "RowCount", "Trackers", "named_metrics"]
-
 
 @final
 class RowCount(Metric):

@@ -13,8 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = ["Accumulation", "Update", "class_by_name", "optimizer_by_name", "require_optimizer", "scheduler_of"]
-
 
 @final
 class Accumulation(nn.Module):

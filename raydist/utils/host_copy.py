@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["begin_host_copy"]
-
 
 def begin_host_copy(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Begin to copy a tensor to the host; return a function that waits for the copy and returns it.

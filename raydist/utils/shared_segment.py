@@ -24,8 +24,6 @@ import torch
 
 from raydist.pipelines.engine.machine import free_memory
 
-__all__ = ["DIRECTORY", "TOKEN_BYTES", "Segment"]
-
 DIRECTORY = Path("/dev/shm")  # noqa: S108  # files there have random names, and are for their owner alone
 _PREFIX = "raydist-shm-"
 TOKEN_BYTES = 32

@@ -17,8 +17,6 @@ import torch
 
 from raydist.core.errors import DeadlineExceededError
 
-__all__ = ["SharedSettings", "TorchModes", "TorchSettings", "outside_inference_mode"]
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 

@@ -20,8 +20,6 @@ from raydist.pipelines.engine.compaction import CopyRows
 from raydist.pipelines.engine.executor import Pending
 from raydist.pipelines.engine.kernel import StageSpec
 
-__all__ = ["Assembly", "RunsOnNodes", "is_worth_a_copy", "rows_by_node"]
-
 _MOST_TIMES = 2.0
 
 

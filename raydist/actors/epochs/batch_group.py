@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.run.split import Cut
 
-__all__ = ["BatchGroup", "MadeStep", "OpenGroup", "StepBatch"]
-
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.metering.stats import PipelineStats
 
-__all__ = ["BatchQueues", "Position", "QueueEntry"]
-
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from raydist.actors.epochs.batch_queues import QueueEntry
     from raydist.actors.epochs.served_epoch import Poll, ServedEpoch
 
-__all__ = ["InputSplit", "SplitAssignments", "Reader", "SplitServer"]
-
 _WAIT_S = 0.25  # for the epoch; other readers' claims wait meanwhile
 
 

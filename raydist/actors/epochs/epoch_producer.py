@@ -21,9 +21,6 @@ from raydist.core.exception_utils import LEAVING
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.steps import StepSource
 
-__all__ = ["Credits", "EpochProducer"]
-
-
 _GROUP_BYTES = 32 << 20  # of one replica; with 16 MB, a step of 8 MB took 3.5 ms instead of 2.8
 _GROUP_S = 0.5  # work for the reader in one group
 _MOST_STEPS = 128  # in one group

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from raydist.actors.epochs.job import InputJob
     from raydist.options import Timeouts
 
-__all__ = ["InputHost"]
-
 _SPARE_THREADS = 8  # calls that do not wait for data: open, close, release, ...
 
 

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from raydist.pipelines.engine.executor import Executor
     from raydist.pipelines.engine.op import DatasetOp
 
-__all__ = ["InputMetrics", "InputPipeline", "assembly_of", "credits_of", "executor_on", "step_source_of"]
-
 
 def credits_of(job: InputJob) -> Credits:
     """Return the limits for how far the epoch may run ahead of its readers."""

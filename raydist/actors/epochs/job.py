@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from raydist.options import InputOptions, Options, Timeouts
     from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["InputJob", "MergedJob"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from raydist.actors.epochs.dynamic_sharding import InputSplit, Reader
     from raydist.options import Timeouts
 
-__all__ = ["DynamicShardingLink", "PipelineLink"]
-
 
 @final
 class PipelineLink:

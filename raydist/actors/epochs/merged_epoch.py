@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from raydist.actors.epochs.job import MergedJob
     from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["MergedEpoch", "MergedSteps", "WorkerFeed", "WorkerLink"]
-
 
 @final
 class WorkerFeed:

@@ -34,19 +34,6 @@ from raydist.pipelines.run.split import STAND_IN_ROWS
 if TYPE_CHECKING:
     from raydist.pipelines.run.split import Columns
 
-__all__ = [
-    "FIRST_ROWS",
-    "INLINE_BYTES",
-    "NO_ROWS",
-    "GroupPiece",
-    "Ref",
-    "few_rows",
-    "hand_out",
-    "is_regular",
-    "num_bytes_of",
-    "pack_piece",
-]
-
 _Array = np.ndarray[Any, np.dtype[Any]]
 _Packed = ConcatenatedParts | ArrowColumn | Box | RemoteColumn
 _Column = _Array | _Packed

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.metering.stats import PipelineStats
 
-__all__ = ["Poll", "ServedEpoch"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from typing import Any, Self, final
 from raydist.core.errors import OutOfRangeError
 from raydist.pipelines.run.optional import Optional
 
-__all__ = ["BatchIterator"]
-
 
 class BatchIterator(Iterator[Any]):
     """One epoch of a distributed dataset. Threads may share the iterator: each batch goes to exactly one thread."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from raydist.actors.epochs.link import PipelineLink
     from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["DriverEpoch", "EpochOpener"]
-
 
 class EpochOpener(Protocol):
     """The interface that starts epochs over datasets: `actors.epochs.input_host.InputHost`."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from raydist.actors.readers.step_reader import ReadPlace
     from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["BatchLeaf", "DistributedIterator"]
-
 
 @final
 class BatchLeaf(PerReplica):

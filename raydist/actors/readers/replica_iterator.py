@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from raydist.actors.readers.step_reader import ReadPlace
     from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["FetchAhead", "ReplicaIterator"]
-
 
 @final
 class FetchAhead:

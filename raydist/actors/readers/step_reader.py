@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from raydist.actors.epochs.link import PipelineLink
     from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["ReadPlace", "StepReader"]
-
 _FEW = 2  # remaining places at which the reader acknowledges, so that the pipeline can go on
 _TELL_S = 0.005  # between acknowledgements; a call costs a millisecond of all processes together
 _ANSWER_S = 0.002  # a reader that waits longer for an answer acknowledges first

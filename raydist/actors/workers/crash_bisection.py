@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from raydist.actors.workers.handle import FailedStarts, WorkerHandle
     from raydist.actors.workers.pool_task import PoolTask
 
-__all__ = ["CrashBisection", "RowsDone", "RunRows", "Streak", "isolate"]
-
 _DEATHS = 2  # with an exit reason
 _SILENT_DEATHS = 6
 _CONDEMNED_IN_A_ROW = 3  # if this many elements in a row fail, the cause is not the elements

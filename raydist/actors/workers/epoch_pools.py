@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.blocks import Block
     from raydist.pipelines.engine.op import DatasetOp
 
-__all__ = ["IteratorPools", "EpochPools", "SharedExecutor", "choose_num_workers"]
-
 
 _MOST_WORKERS = 8
 

@@ -13,8 +13,6 @@ from raydist.pipelines.engine.executor import Executor
 if TYPE_CHECKING:
     from raydist.actors.workers.epoch_pools import IteratorPools
 
-__all__ = ["Executors", "open_executor"]
-
 
 def open_executor(options: Options) -> Executor:
     """Open the executor of a single iterator: see :class:`Executors`. The caller closes it."""

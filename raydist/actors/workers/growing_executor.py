@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from raydist.pipelines.metering.iteration_meters import IterationMeters
     from raydist.pipelines.metering.meter import Meter
 
-__all__ = ["GrowingExecutor", "PoolGrowth", "PoolPeriod"]
-
 
 _WAITS = 0.5  # share of the time that the consumer must wait for growth
 _AWAITED = 0.1  # share of the time that the pipeline must wait for the pool

@@ -20,9 +20,6 @@ from raydist.core.errors import CancelledError, DeadlineExceededError, Unavailab
 from raydist.core.fork_guard import OwningProcess
 from raydist.pipelines.elements.blocks import Block
 
-__all__ = ["FailedStarts", "WorkerHandle", "WorkerKind"]
-
-
 _MOST = 20  # in a row: if every second start is killed from outside, this happens once in a million
 _MOST_ERRORS = 3  # errors of the worker's constructor, which will repeat
 _OWN_ERROR = "creation task"  # part of Ray's message for an error of the constructor

@@ -19,8 +19,6 @@ from raydist.actors.supervision import first_line
 from raydist.core.errors import DeadlineExceededError, RaydistError, UnavailableError
 from raydist.pipelines.elements.columns import Column
 
-__all__ = ["ColumnPlace", "LostResultError", "PackedResultColumn", "StoredColumns", "mapped_result"]
-
 PackedResultColumn = ConcatenatedParts | ArrowColumn | Column
 
 _KEPT_BYTES = 512 << 20  # of results that this process has mapped and may need again: the buffer of a shuffle, say

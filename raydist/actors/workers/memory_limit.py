@@ -14,8 +14,6 @@ from pathlib import Path
 
 from raydist.pipelines.engine.machine import free_memory
 
-__all__ = ["keep_freed_memory", "limit_memory"]
-
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
 

@@ -33,8 +33,6 @@ from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.metering.meter import StagePlace
 
-__all__ = ["ActorExecutor", "RunningWorkers", "StagePickles"]
-
 _log = logging.getLogger("raydist")
 
 

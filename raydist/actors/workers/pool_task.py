@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.blocks import Block
     from raydist.pipelines.engine.kernel import StageSpec
 
-__all__ = ["PoolOfTask", "PoolTask", "Sending"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -24,18 +24,6 @@ from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.executor import Pending
 from raydist.pipelines.engine.kernel import StageSpec
 
-__all__ = [
-    "Recipe",
-    "ResultColumn",
-    "StoredResult",
-    "leave_losses_to_caller",
-    "made_by",
-    "make_again",
-    "node_of",
-    "serve_losses_as",
-]
-
-
 _TRIALS = 5
 # A get of a block was seen to wait for ever in a replica while groups of row ids were stored (Ray 2.60): such groups
 # kept the blocks alive only through the nested references of another object.

@@ -21,8 +21,6 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.columns import Column, concat_columns, remote_of
 from raydist.pipelines.elements.items import Item, StageResult
 
-__all__ = ["store_result", "with_row_ids"]
-
 _LEAST_ROW_BYTES = 512  # the values of smaller rows cost no more than row ids and the search for the rows
 _LEAST_BYTES = 32 << 10  # of a column
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from raydist.pipelines.elements.blocks import Block
 
-__all__ = ["InputWorker", "LastWords", "PackedError", "WorkerResult", "leave_words", "unpack_result"]
-
 
 _NAME = "raydist-last-words"
 _MOST_BYTES = 4096

@@ -21,8 +21,6 @@ import torch
 from raydist.collectives.reducer.nonfinite import is_finite
 from raydist.compat.torch_internals import StorageWeakRef, foreach_copy
 
-__all__ = ["Bucket", "BucketMemory", "LazyBucketMemory", "ParameterSpec", "memory_of", "plan_buckets", "wire_dtype"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,6 @@ from raydist.collectives.base import Communicator, Work
 from raydist.collectives.reducer.bucket import Bucket, BucketMemory, ParameterSpec, memory_of, plan_buckets
 from raydist.collectives.reducer.trailer import BACKWARD_ADVICE, Trailer, agree
 
-__all__ = ["BucketPlan", "BucketSet", "Buckets", "Trained"]
-
 Trained = tuple[tuple[int, torch.dtype, torch.Size], ...]
 """Number, dtype and shape of each trained parameter."""
 

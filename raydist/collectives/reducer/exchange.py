@@ -22,8 +22,6 @@ from raydist.collectives.reducer.trailer import ReceivedTrailer
 from raydist.core.errors import FailedPreconditionError
 from raydist.core.values import ReduceOp
 
-__all__ = ["Exchange", "StepWeight"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

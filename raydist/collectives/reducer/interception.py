@@ -16,8 +16,6 @@ import torch
 
 from raydist.compat.torch_internals import disable_compiler
 
-__all__ = ["begin_interception", "end_interception"]
-
 Backward = Callable[..., None]
 Handler = Callable[[Backward, tuple[Any, ...], dict[str, Any]], None]
 """Called in place of `torch.autograd.backward`, with the original function, its arguments and its keyword arguments."""

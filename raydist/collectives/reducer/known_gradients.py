@@ -28,8 +28,6 @@ from raydist.collectives.translation import describe_each
 from raydist.compat.torch_internals import num_writes
 from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
 
-__all__ = ["Checksums", "KnownGradients", "LocalAccumulation", "accumulate", "combined", "compare"]
-
 # Relative tolerance, as in the periodic comparison of parameters: last bits may differ between machines.
 _LAST_BITS = 1e-5
 _SAMPLE = 4096

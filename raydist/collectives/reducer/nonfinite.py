@@ -21,8 +21,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from raydist.core.errors import FailedPreconditionError
 
-__all__ = ["NonfinitePolicy", "OnNonfinite", "SkippedUpdates", "fault_of", "is_finite"]
-
 OnNonfinite = Literal["pass", "raise", "skip"]
 Accused = Sequence[Mapping[int, int]]
 """For each replica: number of a parameter -> fault of that replica's own gradient, see `fault_of`."""

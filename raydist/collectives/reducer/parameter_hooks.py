@@ -17,8 +17,6 @@ from torch.utils.hooks import RemovableHandle
 
 from raydist.compat.torch_internals import hook_tables, new_hook_tables
 
-__all__ = ["DeferredHooks", "OwnHook", "ParameterHooks", "TrainedParameters", "detach_hooks", "hooked_of"]
-
 _Listener = Callable[[int, torch.nn.Parameter], None]
 _Receiver = Callable[[int, torch.Tensor], None]
 

@@ -38,8 +38,6 @@ from raydist.collectives.reducer.trailer import ReceivedTrailer, Updates, encode
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.core.values import ReduceOp
 
-__all__ = ["WIRES", "GradientReducer"]
-
 _MEGABYTE = 1 << 20
 # Position of the argument of `torch.autograd.backward`.
 _CREATE_GRAPH = 3

@@ -13,8 +13,6 @@ import torch
 from raydist.collectives.base import Communicator
 from raydist.collectives.reducer.bucket import ParameterSpec, wire_dtype
 
-__all__ = ["reduce_rows"]
-
 _NONE, _ROWS, _DENSE = 0, 1, 2
 
 

@@ -22,8 +22,6 @@ from raydist.collectives.base import Communicator
 from raydist.collectives.translation import describe_each
 from raydist.core.errors import CollectiveMismatchError
 
-__all__ = ["BACKWARD_ADVICE", "ReceivedTrailer", "Trailer", "Updates", "agree", "encode_stamp"]
-
 BACKWARD_ADVICE = "Let all replicas call backward as often, on a loss that reaches the same parameters."
 
 # Step, backward pass, optimizer steps (modulo 2**32), mean learning rate, digest of all rates, digest of the user

@@ -21,8 +21,6 @@ from raydist.compat.torch_internals import PrefixStore
 from raydist.core.values import ReduceOp
 from raydist.utils.shared_segment import Segment
 
-__all__ = ["SharedMemoryBackend", "SharedMemoryCommunicator", "join", "open_shared"]
-
 _log = logging.getLogger("raydist")
 _LINE, _PAGE = 64, 4096
 _OFFER_BYTES = 256

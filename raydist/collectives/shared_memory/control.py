@@ -20,8 +20,6 @@ from typing import final
 from raydist.pipelines.engine.machine import num_cores
 from raydist.utils.shared_segment import Segment
 
-__all__ = ["CALL_BYTES", "NUM_BUFFERS", "NUM_SLOTS", "Futex", "ControlBlock", "Count", "Layout", "why_unsupported"]
-
 _SYS_FUTEX, _SYS_SCHED_YIELD = 202, 24  # on x86-64
 _WAIT, _WAKE_OP = 0, 5
 _EVERYBODY = 2**31 - 1

@@ -32,8 +32,6 @@ from raydist.collectives.translation import (
 from raydist.core.errors import CollectiveMismatchError, RaydistError, UnavailableError
 from raydist.utils.shared_segment import Segment
 
-__all__ = ["DIGEST_BYTES", "Generation", "call_text"]
-
 _SLICE_S = 0.05  # interval at which a waiting rank checks for the death of a peer
 # A rank begins collective k only after it has ended k - 8. So when all ranks have begun k, all have ended k - 8, and a
 # rank that has ended k may write into the slot of k + 8, which held k - 8.

@@ -18,8 +18,6 @@ from raydist.collectives.tensors import reduce_parts
 from raydist.core.values import ReduceOp
 from raydist.utils.shared_segment import Segment
 
-__all__ = ["SharedTensor", "Steps", "Transfers", "Wait"]
-
 _LINE = 64
 _BLOCK_BYTES = 512 << 10  # of each rank's shared tensor: the blocks of all ranks fit into a core's cache
 _MOST_VIEWS = 4096

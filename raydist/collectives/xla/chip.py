@@ -16,8 +16,6 @@ import torch
 from raydist.core.errors import FailedPreconditionError, UnavailableError
 from raydist.core.values import ReduceOp
 
-__all__ = ["Chip"]
-
 _INSTALL = (
     "Install it on every TPU host: pip install 'torch~=2.9.0' 'torch_xla[tpu]~=2.9.0' "
     "-f https://storage.googleapis.com/libtpu-releases/index.html"

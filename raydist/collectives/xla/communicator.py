@@ -34,8 +34,6 @@ from raydist.compat.torch_internals import AllreduceOptions, Store
 from raydist.core.errors import DeadlineExceededError, FailedPreconditionError, RaydistError, UnavailableError
 from raydist.core.values import ReduceOp
 
-__all__ = ["CallComparison", "XlaBackend", "XlaCommunicator", "XlaGroup", "XlaOperation"]
-
 
 @final
 class CallComparison:

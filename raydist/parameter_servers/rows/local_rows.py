@@ -16,25 +16,6 @@ from raydist.core.errors import FailedPreconditionError
 from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 
-__all__ = [
-    "LocalRows",
-    "RowAccess",
-    "RowGradient",
-    "TableMark",
-    "access_to",
-    "add_row_gradient",
-    "attach_access",
-    "held_rows",
-    "hold_rows",
-    "mark_of",
-    "mark_table",
-    "pending_rows",
-    "reading_rows",
-    "row_access",
-    "spec_of",
-    "take_held_rows",
-]
-
 _PROPERTIES = "shape dtype device ndim is_leaf layout grad_fn is_cuda is_sparse requires_grad grad data is_meta"
 _METHODS = "size dim numel is_floating_point is_complex stride element_size get_device requires_grad_ detach_"
 # These functions see the gradient itself; all others see the values of its rows.

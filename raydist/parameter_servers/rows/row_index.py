@@ -10,8 +10,6 @@ import torch
 
 from raydist.parameter_servers.rows.table_spec import hash_mix
 
-__all__ = ["DirectIndex", "GrowingRows", "HashIndex", "RowIndex", "index_for"]
-
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _MOST_DIRECT = 1 << 24  # rows of a table: 64 MB of entries. A direct index is 3 times as fast as one that hashes

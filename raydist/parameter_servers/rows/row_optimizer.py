@@ -19,8 +19,6 @@ import torch
 from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.row_index import GrowingRows
 
-__all__ = ["LazyUpdate", "RowAdam", "RowMemory", "make_optimizer", "optimizer_name", "sparse_gradient", "kind_for_rows"]
-
 
 @final
 class RowAdam(torch.optim.Optimizer):

@@ -16,8 +16,6 @@ from raydist.parameter_servers.rows.row_index import GrowingRows, index_for
 from raydist.parameter_servers.rows.row_optimizer import LazyUpdate, optimizer_name
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec, first_values
 
-__all__ = ["OwnRows", "RowColumn", "RowTable", "own_rows"]
-
 
 class RowColumn(Protocol):
     """A column of a state's rows that is not a tensor in memory, for example in a file."""

@@ -24,9 +24,6 @@ from raydist.parameter_servers.rows.local_rows import (
 )
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 
-__all__ = ["SavedRows", "ShardedEmbedding", "UniqueRows", "parts_by_table", "require_known", "row_entry"]
-
-
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 

@@ -9,9 +9,6 @@ from typing import Any, Literal, final
 import numpy as np
 import torch
 
-__all__ = ["EmbeddingTableSpec", "Words", "first_values", "hash_mix"]
-
-
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)

@@ -15,8 +15,6 @@ from raydist.parameter_servers.server_stats import ServerStats
 from raydist.parameter_servers.serving.optimizers import PushedRows, ServerGradients, ServerOptimizer, read_gradients
 from raydist.parameter_servers.serving.slices import PsSlices
 
-__all__ = ["Answered", "Changes", "CollectedSteps", "DelayedAnswer", "AppliedUpdates", "Reply", "DelayedAnswers"]
-
 
 @final
 class AppliedUpdates:

@@ -10,8 +10,6 @@ import torch
 
 from raydist.parameter_servers.rows.row_table import RowTable
 
-__all__ = ["PartHolder", "PartRestorer", "SliceHolder", "SliceSaver"]
-
 
 class SliceHolder(Protocol):
     """The server's state as a save sees it, for the time of one request."""

@@ -22,8 +22,6 @@ from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.serving.slices import PsSlices
 from raydist.parameter_servers.slices import PsSlice
 
-__all__ = ["PushedRows", "ServerOptimizer", "ServerGradients", "read_gradients"]
-
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,8 +34,6 @@ from raydist.parameter_servers.serving.optimizers import ServerOptimizer
 from raydist.parameter_servers.serving.slices import PsSlices
 from raydist.pipelines.engine.machine import free_memory
 
-__all__ = ["ServerState"]
-
 
 @final
 class ServerState:

@@ -12,8 +12,6 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.parameter_servers.slices import PsSlice
 from raydist.pipelines.engine.machine import free_memory
 
-__all__ = ["PsSlices"]
-
 
 @final
 class PsSlices:

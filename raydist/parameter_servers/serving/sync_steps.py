@@ -25,8 +25,6 @@ from raydist.parameter_servers.server_stats import ServerStats
 from raydist.parameter_servers.serving.changes import Answered, AppliedUpdates, Changes, DelayedAnswers, Reply
 from raydist.parameter_servers.serving.slices import PsSlices
 
-__all__ = ["Accepted", "ArrivedGradient", "Quorum", "SyncRequest", "SyncRequests", "SyncSteps"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

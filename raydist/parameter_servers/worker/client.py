@@ -26,8 +26,6 @@ from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 from raydist.parameter_servers.slices import PsSlice
 from raydist.parameter_servers.worker.slices import SliceTable
 
-__all__ = ["Ask", "HeldSlices", "PsRows", "ServerClient", "rows_by_server"]
-
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)

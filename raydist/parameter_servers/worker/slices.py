@@ -11,18 +11,6 @@ import torch
 
 from raydist.parameter_servers.slices import PsSlice
 
-__all__ = [
-    "GradientCut",
-    "ReadVersions",
-    "SliceTable",
-    "cut_gradients",
-    "cut_state",
-    "form_of",
-    "joined_state",
-    "rows_and_values",
-]
-
-
 NEVER = -1
 
 

@@ -16,8 +16,6 @@ from raydist.collectives.flat_bytes import flat_bytes
 from raydist.compat.torch_internals import plain_tensors
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = ["CudaSideStream", "HostGradients", "SideStream", "WorkerCopies", "hash_of_bits", "side_stream_for"]
-
 
 class SideStream(Protocol):
     """The interface of a device's copy stream."""

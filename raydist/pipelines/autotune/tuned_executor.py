@@ -29,8 +29,6 @@ from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter
 
-__all__ = ["TunedExecutor", "TunedPart", "TunedPrefetch", "TunedStage", "local_executor"]
-
 _PERIOD_S = 0.025
 _WORTH_S = 0.002  # seconds of work that justify moving a block to a thread, which costs 0.05 to 0.1 ms
 _MOST_ROWS = 4096

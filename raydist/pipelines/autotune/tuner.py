@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-__all__ = ["BLOCKS_PER_THREAD", "Activity", "Cost", "Decision", "TunedSetting", "Period", "Tuner", "threads_text"]
-
 BLOCKS_PER_THREAD = 2
 """Blocks in flight for each thread of a stage: one in work, one waiting."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from raydist.core.errors import InvalidArgumentError
 from raydist.core.nest import Structure
 
-__all__ = ["parts_like", "require_choice", "whole_number"]
-
 
 def whole_number(name: str, value: Any) -> int:
     """Return a whole number of Python, numpy or torch as an int; InvalidArgumentError for all else, also for bools.

@@ -29,16 +29,6 @@ from raydist.pipelines.elements.rows import stack_leaves
 from raydist.pipelines.elements.small_floats import as_bits, bits_dtype, dtype_named, has_bits
 from raydist.pipelines.elements.spec import TensorSpec
 
-__all__ = [
-    "DTYPE_KEY",
-    "arrow_batches",
-    "block_of_arrow",
-    "block_to_arrow",
-    "column_of_arrow",
-    "column_to_arrow",
-    "maps",
-]
-
 DTYPE_KEY = b"raydist.dtype"
 """Key of a column's numpy dtype in the metadata of its field."""
 

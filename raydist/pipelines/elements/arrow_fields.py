@@ -24,8 +24,6 @@ from raydist.pipelines.elements.arrow_types import (
 )
 from raydist.pipelines.elements.spec import BYTES, STR
 
-__all__ = ["Conversion", "fields_of_schema", "null_error"]
-
 _ADVICE = (
     "Give fill_null=value (or {column: value}) to fill nulls, null_masks=True to get a mask leaf beside each column"
 )

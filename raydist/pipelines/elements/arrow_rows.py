@@ -17,8 +17,6 @@ from raydist.pipelines.elements.arrow_types import RowNulls, Spread, may_have_nu
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item
 
-__all__ = ["RowSchema"]
-
 _AS_IT_IS = Conversion()
 
 

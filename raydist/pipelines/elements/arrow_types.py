@@ -32,21 +32,6 @@ import pyarrow as pa
 from raydist.pipelines.elements.blocks import Column, object_column
 from raydist.pipelines.elements.spec import TensorSpec
 
-__all__ = [
-    "ArrowField",
-    "ArrowList",
-    "ArrowLeaf",
-    "ArrowStruct",
-    "ArrowValue",
-    "ITEM",
-    "RowNulls",
-    "Spread",
-    "may_have_nulls",
-    "plain_array",
-    "plain_type",
-    "read_names",
-]
-
 _Mask = np.ndarray[Any, np.dtype[np.bool_]]
 ITEM = "_item"
 """Name of the items of lists, which is part of the names of their masks."""

@@ -10,8 +10,6 @@ from raydist.pipelines.elements.object_leaves import ListLeaf
 from raydist.pipelines.elements.rows import stack_leaves
 from raydist.pipelines.elements.spec import ObjectSpec, RaggedSpec, TensorSpec
 
-__all__ = ["row_spec", "rows_of_batch"]
-
 
 def row_spec(spec: TensorSpec) -> TensorSpec:
     """Return the spec of one row of a leaf.

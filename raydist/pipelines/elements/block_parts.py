@@ -30,8 +30,6 @@ from raydist.pipelines.elements.rows import items_of_rows
 from raydist.pipelines.elements.small_floats import is_number
 from raydist.pipelines.elements.spec import TensorSpec
 
-__all__ = ["BlockInParts", "ReusedResults", "large_blocks", "rows_together"]
-
 _LARGE_BYTES = 1 << 16  # a copy of fewer bytes costs no more than a separate block
 
 _Array = np.ndarray

@@ -15,8 +15,6 @@ from raydist.pipelines.elements.items import count_items, drop_items, keep_items
 from raydist.pipelines.elements.object_leaves import Box, FromNumpy, ObjectLeaf, boxed, handed_out, without_tensors
 from raydist.pipelines.elements.spec import refused_collated
 
-__all__ = ["CollatedLeaf", "pieces_of_results"]
-
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,22 +17,6 @@ import numpy as np
 
 from raydist.pipelines.elements.recycled_memory import RecycledMemory
 
-__all__ = [
-    "Column",
-    "KeptColumn",
-    "NestedColumn",
-    "RemoteColumn",
-    "RowsOfColumn",
-    "StoredColumn",
-    "alike",
-    "as_remote",
-    "columns_in_turn",
-    "concat_columns",
-    "in_memory",
-    "object_column",
-    "remote_of",
-]
-
 Column = np.ndarray[Any, np.dtype[Any]]
 """One leaf of the elements of a block. May be a :class:`RemoteColumn`, which has the same length, slices and shape."""
 

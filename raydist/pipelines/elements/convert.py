@@ -15,8 +15,6 @@ from raydist.pipelines.elements.functions import element_rows
 from raydist.pipelines.elements.object_leaves import FromNumpy, ObjectLeaf
 from raydist.pipelines.elements.small_floats import has_bits, tensor_of_array
 
-__all__ = ["numpy_rows", "torch_rows"]
-
 
 def numpy_rows(block: Block) -> list[Any]:
     """Return the elements as nests of numpy arrays, numpy scalars, bytes and str."""

@@ -13,8 +13,6 @@ from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.items import ElementError, Item, count_items
 from raydist.pipelines.elements.spec import ObjectSpec, TensorSpec, spec_of_value
 
-__all__ = ["DeclaredOutput"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

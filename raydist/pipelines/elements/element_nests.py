@@ -7,8 +7,6 @@ from typing import Any
 
 from raydist.core.nest import NOTHING, Structure, flatten, map_structure
 
-__all__ = ["flatten_element", "map_element"]
-
 
 def flatten_element(element: Any) -> tuple[list[Any], Structure]:
     """Return the leaves of an element or an element spec, and its structure.

@@ -13,8 +13,6 @@ from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import spec_of_value
 from raydist.pipelines.elements.tensor_functions import note_numpy_in_torch, receiving_tensors
 
-__all__ = ["FoldState", "fold"]
-
 
 @final
 class FoldState:

@@ -19,8 +19,6 @@ from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.tensor_functions import is_module, note_numpy_in_torch, receiving_tensors
 
-__all__ = ["RowCalls", "call_rows", "function_label", "element_rows", "wants_rng"]
-
 _LARGE_BYTES = 1 << 16  # bytes of a row above which rows are copied one by one
 
 

@@ -11,20 +11,6 @@ from raydist.core.nest import Structure
 from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.spec import TensorSpec
 
-__all__ = [
-    "ElementError",
-    "Groups",
-    "Item",
-    "StageResult",
-    "IteratorState",
-    "count_bytes",
-    "count_items",
-    "drop_items",
-    "join_items",
-    "keep_items",
-    "size_of",
-]
-
 _SMALL_BYTES = 1 << 16  # a larger block costs more to copy than to hand on alone
 
 IteratorState = dict[str, Any]

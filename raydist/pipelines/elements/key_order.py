@@ -11,8 +11,6 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.core.nest import Structure
 from raydist.pipelines.elements.blocks import Block
 
-__all__ = ["KeyOrder"]
-
 _MAX_TEXT = 2000  # characters of an order in the state of an iterator, which must stay small; tables may be wide
 
 

@@ -13,8 +13,6 @@ import numpy as np
 from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.small_floats import array_of_tensor, is_number
 
-__all__ = ["PYTHON_DTYPES", "as_leaf", "is_dataset", "is_torch"]
-
 Leaf = Any  # a numpy array or scalar, bytes or str
 
 PYTHON_DTYPES: dict[type, np.dtype[Any]] = {

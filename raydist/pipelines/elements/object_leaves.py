@@ -18,19 +18,6 @@ from raydist.pipelines.elements.leaf_values import as_leaf, is_torch
 from raydist.pipelines.elements.small_floats import array_of_tensor, tensor_of_array
 from raydist.pipelines.elements.spec import RaggedSpec, ReplicatedSpec, TensorSpec, most_specific_common, spec_of_value
 
-__all__ = [
-    "Box",
-    "FromNumpy",
-    "ListLeaf",
-    "ObjectLeaf",
-    "TensorList",
-    "WholeLeaf",
-    "boxed",
-    "handed_out",
-    "map_parts",
-    "without_tensors",
-]
-
 FromNumpy = Callable[[Any], Any] | None
 """torch.from_numpy for users of tensors; None for users of numpy arrays."""
 

@@ -8,8 +8,6 @@ from typing import Any, final
 
 import numpy as np
 
-__all__ = ["RecycledMemory"]
-
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 _LARGE_BYTES = 1 << 20  # smaller arrays come from the heap

@@ -11,8 +11,6 @@ from raydist.pipelines.elements.blocks import Block, common_specs, concat_blocks
 from raydist.pipelines.elements.columns import Column, RemoteColumn, alike, as_remote, object_column
 from raydist.pipelines.elements.spec import TensorSpec
 
-__all__ = ["RowBuffer"]
-
 _Indices = np.ndarray[Any, Any]
 
 

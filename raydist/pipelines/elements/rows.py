@@ -21,9 +21,6 @@ from raydist.pipelines.elements.object_leaves import ListLeaf, TensorList, Whole
 from raydist.pipelines.elements.small_floats import is_number
 from raydist.pipelines.elements.spec import BYTES, STR, DatasetSpec, TensorSpec, most_specific_common, spec_of_value
 
-__all__ = ["block_of_rows", "items_of_rows", "stack_leaves"]
-
-
 _DTYPE = operator.attrgetter("dtype")
 
 

@@ -14,16 +14,6 @@ from typing import Any
 from raydist.core.errors import InvalidArgumentError, RaydistError
 from raydist.pipelines.elements.items import IteratorState
 
-__all__ = [
-    "counts_in",
-    "require_pipelines",
-    "require_settings",
-    "require_state",
-    "seeds_in",
-    "state_errors",
-    "texts_in",
-]
-
 _MAX_COUNT = (1 << 63) - 1
 _MAX_DEPTH = 4000  # of consecutive operations; each makes a state two levels deeper
 _SIGNED = {"seed", "orders"}  # numbers in these parts may be negative

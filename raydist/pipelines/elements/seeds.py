@@ -17,8 +17,6 @@ from typing import final
 
 import numpy as np
 
-__all__ = ["RandomKey", "draw_seed", "trim_epoch"]
-
 _DRAWS_PER_COUNTER = 4  # Philox 4x64 makes four 64-bit words from one counter value
 _WORD = (1 << 64) - 1  # two elements are 2^128 counter values apart: an element may draw any number of words
 

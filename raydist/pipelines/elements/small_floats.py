@@ -11,20 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "SMALL_FLOATS",
-    "array_of_tensor",
-    "as_bits",
-    "bits_dtype",
-    "dtype_named",
-    "has_bits",
-    "is_number",
-    "is_numpys",
-    "is_small_float",
-    "dtype_kind",
-    "tensor_of_array",
-]
-
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 SMALL_FLOATS = frozenset(

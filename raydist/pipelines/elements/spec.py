@@ -13,21 +13,6 @@ from raydist.core.nest import unflatten
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.small_floats import SMALL_FLOATS, dtype_named, is_number, is_numpys, is_small_float
 
-__all__ = [
-    "BYTES",
-    "STR",
-    "CollatedSpec",
-    "DatasetSpec",
-    "ObjectSpec",
-    "RaggedSpec",
-    "ReplicatedSpec",
-    "TensorSpec",
-    "as_dtype",
-    "most_specific_common",
-    "refused_collated",
-    "spec_of_value",
-]
-
 BYTES = np.dtype("S")  # the dtype of a leaf of bytes, of any length
 STR = np.dtype("U")  # the dtype of a leaf of text, of any length
 

@@ -17,8 +17,6 @@ from raydist.core.exception_utils import annotate, message_of
 from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.small_floats import tensor_of_array
 
-__all__ = ["TensorFunction", "is_module", "note_numpy_in_torch", "receiving_tensors", "with_tensors"]
-
 
 def with_tensors(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return `fn` as a function for `map`, `filter`, `scan`, ... that receives torch tensors instead of numpy arrays.

@@ -14,8 +14,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, final
 
-__all__ = ["ArrivalOrder", "ArrivalOrders"]
-
 _LONG = 2000  # characters
 _MAX_NOTES = 1 << 20  # of a state that a user loads
 _MAX_TEXT = 1 << 24

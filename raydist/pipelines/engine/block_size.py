@@ -9,9 +9,6 @@ from typing import final
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
 
-__all__ = ["BlockSize", "BufferSize"]
-
-
 _FIRST_ROWS = 64  # elements of the first block, before the size of an element is known
 _MAX_ROWS = 4096  # enough that the cost of a block is negligible beside the cost of its elements
 _MAX_BYTES = 8 << 20

@@ -9,8 +9,6 @@ from typing import final
 from raydist.options import AutotuneOptions
 from raydist.pipelines.engine.machine import free_memory, num_cores
 
-__all__ = ["Budget", "Budgets"]
-
 
 @final
 class Budget:

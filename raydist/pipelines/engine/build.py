@@ -25,8 +25,6 @@ from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter
 
-__all__ = ["MeteredIterator", "Plan", "ValuesIterator", "build", "name_operations", "plan_as_written", "start", "walk"]
-
 _Made = TypeVar("_Made")
 
 

@@ -20,8 +20,6 @@ from raydist.pipelines.elements.row_buffer import RowBuffer
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import Kernel, StageSpec
 
-__all__ = ["Compaction", "CopyRows", "sparse_slots"]
-
 _Slots = np.ndarray[Any, np.dtype[np.int64]]
 
 _SPARE_BYTES = 128 << 20  # of blocks beyond `_MOST_TIMES` the rows in use: small shuffles are never copied

@@ -19,8 +19,6 @@ from raydist.pipelines.engine.read_ahead import OptionalPrefetch
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter, StagePlace
 
-__all__ = ["Executor", "InlineExecutor", "Pending"]
-
 
 class Pending(ABC):
     """The future result of one submitted block."""

@@ -13,8 +13,6 @@ from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_kinds import ElementwiseOp
 
-__all__ = ["Stage", "chain_of", "fuse"]
-
 Stage = list[tuple[ElementwiseOp, Kernel]]
 """Operations that run together, each with its kernel."""
 

@@ -18,8 +18,6 @@ from raydist.core.exception_utils import LEAVING, as_exception
 from raydist.pipelines.elements.blocks import Block, same_kind
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 
-__all__ = ["Kernel", "StageSpec", "other_kind_error", "reject_others", "run_stage"]
-
 
 class Kernel(ABC):
     """Picklable work on blocks: a pure function of the block and of the index where the block starts.

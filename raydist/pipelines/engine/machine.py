@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["free_in_containers", "free_memory", "num_cores"]
-
 _CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))  # of versions 2 and 1, as seen inside a container
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 _FILE_PAGES = re.compile(r"^(?:in)?active_file (\d+)$", re.MULTILINE)

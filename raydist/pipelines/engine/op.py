@@ -26,8 +26,6 @@ from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter, StageKind
 
-__all__ = ["DatasetOp", "IterContext", "Placement", "Planned", "Planner", "merged_options"]
-
 Placement = Literal["inline", "pool", "exchange"]
 """The place of an operation: with its consumer, on a pool of workers, or where all elements pass (reordering)."""
 

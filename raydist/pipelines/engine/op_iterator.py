@@ -14,8 +14,6 @@ from raydist.core.errors import CancelledError, DeadlineExceededError, Unavailab
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["MACHINERY_ERRORS", "ClosesInput", "OpIterator"]
-
 MACHINERY_ERRORS = (UnavailableError, DeadlineExceededError, CancelledError)
 """Errors of the pipeline itself, not of an element: they end the iteration, and no element takes their place."""
 

@@ -11,8 +11,6 @@ from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import DatasetOp, IterContext, Placement
 from raydist.pipelines.engine.op_iterator import OpIterator
 
-__all__ = ["ElementwiseOp", "SourceOp", "UnaryOp", "UncountedOp"]
-
 
 class SourceOp(DatasetOp):
     """An operation without inputs."""

@@ -20,8 +20,6 @@ from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.metering.meter import Meter
 
-__all__ = ["CLOSE_S", "PrefetchThread", "join_threads"]
-
 _RAM_POLL_S = 0.05  # interval at which a thread checks if another buffer has freed memory
 
 CLOSE_S = 4.0

@@ -15,8 +15,6 @@ from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.op import DatasetOp, merged_options
 from raydist.pipelines.engine.op_iterator import OpIterator
 
-__all__ = ["PROBED_ELEMENTS", "QUICK_S", "merged_specs", "open_probe", "probe_spec"]
-
 PROBED_ELEMENTS = 3  # elements to look at at most
 QUICK_S = 0.2  # seconds after which no further element is read
 

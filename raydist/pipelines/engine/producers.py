@@ -20,16 +20,6 @@ from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.engine.resume import Outbox
 
-__all__ = [
-    "SpecGuard",
-    "BorderIterator",
-    "Producer",
-    "ReplayIterator",
-    "ResumableProducer",
-    "read_item",
-    "read_watched",
-]
-
 _WHOLE = 1 << 62
 _ROWS = 1024  # items made at a time while an iterator repeats what it handed out before
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from raydist.pipelines.elements.blocks import Block
 
-__all__ = ["RandomAccess"]
-
 
 class RandomAccess(ABC):
     """Stateless, picklable access to the elements of an operation by index."""

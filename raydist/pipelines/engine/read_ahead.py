@@ -18,8 +18,6 @@ from raydist.pipelines.engine.prefetch_thread import PrefetchThread
 from raydist.pipelines.engine.producers import read_item
 from raydist.pipelines.engine.resume import Outbox
 
-__all__ = ["OptionalPrefetch", "ReadAhead", "SteadyPrefetch"]
-
 
 class OptionalPrefetch(ABC):
     """A policy that decides if a thread prefetches a pipeline. The iterator asks it before each block."""

@@ -9,8 +9,6 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import count_items
 from raydist.pipelines.engine.op_iterator import OpIterator
 
-__all__ = ["RequestSize"]
-
 _QUICK_S = 0.002  # a faster block may be larger
 _SLOW_S = 0.02  # a slower block delays its first element too much
 _MAX_BYTES = 1 << 20

@@ -15,8 +15,6 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_items, drop_items, size_of
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 
-__all__ = ["Outbox", "read_items"]
-
 
 def read_items(source: OpIterator, count: int) -> list[Item]:
     """Return the next `count` elements and errors of `source`; fewer only at the end."""

@@ -19,8 +19,6 @@ from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from raydist.pipelines.engine.prefetch_thread import CLOSE_S, join_threads
 from raydist.pipelines.metering.meter import StagePlace
 
-__all__ = ["ThreadExecutor"]
-
 
 @final
 class _Task(Pending):

@@ -27,17 +27,6 @@ from raydist.pipelines.elements.arrow_types import read_names
 from raydist.pipelines.formats.files import ReadableFile, data_loss, file_errors, local_path, read_range
 from raydist.pipelines.formats.opening import open_file
 
-__all__ = [
-    "ArrowFile",
-    "ArrowSizes",
-    "MappedStream",
-    "MessageSize",
-    "arrow_errors",
-    "as_arrow_file",
-    "is_compressed",
-    "map_stream",
-]
-
 _AT_EXIT_S = 1.0
 _LOOK_S = 1e-3
 _END = struct.Struct("<i6s")  # length of the footer, magic

@@ -10,8 +10,6 @@ from raydist.core.errors import DataLossError, InvalidArgumentError
 from raydist.pipelines.formats.files import data_loss, file_errors
 from raydist.pipelines.formats.opening import open_file
 
-__all__ = ["WINDOW_BITS", "ByteStream", "check_compression", "open_stream"]
-
 WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}  # zlib's `wbits` for the two containers of a deflate stream
 _INPUT_BYTES = 1 << 16  # compressed bytes read at once
 _MAX_DEFLATE_RATIO = 1032  # deflate codes at most 258 bytes in 2 bits

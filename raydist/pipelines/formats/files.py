@@ -24,21 +24,6 @@ from raydist.pipelines.formats.remote_file import (
     is_network_error,
 )
 
-__all__ = [
-    "OpenFile",
-    "ReadableFile",
-    "data_loss",
-    "file_errors",
-    "local_file",
-    "local_path",
-    "not_plain",
-    "path_text",
-    "read_range",
-    "require_limit",
-    "secrets_in",
-    "shown_uri",
-]
-
 _FILE = "file://"
 _DENIED = (401, 403)  # HTTP: unauthorized, forbidden
 

@@ -23,18 +23,6 @@ import numpy as np
 from raydist.core.errors import InvalidArgumentError, RaydistError, SpecError
 from raydist.pipelines.formats.files import data_loss, file_errors
 
-__all__ = [
-    "MAX_ARRAY_BYTES",
-    "Member",
-    "StoredArray",
-    "array_name",
-    "numpy_damage",
-    "read_header",
-    "require_array_bytes",
-    "stored_array",
-    "stored_arrays",
-]
-
 _READ_BYTES = 1 << 20  # at a time, to compute a checksum
 
 _HEADER_READERS = {

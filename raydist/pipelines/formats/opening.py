@@ -15,8 +15,6 @@ from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.formats.files import OpenFile, file_errors, local_path, not_plain, path_text
 from raydist.pipelines.formats.remote_file import RemoteFile, open_remote, open_system, with_retries
 
-__all__ = ["create_file", "local_size", "open_file", "open_within", "read_file", "require_same_size"]
-
 _SPECIAL_KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a FIFO"),

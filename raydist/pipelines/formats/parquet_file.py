@@ -25,8 +25,6 @@ from raydist.pipelines.formats.arrow_file import as_arrow_file
 from raydist.pipelines.formats.files import OpenFile, data_loss, file_errors, read_range
 from raydist.pipelines.formats.opening import open_file
 
-__all__ = ["ParquetFile", "ThriftStruct", "parquet_errors", "parse_footer", "read_footer", "read_struct"]
-
 ThriftStruct: TypeAlias = dict[int, Any]
 """Values by field number: bool, int, bytes, lists and structs; None for other types, which are skipped."""
 

@@ -9,15 +9,6 @@ from raydist.core.errors import DataLossError
 from raydist.pipelines.formats.byte_streams import ByteStream
 from raydist.pipelines.formats.files import data_loss
 
-__all__ = [
-    "BLOCK_BYTES",
-    "CHUNK_BYTES",
-    "FixedRecordReader",
-    "LineReader",
-    "RecordReader",
-    "SkippedRecordError",
-]
-
 BLOCK_BYTES = 1 << 22  # one call of `read` stops after this many bytes
 CHUNK_BYTES = 1 << 18  # read from the stream at a time
 _GZIP_START = b"\x1f\x8b\x08"  # text never begins like this

@@ -13,17 +13,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = [
-    "ATTEMPTS",
-    "RemoteFile",
-    "http_status",
-    "is_network_error",
-    "is_transient",
-    "open_remote",
-    "open_system",
-    "with_retries",
-]
-
 ATTEMPTS = 6
 """Number of attempts. The waits between them sum up to between 3 s and 6 s."""
 

@@ -20,8 +20,6 @@ from raydist.pipelines.formats.byte_streams import ByteStream
 from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.formats.records import CHUNK_BYTES, RecordReader, SkippedRecordError
 
-__all__ = ["SampleMembers", "TarSampleReader"]
-
 _BLOCK = 512
 _MAX_NAME_BYTES = 1 << 16
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)

@@ -27,16 +27,6 @@ from raydist.pipelines.formats.files import data_loss, path_text
 from raydist.pipelines.formats.opening import create_file
 from raydist.pipelines.formats.records import CHUNK_BYTES, RecordReader, SkippedRecordError
 
-__all__ = [
-    "FRAME_BYTES",
-    "MAX_RECORD_BYTES",
-    "TFRecordOptions",
-    "TFRecordReader",
-    "TFRecordWriter",
-    "frame",
-    "masked_crc32c",
-]
-
 MAX_RECORD_BYTES = 1 << 30
 """Default limit of a record in an uncompressed file."""
 

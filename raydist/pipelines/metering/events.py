@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple, final
 
-__all__ = ["Event", "EventRing", "chrome_trace"]
-
 _MOST_EVENTS = 100_000  # about 15 MB of JSON
 
 

@@ -14,8 +14,6 @@ from typing import final
 from raydist.pipelines.metering.events import EventRing
 from raydist.pipelines.metering.meter import Meter, Reading, StageKind
 
-__all__ = ["IterationMeters"]
-
 _KEPT_DECISIONS = 100
 
 

@@ -10,8 +10,6 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.metering.events import EventRing
 
-__all__ = ["Meter", "Reading", "StageKind", "StagePlace"]
-
 StageKind = Literal["source", "stage", "exchange", "prefetch"]
 StagePlace = Literal["inline", "threads", "actors"]
 

@@ -10,22 +10,6 @@ from typing import final
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Reading, StageKind, StagePlace
 
-__all__ = [
-    "CONSUMER",
-    "HANDING_OVER",
-    "Bottleneck",
-    "PipelineStats",
-    "StageStats",
-    "find_bottleneck",
-    "percent",
-    "quantity",
-    "render",
-    "stats_of",
-    "summarise",
-    "threads_of",
-    "workers_text",
-]
-
 CONSUMER = "consumer"
 """Name of the consumer of the whole pipeline, among the names of stages."""
 

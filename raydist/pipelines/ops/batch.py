@@ -36,8 +36,6 @@ from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.engine.resume import Outbox, read_items
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 
-__all__ = ["BatchOp", "RebatchOp", "UnbatchOp", "cut_into_batches"]
-
 _MAX_BATCHES = 64  # made at a time
 
 

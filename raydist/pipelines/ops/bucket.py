@@ -33,8 +33,6 @@ from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.ops.batch import cut_into_batches
 from raydist.pipelines.ops.padded_batch import Padding, group_of, rows_of_group
 
-__all__ = ["BucketGroupsOp", "BucketedBatchOp", "Buckets", "BucketsOp", "bucket_op"]
-
 _INT64 = TensorSpec((), np.int64)
 _MOST_KEPT_BLOCKS = 64  # in which elements wait for their batch: a rare bucket would keep one for each element
 

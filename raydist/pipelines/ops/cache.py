@@ -23,8 +23,6 @@ from raydist.pipelines.stored.manifest import Manifest
 from raydist.pipelines.stored.read import saved_op, shards_op
 from raydist.pipelines.stored.write import ShardFunction
 
-__all__ = ["CacheOp", "FileCacheOp", "Kept", "SnapshotOp"]
-
 _AUTO = "LZ4"  # reads about as fast as uncompressed data
 _ROWS = 4096  # elements read at a time while writing
 

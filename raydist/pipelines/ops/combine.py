@@ -26,8 +26,6 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, SpecGuard, read_item
 from raydist.pipelines.engine.resume import Outbox, read_items
 
-__all__ = ["ChooseOp", "ConcatenateOp", "ZipOp", "common_spec"]
-
 
 @final
 @dataclass(frozen=True, eq=False)

@@ -27,8 +27,6 @@ from raydist.pipelines.engine.producers import ResumableProducer, SpecGuard, rea
 from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.ops.nested import Opener
 
-__all__ = ["Cycle", "CycleSlot", "CycleTurns", "SlotAhead", "Turn", "weave"]
-
 _FIRST_NAP_S = 0.0002  # between two checks for a ready slot; doubled up to the last
 _LAST_NAP_S = 0.005
 _MAX_ROWS = 4096  # elements combined at a time

@@ -15,8 +15,6 @@ from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 
-__all__ = ["AssertCardinalityOp", "WithOptionsOp"]
-
 
 @final
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,6 @@ from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.op_kinds import ElementwiseOp, UncountedOp
 from raydist.pipelines.engine.producers import BorderIterator, Producer, ReplayIterator, ResumableProducer, read_item
 
-__all__ = ["FilterOp", "IgnoreErrorsOp", "UniqueOp", "ask_rows"]
-
 _LOG = logging.getLogger(__name__)
 
 

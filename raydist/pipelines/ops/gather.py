@@ -18,8 +18,6 @@ from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.sources.torch_datasets import is_sample_reader
 
-__all__ = ["GatherOp", "picked_op"]
-
 
 def picked_op(indices: DatasetOp, source: DatasetOp) -> DatasetOp | None:
     """Return the elements of `source` that `indices` name; None if `source` has no random access."""

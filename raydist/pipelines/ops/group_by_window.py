@@ -27,8 +27,6 @@ from raydist.pipelines.ops.nested import Opener, probe_nested
 from raydist.pipelines.ops.take import TakeOp
 from raydist.pipelines.sources.memory import MemoryOp
 
-__all__ = ["GroupByWindowOp", "KeyedWindowsOp"]
-
 _INT64 = np.dtype(np.int64)
 _PAIR = (LEAF, LEAF)
 _WHOLE = 1 << 62  # a turn that lasts until its dataset ends

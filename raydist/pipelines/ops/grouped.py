@@ -27,8 +27,6 @@ from raydist.pipelines.engine.probe import PROBED_ELEMENTS, QUICK_S, open_probe
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.engine.resume import read_items
 
-__all__ = ["BatchMaker", "Collate", "GroupedBatchOp", "Ragged"]
-
 _MAX_BATCHES = 64  # made at a time
 
 

@@ -23,8 +23,6 @@ from raydist.pipelines.ops.nested import Opener, probe_nested
 from raydist.pipelines.ops.prefetch import prefetcher
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 
-__all__ = ["InterleaveOp"]
-
 _CYCLE_LENGTH = 4  # the default: one number for every machine, because the order of elements depends on it
 _WHOLE = 1 << 62  # a turn that lasts until the dataset ends
 

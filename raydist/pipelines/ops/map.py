@@ -28,16 +28,6 @@ from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
 from raydist.pipelines.engine.probe import probe_spec
 
-__all__ = [
-    "EnumerateOp",
-    "MapOp",
-    "VectorisedKernel",
-    "items_of_results",
-    "parse_parallelism",
-    "split_label",
-    "with_seeds",
-]
-
 
 @final
 @dataclass(eq=False)

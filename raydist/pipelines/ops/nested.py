@@ -26,8 +26,6 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.probe import PROBED_ELEMENTS, QUICK_S, merged_specs, open_probe
 from raydist.pipelines.engine.producers import read_item
 
-__all__ = ["Opener", "call_on_element", "graph_of", "groups_of", "open_nested", "probe_nested", "rows_of"]
-
 
 def rows_of(ops: Sequence[DatasetOp]) -> Block | None:
     """Return the elements of similar datasets, one dataset after the other; None where iterators are needed."""

@@ -31,8 +31,6 @@ from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.engine.resume import read_items
 
-__all__ = ["PaddedBatchOp", "Padding", "RowGroupsOp", "group_of", "rows_of_group"]
-
 _MAX_GROUPS = 64  # made at a time
 
 

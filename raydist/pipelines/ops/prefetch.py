@@ -17,8 +17,6 @@ from raydist.pipelines.engine.read_ahead import ReadAhead, SteadyPrefetch
 from raydist.pipelines.metering.meter import Meter
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 
-__all__ = ["PrefetchOp", "Prefetcher", "prefetcher"]
-
 _FIRST_BUFFER = 2  # elements of a buffer whose size raydist chooses
 
 Prefetcher = Callable[[OpIterator], OpIterator]

@@ -29,8 +29,6 @@ from raydist.pipelines.engine.producers import (
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.ops.map import MapOp, items_of_results
 
-__all__ = ["ClassBalance", "RejectionResampleOp"]
-
 _SEEN_BEFORE = 10  # pseudo-count of each class, which smooths the estimate after few elements
 _MAX_ROWS = 4096  # elements classified at a time
 _MAX_CELLS = 1 << 20  # and at most this many counts: one for each element and class

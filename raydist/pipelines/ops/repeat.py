@@ -13,8 +13,6 @@ from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import UnaryOp
 
-__all__ = ["RepeatOp"]
-
 
 @final
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,6 @@ from raydist.pipelines.engine.probe import probe_spec
 from raydist.pipelines.engine.producers import Producer, ReplayIterator, SpecGuard, read_item
 from raydist.pipelines.ops.map import items_of_results
 
-__all__ = ["ScanOp"]
-
 
 @final
 @dataclass(frozen=True, eq=False)

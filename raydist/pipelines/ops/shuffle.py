@@ -27,8 +27,6 @@ from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 
-__all__ = ["ShuffleOp", "ShuffledPassesOp", "sources_of_outputs"]
-
 
 @final
 @dataclass(frozen=True, eq=False)

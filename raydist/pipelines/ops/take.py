@@ -21,8 +21,6 @@ from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.ops.filter import ask_rows
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 
-__all__ = ["ShardOp", "SkipOp", "TakeOp", "TakeWhileOp"]
-
 _ASKED_ROWS = 256  # elements per call of the predicate: some after the end may be read for nothing
 _ROWS = 1024  # elements read at a time while skipping
 _SHARD_ROWS = 8192  # elements read at a time, at most

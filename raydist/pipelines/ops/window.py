@@ -28,8 +28,6 @@ from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.sources.memory import MemoryOp
 
-__all__ = ["WindowOp"]
-
 _WINDOWS = 256  # made at a time, at most
 
 

@@ -26,8 +26,6 @@ from raydist.pipelines.sources.numpy_files import NumpyFileOp
 from raydist.pipelines.sources.record_files import RecordFilesOp
 from raydist.pipelines.sources.table_files import SplitFilesOp, TableFilesOp
 
-__all__ = ["obstacle_to_files", "shard_files"]
-
 _USE_DATA = "Use AutoShardPolicy.DATA, which reads everything once and gives each worker its part"
 
 

@@ -26,18 +26,6 @@ from raydist.pipelines.ops.shuffle import ShuffledPassesOp, ShuffleOp
 from raydist.pipelines.ops.take import ShardOp
 from raydist.pipelines.sources.range import RangeOp
 
-__all__ = [
-    "Change",
-    "Names",
-    "REWRITES",
-    "Rewrite",
-    "named_like",
-    "optimize",
-    "rewrite_each",
-    "settings_of",
-    "with_inputs",
-]
-
 Names = dict[int, str]
 """Name of each operation, by `id`: see `engine.build.name_operations`."""
 

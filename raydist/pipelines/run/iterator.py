@@ -27,8 +27,6 @@ from raydist.pipelines.run.lazy_iterator import LazyIterator
 from raydist.pipelines.run.optional import Optional
 from raydist.pipelines.run.plan import explain_recursion, make_plan
 
-__all__ = ["DatasetIterator"]
-
 _T = TypeVar("_T")
 _CLOSE_S = 4.0  # seconds that close() waits for `next` in another thread; then it closes the engine anyway
 

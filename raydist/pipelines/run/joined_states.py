@@ -11,8 +11,6 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.saved_state import require_pipelines, require_state
 
-__all__ = ["join_states", "join_workers", "split_state", "split_workers"]
-
 _OWN = ("inputs", "steps", "step")
 
 

@@ -26,8 +26,6 @@ from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.run.plan import make_nested_plan
 
-__all__ = ["LazyIterator"]
-
 _ALL = 1 << 62
 _VERSION = 1  # of states
 

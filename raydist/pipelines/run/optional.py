@@ -6,8 +6,6 @@ from typing import Generic, Self, TypeVar, final
 
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = ["Optional"]
-
 _T = TypeVar("_T")
 
 

@@ -18,16 +18,6 @@ from raydist.pipelines.engine.op_kinds import ElementwiseOp
 from raydist.pipelines.metering.stats import PipelineStats, percent
 from raydist.pipelines.optimize.rewrites import optimize, rewrite_each
 
-__all__ = [
-    "begin_epoch",
-    "explain",
-    "explain_recursion",
-    "make_nested_plan",
-    "make_plan",
-    "open_iterator",
-    "require_short_chain",
-]
-
 
 def begin_epoch(op: DatasetOp, epoch: int, position: IteratorState | None = None) -> DatasetOp:
     """Return the graph to run for an epoch that begins now. Called once per epoch, in the driver process.

@@ -27,9 +27,6 @@ from raydist.pipelines.metering.stats import (
 )
 from raydist.pipelines.run.iterator import DatasetIterator
 
-__all__ = ["Profile", "draw", "render_page", "run_profile"]
-
-
 _SLOW_START_S = 0.5  # shorter starts are not reported
 _PAGE, _TRACE = "profile.html", ".trace.json"
 

@@ -18,20 +18,6 @@ from raydist.pipelines.elements.collated import CollatedLeaf, pieces_of_results
 from raydist.pipelines.elements.columns import RemoteColumn
 from raydist.pipelines.elements.object_leaves import ObjectLeaf, boxed
 
-__all__ = [
-    "STAND_IN_ROWS",
-    "Cut",
-    "SplitRule",
-    "balanced",
-    "common_rows",
-    "cut_batch",
-    "deal",
-    "dealt_rows",
-    "per_batch",
-    "piece_sizes",
-    "rows_behind",
-]
-
 SplitRule = Literal["per_batch", "balanced"]
 Columns = tuple[np.ndarray[Any, np.dtype[Any]], ...]
 

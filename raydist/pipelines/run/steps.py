@@ -17,8 +17,6 @@ from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.joined_states import join_states, split_state
 from raydist.pipelines.run.split import Cut, SplitRule, common_rows, cut_batch, deal, piece_sizes, rows_behind
 
-__all__ = ["DealtElements", "Element", "GlobalBatches", "StepSource", "WorkerBatches", "element_views"]
-
 Element = tuple[Sequence[Any], Structure]
 """The leaves of an element, and their nest."""
 

@@ -18,8 +18,6 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.sources.memory import IndexedSourceOp, is_consecutive
 
-__all__ = ["ArrowTableOp", "TableRows"]
-
 _RUNS_A_BATCH = 4  # with more runs of consecutive rows per batch, `take` is faster than slices
 
 

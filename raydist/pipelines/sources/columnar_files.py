@@ -27,8 +27,6 @@ from raydist.pipelines.formats.parquet_file import ParquetFile, parquet_errors
 from raydist.pipelines.sources.file_format import FileSplit, SplitFormat, TableFormat, TableReader
 from raydist.pipelines.sources.table_files import FileSplitsOp, SplitFilesOp, TableFilesOp, shown_paths, table_paths
 
-__all__ = ["ArrowFormat", "ParquetFormat", "arrow_files_op", "is_paths", "parquet_op"]
-
 _SPLIT_BYTES = 1 << 22
 _MAX_SPLIT_BYTES = 1 << 26  # of selected columns: a larger row group is read in batches, not as a whole
 _WHOLE = 1 << 62

@@ -20,8 +20,6 @@ from raydist.pipelines.formats.byte_streams import check_compression
 from raydist.pipelines.sources.row_lines import PARSE_ERRORS, LineParser, RowLinesFormat, first_lines, first_rows
 from raydist.pipelines.sources.table_files import TableFilesOp, table_paths
 
-__all__ = ["CsvParser", "csv_op", "header_names", "infer_csv_types"]
-
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 

@@ -32,19 +32,6 @@ from raydist.pipelines.formats.records import FixedRecordReader, LineReader, Rec
 from raydist.pipelines.formats.tar_samples import TarSampleReader
 from raydist.pipelines.formats.tfrecord import TFRecordReader
 
-__all__ = [
-    "FileFormat",
-    "FileSplit",
-    "FixedLengthFormat",
-    "RecordFormat",
-    "SplitFormat",
-    "TFRecordFormat",
-    "TableFormat",
-    "TableReader",
-    "TarFormat",
-    "TextLineFormat",
-]
-
 _RECORD = TensorSpec((), BYTES)
 
 

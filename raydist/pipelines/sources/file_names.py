@@ -20,8 +20,6 @@ from raydist.pipelines.formats.files import file_errors, local_path, path_text
 from raydist.pipelines.formats.remote_file import open_system
 from raydist.pipelines.sources.memory import MemoryOp
 
-__all__ = ["FileNames", "list_files_op", "matching_files", "names_op"]
-
 
 def list_files_op(pattern: Any) -> MemoryOp:
     """Return a source of the names that match now, sorted."""

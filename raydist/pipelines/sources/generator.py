@@ -27,8 +27,6 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 
-__all__ = ["GeneratorOp", "GeneratorValues", "Signature"]
-
 _FILL_S = 0.02  # seconds after which a block is handed on, so that a slow generator does not hold back values
 _BLOCK_BYTES = 1 << 22
 

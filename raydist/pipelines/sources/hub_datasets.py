@@ -27,8 +27,6 @@ from raydist.pipelines.formats.opening import read_file
 from raydist.pipelines.sources.arrow_table import TableRows
 from raydist.pipelines.sources.memory import IndexedSourceOp
 
-__all__ = ["HubDatasetOp", "hub_op"]
-
 _TENSOR_FORMATS = ("torch", "numpy", "tensorflow", "jax")
 _ENCODED = ("Image", "Audio", "Video", "Pdf", "Nifti")  # structs of bytes and path, one of which is missing
 _SMALL_ROWS = 1 << 13  # limit for an index mapping that goes to every worker

@@ -18,8 +18,6 @@ from raydist.pipelines.formats.byte_streams import check_compression
 from raydist.pipelines.sources.row_lines import PARSE_ERRORS, LineParser, RowLinesFormat, first_rows
 from raydist.pipelines.sources.table_files import TableFilesOp, table_paths
 
-__all__ = ["JsonParser", "MAX_JSON_DEPTH", "infer_json_types", "json_op"]
-
 _AS_IT_IS = Conversion()
 MAX_JSON_DEPTH = 100
 """Greatest nesting of a line's lists and objects. Arrow parses them by recursion, which can crash the process."""

@@ -21,8 +21,6 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.random_access import RandomAccess
 
-__all__ = ["IndexedIterator", "IndexedSourceOp", "MemoryOp", "is_consecutive"]
-
 
 class IndexedIterator(OpIterator):
     """An iterator over elements 0, 1, 2, ..., `at_once` of them at most; its state is the next index."""

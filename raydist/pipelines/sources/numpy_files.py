@@ -23,8 +23,6 @@ from raydist.pipelines.formats.numpy_format import StoredArray, stored_array, st
 from raydist.pipelines.formats.opening import open_file
 from raydist.pipelines.sources.memory import IndexedSourceOp, MemoryOp, is_consecutive
 
-__all__ = ["NumpyFileOp", "numpy_op"]
-
 
 def numpy_op(source: Any, verify: bool = True, max_array_bytes: int | None = None) -> DatasetOp:
     """Return the operation for the arguments of `from_numpy`: a path, or arrays in memory."""

@@ -29,8 +29,6 @@ from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS
 from raydist.pipelines.formats.records import RecordReader
 from raydist.pipelines.sources.file_format import TableFormat, TableReader
 
-__all__ = ["Piece", "PieceReader", "PiecesAhead", "PiecesOnWorkers", "ReadingStage"]
-
 _LEAST_BYTES, _MOST_BYTES = 4 << 20, 16 << 20  # of a piece: the first one is small, so that rows come early
 _FIRST_ROWS = 64  # read before the size of a row is known
 _MOST_ROWS = 1 << 16

@@ -19,8 +19,6 @@ from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.sources.range import NumbersIterator, NumbersOp
 
-__all__ = ["DrawsOp", "PermutationOp", "WeightedIndicesOp", "permuted"]
-
 _ROUNDS = 8
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # the finaliser of splitmix64
 _WORD = 2.0**-64

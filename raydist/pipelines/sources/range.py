@@ -20,8 +20,6 @@ from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.sources.memory import IndexedSourceOp
 
-__all__ = ["CounterOp", "NumbersIterator", "NumbersOp", "RandomOp", "RangeOp"]
-
 _MAX_ROWS = 4096
 _BOUND = 1 << 32  # range of tf.data's random: 32 bits in an int64
 _FEW = 1024  # up to this many numbers are made at once

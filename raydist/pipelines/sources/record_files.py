@@ -26,8 +26,6 @@ from raydist.pipelines.sources.file_format import RecordFormat
 from raydist.pipelines.sources.file_names import FileNames, names_op
 from raydist.pipelines.sources.pieces import Piece, PieceReader, PiecesAhead, PiecesOnWorkers, ReadingStage
 
-__all__ = ["OpenRecords", "RecordFilesOp", "RecordSlot"]
-
 OpenRecords = Callable[[str, int, int], RecordReader]
 """Function that opens the file at a path at an offset, the start of the record with an index."""
 

@@ -20,8 +20,6 @@ from raydist.pipelines.formats.files import data_loss, require_limit
 from raydist.pipelines.formats.records import LineReader
 from raydist.pipelines.sources.file_format import TableFormat, TableReader
 
-__all__ = ["PARSE_ERRORS", "LineParser", "RowLinesFormat", "first_lines", "first_rows"]
-
 PARSE_ERRORS = (pa.ArrowException, ValueError, UnicodeError, KeyError)
 
 _MIN_LINES = 64  # parsing has a fixed cost of about 50 us

@@ -31,8 +31,6 @@ from raydist.pipelines.sources.file_format import FileSplit, SplitFormat, TableF
 from raydist.pipelines.sources.memory import IndexedIterator
 from raydist.pipelines.sources.pieces import PiecesOnWorkers, ReadingStage
 
-__all__ = ["FileSplitsOp", "SplitFilesOp", "TableFilesOp", "shown_paths", "table_paths"]
-
 _INT64 = TensorSpec((), np.int64)
 _SPECS = (TensorSpec((), STR), _INT64, _INT64, _INT64)
 _STRUCTURE = flatten(_SPECS)[1]

@@ -22,16 +22,6 @@ from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.sources.generator import GeneratorOp, GeneratorValues, Signature
 
-__all__ = [
-    "IterableSamplesOp",
-    "LoaderOp",
-    "LoaderOrder",
-    "is_sample_reader",
-    "is_torch_loader",
-    "iterable_samples_op",
-    "read_sample",
-]
-
 _SAMPLES = 3  # number of samples that show the spec
 _QUICK_S = 0.2
 

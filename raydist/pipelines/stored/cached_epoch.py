@@ -25,8 +25,6 @@ from raydist.pipelines.stored.manifest import Manifest
 from raydist.pipelines.stored.read import saved_op, state_at
 from raydist.pipelines.stored.write import NewDirectory, SavedWriter, ShardFunction, read_manifest, remove_remains
 
-__all__ = ["BusyStoreError", "FileLock", "Recorder", "Store", "CachedEpoch", "CachedEpochSettings"]
-
 _TRIES = 100  # each fails only if a holder has just released the lock
 _MARK = "process "  # first bytes of a lock file
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

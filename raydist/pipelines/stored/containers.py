@@ -19,18 +19,6 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.formats.files import OpenFile, ReadableFile, data_loss, file_errors, read_range
 from raydist.pipelines.formats.parquet_file import read_footer
 
-__all__ = [
-    "COMPRESSIONS",
-    "Chunk",
-    "ChunkWriter",
-    "Container",
-    "ContainerReader",
-    "ContainerWriter",
-    "MAX_CHUNK_BYTES",
-    "crc32c",
-    "read_chunk",
-]
-
 COMPRESSIONS = {"GZIP": "gz", "ZSTD": "zst", "LZ4": "lz4", "SNAPPY": "snappy"}
 """Names of compressions, and the suffixes of their files."""
 

@@ -23,8 +23,6 @@ from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidA
 from raydist.core.failpoints import failpoint
 from raydist.pipelines.formats.files import OpenFile, file_errors
 
-__all__ = ["DirectoryFiles", "LocalFiles", "is_file_name", "locked_directory", "require_file_name", "sync_directory"]
-
 _T = TypeVar("_T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _PAUSE_S = 0.005

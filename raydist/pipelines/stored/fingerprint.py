@@ -24,8 +24,6 @@ from raydist.pipelines.elements.leaf_values import as_leaf, is_torch
 from raydist.pipelines.elements.small_floats import is_small_float
 from raydist.pipelines.engine.op import DatasetOp
 
-__all__ = ["NOT_IN_FINGERPRINT", "fingerprint"]
-
 NOT_IN_FINGERPRINT = {"fingerprint": False}
 """Metadata of fields that do not affect the elements."""
 

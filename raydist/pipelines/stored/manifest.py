@@ -23,8 +23,6 @@ from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.stored.containers import Chunk, Container, crc32c
 from raydist.pipelines.stored.file_directory import is_file_name
 
-__all__ = ["Manifest", "StoredFile", "schema_of", "structure_of"]
-
 _VERSION = 2
 
 

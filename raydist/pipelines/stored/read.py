@@ -23,8 +23,6 @@ from raydist.pipelines.stored.containers import ContainerReader
 from raydist.pipelines.stored.manifest import Manifest, StoredFile
 from raydist.pipelines.stored.write import block_of_batch, read_manifest
 
-__all__ = ["SavedFormat", "checked_manifest", "saved_op", "shards_op", "state_at"]
-
 
 def checked_manifest(path: Any, compression: str | None = None) -> Manifest:
     """Return the manifest of the dataset saved at `path`.

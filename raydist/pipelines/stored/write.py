@@ -38,18 +38,6 @@ from raydist.pipelines.stored.directory_files import RemoteFiles
 from raydist.pipelines.stored.file_directory import DirectoryFiles, LocalFiles, sync_directory
 from raydist.pipelines.stored.manifest import Manifest, StoredFile, schema_of
 
-__all__ = [
-    "BlockSchema",
-    "MANIFEST_FILE",
-    "NewDirectory",
-    "SavedWriter",
-    "ShardFunction",
-    "block_of_batch",
-    "read_manifest",
-    "remove_remains",
-    "save_blocks",
-]
-
 MANIFEST_FILE = "manifest.json"
 _RAGGED = "ragged"
 _RANKS = "Elements that are kept in files must have one rank in each leaf, got {}. Map them to arrays of one rank."

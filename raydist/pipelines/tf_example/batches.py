@@ -19,8 +19,6 @@ import numpy as np
 
 from raydist.pipelines.tf_example.outputs import FeatureColumn
 
-__all__ = ["Bytes", "ExampleLayout", "Floats", "Integers", "MAX_VARINT", "Values", "fill_alike"]
-
 MAX_VARINT = 10
 """Largest number of bytes of a 64-bit number."""
 

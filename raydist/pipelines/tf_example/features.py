@@ -11,20 +11,6 @@ import numpy as np
 from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import BYTES, as_dtype
 
-__all__ = [
-    "LIST_FIELDS",
-    "FeatureArray",
-    "FixedLenFeature",
-    "FixedLenSequenceFeature",
-    "SparseFeature",
-    "SparseTensorValue",
-    "VarLenFeature",
-    "column_dtype",
-    "feature_dtype",
-    "fixed_shape",
-    "typed_default",
-]
-
 FeatureArray = np.ndarray[Any, Any]
 """Values of a feature: int64 or float32, or bytes as Python objects."""
 

@@ -22,8 +22,6 @@ from raydist.pipelines.tf_example.features import (
 )
 from raydist.pipelines.tf_example.ragged_features import RaggedFeature, RaggedTensorValue, RowPartition
 
-__all__ = ["Feature", "FeatureColumn", "FeatureOutput", "FixedColumn", "RaggedColumn", "feature_output", "row_lengths"]
-
 Feature = FixedLenFeature | FixedLenSequenceFeature | VarLenFeature | SparseFeature | RaggedFeature
 
 _TYPE_NAMES = {"int64_list": "int64", "float_list": "float32", "bytes_list": "bytes"}

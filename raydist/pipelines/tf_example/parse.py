@@ -17,8 +17,6 @@ from raydist.core.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.tf_example.batches import fill_alike
 from raydist.pipelines.tf_example.outputs import Feature, FeatureOutput, feature_output
 
-__all__ = ["example_class", "parse_example", "parse_single_example"]
-
 _SCHEMA = """
 name: "raydist/example.proto" package: "tensorflow" syntax: "proto3"
 message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }

@@ -12,8 +12,6 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import as_dtype
 from raydist.pipelines.tf_example.features import feature_dtype
 
-__all__ = ["RaggedFeature", "RaggedTensorValue", "RowPartition"]
-
 _INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 
 

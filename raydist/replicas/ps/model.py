@@ -17,8 +17,6 @@ from raydist.replicas.ps.optimizers import KnownObjects, PsOptimizers
 from raydist.replicas.ps.worker_slices import WorkerSlices
 from raydist.replicas.rules import VariablesView
 
-__all__ = ["PsModel", "names_of_variables", "require_servable"]
-
 
 def names_of_variables(objects: Iterable[Any]) -> dict[int, str]:
     """Return the names of variables by identity, as in the outermost module that has them.

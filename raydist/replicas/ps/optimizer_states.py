@@ -15,8 +15,6 @@ from raydist.parameter_servers.requests import PushKey
 from raydist.pickling.attribute_table import attributes
 from raydist.replicas.ps.optimizers import PsOptimizers
 
-__all__ = ["PsOptimizerState", "ClosureStates"]
-
 _LOOKS = (
     *("__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__", "__ne__", "__or__"),
     *("__repr__", "__reversed__", "__ror__", "__setitem__", "clear", "get", "items", "keys", "pop", "popitem"),

@@ -25,8 +25,6 @@ from raydist.replicas.ps.push import Pushed, PushPlans, group_options
 from raydist.replicas.ps.worker_slices import WorkerSlices
 from raydist.replicas.rules import VariablesView
 
-__all__ = ["KnownObjects", "PsOptimizers"]
-
 
 @final
 class KnownObjects:

@@ -23,8 +23,6 @@ from raydist.parameter_servers.worker.slices import (
 )
 from raydist.parameter_servers.worker.worker_copies import HostGradients
 
-__all__ = ["NO_CUT", "Pushed", "PushPlans", "note_answer", "group_options"]
-
 _PLANS_KEPT = 64
 NO_CUT = GradientCut((), (), ())
 

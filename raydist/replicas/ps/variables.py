@@ -28,8 +28,6 @@ from raydist.replicas.ps.work_message import ClosureLabel
 from raydist.replicas.ps.worker_runner import WorkerRules
 from raydist.replicas.rules import VariablesView
 
-__all__ = ["PsVariables"]
-
 _NO_CLOSURE = ClosureLabel(-1)
 _Change = Literal["values", "states", "push"]
 _CHANGES: tuple[_Change, ...] = get_args(_Change)

@@ -14,17 +14,6 @@ from raydist.replicas.results import StepResult
 from raydist.replicas.step import PartSource, StepHeader, address_parts
 from raydist.replicas.step_message import SentObjects
 
-__all__ = [
-    "ClosureLabel",
-    "ClosureResult",
-    "LogEntry",
-    "PlannedWork",
-    "WorkItem",
-    "WorkMessage",
-    "WorkResult",
-    "address_work",
-]
-
 
 @final
 @dataclass(frozen=True, slots=True)

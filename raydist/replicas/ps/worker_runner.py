@@ -29,8 +29,6 @@ from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from raydist.replicas.step_message import KeptObjects
 
-__all__ = ["WorkerRules", "WorkerRunner"]
-
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 

@@ -15,8 +15,6 @@ from raydist.parameter_servers.worker.slices import GradientCut, ReadVersions, S
 from raydist.parameter_servers.worker.worker_copies import WorkerCopies
 from raydist.replicas.ps.push import NO_CUT, Pushed, note_answer
 
-__all__ = ["WorkerSlices"]
-
 
 @final
 class WorkerSlices:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from raydist.distributed_dataset import DistributedDataset
 
 
-__all__ = ["BatchLogs", "Callback", "CallbackList", "History", "LambdaCallback", "TrainedModel"]
-
-
 class TrainedModel(Protocol):
     """A :class:`raydist.Model` as seen by callbacks. A protocol, because the model imports the callbacks."""
 

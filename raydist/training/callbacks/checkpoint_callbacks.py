@@ -13,8 +13,6 @@ from raydist.pipelines.formats.files import shown_uri
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.monitor import Mode, Monitor
 
-__all__ = ["BackupAndRestore", "ModelCheckpoint"]
-
 
 @final
 class ModelCheckpoint(Callback):

@@ -12,8 +12,6 @@ from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.monitor import Mode, Monitor
 from raydist.training.model_file import snapshot
 
-__all__ = ["EarlyStopping", "TerminateOnNaN"]
-
 
 @final
 class EarlyStopping(Callback):

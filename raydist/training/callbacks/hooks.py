@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["PredictHooks", "TestHooks", "TrainHooks"]
-
 
 class TrainHooks:
     """Hooks of `fit`, its epochs and its batches."""

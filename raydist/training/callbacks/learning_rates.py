@@ -11,8 +11,6 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.monitor import Mode, Monitor
 
-__all__ = ["LearningRateScheduler", "ReduceLROnPlateau", "change_rates", "rates_of"]
-
 
 def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
     """Return the learning rate of each parameter group."""

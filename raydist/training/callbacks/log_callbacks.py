@@ -14,8 +14,6 @@ from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.formats.files import local_file
 from raydist.training.callbacks.callback import Callback
 
-__all__ = ["CSVLogger", "ProgressBar", "progress_stream"]
-
 
 @final
 class CSVLogger(Callback):

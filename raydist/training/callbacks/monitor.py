@@ -9,8 +9,6 @@ from typing import Any, Literal, final
 
 from raydist.core.errors import InvalidArgumentError
 
-__all__ = ["Metrics", "Mode", "Monitor"]
-
 Mode = Literal["auto", "min", "max"]
 Metrics = Callable[[], Mapping[str, Any]]
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from raydist.distributed_dataset import DistributedDataset
     from raydist.pipelines.metering.stats import PipelineStats
 
-__all__ = ["InputClock", "ShownParameters", "TensorBoard"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from raydist.pipelines.elements.blocks import same_kind
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 from raydist.pipelines.engine.kernel import StageSpec, other_kind_error
 
-__all__ = ["join_results"]
-
 
 def join_results(spec: StageSpec, rows: Sequence[StageResult]) -> StageResult:
     """Join the results of the rows of a block, each run with `starts` as if no kernel dropped anything.

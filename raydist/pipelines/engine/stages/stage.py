@@ -21,8 +21,6 @@ from raydist.pipelines.engine.resume import Outbox, read_items
 from raydist.pipelines.engine.stages.stage_dispatch import SentBlock, StageDispatch, StageWorkers
 from raydist.pipelines.metering.meter import Meter
 
-__all__ = ["StageIterator", "UnorderedStageIterator"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

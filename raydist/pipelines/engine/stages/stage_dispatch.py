@@ -15,8 +15,6 @@ from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS
 from raydist.pipelines.metering.meter import Meter
 
-__all__ = ["StageWorkers", "SentBlock", "StageDispatch"]
-
 
 @final
 @dataclass(frozen=True, slots=True)
