@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 
 import raydist as rd
 from raydist.checkpoints import checkpoint as saving
+from raydist.checkpoints.shards import ShardTerms
 from tests.summary.reading import curves
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
@@ -191,7 +193,7 @@ def test_central_storage_saves_as_the_driver_reads(
 def test_servers_write_what_they_have_and_no_step_is_waited_for(
     served: Callable[[int], rd.ParameterServerStrategy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving, "UNDIVIDED_BYTES", 0)
+    monkeypatch.setattr(saving, "ShardTerms", functools.partial(ShardTerms, small_bytes=0))
     strategy = served(1)
     model, optimizer, step = made(strategy)
     strategy.run(step)
