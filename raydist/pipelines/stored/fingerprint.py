@@ -27,7 +27,7 @@ from raydist.pipelines.engine.op import DatasetOp
 NOT_IN_FINGERPRINT = {"fingerprint": False}
 """Metadata of fields that do not affect the elements."""
 
-_RAYDIST = os.path.dirname(os.path.abspath(errors.__file__))  # not of this file, which may move
+_RAYDIST = os.path.dirname(os.path.dirname(os.path.abspath(errors.__file__)))  # not of this file, which may move
 _LIBRARIES = (_RAYDIST, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _MAX_DEPTH = 60
