@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast, final
 import torch
 from torch import nn
 
-from raydist.core.contextvar_scope import set_inside
+from raydist.core.contextvar_scope import contextvar_scope
 from raydist.core.errors import FailedPreconditionError
 
 
@@ -55,13 +55,13 @@ def enter_cross_replica(strategy: object) -> AbstractContextManager[None]:
             f"One scope must be left before another is entered: {type(opened.holder).__name__} is open, "
             f"{type(strategy).__name__} was asked for."
         )
-    return set_inside(_opened, _Opened(strategy, is_replica=False))
+    return contextvar_scope(_opened, _Opened(strategy, is_replica=False))
 
 
 def enter_replica(context: object) -> AbstractContextManager[None]:
     """Return a context that runs code as the replica of `context`, a `ReplicaContext`."""
     require_no_run()
-    return set_inside(_opened, _Opened(context, is_replica=True))
+    return contextvar_scope(_opened, _Opened(context, is_replica=True))
 
 
 def require_no_run() -> None:

@@ -11,11 +11,11 @@ _T = TypeVar("_T")
 
 
 @contextmanager
-def set_inside(variable: ContextVar[_T], value: _T) -> Iterator[None]:
+def contextvar_scope(variable: ContextVar[_T], value: _T) -> Iterator[None]:
     """Set a context variable within the block.
 
     >>> color = ContextVar("color", default="white")
-    >>> with set_inside(color, "red"):
+    >>> with contextvar_scope(color, "red"):
     ...     color.get()
     'red'
     >>> color.get()

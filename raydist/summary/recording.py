@@ -13,7 +13,7 @@ from typing import Any, Protocol, final
 from raydist.context.current import current, process_counter
 from raydist.context.replica_context import ReplicaContext
 from raydist.context.strategy import Strategy
-from raydist.core.contextvar_scope import set_inside
+from raydist.core.contextvar_scope import contextvar_scope
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.summary.record import Record, SummaryData, step_number
 
@@ -74,12 +74,12 @@ def step_sink() -> RecordSink | None:
 
 def as_destination(place: Destination | None) -> AbstractContextManager[None]:
     """Make `place` the default for the `with` block."""
-    return set_inside(_destination, place)
+    return contextvar_scope(_destination, place)
 
 
 def noting(take: Callable[[Any], None]) -> AbstractContextManager[None]:
     """Call `take` with each writer that is pickled with a step inside the `with` block."""
-    return set_inside(_noting, take)
+    return contextvar_scope(_noting, take)
 
 
 def note(writer: Any) -> bool:
@@ -127,7 +127,7 @@ class StepRecorder:
 
     def recording(self) -> AbstractContextManager[None]:
         """Install the recorder for one run."""
-        return set_inside(_step_sink, self)
+        return contextvar_scope(_step_sink, self)
 
     @contextlib.contextmanager
     def following(self, order: SummaryOrder) -> Iterator[None]:
@@ -205,7 +205,7 @@ def record_if(condition: RecordCondition) -> AbstractContextManager[None]:
     ...     rd.summary.scalar("loss", 0.5, step=0)
     False
     """
-    return set_inside(_condition, condition)
+    return contextvar_scope(_condition, condition)
 
 
 def flush() -> None:

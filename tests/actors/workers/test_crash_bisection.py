@@ -28,7 +28,7 @@ class Stillborn:
         self.killed += 1
 
 
-def rows_apart(worker: Stillborn) -> CrashBisection:
+def crash_bisection(worker: Stillborn) -> CrashBisection:
     return CrashBisection(lambda: worker, lambda spec: (b"", b""), 1.0, FailedStarts())  # type: ignore[arg-type,return-value]  # played
 
 
@@ -37,11 +37,11 @@ TASK: Any = SimpleNamespace(spec=None, block=SimpleNamespace(num_rows=1), starts
 
 def test_workers_that_die_while_they_start_are_no_elements_fault() -> None:
     with pytest.raises(UnavailableError, match="worker-7 is gone while starting, as were the 19 before"):
-        rows_apart(Stillborn()).run(TASK, lambda: False)
+        crash_bisection(Stillborn()).run(TASK, lambda: False)
 
 
 def test_closing_gives_up_the_wait_and_the_worker() -> None:
     worker = Stillborn()
     with pytest.raises(CancelledError, match="closed"):
-        rows_apart(worker).run(TASK, lambda: True)
+        crash_bisection(worker).run(TASK, lambda: True)
     assert worker.killed == 1

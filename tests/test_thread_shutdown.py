@@ -57,10 +57,10 @@ _HELD_UP = """
 import threading
 from raydist.core import thread_shutdown
 
-ending_threads._LIMIT_S = 0.5
+thread_shutdown._LIMIT_S = 0.5
 threads = [threading.Thread(target=threading.Event().wait, daemon=True) for _ in range(2)]
 for thread in threads:
-    ending_threads.end_at_exit(thread, lambda: None)
+    thread_shutdown.end_at_exit(thread, lambda: None)
     thread.start()
 """
 
