@@ -109,15 +109,6 @@ def test_mappings_in_elements_of_datasets_are_dicts() -> None:
     assert type(map_structure(abs, Output(loss=1), classes=False)) is dict
 
 
-def test_structures_pickled_by_earlier_versions_load() -> None:
-    written = (
-        b"\x80\x04\x95u\x00\x00\x00\x00\x00\x00\x00\x8c\x0craydist.nest\x94\x8c\tStructure\x94\x93\x94)\x81\x94]\x94(\x8c\x08builtins"
-        b"\x94\x8c\x04dict\x94\x93\x94\x8c\x01a\x94\x8c\x01b\x94\x86\x94"
-        b"h\x02)\x81\x94]\x94(N))ebh\x02)\x81\x94]\x94(h\x05\x8c\x05tuple\x94\x93\x94K\x00K\x01\x86\x94h\x0bh\x0b\x86\x94eb\x86\x94eb."
-    )
-    assert unflatten(pickle.loads(written), [1, 2, 3]) == {"a": 1, "b": (2, 3)}
-
-
 def test_paths_name_the_leaves() -> None:
     structure = flatten({"image": 0, "box": (1, Point(2, 3))})[1]
     assert structure.paths() == ["box.0", "box.1.x", "box.1.y", "image"]

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from raydist import shared_segment as segments
+from raydist.utils import shared_segment as segments
 from raydist.utils.shared_segment import DIRECTORY, Segment
 from tests.fork_server import fork_server
 
