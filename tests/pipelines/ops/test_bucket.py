@@ -8,8 +8,10 @@ import pytest
 from raydist.core.errors import InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.ops import bucket
 from raydist.pipelines.ops.bucket import Buckets
-from tests.contracts.op import collect, iterate
+from tests.contracts.op import collect, iterate, same
+from tests.pipelines.storing_executor import InStore, StoringExecutor
 
 INTS = TensorSpec((None,), np.int64)
 
@@ -104,3 +106,17 @@ def test_bad_arguments(arguments: tuple[Any, ...], message: str) -> None:
 def test_a_length_must_be_a_whole_number() -> None:
     items = collect(iterate(sequences(1).bucket_by_sequence_length(lambda x: 1.5, [2], [1, 1])))
     assert [item[0] for item in items] == ["SpecError"]
+
+
+def test_an_element_that_waits_long_keeps_no_stored_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket, "_MOST_KEPT_BLOCKS", 1)
+    loaded: list[int] = []
+    load = InStore.load
+    monkeypatch.setattr(InStore, "load", lambda self: loaded.append(self.key) or load(self))
+    dataset = sequences(9, *[1] * 400).bucket_by_sequence_length(len, [5], [8, 2])
+    found = iterate(dataset, StoringExecutor)
+    for _ in range(40):
+        next(found)
+    long_one = min(loaded)  # the first block has the only long element
+    assert loaded.count(long_one) >= 2, "the element was copied out of its block while it waits for another one"
+    assert same(collect(found), collect(iterate(dataset))[40:])
