@@ -63,6 +63,11 @@ class Buckets:
         if min(self.batch_sizes) < 1:
             raise InvalidArgumentError(f"Each of bucket_batch_sizes must be >= 1, got {list(self.batch_sizes)}.")
 
+    @property
+    def common_size(self) -> int | None:
+        """The batch size of all buckets; None if they differ."""
+        return self.batch_sizes[0] if len(set(self.batch_sizes)) == 1 else None
+
     def index(self, length: int) -> int:
         """Return the bucket of a length.
 
@@ -159,8 +164,7 @@ class BucketGroupsOp(UncountedOp):
     drop_remainder: bool
 
     def element_spec(self) -> Any:
-        sizes = set(self.buckets.batch_sizes)
-        size = sizes.pop() if self.drop_remainder and len(sizes) == 1 else None
+        size = self.buckets.common_size if self.drop_remainder else None
         bucket, rows = self.input.element_spec()
         return bucket, map_element(lambda spec: spec.batched(size), rows)
 
@@ -232,8 +236,10 @@ class _BucketGroups(ClosesInput, Producer):
 
 
 def _group(bucket: int, group: _Group) -> Item:
-    found = group_of([_rows_of(block) for _, block in group.blocks])
-    return found if isinstance(found, ElementError) else _keyed(found, [bucket])
+    try:
+        return _keyed(group_of([_rows_of(block) for _, block in group.blocks]), [bucket])
+    except SpecError as error:
+        return ElementError(error)
 
 
 def _keyed(rows: Block, buckets: Sequence[int]) -> Block:
@@ -270,9 +276,7 @@ class BucketedBatchOp(ElementwiseOp):
         return UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Any:
-        buckets = self.groups.buckets
-        sizes = set(buckets.batch_sizes)
-        size = sizes.pop() if self.groups.drop_remainder and len(sizes) == 1 else None
+        size = self.groups.buckets.common_size if self.groups.drop_remainder else None
         specs, structure = self._row_specs
         return unflatten(structure, [spec.batched(size) for spec in specs])
 

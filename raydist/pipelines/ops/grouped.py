@@ -83,25 +83,40 @@ class GroupedBatchOp(UnaryOp):
         return self.maker.spec(self.input, self.batch_size if self.drop_remainder else None)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return BorderIterator(_Batches(self, ctx.build(self.input), ctx.operation_names[id(self)]))
+        source, name = ctx.build(self.input), ctx.operation_names[id(self)]
+
+        def make_batch(blocks: Sequence[Block]) -> Block:
+            return self.maker.batch(blocks, self.input)
+
+        return BorderIterator(BatchProducer(source, self.batch_size, self.drop_remainder, make_batch, name))
 
 
 @final
-class _Batches(ClosesInput, ResumableProducer):
-    def __init__(self, op: GroupedBatchOp, source: OpIterator, name: str) -> None:
-        self._op = op
+class BatchProducer(ClosesInput, ResumableProducer):
+    """A producer of batches of `size` elements of `source`, each made by `make_batch`; `name` is for error notes."""
+
+    def __init__(
+        self,
+        source: OpIterator,
+        size: int,
+        drop_remainder: bool,
+        make_batch: Callable[[Sequence[Block]], Block],
+        name: str,
+    ) -> None:
         self._source = source
+        self._size = size
+        self._drop_remainder = drop_remainder
+        self._make_batch = make_batch
         self._name = name
 
     def make(self, limit: int) -> Sequence[Item]:
-        size = self._op.batch_size
-        wanted = min(limit, _MAX_BATCHES) * size
+        wanted = min(limit, _MAX_BATCHES) * self._size
         items: Sequence[Item] = read_items(self._source, wanted)
         batches: list[Item] = []
         ended = count_items(items) < wanted
-        while count_items(items) >= (size if self._op.drop_remainder else 1):
-            batches.append(self._batch(keep_items(items, size)))
-            items = drop_items(items, size)
+        while count_items(items) >= (self._size if self._drop_remainder else 1):
+            batches.append(self._batch(keep_items(items, self._size)))
+            items = drop_items(items, self._size)
         if ended and not batches:
             raise StopIteration
         return batches
@@ -114,7 +129,7 @@ class _Batches(ClosesInput, ResumableProducer):
                 return item
             blocks.append(item)
         try:
-            return self._op.maker.batch(blocks, self._op.input)
+            return self._make_batch(blocks)
         except RaydistError as error:
             annotate(error, f"In {self._name}.")
             return ElementError(error)

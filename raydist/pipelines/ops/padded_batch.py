@@ -20,18 +20,16 @@ from raydist.pipelines.elements.batch_rows import row_spec
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks
 from raydist.pipelines.elements.columns import RemoteColumn
 from raydist.pipelines.elements.element_nests import flatten_element, map_element
-from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_items, drop_items, keep_items
+from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.small_floats import dtype_kind
 from raydist.pipelines.elements.spec import ObjectSpec, TensorSpec, spec_of_value
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import DatasetOp, IterContext
-from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
-from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
-from raydist.pipelines.engine.resume import read_items
-
-_MAX_GROUPS = 64  # made at a time
+from raydist.pipelines.engine.producers import BorderIterator
+from raydist.pipelines.ops.grouped import BatchProducer
 
 
 @final
@@ -65,46 +63,13 @@ class RowGroupsOp(UnaryOp):
         return map_element(lambda spec: spec.batched(size), self.input.element_spec())
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return BorderIterator(_RowGroups(self, ctx.build(self.input)))
+        source, name = ctx.build(self.input), ctx.operation_names[id(self)]
+        return BorderIterator(BatchProducer(source, self.group_size, self.drop_remainder, group_of, name))
 
 
-@final
-class _RowGroups(ClosesInput, ResumableProducer):
-    def __init__(self, op: RowGroupsOp, source: OpIterator) -> None:
-        self._op = op
-        self._source = source
-
-    def make(self, limit: int) -> Sequence[Item]:
-        size = self._op.group_size
-        wanted = min(limit, _MAX_GROUPS) * size
-        items: Sequence[Item] = read_items(self._source, wanted)
-        groups: list[Item] = []
-        ended = count_items(items) < wanted
-        while count_items(items) >= (size if self._op.drop_remainder else 1):
-            groups.append(group_of(keep_items(items, size)))
-            items = drop_items(items, size)
-        if ended and not groups:
-            raise StopIteration
-        return groups
-
-    def border(self) -> IteratorState:
-        return self._source.state_dict()
-
-    def restore(self, border: IteratorState) -> None:
-        self._source.load_state_dict(border)
-
-
-def group_of(items: Sequence[Item]) -> Item:
-    """Return elements as a block of one row, without a copy; an error among the elements replaces the group."""
-    blocks: list[Block] = []
-    for item in items:
-        if isinstance(item, ElementError):
-            return item
-        blocks.append(item)
-    try:
-        rows = concat_blocks(blocks).of_tensors("padded_batch")
-    except SpecError as error:
-        return ElementError(error)
+def group_of(blocks: Sequence[Block]) -> Block:
+    """Return elements as a block of one row, without a copy. Raises SpecError if their structures differ."""
+    rows = concat_blocks(blocks).of_tensors("padded_batch")
     columns = [_as_one_row(column) for column in rows.columns]
     specs = tuple(spec.batched(rows.num_rows) for spec in rows.specs)
     return Block(rows.structure, specs, tuple(columns), 1)
