@@ -322,18 +322,6 @@ def test_where_nothing_is(tmp_path: Path) -> None:
         rd.Checkpoint(a=rd.State()).restore(tmp_path / "nothing")
 
 
-def test_in_memory(tmp_path: Path) -> None:
-    run = Everything()
-    run.train(1)
-    path = run.checkpoint.save(f"memory://{tmp_path.name}/ckpt-1")
-    run.train(2)
-    run.checkpoint.save(path)
-    again = Everything(seed=2)
-    again.checkpoint.restore(path)
-    assert again.progress.epoch == 3
-    assert torch.equal(again.first.weight, run.first.weight)
-
-
 def test_inside_of_a_step_it_is_an_error(tmp_path: Path) -> None:
     checkpoint = rd.Checkpoint(a=rd.State())
     with pytest.raises(rd.FailedPreconditionError, match="inside of strategy.run"):
@@ -395,6 +383,11 @@ def test_a_model_is_its_module_optimizer_scheduler_and_metrics(tmp_path: Path) -
         return next(of.parameters()).detach()
 
     x = torch.arange(4.0)[:, None]
+    later = rd.Model(nn.Linear(1, 1))
+    checkpoint = rd.Checkpoint(model=later)
+    assert repr(checkpoint) == "Checkpoint(model)"
+    later.compile("sgd", "mse")
+    assert repr(checkpoint) == "Checkpoint(model, model.optimizer)"
     model, other = made(), made()
     checkpoint = rd.Checkpoint(model=model)
     model.fit(x, 2 * x, batch_size=2, verbose=False)
@@ -407,11 +400,3 @@ def test_a_model_is_its_module_optimizer_scheduler_and_metrics(tmp_path: Path) -
     plain = nn.Linear(1, 1)
     plain.load_state_dict(load_file(tmp_path / "c" / "model.safetensors"))
     assert torch.equal(plain.weight, weight(model))
-
-
-def test_a_model_that_is_compiled_later_is_saved_with_its_optimizer(tmp_path: Path) -> None:
-    model = rd.Model(nn.Linear(1, 1))
-    checkpoint = rd.Checkpoint(model=model)
-    assert repr(checkpoint) == "Checkpoint(model)"
-    model.compile("sgd", "mse")
-    assert repr(checkpoint) == "Checkpoint(model, model.optimizer)"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,48 +18,14 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
 import raydist as rd
-from raydist.checkpoints.entries import pack_state
+from raydist.checkpoints.entries import pack_state, unpack_state
 from raydist.checkpoints.object_state import (
     PendingGradients,
-    aliases_of,
-    has_state,
     named_objects,
     state_of,
-    states_by_rank,
 )
-
-
-class Owner:
-    """Mirrors a metric over some replicas."""
-
-    def __init__(self, num_replicas: int) -> None:
-        self._num_replicas = num_replicas
-
-    def states_by_rank(self, metric: rd.Mean) -> list[dict[str, object]]:
-        return [{"total": rank} for rank in range(self._num_replicas)]
-
-
-def test_shares_are_those_of_several_replicas() -> None:
-    for num_replicas, expected in [(1, 0), (2, 2)]:
-        metric = rd.Mean()
-        kind = type("Mirrored", (rd.Mean,), {"_raydist_owner": Owner(num_replicas)})
-        metric.__class__ = kind
-        assert len(states_by_rank(metric)) == expected
-    assert states_by_rank(rd.Mean()) == []
-
-
-def test_values_are_attributes() -> None:
-    progress = rd.State(epoch=0, best=float("inf"), seen={"a": [1, None, True]})
-    progress.epoch += 2
-    progress.new = "x"
-    assert progress.state_dict() == {"epoch": 2, "best": float("inf"), "seen": {"a": [1, None, True]}, "new": "x"}
-    assert repr(rd.State(a=1)) == "State(a=1)"
-
-
-def test_a_state_is_taken_over() -> None:
-    progress = rd.State(epoch=0, best=0.5)
-    progress.load_state_dict({"epoch": 3, "more": [1]})
-    assert (progress.epoch, progress.best, progress.more) == (3, 0.5, [1])
+from raydist.checkpoints.parameter_names import optimizer_entries, optimizer_state, parameter_names
+from raydist.checkpoints.random_state import random_states, set_random_states
 
 
 @pytest.mark.parametrize(
@@ -91,17 +58,27 @@ def test_what_was_put_into_a_list_later_is_found() -> None:
         progress.state_dict()
 
 
-def test_a_list_in_itself_is_found() -> None:
-    seen: list[Any] = []
-    seen.append(seen)
-    with pytest.raises(rd.InvalidArgumentError, match="levels deep"):
-        rd.State(seen=seen)
+def endless() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
 
 
-@pytest.mark.parametrize("name", ["_hidden", "state_dict", "load_state_dict"])
-def test_names_that_are_taken(name: str) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=f"'{name}'"):
-        rd.State(**{name: 1})
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: rd.State(seen=endless()), "levels deep"),
+        (lambda: rd.State(_hidden=1), "'_hidden'"),
+        (lambda: rd.State(state_dict=1), "'state_dict'"),
+        (lambda: rd.State(load_state_dict=1), "'load_state_dict'"),
+        (lambda: named_objects({"x": {"a.b": rd.State(), "a": {"b": rd.State()}}}), r"two are called 'x\.a\.b'"),
+        (lambda: named_objects({"x": {(1, 2): rd.State()}}), r"got \(1, 2\) in 'x'"),
+        (lambda: named_objects({"x": endless()}), "state_dict"),
+    ],
+)
+def test_errors_name_the_entry(call: Callable[[], object], told: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=told):
+        call()
 
 
 def test_an_unknown_name_is_told() -> None:
@@ -182,6 +159,7 @@ def scaler(steps: int) -> torch.amp.GradScaler:
 
 
 SCORES = (torch.tensor([0.2, 0.7]), torch.tensor([0, 1]))
+
 MADE: dict[str, Callable[[int], Any]] = {
     "SGD": optimizer(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
     "Adam": optimizer(torch.optim.Adam, amsgrad=True),
@@ -256,33 +234,6 @@ def test_dicts_and_lists_are_gone_through() -> None:
     }
 
 
-def test_two_objects_of_one_name() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"two are called 'x\.a\.b'"):
-        named_objects({"x": {"a.b": rd.State(), "a": {"b": rd.State()}}})
-
-
-def test_keys_are_names() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"got \(1, 2\) in 'x'"):
-        named_objects({"x": {(1, 2): rd.State()}})
-
-
-def test_a_list_in_itself() -> None:
-    endless: list[Any] = []
-    endless.append(endless)
-    with pytest.raises(rd.InvalidArgumentError, match="state_dict"):
-        named_objects({"x": endless})
-
-
-def test_a_class_has_no_state() -> None:
-    assert not has_state(torch.nn.Linear)
-    assert has_state(torch.amp.GradScaler("cpu"))
-
-
-def test_names_of_the_same() -> None:
-    a = rd.State()
-    assert aliases_of({"a": a, "b": rd.State(), "c": a, "d": a}) == {"c": "a", "d": "a"}
-
-
 def model_with_gradients() -> nn.Module:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     model[0](torch.ones(2)).sum().backward()
@@ -300,13 +251,47 @@ def test_gradients_are_part_of_it_when_asked(tmp_path: Path) -> None:
         assert here.grad is None or (there.grad is not None and torch.equal(here.grad, there.grad))
 
 
-def test_and_not_otherwise(tmp_path: Path) -> None:
-    path = rd.Checkpoint(model=model_with_gradients()).save(tmp_path / "x")
-    assert sorted(each.name for each in Path(path).iterdir()) == ["manifest.json", "model.safetensors"]
-
-
 def test_of_another_shape() -> None:
     model = model_with_gradients()
     with pytest.raises(rd.InvalidArgumentError, match="'0.weight' of shape \\(3,\\)"):
         PendingGradients(model).load_state_dict({"0.bias": torch.ones(2), "0.weight": torch.ones(3)})
     assert set(PendingGradients(model).state_dict()) == {"0.weight", "0.bias"}
+
+
+def test_names_are_the_modules() -> None:
+    a, b = nn.Linear(2, 1), nn.Sequential(nn.Linear(1, 1))
+    loose = nn.Parameter(torch.ones(1))
+    modules = {"a": a, "b": b}
+    assert parameter_names(torch.optim.SGD(b.parameters()), modules) == ["0.weight", "0.bias"]
+    both = torch.optim.SGD([{"params": each} for each in ([a.weight], list(b.parameters()))])
+    assert parameter_names(both, modules) == ["a.weight", "b.0.weight", "b.0.bias"]
+    assert parameter_names(torch.optim.SGD([loose]), modules) == ["0"]
+    assert parameter_names(torch.optim.SGD([a.weight, loose]), modules) == ["a.weight", "1"]
+
+
+def test_what_else_an_optimizer_keeps() -> None:
+    state = {"state": {}, "param_groups": [{"params": [0]}], "rounds": 3}
+    entries = optimizer_entries(state, ["a"])
+    assert optimizer_state(entries, ["a"]) == state
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    states = random_states()
+    yield
+    set_random_states(states)
+
+
+def draws() -> list[Any]:
+    return [torch.rand(3).tolist(), torch.randn(2).tolist(), random.random(), random.gauss(), *np.random.randn(3)]
+
+
+def test_random_numbers_after_a_restore_are_the_same() -> None:
+    draws()
+    states = random_states()
+    expected = draws()
+    draws()
+    packed = pack_state(states)
+    assert packed.tensors == {}
+    set_random_states(unpack_state(packed.values, {}))
+    assert draws() == expected

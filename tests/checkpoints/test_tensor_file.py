@@ -1,11 +1,12 @@
-"""The files of a checkpoint that is being written."""
+"""The files of a checkpoint: their names, what is written into them, and reading them again."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import os
 import pickle
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import google_crc32c
@@ -16,20 +17,21 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import raydist as rd
+from raydist.checkpoints import read_tensors as read_module
 from raydist.checkpoints.checkpoint import contents_of, start_save
 from raydist.checkpoints.manifest import open_checkpoint
-from raydist.checkpoints.read_tensors import read_tensors
+from raydist.checkpoints.read_tensors import read_pieces, read_slices, read_tensors
 from raydist.checkpoints.tensor_file import (
     MANIFEST_NAME,
     NewFiles,
     RowRange,
+    TensorFile,
     new_files,
-    plan_parts,
     write_index,
     write_tensor_file,
     write_tensors,
 )
-from raydist.core.errors import FailedPreconditionError
+from raydist.core.errors import DataLossError, FailedPreconditionError
 from raydist.core.failpoints import installed
 from raydist.pipelines.stored.directory_files import DirectoryFiles, directory_files
 
@@ -80,27 +82,6 @@ def test_names_are_new_where_there_is_something(directory: DirectoryFiles) -> No
     assert first != second
     assert directory.names() == sorted([MANIFEST_NAME, second])
     assert read(directory, second) == b"second"
-
-
-def test_names_are_plain_in_a_directory_of_ones_own(tmp_path: Path) -> None:
-    save(directory_files(str(tmp_path / "x")), b"data")
-    assert sorted(os.listdir(tmp_path / "x")) == [MANIFEST_NAME, "model.safetensors"]
-
-
-def test_what_is_abandoned_leaves_what_was_there(directory: DirectoryFiles) -> None:
-    save(directory, b"first")
-    before = directory.names()
-    new = new_files(directory)
-    new.files.write(new.named("model", ".safetensors"), lambda file: file.write(b"second"))
-    new.abandon()
-    assert directory.names() == before
-
-
-def test_what_is_abandoned_at_first_leaves_nothing(tmp_path: Path) -> None:
-    new = new_files(directory_files(str(tmp_path / "x")))
-    new.files.write("a", lambda file: file.write(b"1"))
-    new.abandon()
-    assert os.listdir(tmp_path) == []
 
 
 def test_where_nothing_may_be_written(tmp_path: Path) -> None:
@@ -202,12 +183,6 @@ def test_large_states_are_several_files_with_an_index(new: NewFiles, tmp_path: P
     assert_equal(read_tensors(new.files, files), tensors)
 
 
-def test_parts_are_filled_in_order() -> None:
-    assert plan_parts({}, 5) == [[]]
-    assert plan_parts({"a": 5, "b": 0, "c": 1}, 5) == [["a", "b"], ["c"]]
-    assert plan_parts({"a": 50, "b": 50}, 5) == [["a"], ["b"]]
-
-
 def test_slices_of_several_writers_make_a_whole(new: NewFiles, tmp_path: Path) -> None:
     whole = torch.arange(30.0).reshape(10, 3)
     parts = [(0, 4), (4, 4), (4, 10)]
@@ -228,19 +203,110 @@ def test_slices_of_several_writers_make_a_whole(new: NewFiles, tmp_path: Path) -
     assert torch.equal(torch.cat(plain), whole)
 
 
-def test_there_are_failpoints_within(new: NewFiles) -> None:
-    passed: list[str] = []
-    with installed(passed.append):
-        write_tensors(new, "model", {"many": TENSORS["many"]})
-    pieces = -(-TENSORS["many"].nbytes // 2**18)
-    assert pieces > 3
-    within = ["checkpoint.within_file"] * (1 + pieces)  # the header, too
-    assert passed == [*within, "checkpoint.before_flush", "checkpoint.after_flush"]
-
-
 def test_what_has_no_elements_wherever_it_comes_from(tmp_path: Path) -> None:
     new = NewFiles(directory_files(str(tmp_path)))
     tensors = {"a": torch.from_numpy(np.empty(3, np.int64)[:0].copy()), "b": torch.empty(0, 2)}
     write_tensor_file(new, "model.safetensors", tensors)
     found = load_file(tmp_path / "model.safetensors")
     assert {key: tensor.shape for key, tensor in found.items()} == {"a": (0,), "b": (0, 2)}
+
+
+TWO_TENSORS = {"a": torch.arange(100.0), "b": torch.arange(50, dtype=torch.int32)}
+
+
+def flip(at: int) -> Callable[[bytes], bytes]:
+    def damage(content: bytes) -> bytes:
+        changed = bytearray(content)
+        changed[at] ^= 4
+        return bytes(changed)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (flip(0), "its header differs"),
+        (flip(30), "its header differs"),
+        (flip(-1), "tensor 'b' differs"),
+        (flip(-201), "tensor 'a' differs"),
+        (lambda content: content[:-1], "must have"),
+        (lambda content: content + b"\0", "must have"),
+        (lambda content: b"", "must have"),
+    ],
+)
+def test_damage_names_file_and_tensor(damage: Callable[[bytes], bytes], told: str, tmp_path: Path) -> None:
+    new = NewFiles(directory_files(str(tmp_path)))
+    files = write_tensors(new, "model", TWO_TENSORS)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataLossError, match=told) as raised:
+        read_tensors(new.files, files)
+    assert raised.value.path == str(path)
+    assert str(path) in str(raised.value)
+
+
+def test_some_tensors_of_a_file(tmp_path: Path) -> None:
+    new = NewFiles(directory_files(str(tmp_path)))
+    rows = {"a": RowRange(100, 200, 300)}
+    file = write_tensor_file(new, "model.safetensors", TWO_TENSORS, rows)
+    found = read_slices(new.files, file, ["a"])
+    assert list(found) == ["a"]
+    assert torch.equal(found["a"], TWO_TENSORS["a"]), "the rows that are there"
+    assert read_slices(new.files, file, []) == {}
+    content = bytearray((tmp_path / "model.safetensors").read_bytes())
+    content[-1] ^= 4  # of b
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert torch.equal(read_slices(new.files, file, ["a"])["a"], TWO_TENSORS["a"])
+    with pytest.raises(DataLossError, match="tensor 'b' differs"):
+        read_slices(new.files, file, ["b"])
+    content[9] ^= 4
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(DataLossError, match="its header differs"):
+        read_slices(new.files, file, [])
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    new = NewFiles(directory_files(str(tmp_path)))
+    files = write_tensors(new, "model", TWO_TENSORS)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(DataLossError, match="model.safetensors' is missing"):
+        read_tensors(new.files, files)
+
+
+def test_what_is_not_there_gets_no_memory(tmp_path: Path) -> None:
+    """A manifest may say that a tensor of a petabyte has most of its rows in a file that is missing."""
+    new = NewFiles(directory_files(str(tmp_path)))
+    (file,) = write_tensors(new, "model", {"a": torch.zeros(2)})
+    place = file.tensors["a"]
+    shape = (1 << 50,)
+    here = dataclasses.replace(place, shape=shape, rows=(0, 2))
+    there = dataclasses.replace(place, shape=shape, rows=(2, 1 << 50))
+    claims = [dataclasses.replace(file, tensors={"a": here}), TensorFile("other", 1 << 52, 0, 0, 0, {"a": there})]
+    with pytest.raises(DataLossError, match="is missing"):
+        read_tensors(new.files, claims)
+
+
+@pytest.mark.parametrize("piece_bytes", [7, 40, 1 << 20])
+def test_pieces_of_tensors_say_where_they_belong(
+    piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_module, "_PIECE_BYTES", piece_bytes)
+    new = NewFiles(directory_files(str(tmp_path)))
+    tensors = {**TWO_TENSORS, "s": torch.tensor(2.5), "none": torch.empty(0, 3), "thin": torch.empty(4, 0)}
+    file = write_tensor_file(new, "model.safetensors", tensors, {"a": RowRange(100, 200, 300)})
+    found: dict[str, list[torch.Tensor]] = {}
+    at = {"a": 100}
+    for key, begin, piece in read_pieces(new.files, file, ["a", "b", "s", "none", "thin"]):
+        assert begin == at.get(key, 0)
+        at[key] = begin + (len(piece) if piece.dim() else 0)
+        found.setdefault(key, []).append(piece)
+    assert torch.equal(torch.cat(found["a"]), TWO_TENSORS["a"])
+    assert torch.equal(torch.cat(found["b"]), TWO_TENSORS["b"])
+    assert [each.item() for each in found["s"]] == [2.5]
+    assert len(found["a"]) == -(-400 // max(4, piece_bytes // 4 * 4))
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(flip(file.tensors["s"].begin)(path.read_bytes()))
+    with pytest.raises(DataLossError, match="tensor 's' differs"):
+        list(read_pieces(new.files, file, ["s"]))
+    assert list(read_pieces(new.files, file, ["b"])), "others are not looked at"

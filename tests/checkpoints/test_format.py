@@ -1,23 +1,201 @@
+"""The form of a checkpoint on disk: values of a state, and the manifest."""
+
 from __future__ import annotations
 
 import copy
 import json
+import math
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import google_crc32c
+import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
-from raydist.checkpoints import manifest
+from raydist.checkpoints import entries, manifest
+from raydist.checkpoints.entries import (
+    MAX_NESTING,
+    dtype_name,
+    pack_state,
+    stored_dtype,
+    unpack_state,
+)
 from raydist.checkpoints.manifest import CheckpointManifest, SavedObject
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 from raydist.core.errors import DataLossError, InvalidArgumentError
 
+
+def test_names_are_those_of_safetensors(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    for dtype in entries._NAMES:
+        save_file({"a": torch.zeros(4, dtype=torch.uint8).to(dtype)}, path)
+        assert f'"dtype":"{dtype_name(dtype)}"'.encode() in path.read_bytes()
+        assert load_file(path)["a"].dtype == stored_dtype(dtype_name(dtype)) == dtype
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+
+KEYS = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.tuples(st.integers(), st.text())
+
+STATES = st.recursive(
+    PLAIN,
+    lambda parts: (
+        st.lists(parts, max_size=4)
+        | st.tuples(parts, parts)
+        | st.dictionaries(st.text(), parts, max_size=4)
+        | st.dictionaries(KEYS, parts, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+def round_trip(state: Any) -> Any:
+    packed = pack_state(state, "it")
+    tensors = {
+        name: value if isinstance(value, torch.Tensor) else torch.from_numpy(value.copy())
+        for name, value in packed.tensors.items()
+    }
+    return unpack_state(json.loads(json.dumps(packed.values, allow_nan=False)), tensors)
+
+
+def same_types(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return list(map(type, a)) == list(map(type, b)) and all(map(same_types, a.values(), b.values()))
+    return type(a) is type(b) and (not isinstance(a, list | tuple) or all(map(same_types, a, b)))
+
+
+@settings(max_examples=25)
+@given(STATES)
+def test_what_is_packed_comes_back(state: Any) -> None:
+    found = round_trip(state)
+    assert found == state
+    assert same_types(found, state)
+
+
+def test_floats_that_json_lacks() -> None:
+    found = round_trip([float("nan"), float("inf"), -float("inf"), -0.0])
+    assert math.isnan(found[0])
+    assert found[1:3] == [float("inf"), -float("inf")]
+    assert math.copysign(1, found[3]) == -1
+
+
+def test_keys_that_look_like_tags() -> None:
+    for state in ({"$tensor": "x"}, {"$tuple": [1]}, {"$": {"$bytes": "no"}}, {"a": {"$dict": 1, "b": 2}}):
+        assert round_trip(state) == state
+
+
+def test_other_mappings() -> None:
+    assert round_trip(OrderedDict(a=1, b=2)) == {"a": 1, "b": 2}
+    assert round_trip(defaultdict(list, {1: [2]})) == {1: [2]}
+    assert round_trip(MappingProxyType({"a": 1})) == {"a": 1}
+    found = round_trip({"milestones": Counter({5: 2, 7: 1})})["milestones"]
+    assert type(found) is Counter
+    assert sorted(found.elements()) == [5, 5, 7]
+
+
+def test_arrays_and_scalars_stay_numpys() -> None:
+    array, scalar = np.arange(6, dtype=np.uint16).reshape(2, 3), np.float32(2.5)
+    found = round_trip({"a": array, "s": scalar, "big": np.arange(3, dtype=">i4")})
+    assert isinstance(found["a"], np.ndarray)
+    assert found["a"].dtype == np.uint16
+    np.testing.assert_array_equal(found["a"], array)
+    assert type(found["s"]) is np.float32
+    assert found["s"] == 2.5
+    np.testing.assert_array_equal(found["big"], [0, 1, 2])
+
+
+def test_two_tensors_that_would_have_one_name() -> None:
+    state = {"a.b": torch.tensor(1), "a": {"b": torch.tensor(2)}}
+    found = round_trip(state)
+    assert (int(found["a.b"]), int(found["a"]["b"])) == (1, 2)
+
+
+def test_the_name_that_the_format_uses_itself() -> None:
+    assert list(pack_state({"__metadata__": torch.ones(1)}).tensors) == ["__metadata__#2"]
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        print,
+        lambda: 0,
+        object(),
+        int,
+        1j,
+        {1, 2},
+        Pair(1, 2),
+        torch.float32,
+        torch.ones(2).to_sparse(),
+        torch.ones(2, dtype=torch.complex128),
+        np.array(["a"]),
+        np.array([print]),
+        np.datetime64("2020-01-01"),
+        1 << 9000,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_stored_is_named(value: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"'model.state.3.fn'"):
+        pack_state({"state": {3: {"fn": value}}}, "model")
+
+
+def test_a_state_that_is_too_deep() -> None:
+    state: Any = 1
+    for _ in range(MAX_NESTING + 1):
+        state = [state]
+    with pytest.raises(InvalidArgumentError, match="levels deep"):
+        pack_state(state, "model")
+    assert round_trip(state[0]) == state[0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"$tensor": "missing"},
+        {"$tensor": 3},
+        {"$what": 1},
+        {"$float": "1e5"},
+        {"$float": [1]},
+        {"$bytes": "?"},
+        {"$bytes": 3},
+        {"$tuple": 3},
+        {"$tuple": "ab"},
+        {"$dict": [[1, 2, 3]]},
+        {"$dict": [[{"a": 1}, 2]]},
+        {"$dict": [3]},
+        {"$counter": {"a": 1}},
+    ],
+)
+def test_what_can_be_no_state_is_an_error(values: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        unpack_state(values, {})
+
+
+def test_nesting_is_limited_when_it_is_read() -> None:
+    values: Any = 1
+    for _ in range(900):
+        values = {"$tuple": [values]}
+    with pytest.raises(ValueError, match="too deeply"):
+        unpack_state(values, {})
+
+
 FILE = TensorFile("model.safetensors", 40, 7, 16, 9, {"a": FilePlace("F32", (2, 3), 16, 40, 5)})
+
 SLICES = tuple(
     TensorFile(f"table-{i}.safetensors", end, 1, 8, 2, {"t": FilePlace("F32", (5,), 8, end, 3, rows)})
     for i, (end, rows) in enumerate([(16, (0, 2)), (20, (2, 5))])
 )
+
 MANIFEST = CheckpointManifest(
     {
         "model": SavedObject("module", None, {"a": {"$tensor": "a"}}, (FILE.name,)),
@@ -57,10 +235,6 @@ def test_it_comes_back() -> None:
     assert CheckpointManifest.of_bytes(data, "x") == MANIFEST
     assert json.loads(data)["saved"]["details"] == {"number": 500}
     assert CheckpointManifest.of_bytes(changed(lambda content: None), "x") == MANIFEST
-
-
-def test_files_of_an_object() -> None:
-    assert MANIFEST.tensor_files("table") == SLICES
 
 
 def test_every_changed_byte_is_noticed() -> None:

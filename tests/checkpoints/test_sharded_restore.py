@@ -23,15 +23,20 @@ from raydist.checkpoints.checkpoint import Checkpoint
 from raydist.checkpoints.manifest import CheckpointManifest, SavedObject, open_checkpoint
 from raydist.checkpoints.object_state import State
 from raydist.checkpoints.restore import PreparedShard, RestoreReport, RestoreRequest, restore_objects
-from raydist.checkpoints.shard_reader import ShardReader, commit_shard, discard_shard, exchange_bytes, prepare_shard
-from raydist.checkpoints.tensor_file import NewFiles, RowRange, write_tensor_file
+from raydist.checkpoints.shard_reader import (
+    ShardReader,
+    commit_shard,
+    discard_shard,
+    exchange_bytes,
+    plan_reads,
+    prepare_shard,
+)
+from raydist.checkpoints.tensor_file import FilePlace, NewFiles, RowRange, TensorFile, write_tensor_file
 from raydist.context import current
-from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from raydist.core.errors import DataLossError, InvalidArgumentError
 from raydist.pipelines.stored.directory_files import directory_files
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.threads import run_ranks
-
-# --- replicas as threads that restore copies of the driver's objects: a `shardrestorer` without processes  ------------
 
 CPU = torch.device("cpu")
 
@@ -99,9 +104,6 @@ class Replicas:
         if isinstance(value, Mapping):
             return {name: self.of(rank, obj) for name, obj in value.items()}
         return value
-
-
-# --- a restore by replicas: each byte is read once and by one of them, and nothing changes anywhere unless al ---------
 
 
 @pytest.fixture(autouse=True)
@@ -360,38 +362,6 @@ def test_files_that_replicas_cannot_open_are_the_drivers(is_there: bool, saved: 
     assert same(objects["optimizer"], before["optimizer"])
 
 
-def test_where_only_this_process_sees_the_files_replicas_are_not_asked(tmp_path: Path) -> None:
-    before, objects = made(1), made(2)
-    path = f"memory://{tmp_path.name}/c"
-    Checkpoint(**before).save(path)
-    replicas = held(objects)
-    restore_objects(objects, objects, open_checkpoint(directory_files(path)), True, True, [replicas])
-    assert replicas.asked == []
-    assert same(objects["model"], before["model"])
-
-
-def test_another_restore_begins_anew(saved: tuple[Path, dict[str, Any]]) -> None:
-    path, _ = saved
-    objects = made(2)
-    replicas = held(objects)
-    checkpoint = open_checkpoint(directory_files(str(path)))
-    theirs = {"model": objects["model"]}
-    for token in ("a", "b"):
-        replicas.prepare(RestoreRequest(token, checkpoint, {"model": "model"}, True), theirs, theirs)
-    for _ in range(2):
-        with pytest.raises(FailedPreconditionError, match="must have read its shard"):
-            replicas.commit("a", theirs, theirs)
-
-
-def test_an_optimizer_over_what_replicas_do_not_hold_is_the_drivers(saved: tuple[Path, dict[str, Any]]) -> None:
-    path, before = saved
-    objects = made(2)
-    replicas = Replicas([objects["model"], objects["optimizer"]])
-    restored(objects, replicas, path)
-    assert same(objects["optimizer"], before["optimizer"])
-    assert same(replicas.of(0, objects["model"]), before["model"])
-
-
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
 def test_slices_are_put_together(num_replicas: int, tmp_path: Path) -> None:
     """As parameter servers write them: rows of a tensor in several files."""
@@ -412,3 +382,63 @@ def test_slices_are_put_together(num_replicas: int, tmp_path: Path) -> None:
     replicas = Replicas(objects.values(), num_replicas)
     restored(objects, replicas, tmp_path / "c")
     assert all(torch.equal(replicas.of(rank, objects["model"]).weight, weight) for rank in range(num_replicas))
+
+
+def parts() -> list[list[torch.Tensor]]:
+    """By rank; the second one has read nothing."""
+    torch.manual_seed(1)
+    return [
+        [torch.randn(5, 3), torch.tensor(3), torch.empty(0, 4), torch.randn(7).bfloat16()],
+        [],
+        [torch.tensor([True, False]), torch.randn(2, dtype=torch.complex64), torch.randn(40, dtype=torch.float64)],
+    ]
+
+
+@pytest.mark.parametrize("window_bytes", [1, 16, 64, 1 << 20])
+def test_all_have_what_each_has_read(window_bytes: int) -> None:
+    expected = parts()
+
+    def body(group: LocalGroup) -> tuple[list[list[torch.Tensor]], int]:
+        mine = [
+            [each.clone() if rank == group.rank else torch.zeros_like(each) for each in tensors]
+            for rank, tensors in enumerate(expected)
+        ]
+        sizes: list[int] = []
+
+        def broadcast(tensor: torch.Tensor, root: int) -> None:
+            sizes.append(len(tensor))
+            group.broadcast(tensor, root).wait()
+
+        exchange_bytes(mine, group.rank, CPU, broadcast, window_bytes)
+        return mine, max(sizes)
+
+    for found, largest in run_ranks(3, body):
+        assert largest <= window_bytes
+        for tensors, others in zip(found, expected, strict=True):
+            assert all(torch.equal(tensor, other) for tensor, other in zip(tensors, others, strict=True))
+
+
+HEADER = 8
+
+
+def file(name: str, **sizes: int) -> TensorFile:
+    places, at = {}, HEADER
+    for key, size in sizes.items():
+        places[key] = FilePlace("U8", (size,), at, at + size, 0)
+        at += size
+    return TensorFile(name, at, 0, HEADER, 0, places)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 7])
+def test_each_tensor_is_read_once_and_each_file_by_somebody(num_replicas: int) -> None:
+    files = {
+        "model": [file("a", x=100, y=1, z=0), file("b", u=300), TensorFile("index", 50, 0, 50, 0)],
+        "optimizer": [file("c", **{f"p{number}": 10 for number in range(20)})],
+        "empty": [],
+    }
+    plan = plan_reads(files, num_replicas)
+    assert len(plan) == num_replicas
+    found = [(read.owner, read.file.name, key) for reads in plan for read in reads for key in read.keys]
+    expected = [(owner, each.name, key) for owner, several in files.items() for each in several for key in each.tensors]
+    assert sorted(found) == sorted(expected)
+    assert {read.file.name for reads in plan for read in reads} == {"a", "b", "c", "index"}

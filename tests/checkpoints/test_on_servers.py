@@ -1,9 +1,10 @@
-"""Restores under `ParameterServerStrategy`: servers read what they have, and the driver reads no tensor."""
+"""Parameter servers write and read what they have, and a process that is to end saves what was applied."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,3 +115,40 @@ def test_a_server_that_dies_when_it_has_read_its_part_is_unavailable_and_says_to
     monkeypatch.setattr(PsServers, "commit_restore", commit)
     with pytest.raises(rd.UnavailableError, match="is gone, .* restore from your last checkpoint"):
         checkpoint.restore(tmp_path / "own")
+
+
+ROWS = 60
+
+
+def train_until_preempted(strategy: rd.ParameterServerStrategy, directory: Path, *, terminate: bool) -> float:
+    """Takes each row off a weight; what that is in the end."""
+    with strategy.scope():
+        model = torch.nn.Linear(1, 1, bias=False).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with torch.no_grad():
+        model.weight.zero_()
+
+    def step(batch: torch.Tensor, pause_s: float) -> None:
+        time.sleep(pause_s)
+        optimizer.zero_grad()
+        (model.weight * batch.double().sum()).sum().backward()
+        optimizer.step()
+
+    data = strategy.distribute_dataset(rd.Dataset.range(ROWS).shuffle(ROWS, seed=1).batch(3))
+    checkpoint = rd.Checkpoint(model=model, optimizer=optimizer, data=data)
+    coordinator = rd.ClusterCoordinator(strategy)
+    with rd.CheckpointManager(checkpoint, directory, 2) as manager:
+        manager.restore_or_initialize()
+        for batch in data:
+            coordinator.schedule(step, args=(batch, 0.1 if terminate else 0.0))
+        if terminate:
+            os.kill(os.getpid(), signal.SIGTERM)
+        coordinator.join()
+        return float(model.weight.detach())
+
+
+def test_each_row_is_applied_once(served: Callable[[int], rd.ParameterServerStrategy], tmp_path: Path) -> None:
+    strategy = served(2)
+    with pytest.raises(rd.Preempted, match=r"before \d+ functions that were scheduled had begun.* What it reached is"):
+        train_until_preempted(strategy, tmp_path, terminate=True)
+    assert train_until_preempted(strategy, tmp_path, terminate=False) == -sum(range(ROWS))

@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside the objects that it was given: the global step."""
+"""The global step in checkpoints."""
 
 from __future__ import annotations
 
@@ -66,13 +66,6 @@ def test_with_gradients_it_is_restored_by_whoever_counts_first_or_later(
     strategy, checkpoint = program(int(counts_first))
     checkpoint.restore(path)
     assert step_of(strategy) == (saved or int(counts_first))
-
-
-def test_of_chosen_objects_alone_it_is_not_part(tmp_path: Path) -> None:
-    path = at_step(3)[1].save(tmp_path / "saved")
-    strategy, checkpoint = at_step(1)
-    checkpoint.restore(path, only="progress")
-    assert step_of(strategy) == 1
 
 
 def test_an_object_of_that_name_is_the_programs_own(tmp_path: Path) -> None:

@@ -1,23 +1,94 @@
-"""Parts of a manager: its saves, what it is told of steps, its properties and its arguments."""
+"""The saves of one manager: writing beside training, counts, and positions at step boundaries."""
 
 from __future__ import annotations
 
 import errno
 import gc
 import os
+import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import raydist as rd
 from raydist.checkpoints.checkpoint import contents_of
 from raydist.checkpoints.listing import Retention, SaveInterval
-from raydist.checkpoints.manager import require_arguments
 from raydist.checkpoints.run_directory import RunDirectory
-from raydist.checkpoints.saves import ManagerSaves
+from raydist.checkpoints.saves import BackgroundWriter, ManagerSaves
 from raydist.checkpoints.watch import ManagerWatch
+from raydist.core.errors import DeadlineExceededError
+
+
+def fail() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_write_runs_in_a_thread_and_the_next_waits_for_it() -> None:
+    writer, may_end, order = BackgroundWriter(), threading.Event(), list[str]()
+
+    def slow() -> None:
+        assert may_end.wait(10)
+        order.append("slow")
+
+    first = writer.submit("a", slow)
+    assert not first.done()
+    with pytest.raises(DeadlineExceededError, match="'a' must be written within 0.01 s"):
+        first.wait(0.01)
+    threading.Timer(0.05, may_end.set).start()
+    second = writer.submit("b", lambda: order.append("quick"))
+    second.wait()
+    assert order == ["slow", "quick"]
+    first.wait()
+    writer.close()
+
+
+def test_a_success_between_failures_starts_the_count_again() -> None:
+    writer = BackgroundWriter()
+    for write in (fail, fail, lambda: None, fail, fail):
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            writer.submit("a", write)
+    with pytest.warns(RuntimeWarning):
+        writer.wait()
+    writer.submit("a", lambda: None)
+    writer.close()
+
+
+def test_closing_raises_the_last_failure_unless_an_exception_told_it() -> None:
+    writer = BackgroundWriter()
+    writer.submit("a", fail)
+    with pytest.raises(OSError, match="No space left"):
+        writer.close()
+    writer.close()
+    handle = writer.submit("b", fail)
+    with pytest.raises(OSError, match="No space left"):
+        handle.wait()
+    writer.close()
+
+
+def test_a_failure_that_was_only_warned_of_is_raised_by_closing() -> None:
+    writer = BackgroundWriter()
+    writer.submit("a", fail)
+    with pytest.warns(RuntimeWarning):
+        writer.wait()
+    with pytest.raises(OSError, match="No space left"):
+        writer.close()
+
+
+def test_writing_here_is_done_when_it_returns() -> None:
+    writer = BackgroundWriter()
+    thread: list[threading.Thread] = []
+    handle = writer.submit("a", lambda: thread.append(threading.current_thread()), here=True)
+    assert handle.done()
+    assert thread == [threading.current_thread()]
+    with pytest.raises(KeyboardInterrupt):
+        writer.submit("b", interrupted, here=True)
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -89,14 +160,6 @@ def test_what_was_drawn_for_a_step_that_did_not_begin_is_not_drawn(tmp_path: Pat
     assert [batch.tolist() for batch in data] == [[2, 3], [4, 5]]
 
 
-def test_what_cannot_be_saved_is_said_and_does_not_keep_the_process(tmp_path: Path) -> None:
-    saves = made(tmp_path, rd.Checkpoint(state=rd.State()))
-    ended = ManagerWatch(saves, 7).save_to_leave("it is drained", undone=None)  # nobody has taken the directory
-    assert ended.code == 7
-    assert "it is drained. It could not be saved (FailedPreconditionError" in str(ended)
-    assert str(ended).endswith("the last checkpoint is none.")
-
-
 def test_it_does_not_keep_a_manager_that_was_dropped(tmp_path: Path) -> None:
     saves = made(tmp_path, rd.Checkpoint(state=rd.State()))
     watch = ManagerWatch(saves, 7)
@@ -139,28 +202,3 @@ def test_it_is_read_from_the_directory_whoever_writes_there(tmp_path: Path) -> N
     assert kept.latest_checkpoint == f"{tmp_path}/ckpt-3"
     assert (kept.best_metric, kept.best_checkpoint) == ("loss", f"{tmp_path}/ckpt-2")
     assert (plain.best_metric, plain.best_checkpoint) == (None, None)
-
-
-GOOD: dict[str, Any] = {
-    "checkpoint": rd.Checkpoint(state=rd.State()),
-    "checkpoint_name": "ckpt",
-    "init_fn": None,
-    "exit_code": 0,
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("checkpoint", rd.State()),
-        ("checkpoint_name", "a/b"),
-        ("checkpoint_name", ""),
-        ("checkpoint_name", "a" * 300),
-        ("init_fn", 3),
-        ("exit_code", 256),
-        ("exit_code", True),
-    ],
-)
-def test_all_else_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=f"{name} must"):
-        require_arguments(**{**GOOD, name: value})

@@ -1,0 +1,504 @@
+"""Runs that draw batches themselves, without actors: replicas are threads, and the driver is beside them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar, TypeVarTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import raydist as rd
+from raydist.actors.portable_errors import PortableError, pack_error
+from raydist.checkpoints.checkpoint import contents_of
+from raydist.checkpoints.driver_loop import DriverLoop, ManagedLoop, begin_loop
+from raydist.checkpoints.listing import Retention, SaveInterval
+from raydist.checkpoints.loop_commands import (
+    IteratorPlace,
+    LoopCommand,
+    LoopCount,
+    LoopNews,
+    ManagerCommand,
+    SaveOutcome,
+    WantedSave,
+)
+from raydist.checkpoints.replica_loop import DrawGate, ManagerProxy, ReplicaLoop, ReplicaLoops
+from raydist.checkpoints.run_directory import RunDirectory
+from raydist.checkpoints.saves import ManagerSaves
+from raydist.checkpoints.shards import DispatchedSave, Shard, ShardRequest, ShardTerms, ShardWriter
+from raydist.checkpoints.watch import ManagerWatch
+from raydist.cluster.preemption import undivided_run, unwatch_steps, watch_steps
+from raydist.core.errors import DeadlineExceededError
+from raydist.distributed_dataset import DistributedIterator
+
+T = TypeVar("T")
+
+Args = TypeVarTuple("Args")
+
+
+def _sent(value: T) -> T:
+    copy: T = pickle.loads(pickle.dumps(value))
+    return copy
+
+
+class Rank:
+    """A `ReplicaSide` with objects of its own, by handles."""
+
+    def __init__(self, rank: int, num_ranks: int, objects: Mapping[int, Any]) -> None:
+        self.objects = dict(objects)
+        self.writer = ShardWriter(rank, num_ranks, torch.device("cpu"))
+        self.loops = ReplicaLoops(self.writer)
+        self.drawn = self.num_left = 0
+
+    def object_of(self, handle: int) -> Any:
+        return self.objects[handle]
+
+    def settle(self) -> None:
+        """Nothing is agreed on."""
+
+    def leave(self) -> None:
+        self.num_left += 1
+
+    def agree(self, number: float) -> float:
+        return number
+
+    def copy(self, token: str, terms: ShardTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+        self.writer.copy(token, terms, objects, modules)
+
+    def places(self) -> tuple[IteratorPlace, ...]:
+        return (IteratorPlace({"drawn": self.drawn}, False),)
+
+
+class Host:
+    """A `LoopHost` whose replicas are threads.
+
+    Args:
+        objects: What each replica has, by handle.
+        handles: Of the driver's objects.
+    """
+
+    limit_s = 20.0
+
+    def __init__(self, num_ranks: int, objects: Callable[[], Mapping[int, Any]], handles: Sequence[tuple[Any, int]]):
+        self.ranks = [Rank(rank, num_ranks, objects()) for rank in range(num_ranks)]
+        self.handles = list(handles)
+        self.saved_how = "divided"
+        self._runs: list[Any] = []
+        self._pool = ThreadPoolExecutor(num_ranks)
+
+    def handle_of(self, obj: Any) -> int | None:
+        return next((handle for known, handle in self.handles if known is obj), None)
+
+    def how(self, obj: Any) -> str:
+        return self.saved_how
+
+    def driver_items(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
+        return {}
+
+    def ask(self, rank: int | None, method: Callable[[ReplicaLoops, *Args], T], *args: *Args) -> list[T]:
+        ranks = self.ranks if rank is None else [self.ranks[rank]]
+        return [_sent(getattr(each.loops, method.__name__)(*_sent(args))) for each in ranks]
+
+    def shards(self, step: int, token: str) -> Sequence[Shard | PortableError | None]:
+        found = [each.writer.report(token) for each in self.ranks]
+        return [pack_error(each) if isinstance(each, Exception) else each for each in found]
+
+    def drain(self) -> None:
+        for run in self._runs:
+            run.result(20)
+
+    def run(self, part: ManagedLoop, body: Callable[[ReplicaLoop, Rank], Any], step: int = 3) -> DriverLoop:
+        """Run `body` on every rank, watched by a driver's half."""
+        loop = DriverLoop(self, [part])
+        command = _sent(loop.command())
+
+        def on_rank(rank: Rank) -> Any:
+            with rank.loops.running(step, command, rank) as own:
+                return body(own, rank)
+
+        self._runs = [self._pool.submit(on_rank, rank) for rank in self.ranks]
+        loop.start(step)
+        return loop
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        for each in self.ranks:
+            each.writer.close(5.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    made = RunDirectory(str(tmp_path), "ckpt", Retention(None))
+    made.acquire()
+    yield made
+    made.release()
+
+
+def managed(run: RunDirectory, iterators: list[Any], **objects: Any) -> tuple[ManagedLoop, ManagerSaves]:
+    saves = ManagerSaves(contents_of(rd.Checkpoint(**objects)), run, SaveInterval(), None)
+    return ManagedLoop("key", saves, 42, iterators, asynchronous=True), saves
+
+
+def test_what_the_driver_has_is_that_of_the_runs_beginning(run: RunDirectory) -> None:
+    state = rd.State(epoch=1)
+    part, _ = managed(run, [], state=state)
+    host = Host(1, dict, [])
+    command = part.command(host)
+    assert command.objects == {}
+    state.epoch = 2
+    outcome = part.write(WantedSave("t", "key", 5, 9, None, ()), lambda request: _begun(host, request), None)
+    host.close()
+    assert outcome.error is None
+    again = rd.State(epoch=0)
+    rd.Checkpoint(state=again).restore(run.path_to(5))
+    assert again.epoch == 1
+    assert run.find()[0].details["calls"] == 9
+
+
+def _begun(host: Host, request: ShardRequest) -> DispatchedSave:
+    host.ranks[0].writer.begin(request, {}, {})
+    return DispatchedSave(lambda: host.shards(0, request.token), limit_s=30.0)
+
+
+def test_datasets_and_iterators_are_where_the_replicas_are(run: RunDirectory) -> None:
+    data = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(8).batch(2))
+    iterator, other = iter(data), iter(rd.Dataset.range(3))
+    next(iterator)
+    place = IteratorPlace(iterator.state_dict(), False)
+    part, _ = managed(run, [iterator], data=data, iterator=iterator, other=other)
+    host = Host(1, dict, [])
+    part.command(host)
+    next(iterator)  # here; the replicas are elsewhere
+    wanted = WantedSave("t", "key", 1, 1, None, (place,))
+    assert part.write(wanted, lambda request: _begun(host, request), None).error is None
+    ended = WantedSave("u", "key", 2, 2, None, (IteratorPlace(place.state, True),))
+    assert part.write(ended, lambda request: _begun(host, request), None).error is None
+    host.close()
+    rd.Checkpoint(data=data).restore(run.path_to(1), only="data")
+    assert [batch.tolist() for batch in data] == [[2, 3], [4, 5], [6, 7]]
+    rd.Checkpoint(data=data).restore(run.path_to(2), only="data")
+    assert len(list(data)) == 4, "an epoch that has ended is followed by a new one"
+
+
+@pytest.mark.parametrize(("counter", "told"), [(None, (None, 0)), ("known", (5, 0)), (lambda: 7, (None, 7))])
+def test_what_only_the_driver_counts_is_told_as_it_is_when_the_run_begins(
+    run: RunDirectory, counter: Any, told: tuple[int | None, int]
+) -> None:
+    saves = ManagerSaves(contents_of(rd.Checkpoint(state=rd.State())), run, SaveInterval(), counter)
+    host = Host(1, dict, [("known", 5)])
+    command = ManagedLoop("key", saves, 42, [], asynchronous=True).command(host)
+    host.close()
+    assert (command.counter, command.step) == told
+    assert command.counts_calls == (counter is None)
+
+
+def test_a_failure_is_told_and_does_not_keep_the_process(run: RunDirectory, tmp_path: Path) -> None:
+    part, saves = managed(run, [], state=rd.State())
+    host = Host(1, dict, [])
+    part.command(host)
+    (tmp_path / "ckpt-4").write_text("in the way")
+    wanted = WantedSave("t", "key", 4, 1, None, (), leaving=True)
+    outcome = part.write(wanted, lambda request: _begun(host, request), "it received SIGTERM")
+    host.close()
+    assert outcome.failures == 1
+    assert outcome.left is part.left
+    assert "it received SIGTERM. It could not be saved" in str(outcome.left)
+    saves.writer.close()  # nobody is told again
+
+
+MODEL = torch.nn.Linear(1, 1, bias=False)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host(2, lambda: {1: torch.nn.Linear(1, 1, bias=False)}, [(MODEL, 1)])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def saves(tmp_path: Path) -> Iterator[ManagerSaves]:
+    run = RunDirectory(str(tmp_path), "ckpt", Retention(None))
+    run.acquire()
+    made = ManagerSaves(contents_of(rd.Checkpoint(model=MODEL)), run, SaveInterval(2), None)
+    yield made
+    run.release()
+
+
+def part_of(saves: ManagerSaves) -> ManagedLoop:
+    return ManagedLoop("key", saves, 42, [], asynchronous=True)
+
+
+def set_weight(rank: Rank, value: float) -> None:
+    with torch.no_grad():
+        rank.objects[1].weight.fill_(value)
+
+
+def saved(path: Path) -> float:
+    return float(load_file(path / "model.safetensors")["weight"])
+
+
+def test_saves_have_the_state_of_their_call_and_count_once(host: Host, saves: ManagerSaves, tmp_path: Path) -> None:
+    def body(loop: ReplicaLoop, rank: Rank) -> None:
+        for step in range(1, 6):
+            loop.draw()
+            set_weight(rank, step)
+            time.sleep(0.001 if rank is host.ranks[0] else 0.01)
+            loop.save("key")
+            set_weight(rank, -1.0)  # what was copied stays
+
+    loop = host.run(part_of(saves), body)
+    loop.settle()
+    assert [saved(tmp_path / f"ckpt-{number}") for number in (2, 4)] == [2.0, 4.0]
+    assert (saves.calls, saves.last_step) == (5, 4)
+    assert "raydist-loop" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_replicas_stop_at_the_same_draw_and_raise_after_the_commit(
+    host: Host, saves: ManagerSaves, tmp_path: Path
+) -> None:
+    watch, drawn, there = ManagerWatch(saves, 42), dict[int, int](), dict[int, bool]()
+    watch_steps(watch)
+
+    def body(loop: ReplicaLoop, rank: Rank) -> None:
+        place = host.ranks.index(rank)
+        try:
+            for step in range(1, 10_000):
+                loop.draw()
+                set_weight(rank, step)
+                drawn[place] = step
+                time.sleep(0.001 * (1 + 5 * place))
+        except rd.Preempted:
+            there[place] = (tmp_path / "ckpt-0").exists()
+            raise
+
+    loop = host.run(part_of(saves), body)
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(rd.Preempted, match="What it reached is in .*ckpt-0"):
+        loop.settle()
+    unwatch_steps(watch)
+    assert there == {0: True, 1: True}
+    assert drawn[0] == drawn[1]
+    assert saved(tmp_path / "ckpt-0") == drawn[0]
+
+
+def test_a_run_that_has_ended_before_is_not_left(host: Host, saves: ManagerSaves) -> None:
+    go, watch = threading.Event(), ManagerWatch(saves, 42)
+    watch_steps(watch)
+
+    def body(loop: ReplicaLoop, rank: Rank) -> None:
+        loop.draw()
+        assert go.wait(20)
+
+    loop = host.run(part_of(saves), body)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.1)  # it is held meanwhile
+    go.set()
+    loop.settle()
+    assert "could not be saved" not in str(watch.save_to_leave("why", undone=None))
+    unwatch_steps(watch)
+
+
+def test_what_a_replica_raises_is_raised_where_the_run_is_waited_for(host: Host, saves: ManagerSaves) -> None:
+    def body(loop: ReplicaLoop, rank: Rank) -> None:
+        raise ValueError("bad row")
+
+    with pytest.raises(ValueError, match="bad row"):
+        host.run(part_of(saves), body).settle()
+
+
+def test_a_driver_whose_replicas_are_gone_stops_asking(
+    host: Host, saves: ManagerSaves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = host.run(part_of(saves), lambda own, rank: None)
+
+    def gone(*args: Any) -> Any:
+        raise rd.UnavailableError("gone")
+
+    monkeypatch.setattr(host, "ask", gone)
+    loop.close()
+    loop.close()
+    assert "raydist-loop" not in [thread.name for thread in threading.enumerate()]
+
+
+def distributed_iterator() -> DistributedIterator:
+    """One that has not begun, and needs nobody."""
+    job: Any = SimpleNamespace(state=None, label="nothing")
+    nobody: Any = None
+    return DistributedIterator(nobody, job, find_spec=lambda: None, drain=lambda: None)
+
+
+def test_only_runs_that_are_given_iterators_while_somebody_watches(tmp_path: Path) -> None:
+    host, iterator = Host(1, dict, []), distributed_iterator()
+    assert begin_loop(((iterator,), {}), host) is None
+    with rd.CheckpointManager(rd.Checkpoint(state=rd.State()), tmp_path, 1) as manager:
+        manager.watch()
+        assert begin_loop(((1, "text"), {}), host) is None
+        with undivided_run():
+            assert begin_loop(((iterator,), {}), host) is None
+        loop = begin_loop(((1, {"nested": iterator}), {}), host)
+        assert loop is not None
+        assert [each.directory for each in loop.command().managers] == [str(tmp_path)]
+    host.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whoever_is_behind_catches_up_and_all_have_drawn_the_same(seed: int) -> None:
+    pace = random.Random(seed)
+    gates, drawn = [DrawGate(20.0) for _ in range(4)], [0] * 4
+
+    def draw(rank: int, pause_s: float) -> None:
+        while not gates[rank].draw():
+            drawn[rank] += 1
+            time.sleep(pause_s)
+
+    threads = [threading.Thread(target=draw, args=(rank, pace.random() / 500)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.02)
+    last = max(gate.hold() for gate in gates)
+    for gate in gates:
+        gate.stop_after(last)
+    for thread in threads:
+        thread.join(20)
+    assert drawn == [last] * 4
+    assert gates[0].draw(), "it stays shut"
+
+
+def test_who_is_held_waits_and_may_go_on() -> None:
+    gate = DrawGate(20.0)
+    assert not gate.draw()
+    assert gate.hold() == 1
+    drew = threading.Event()
+
+    def draw() -> None:
+        gate.draw()
+        drew.set()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    assert not drew.wait(0.05)
+    gate.go_on()
+    assert drew.wait(20)
+    thread.join()
+    assert gate.hold() == 2
+
+
+def test_a_driver_that_says_nothing_is_an_error() -> None:
+    gate = DrawGate(0.01)
+    gate.hold()
+    with pytest.raises(DeadlineExceededError, match=r"within 0\.01 s \(Timeouts\.step_s\) at which batch"):
+        gate.draw()
+
+
+def loop_of(limit_s: float = 0.05, **options: Any) -> ReplicaLoop:
+    settings: dict[str, Any] = {"interval": SaveInterval(2), "count": LoopCount(1, 0), **options}
+    counter = torch.tensor(7)
+    side = Rank(0, 1, {1: torch.nn.Linear(1, 1), 2: counter})
+    return ReplicaLoop(3, LoopCommand((ManagerCommand("key", "/runs", "ckpt", **settings),), limit_s), side)
+
+
+def test_counts_go_on_where_the_drivers_were() -> None:
+    one = loop_of(objects={"model": 1})
+    saved = [one.save("key") for _ in range(3)]
+    assert [each is not None for each in saved] == [True, False, True]
+    assert [each.path for each in saved if each] == ["/runs/ckpt-2", "/runs/ckpt-4"]
+    news = one.news(ended=False)
+    assert [(wanted.number, wanted.calls) for wanted in news.wanted] == [(2, 2), (4, 4)]
+    assert news.counts == {"key": LoopCount(4, 4)}
+
+
+def test_a_variable_counts_and_what_is_no_variable_cannot() -> None:
+    saved = loop_of(counts_calls=False, counter=2).save("key")
+    assert saved is not None
+    assert saved.path == "/runs/ckpt-7"
+    with pytest.raises(rd.FailedPreconditionError, match=r"step_counter=rd\.get_global_step\(\)"):
+        loop_of(counts_calls=False).save("key")
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [({"counts_calls": False, "counter": 2}, 7), ({"counts_calls": False, "step": 5}, 5), ({"step": 5}, 1)],
+)
+def test_a_process_is_left_whatever_counts_the_steps(options: dict[str, Any], number: int) -> None:
+    one, left = loop_of(20.0, **options), rd.Preempted(message="why")
+    one.gate.hold()
+    one.gate.stop_after(0)
+    with ThreadPoolExecutor(1) as thread:
+        drawing = thread.submit(one.draw)
+        while not (wanted := one.news(ended=False).wanted):
+            assert not drawing.done()
+        assert (wanted[0].number, wanted[0].leaving) == (number, True)
+        one.end_save(wanted[0].token, SaveOutcome(left=left))
+        with pytest.raises(rd.Preempted, match="why"):
+            drawing.result(20)
+    with pytest.raises(rd.Preempted, match="why"):
+        one.draw()  # that ends what catches it, too
+    assert one._side.num_left == 1  # type: ignore[attr-defined]  # a Rank of tests
+
+
+def test_a_handle_tells_what_has_become_of_it_and_the_third_failure_is_raised() -> None:
+    one = loop_of(interval=SaveInterval())
+    for number in range(3):
+        handle = one.save("key", 9)
+        assert handle is not None
+        assert not handle.done()
+        with pytest.raises(rd.DeadlineExceededError, match="must be written in time"):
+            handle.wait(0.0)
+        (wanted,) = one.news(ended=False).wanted
+        one.end_save(wanted.token, SaveOutcome(pack_error(OSError("full")), number + 1))
+        with pytest.raises(OSError, match="full"):
+            handle.wait()
+    with pytest.raises(OSError, match="full"):
+        one.save("key")
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "said"),
+    [
+        ({"key": "other"}, {}, "must be open and watching"),
+        ({"number": -1}, {}, "must be an int >= 0, got -1"),
+        ({"metrics": {"a": 1.0}}, {"metric": "loss"}, "must have 'loss', which `best` names, got a"),
+    ],
+)
+def test_bad_input(asked: dict[str, Any], options: dict[str, Any], said: str) -> None:
+    with pytest.raises(rd.RaydistError, match=said):
+        loop_of(**options).save(**{"key": "key", "check_interval": False, **asked})
+
+
+def test_a_run_is_unknown_then_under_way_then_over() -> None:
+    loops = ReplicaLoops(ShardWriter(0, 1, torch.device("cpu")))
+    assert loops.news(4) is None
+    assert loops.hold(4) is None
+    loops.draw()
+    with loops.running(4, LoopCommand((), 1.0), Rank(0, 1, {})):
+        loops.draw()
+        assert loops.news(4) == LoopNews()
+        assert loops.hold(4) == 1
+        loops.stop_after(4, None)
+        loops.draw()
+        assert loops.hold(4) == 2
+    assert loops.news(4) == LoopNews(ended=True)
+    assert loops.hold(4) is None
+
+
+def test_a_step_that_is_given_its_batch_cannot_save() -> None:
+    with pytest.raises(rd.FailedPreconditionError, match="after a draw from a distributed iterator"):
+        ManagerProxy("key").save()
+
+
+def test_all_else_is_the_drivers() -> None:
+    with pytest.raises(rd.FailedPreconditionError, match="'checkpoints' was asked for"):
+        _ = ManagerProxy("key").checkpoints
+    assert not hasattr(ManagerProxy("key"), "_missing")
