@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import threading
 import traceback
+from collections import namedtuple
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from ray import cloudpickle as rays_copy
 
+from raydist.actors.class_tracking import cloudpickle, share_classes
 from raydist.actors.portable_errors import PortableError, pack_error
-from raydist.core.errors import DataLossError, RaydistError
+from raydist.core.errors import RaydistError
 from raydist.core.exception_utils import what_was_raised
 
 
@@ -46,12 +51,6 @@ def test_an_ordinary_error_arrives_as_it_was() -> None:
     assert found.__notes__ == ["In map-1.", "In worker 3."]
     shown = "".join(traceback.format_exception(found))
     assert "in raised" in shown
-
-
-def test_fields_arrive() -> None:
-    found = pack_error(DataLossError("truncated", path="a", offset=7)).restore()
-    assert isinstance(found, DataLossError)
-    assert (found.path, found.offset) == ("a", 7)
 
 
 class Slotted(Exception):
@@ -154,3 +153,45 @@ def test_two_borders_keep_the_first_traceback() -> None:
     second = pack_error(first).restore()
     assert type(second) is ValueError
     assert "in raised" in "".join(traceback.format_exception(second))
+
+
+# --- class tracking ---------------------------------------------------------------------------------------------------
+
+_COPIES: tuple[Any, ...] = (cloudpickle, rays_copy)
+
+# What came by one copy before the two were made one, goes by the other afterwards.
+_LATE = """
+import pickle, sys
+import cloudpickle
+from ray import cloudpickle as rays_copy
+
+data = bytes.fromhex(sys.argv[1])
+one = pickle.loads(data)
+from raydist.actors.class_tracking import share_classes
+for copy in (cloudpickle, rays_copy):
+    assert type(pickle.loads(copy.dumps(one))) is type(one), copy
+    print(copy.dumps(one).hex())
+"""
+
+
+def made_here() -> Any:
+    """An object whose class no other process can import."""
+    cls = namedtuple("cls", ["x"])
+    cls.__module__ = "__main__"
+    return cls(1)
+
+
+def test_a_class_that_comes_by_one_and_leaves_by_the_other_stays_the_same() -> None:
+    share_classes()
+    for goes in _COPIES:
+        for comes in _COPIES:
+            one = made_here()
+            there = subprocess.run(
+                [sys.executable, "-c", _LATE, goes.dumps(one).hex()],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            for line in there.stdout.split():
+                assert type(comes.loads(bytes.fromhex(line))) is type(one)

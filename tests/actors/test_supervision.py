@@ -5,17 +5,23 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import ray
+from ray._private.state import state
+from ray.core.generated import gcs_pb2
 
+import raydist as rd
+from raydist.actors.background_actor import BackgroundActor
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.supervision import (
     RemoteFailure,
     done_before_failure,
     kill_actors,
     root_cause,
+    spoken_title,
     wait_for,
     wait_for_all,
 )
@@ -44,18 +50,8 @@ class Worker:
     def fail(self, error: Exception) -> None:
         raise RemoteFailure(pack_error(error, "note of the worker"))
 
-    def fail_oddly(self) -> None:
-        raise RemoteFailure(pack_error(Odd("one", "two")))
-
     def stuck(self, seconds: float) -> None:
         time.sleep(seconds)
-
-
-class Odd(Exception):
-    """Cannot be unpickled: its constructor wants two arguments."""
-
-    def __init__(self, first: str, second: str) -> None:
-        super().__init__(f"{first} {second}")
 
 
 def wait(refs: list[Any], **changed: Any) -> list[Any]:
@@ -86,30 +82,12 @@ def workers(ray_cluster: None) -> Any:
 
 
 @pytest.mark.ray
-def test_values_come_in_order(workers: list[Any]) -> None:
-    assert wait([workers[1].answer.remote("b"), workers[0].answer.remote("a")]) == ["b", "a"]
-
-
-@pytest.mark.ray
 def test_what_was_done_before_a_failure_is_told(workers: list[Any]) -> None:
     refs = [workers[0].fail_half_way.remote([1, 2]), workers[1].answer.remote("b")]
     with pytest.raises(ValueError, match="half way"):
         wait(refs)
     late = workers[1].stuck.remote(3.0)
     assert [done_before_failure(ref) for ref in (*refs, late)] == [[1, 2], "b", None]
-
-
-@pytest.mark.ray
-def test_an_error_keeps_its_type_notes_and_traceback(workers: list[Any]) -> None:
-    with pytest.raises(ValueError, match="bad label") as caught:
-        wait([workers[0].answer.remote(1), workers[1].fail.remote(ValueError("bad label"))])
-    assert caught.value.__notes__ == ["note of the worker"]
-
-
-@pytest.mark.ray
-def test_an_error_with_an_odd_constructor_keeps_its_type(workers: list[Any]) -> None:
-    with pytest.raises(Odd, match="one two"):
-        wait([workers[0].fail_oddly.remote()])
 
 
 @pytest.mark.ray
@@ -194,3 +172,59 @@ def test_sigterm_ends_an_actor_without_shutting_its_interpreter_down() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (-15, "")
+
+
+# --- actor titles -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("central-storage-0a1b2c3d-replica-12", "replica 12 of central-storage-0a1b2c3d"),
+        ("parameter-server-0a1b2c3d-worker-1", "worker 1 of parameter-server-0a1b2c3d"),
+        ("parameter-server-0a1b2c3d-server-0", "parameter server 0 of parameter-server-0a1b2c3d"),
+        ("mirrored-0a1b2c3d-input-12345678", "input pipeline of mirrored-0a1b2c3d"),
+        ("raydist-input-worker-3", "input worker 3"),
+        ("somebody", "somebody"),
+        ("", ""),
+    ],
+)
+def test_names_as_a_person_says_them(name: str, title: str) -> None:
+    assert spoken_title(name) == title
+
+
+@pytest.mark.ray
+def test_ray_shows_who_is_who(mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
+    strategy = mirrored(2)
+    group = strategy._launched
+    assert group is not None
+    table = state._connect_and_get_accessor().get_actor_table(None, None)
+    message: Any = vars(gcs_pb2)["ActorTableData"]  # its stub does not list it
+    shown = {message.FromString(entry).repr_name for entry in table}
+    name = group._setups[0].name
+    assert {f"replica {rank} of {name}" for rank in range(2)} <= shown
+    assert f"input pipeline of {name}" in shown
+
+
+# --- background actor -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_it_tells_what_comes_and_ends_when_it_is_told(ray_cluster: None) -> None:
+    def count(stopped: Callable[[], bool], tell: Callable[[Any], None]) -> None:
+        tell(1)
+        while not stopped():
+            time.sleep(0.01)
+
+    actor = BackgroundActor(count, "The counter", {"CPU": 0.01})
+    actor.start()
+    try:
+        end = time.monotonic() + 30
+        while not (found := actor.news(0))[1] and time.monotonic() < end:
+            time.sleep(0.05)
+        assert found == (False, [1])
+        assert actor.news(1) == (False, [])
+    finally:
+        actor.stop(10.0)
+        actor.stop(10.0)

@@ -21,7 +21,7 @@ from raydist.actors.workers.pool import ActorExecutor
 from raydist.dataset import Dataset
 from raydist.options import Options, Timeouts
 from raydist.pipelines.engine.executor import Executor
-from tests.actors.workers.lost_nodes import random_pipeline
+from tests.actors.workers.test_lost_nodes import random_pipeline
 from tests.chaos.extent import how_many
 from tests.contracts.op import iterate
 

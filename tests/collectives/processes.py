@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 import traceback
 import uuid
@@ -13,8 +14,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
+import pytest
 import torch
 
 from raydist.collectives.base import Communicator, Membership
@@ -174,3 +176,47 @@ class ProcessTeam(Team):
 
 def _state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+
+
+# --- operations during which a rank is to fail ------------------------------------------------------------------------
+
+
+class Begun(Protocol):
+    """An operation under way; a `Work`, say."""
+
+    def wait(self) -> object: ...
+
+
+class Failing:
+    """Seconds until an operation failed, and how."""
+
+    def __init__(self, operation: Callable[[Communicator], Begun]) -> None:
+        self.operation = operation
+
+    def __call__(self, communicator: Communicator) -> tuple[float, RaydistError]:
+        start = time.monotonic()
+        with pytest.raises(RaydistError) as caught:
+            self.begin(communicator).wait()
+        return time.monotonic() - start, caught.value
+
+    def begin(self, communicator: Communicator) -> Begun:
+        return self.operation(communicator)
+
+
+class AbortingSoon(Failing):
+    """Give up from another thread, in the middle of the operation."""
+
+    def begin(self, communicator: Communicator) -> Begun:
+        begun = super().begin(communicator)
+        self.timer = threading.Timer(0.1, communicator.abort)
+        self.timer.start()
+        return begun
+
+    def __call__(self, communicator: Communicator) -> tuple[float, RaydistError]:
+        outcome = super().__call__(communicator)
+        self.timer.join()
+        return outcome
+
+
+def stop_myself(communicator: Communicator) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)

@@ -20,8 +20,7 @@ from raydist.collectives.opening import open_communicator
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.core.errors import CancelledError, CollectiveMismatchError
 from raydist.core.values import ReduceOp
-from tests.collectives.local_group import LocalGroup
-from tests.collectives.threads import begin_threads, run_ranks
+from tests.collectives.threads import begin_threads
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -57,15 +56,6 @@ def test_every_move_changes_the_number_of_events_and_a_look_does_not() -> None:
     assert len({status.events for status in seen}) == len(seen)
     assert progress.look().events == seen[-1].events
     assert [status.look for status in seen] == list(range(1, len(seen) + 1))
-
-
-def test_a_new_generation_counts_anew() -> None:
-    progress = Progress()
-    progress.begin_step(4)
-    progress.call("g")
-    progress.restart()
-    assert progress.look().calls == {}
-    assert progress.call("g") == 0
 
 
 # --- who waits for whom, also by a model: small programs of ranks that run until none can go on -----------------------
@@ -106,17 +96,6 @@ def test_a_rank_that_may_still_come_is_waited_for() -> None:
 def test_who_is_there_is_not_waited_for() -> None:
     assert verdict(waits("g", 1), ended(3, g=2)) is None  # its data are on their way
     assert verdict(waits("g", 1), waits("g", 1)) is None
-
-
-def test_ranks_in_different_collectives_wait_for_each_other() -> None:
-    assert verdict(waits("a", 0, calls={"b": 0}), waits("b", 0, calls={"a": 0})) is not None
-    assert verdict(waits("a", 0), waits("b", 0, calls={"a": 1})) is None
-    around = [
-        waits("a", 0, calls={"c": 1}),
-        waits("b", 0, calls={"a": 0, "c": 1}),
-        waits("c", 0, calls={"a": 1, "b": 0}),
-    ]
-    assert verdict(*around) is not None
 
 
 def test_nobody_is_judged_by_one_look_or_by_an_old_one() -> None:
@@ -250,18 +229,6 @@ def test_the_verdict_replaces_what_came_of_it() -> None:
         group.barrier()
 
 
-def test_the_number_of_a_call_is_that_of_its_group() -> None:
-    def main(inner: LocalGroup) -> dict[str, int]:
-        progress = Progress()
-        first, second = (WatchedCommunicator(inner, name, progress, no_verdict) for name in ("a", "b"))
-        first.all_reduce(torch.ones(1), ReduceOp.SUM).wait()
-        second.barrier()
-        first.allocate([(4, torch.float32)])
-        return dict(progress.look().calls)
-
-    assert run_ranks(2, main) == [{"a": 2, "b": 1}] * 2
-
-
 # --- detector ---------------------------------------------------------------------------------------------------------
 
 
@@ -304,13 +271,6 @@ def test_one_that_has_left_ends_the_wait_of_the_others() -> None:
             verdict = rank.detector.verdict()
             assert verdict is not None
             assert "rank 2 has ended step 0; rank 2 differs from the others" in str(verdict)
-
-
-def test_two_that_wait_in_different_collectives() -> None:
-    with ranks(2) as (first, second):
-        first.wait_in("gradients")
-        second.wait_in("values")
-        assert first.ended.wait(20) or second.ended.wait(20)
 
 
 def test_ranks_that_go_on_are_left_alone() -> None:

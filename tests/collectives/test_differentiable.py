@@ -11,9 +11,8 @@ from raydist.collectives.differentiable import all_gather, promote
 from raydist.core.errors import CollectiveMismatchError, InvalidArgumentError
 from raydist.core.values import ReduceOp
 from tests.collectives.local_group import LocalGroup
-from tests.collectives.shared_memory.ranks import run_sharing
 from tests.collectives.test_hierarchical import run_hosted
-from tests.collectives.threads import run_ranks
+from tests.collectives.threads import run_ranks, run_sharing
 
 LENGTHS = (3, 1, 2)
 WEIGHTS = (0.5, 1 / 6, 1 / 3)
@@ -135,14 +134,6 @@ def test_a_replica_with_a_constant_serves_the_others() -> None:
     assert run_ranks(2, body) == [[2.0, 2.0], None]
 
 
-def test_no_graph_without_need() -> None:
-    def body(group: LocalGroup) -> bool:
-        with torch.no_grad():
-            return all_reduce(group, torch.ones(2, requires_grad=True), "SUM").requires_grad
-
-    assert run_ranks(2, body) == [False, False]
-
-
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
@@ -192,20 +183,3 @@ def test_one_replica_s_derivative_is_known_to_all(run: Callable[..., object]) ->
         return float(total.detach()[0, 0]), gradient, differentiable
 
     assert run(3, body) == [(6.0, 0.0, True), (6.0, 6.0, True), (6.0, 0.0, True)]
-
-
-def test_shared_memory_names_what_was_called_where_calls_differ() -> None:
-    def body(group: Communicator) -> str:
-        def call() -> None:
-            if group.rank:
-                all_reduce(group, torch.ones(2, 3), "SUM")
-            else:
-                all_gather(group, torch.ones(5))
-
-        with pytest.raises(CollectiveMismatchError) as caught:
-            call()
-        return str(caught.value)
-
-    for message in run_sharing(2, body):
-        assert "all_gather(axis=0) of torch.float32 (5,)" in message
-        assert "all_reduce(SUM) of torch.float32 (2, 3)" in message

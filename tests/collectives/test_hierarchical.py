@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,18 +14,16 @@ import pytest
 import torch
 
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.hierarchical import BackgroundQueue, HierarchicalBackend
+from raydist.collectives.hierarchical import HierarchicalBackend
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
 from raydist.core.errors import (
     CancelledError,
     DeadlineExceededError,
-    FailedPreconditionError,
     UnavailableError,
 )
 from raydist.core.values import ReduceOp
-from tests.collectives.faults import AbortingSoon, Begun, Failing, stop_myself
-from tests.collectives.processes import ProcessTeam
+from tests.collectives.processes import AbortingSoon, Begun, Failing, ProcessTeam, stop_myself
 from tests.collectives.shared_memory import operations
 from tests.collectives.threads import ThreadTeam
 from tests.contracts import communicator as contract
@@ -95,14 +92,6 @@ def many_at_once(communicator: Communicator) -> list[float]:
 def test_many_may_be_under_way() -> None:
     hosts = "aab"
     assert run_hosted(hosts, many_at_once) == [[float(len(hosts))] * 60] * len(hosts)
-
-
-def test_a_closed_group_says_so() -> None:
-    with hosted_team("ab") as team:
-        group = team._groups[0]
-        group.close()
-        with pytest.raises(FailedPreconditionError, match="closed"):
-            group.barrier()
 
 
 def test_who_comes_alone_is_told_who_is_missing() -> None:
@@ -219,23 +208,3 @@ def test_an_abort_wakes_everybody(hierarchical_team: ProcessTeam, operation: Ope
         assert seconds < hierarchical_team.timeout_s * 0.9
     hierarchical_team.reform()
     contract.check_asynchronous(hierarchical_team)
-
-
-def raising() -> None:
-    raise ValueError("this one")
-
-
-def test_a_queue_goes_on_after_an_error_and_ends_when_it_is_closed() -> None:
-    queue = BackgroundQueue("raydist-test-queue", lambda: None)
-    done: list[int] = []
-    tasks: list[Callable[[], None]] = [lambda: done.append(1), raising, lambda: done.append(2)]
-    futures = [queue.submit(task) for task in tasks]
-    futures[2].result(5)
-    with pytest.raises(ValueError, match="this one"):
-        futures[1].result(5)
-    assert done == [1, 2]
-    queue.close()
-    deadline = time.monotonic() + 5
-    while any(thread.name == "raydist-test-queue" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

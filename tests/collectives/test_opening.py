@@ -6,20 +6,29 @@ import errno
 import functools
 import logging
 import os
+import socket
+import threading
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from raydist.collectives.base import Backend, Communicator, Membership
 from raydist.collectives.hierarchical import HierarchicalBackend
-from raydist.collectives.opening import AUTO, BACKENDS, _suited, backends_for, open_communicator
+from raydist.collectives.opening import BACKENDS, _suited, backends_for, open_communicator
 from raydist.collectives.process_group import GlooBackend, NcclBackend
-from raydist.collectives.rendezvous import RendezvousStore
+from raydist.collectives.rendezvous import ErrorBroadcast, RendezvousStore, connect_store, local_address
 from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
 from raydist.collectives.xla.communicator import XlaBackend
-from raydist.core.errors import InvalidArgumentError, UnavailableError
-from raydist.core.values import ReduceOp
+from raydist.core.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    RaydistError,
+    UnavailableError,
+)
 from tests.collectives.threads import begin_threads
 from tests.contracts import communicator as contract
 
@@ -93,22 +102,6 @@ def test_without_room_shared_memory_by_name_is_an_error() -> None:
         on_two_ranks(lambda communicator: None, backend="shm")
 
 
-def test_the_whole_of_a_communicator_is_passed_on() -> None:
-    def body(communicator: Communicator) -> object:
-        return [repr(contract.reduce_everything(communicator)[0][0]), len(contract.move_everything(communicator))]
-
-    assert on_two_ranks(body) == on_two_ranks(body, backend="gloo")
-
-
-def test_a_reduction_through_the_chosen_one() -> None:
-    def body(communicator: Communicator) -> list[float]:
-        tensor = torch.tensor([1.0 + communicator.rank])
-        communicator.all_reduce(tensor, ReduceOp.MEAN).wait()
-        return tensor.tolist()
-
-    assert on_two_ranks(body) == [1.5]
-
-
 @pytest.mark.parametrize("backend", ["auto", "hierarchical"])
 @pytest.mark.parametrize(
     ("hosts", "carrier"), [(("a", "b"), "HierarchicalCommunicator"), (("a", "a"), "SharedMemoryCommunicator")]
@@ -158,19 +151,6 @@ def test_what_cannot_serve_says_so_before_anybody_is_waited_for(
 # --- backend table ----------------------------------------------------------------------------------------------------
 
 
-class OtherBackend(Backend):
-    """A second one for a device that has one."""
-
-    name = "other"
-    devices = ("cpu", "mps")
-
-    def open(self, membership: object, device: object, timeout_s: float) -> Communicator:
-        raise NotImplementedError
-
-
-WITH_OTHER: tuple[type[Backend], ...] = (*BACKENDS, OtherBackend)
-
-
 def kinds(backends: Sequence[Backend]) -> list[type[Backend]]:
     return [type(backend) for backend in backends]
 
@@ -181,12 +161,6 @@ def test_each_device_has_its_backend() -> None:
     assert kinds(backends_for(torch.device("xla:2"))) == [XlaBackend]
     with pytest.raises(InvalidArgumentError, match="one of cpu, cuda, xla, got device mps:0"):
         backends_for(torch.device("mps:0"))
-
-
-def test_a_second_backend_of_a_device_is_chosen_by_its_name() -> None:
-    assert kinds(backends_for(CPU, backends=WITH_OTHER)) == [*kinds(backends_for(CPU)), OtherBackend]
-    assert kinds(backends_for(CPU, "other", backends=WITH_OTHER)) == [OtherBackend]
-    assert kinds(backends_for(torch.device("mps:0"), backends=WITH_OTHER)) == [OtherBackend]
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
@@ -200,6 +174,105 @@ def test_a_backend_that_does_not_serve_the_device() -> None:
         backends_for(CPU, "nccl")
 
 
-def test_names_are_unique() -> None:
-    names = [backend.name for backend in BACKENDS]
-    assert len({*names, AUTO}) == len(names) + 1
+# --- rendezvous -------------------------------------------------------------------------------------------------------
+
+
+def test_generations_and_groups_do_not_see_each_other() -> None:
+    with RendezvousStore() as store:
+        ends = [
+            connect_store(store.membership(group, generation=generation, rank=0, world_size=1), 5.0)
+            for group, generation in (("a", 0), ("a", 1), ("b", 0))
+        ]
+        ends[0].set("key", "value")
+        assert [end.check(["key"]) for end in ends] == [True, False, False]
+
+
+def test_listens_only_where_it_is_told() -> None:
+    with RendezvousStore("127.0.0.1") as store, socket.socket() as other:
+        # The same port of another address of this machine is still free.
+        other.bind(("127.0.0.2", store.port))
+        assert local_address(store.membership("g", generation=0, rank=0, world_size=1)) == "127.0.0.1"
+
+
+def test_closed_store_frees_its_port_and_has_none() -> None:
+    store = RendezvousStore().start()
+    port = store.port
+    store.close()
+    store.close()
+    with pytest.raises(FailedPreconditionError, match="started"):
+        _ = store.port
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(DeadlineExceededError, match=f"127.0.0.1:{port} did not accept a connection for 0.3 s"):
+        connect_store(Membership("g", 0, 0, 1, "127.0.0.1", port), 0.3)
+
+
+def test_limits_of_reads_are_the_members() -> None:
+    with RendezvousStore() as store:
+        end = connect_store(store.membership("g", generation=0, rank=0, world_size=1), 0.5)
+        with pytest.raises(RuntimeError, match="500ms|timeout"):
+            end.get("nobody writes this")
+
+
+# --- error broadcast --------------------------------------------------------------------------------------------------
+
+
+def bulletins(world_size: int) -> list[ErrorBroadcast]:
+    store = PrefixStore("g/0", HashStore())
+    return [ErrorBroadcast(store, Membership("g", 0, rank, world_size)) for rank in range(world_size)]
+
+
+def test_who_does_not_arrive_is_named() -> None:
+    with pytest.raises(DeadlineExceededError, match=r"a test by rank 0 of 3 .* ranks 1, 2 did not arrive"):
+        bulletins(3)[0].exchange(b"", "a test", 0.0)
+
+
+def test_waiting_can_be_given_up() -> None:
+    waiting, other = bulletins(2)
+    other.fail(CancelledError("aborted"))
+    with pytest.raises(CancelledError):
+        waiting.exchange(b"", "a test", 60.0)
+
+
+@pytest.mark.parametrize("kind", [CancelledError, DeadlineExceededError, UnavailableError])
+def test_the_first_failure_stays(kind: type[RaydistError]) -> None:
+    first, second = bulletins(2)
+    assert not second.listen()
+    second.check("a test")
+    first.fail(kind("rank 0: two\nlines"))
+    first.fail(CancelledError("later"))
+    assert second.listen()
+    assert not second.listen()
+    for member in (first, second):
+        with pytest.raises(kind, match="a test by rank . of 2 .* was given up: rank 0: two\nlines Open the group anew"):
+            member.check("a test")
+
+
+def test_a_failure_names_the_ranks_that_do_not_answer() -> None:
+    first, _ = bulletins(2)
+    first.fail(UnavailableError("Connection closed."))
+    assert str(first.named()) == "Connection closed. No sign of rank 1."
+    aborted, _ = bulletins(2)
+    aborted.fail(CancelledError("rank 0 aborted"))
+    assert str(aborted.named()) == "rank 0 aborted"
+
+
+def test_roll_call() -> None:
+    first, second, third = bulletins(3)
+    assert first.roll_call(0.0) == (1, 2)
+    assert third.roll_call(0.0) == (1,)
+    assert second.roll_call(60.0) == ()
+
+
+def test_the_last_living_rank_to_report_is_not_missing() -> None:
+    first, second = bulletins(2)
+    later = threading.Timer(0.01, second.roll_call, [0.0])
+    later.start()
+    assert first.roll_call(5.0) == ()
+    later.join()

@@ -5,19 +5,26 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.opening import open_communicator
-from raydist.collectives.process_group import NcclBackend, wait_slice
+from raydist.collectives.process_group import (
+    Generation,
+    NcclBackend,
+    ProcessGroupBackend,
+    RawGroup,
+    RawWork,
+)
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.collectives.translation import describe_operation, is_slice_over, translate_torch_error
+from raydist.collectives.translation import is_slice_over, translate_torch_error
 from raydist.core.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -47,28 +54,11 @@ def test_the_process_wide_group_is_not_touched(gloo_team: ProcessTeam) -> None:
     assert gloo_team.run(default_group_exists) == [False] * gloo_team.world_size
 
 
-def test_a_member_that_does_not_arrive_is_named() -> None:
-    with RendezvousStore() as store:
-        start = time.monotonic()
-        with pytest.raises(DeadlineExceededError, match="rank 1 did not arrive"):
-            open_communicator(store.membership("g", generation=0, rank=0, world_size=2), device=CPU, timeout_s=0.3)
-        assert time.monotonic() - start < 3.0
-
-
 def test_a_store_that_is_gone_is_named() -> None:
     with RendezvousStore() as store:
         membership = store.membership("g", generation=0, rank=0, world_size=1)
     with pytest.raises(DeadlineExceededError, match=f"127.0.0.1:{membership.store_port}"):
         open_communicator(membership, device=CPU, timeout_s=0.2)
-
-
-def test_a_device_without_backend() -> None:
-    with RendezvousStore() as store:
-        membership = store.membership("g", generation=0, rank=0, world_size=1)
-        with pytest.raises(InvalidArgumentError, match="meta"):
-            open_communicator(membership, device=torch.device("meta"), timeout_s=1.0)
-        with pytest.raises(InvalidArgumentError, match="'mpi'"):
-            open_communicator(membership, device=CPU, timeout_s=1.0, backend="mpi")
 
 
 def test_two_groups_in_one_process_and_closing_twice() -> None:
@@ -90,10 +80,6 @@ def test_two_groups_in_one_process_and_closing_twice() -> None:
 
     with RendezvousStore() as store:
         assert begin_threads({rank: functools.partial(body, rank) for rank in range(2)})() == {0: [3, 30], 1: [3, 30]}
-
-
-def ones(count: int, length: int = 3, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    return [torch.ones(length, dtype=dtype) for _ in range(count)]
 
 
 # --- nccl -------------------------------------------------------------------------------------------------------------
@@ -118,46 +104,6 @@ def test_nccl_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- wait slice -------------------------------------------------------------------------------------------------------
-
-
-class FakeWork:
-    """torch's Work: `wait(limit)` of an unfinished one raises, `wait()` blocks."""
-
-    def __init__(self, error: str | None = None) -> None:
-        self.done = threading.Event()
-        self.error = error
-        self.limits: list[timedelta | None] = []
-
-    def is_completed(self) -> bool:
-        return self.done.is_set()
-
-    def wait(self, limit: timedelta | None = None) -> bool:
-        self.limits.append(limit)
-        if not self.done.wait(30 if limit is None else limit.total_seconds()):
-            raise RuntimeError("Operation timed out!")
-        if self.error is not None:
-            raise RuntimeError(self.error)
-        return True
-
-
-def test_slices_until_it_is_completed() -> None:
-    work = FakeWork()
-    assert not wait_slice(work, 0.0)
-    work.done.set()
-    assert wait_slice(work, 10.0)
-
-
-def test_errors_come_out() -> None:
-    work = FakeWork("Connection closed by peer")
-    work.done.set()
-    with pytest.raises(RuntimeError, match="Connection closed"):
-        wait_slice(work, 10.0)
-
-
-def test_a_slice_of_zero_is_not_no_limit() -> None:
-    work = FakeWork()
-    wait_slice(work, 0.0)
-    assert work.limits == [timedelta(milliseconds=1)]
 
 
 # --- translation ------------------------------------------------------------------------------------------------------
@@ -188,15 +134,127 @@ def test_known_messages(text: str, kind: type[RaydistError]) -> None:
     assert str(error) == f"all_reduce(SUM) by rank 1 of 4 (group 'g', generation 3) failed: {text}"
 
 
-def test_own_errors_pass() -> None:
-    error = CancelledError("x")
-    assert translate_torch_error(error, MEMBERSHIP, "barrier") is error
-
-
 def test_the_end_of_a_slice_is_no_failure() -> None:
     assert is_slice_over(RuntimeError("Operation timed out!"))
     assert not is_slice_over(RuntimeError("Timed out waiting 2000ms for recv operation to complete"))
 
 
-def test_describe() -> None:
-    assert describe_operation(MEMBERSHIP, "barrier") == "barrier by rank 1 of 4 (group 'g', generation 3)"
+# --- one generation of a process group --------------------------------------------------------------------------------
+
+
+class ManualWork:
+    """Lands when the test says so."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.error: RuntimeError | None = None
+
+    def is_completed(self) -> bool:
+        return self.done.is_set()
+
+    def wait(self, limit: timedelta | None = None) -> None:
+        if not self.done.wait(None if limit is None else limit.total_seconds()):
+            raise RuntimeError("Operation timed out!")
+        if self.error is not None:
+            raise self.error
+
+
+class ManualBackend(ProcessGroupBackend):
+    """Hands out what `call` returns as the work."""
+
+    def __init__(self) -> None:
+        self.killed = 0
+
+    def open(self, membership: Membership, device: torch.device, timeout_s: float) -> Communicator:
+        raise NotImplementedError
+
+    def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
+        return object()
+
+    def kill(self, group: RawGroup) -> None:
+        self.killed += 1
+
+
+@pytest.fixture
+def generation() -> Iterator[Generation]:
+    with RendezvousStore() as store:
+        membership = store.membership("g", generation=0, rank=0, world_size=1)
+        yield Generation.join(membership, ManualBackend(), timeout_s=0.2)
+
+
+def begin(generation: Generation, work: ManualWork) -> RawWork:
+    return generation.submit("barrier", lambda _: work)
+
+
+def test_a_landed_work_counts_even_after_an_abort(generation: Generation) -> None:
+    work, pending = ManualWork(), ManualWork()
+    begin(generation, work)
+    work.done.set()
+    generation.abort()
+    generation.wait(work, "barrier", None)
+    with pytest.raises(CancelledError, match="rank 0 aborted group 'g', generation 0"):
+        generation.wait(pending, "barrier", None)
+
+
+def test_refused_arguments_do_not_fail_the_group(generation: Generation) -> None:
+    def refuse(group: RawGroup) -> dist.Work:
+        raise RuntimeError("Invalid scalar type")
+
+    with pytest.raises(InvalidArgumentError, match="barrier by rank 0 of 1"):
+        generation.submit("barrier", refuse)
+    begin(generation, ManualWork())
+
+
+class DeviceBackend(ManualBackend):
+    """As of a GPU: waiting for work does not block the host."""
+
+    host_runs_ahead = True
+
+
+@pytest.fixture
+def on_device() -> Iterator[tuple[Generation, DeviceBackend]]:
+    with RendezvousStore() as store:
+        backend = DeviceBackend()
+        membership = store.membership("g", generation=0, rank=0, world_size=1)
+        generation = Generation.join(membership, backend, timeout_s=0.5)
+        yield generation, backend
+        generation.leave()
+
+
+class DeviceWork(ManualWork):
+    """Fails the test where anything but the watchdog asks whether it has landed."""
+
+    waits = 0
+
+    def is_completed(self) -> bool:
+        assert threading.current_thread() is not threading.main_thread()
+        return super().is_completed()
+
+    def wait(self, limit: timedelta | None = None) -> None:
+        assert limit is None, "with a limit torch blocks the host"
+        self.waits += 1
+
+
+def test_the_host_does_not_wait_for_a_device(on_device: tuple[Generation, DeviceBackend]) -> None:
+    generation, _ = on_device
+    works = [DeviceWork() for _ in range(3)]
+    for work in works:
+        begin(generation, work)
+        generation.wait(work, "all_reduce", None)
+    assert [work.waits for work in works] == [1] * 3
+
+
+def test_a_watchdog_ends_a_group_whose_collective_hangs(on_device: tuple[Generation, DeviceBackend]) -> None:
+    generation, backend = on_device
+    done, hangs = DeviceWork(), DeviceWork()
+    begin(generation, done)
+    done.done.set()
+    begin(generation, hangs)
+    deadline = time.monotonic() + 10
+    while not backend.killed and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert backend.killed == 1
+    with pytest.raises(DeadlineExceededError, match=r"barrier by rank 0 .* given up: .*timed out after 0\.5 s"):
+        generation.wait(hangs, "barrier", None)
+    with pytest.raises(DeadlineExceededError, match="given up"):
+        begin(generation, DeviceWork())

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
+
+import torch
 
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.rendezvous import RendezvousStore
+from raydist.collectives.shared_memory.communicator import SharedMemoryBackend
 from tests.collectives.local_group import LocalGroup, LocalHub
 from tests.contracts.communicator import Body, Team
 
@@ -111,3 +115,27 @@ class ThreadTeam(Team):
         }
         self._groups = begin_threads(joins)()
         assert not [group for group in self._groups.values() if isinstance(group, BaseException)], self._groups
+
+
+# --- threads that share memory ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def sharing_team(world_size: int, timeout_s: float = 20.0) -> Iterator[ThreadTeam]:
+    """A team of threads that meet in shared memory."""
+
+    def make(membership: Membership, limit_s: float) -> Communicator:
+        return SharedMemoryBackend().open(membership, torch.device("cpu"), limit_s)
+
+    with RendezvousStore() as store:
+        team = ThreadTeam(world_size, timeout_s, make, store)
+        try:
+            yield team
+        finally:
+            team.close()
+
+
+def run_sharing(world_size: int, body: Callable[[Any], T], *, timeout_s: float = 20.0) -> list[T]:
+    """Run `body` on every rank of a new group: the results in rank order, or the first rank's error."""
+    with sharing_team(world_size, timeout_s) as team:
+        return team.run(body)

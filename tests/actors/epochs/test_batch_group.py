@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import pickle
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from raydist.actors.epochs import assembly
+from raydist.actors.epochs.assembly import Assembly, is_worth_a_copy
 from raydist.actors.epochs.batch_group import MadeStep, OpenGroup, StepBatch
-from raydist.actors.epochs.piece import GroupPiece
+from raydist.actors.epochs.piece import GroupPiece, pack_piece
 from raydist.core.nest import LEAF, flatten
-from raydist.pipelines.elements.columns import as_remote
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.columns import Column, RemoteColumn, StoredColumn, as_remote, concat_columns, in_memory
+from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.elements.object_leaves import WholeLeaf
+from raydist.pipelines.engine.executor import Pending
+from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.run.split import cut_batch, deal
+from tests.pipelines.storing_executor import InStore, StoringExecutor
 
 
 def made(step: int, *leaves: Any, replicas: int = 1, structure: Any = None) -> MadeStep:
@@ -99,26 +109,6 @@ def test_a_group_is_bounded_by_its_largest_piece() -> None:
     assert large.is_full  # alone, whatever its size
 
 
-def test_one_row_of_300_mb_goes_alone_and_is_not_copied() -> None:
-    row = np.zeros((1, 300 << 20), np.uint8)
-    group = filled(made(0, row), most_bytes=4 << 20)
-    assert group.is_full
-    assert not accepts(group, made(1, row))
-    assert not accepts(filled(made(0, row[:, :10]), most_bytes=4 << 20), made(1, row))
-    stored: list[GroupPiece] = []
-    group.store(stored.append, zero_copy=True)
-    assert np.shares_memory(stored[0].array(0), row)
-    buffers: list[pickle.PickleBuffer] = []
-    pickle.dumps(stored[0], protocol=5, buffer_callback=buffers.append)
-    assert sum(buffer.raw().nbytes for buffer in buffers) == row.nbytes
-    assert all(np.shares_memory(np.frombuffer(buffer.raw(), np.uint8), row) for buffer in buffers)
-
-
-def test_states_are_those_after_each_step() -> None:
-    group = filled(made(3, np.zeros(2)), made(4, np.zeros(2)))
-    assert group.states == ({"after": 4}, {"after": 5})
-
-
 def test_row_ids_are_not_stored_again() -> None:
     rows = np.arange(90_000.0).reshape(10, 9_000)
     column = as_remote(rows)
@@ -131,3 +121,94 @@ def test_row_ids_are_not_stored_again() -> None:
 
     (piece,) = group.store(refuse, zero_copy=False).refs
     assert [piece.array(0, place).tolist() for place in range(2)] == [rows[:5].tolist(), rows[5:].tolist()]
+
+
+# --- rows of blocks on several nodes become one block a node for each replica; order and values stay ------------------
+
+
+class Pool:
+    """Runs blocks here, and notes on which node they were to run."""
+
+    def __init__(self) -> None:
+        self.nodes: list[str] = []
+
+    def submit_on(self, node: str, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        self.nodes.append(node)
+        return StoringExecutor().submit(spec, block, starts)
+
+
+def columns_of(num_blocks: int, rows: np.ndarray[Any, Any]) -> list[Column]:
+    """Two columns of some rows of blocks of ten rows each."""
+    made = []
+    for width in (3, 1):
+        blocks = [np.arange(10.0)[:, None] * np.ones(width) + 10 * k for k in range(num_blocks)]
+        parts = [cast(Column, RemoteColumn.of(InStore.put(block))) for block in blocks]
+        made.append(concat_columns(parts, np.concatenate)[rows])
+    return made
+
+
+def node_of(stored: StoredColumn) -> str:
+    return f"node-{int(stored.load()[0, 0]) // 10 % 3}"
+
+
+@pytest.fixture(autouse=True)
+def nodes_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "node_of", node_of)
+
+
+@given(data=st.data())
+def test_rows_and_order_stay(data: st.DataObject) -> None:
+    num_blocks = data.draw(st.integers(1, 6))
+    rows = np.array(data.draw(st.lists(st.integers(0, 10 * num_blocks - 1), min_size=1, max_size=30)))
+    columns = [*columns_of(num_blocks, rows), np.arange(len(rows))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "_MOST_TIMES", data.draw(st.sampled_from([0.0, 2.0])))
+        found = Assembly(Pool(), "an epoch").begin(columns)()
+    for mine, theirs in zip(found, columns, strict=True):
+        assert np.array_equal(in_memory(mine), in_memory(theirs))
+
+
+def test_one_copy_a_node() -> None:
+    pool = Pool()
+    columns = columns_of(6, np.array([0, 11, 22, 33, 44, 55]))
+    Assembly(pool, "an epoch").begin(columns)()
+    assert pool.nodes == ["node-0", "node-1", "node-2"]
+
+
+class Split(Pending):
+    """The result of a block whose worker died: row by row."""
+
+    def __init__(self, whole: Pending) -> None:
+        self._whole = whole
+
+    def result(self) -> StageResult:
+        found = self._whole.result()
+        (block,) = cast(tuple[Block], found.items)
+        return replace(found, items=tuple(block.slice(row, row + 1) for row in range(block.num_rows)))
+
+
+class DyingPool(Pool):
+    def submit_on(self, node: str, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        return Split(super().submit_on(node, spec, block, starts))
+
+
+def test_a_worker_may_die_meanwhile() -> None:
+    columns = columns_of(6, np.array([0, 55, 11, 1, 22, 33]))
+    found = Assembly(DyingPool(), "an epoch").begin(columns)()
+    for mine, theirs in zip(found, columns, strict=True):
+        assert np.array_equal(in_memory(mine), in_memory(theirs))
+
+
+def test_a_group_holds_the_blocks_of_its_row_ids() -> None:
+    ids, values = columns_of(1000, np.arange(10_000))[0], np.zeros((10_000, 3))
+    assert not pack_piece([(ids,)], ["x"]).is_worth_a_put
+    assert not pack_piece([(ids, values)], ["x", "y"]).is_worth_a_put
+    assert pack_piece([(values,)], ["y"]).is_worth_a_put
+
+
+def test_rows_that_are_most_of_their_blocks_are_not_copied() -> None:
+    pool = Pool()
+    columns = columns_of(2, np.arange(15))
+    assert Assembly(pool, "an epoch").begin(columns)() == columns
+    assert not pool.nodes
+    assert [is_worth_a_copy(cast(RemoteColumn, column)) for column in columns_of(3, np.arange(0, 30, 3))] == [True] * 2

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from raydist.actors.epochs.batch_queues import QueueEntry
-from raydist.actors.epochs.dynamic_sharding import InputSplit, SplitAssignments
+from raydist.actors.epochs.dynamic_sharding import InputSplit, SplitAssignments, SplitServer
+from raydist.actors.epochs.link import DynamicShardingLink
+from raydist.actors.epochs.served_epoch import Poll
+from raydist.options import Timeouts
 
 WORKERS = st.integers(0, 2)
 
@@ -71,3 +76,89 @@ def test_what_comes_for_a_reader_that_has_died_meanwhile_is_for_the_next() -> No
     again = splits.again((1, 0))
     assert again is not None
     assert batches_of(again) == [0, 1]
+
+
+# --- split server -----------------------------------------------------------------------------------------------------
+
+
+class Pass:
+    """Entries of two places each; the end after six."""
+
+    def __init__(self) -> None:
+        self.polls: list[Poll] = []
+        self.slow = False
+
+    def poll(self, poll: Poll) -> tuple[QueueEntry, ...]:
+        self.polls.append(poll)
+        if self.slow:
+            return ()
+        return (QueueEntry(poll.start, ({},), last=True) if poll.start >= 6 else QueueEntry(poll.start, ({}, {})),)
+
+
+def places(split: InputSplit | None) -> tuple[int, int] | None:
+    return None if split is None else (split.entry.number + split.begin, split.entry.end)
+
+
+def test_each_split_goes_to_one_reader_and_the_end_to_all() -> None:
+    served: Any = Pass()
+    split_server = SplitServer(served)
+    assert [places(split_server.claim((number % 2, 0), 0)) for number in range(3)] == [(0, 2), (2, 4), (4, 6)]
+    for worker in range(2):
+        split = split_server.claim((worker, 0), 0)
+        assert split is not None
+        assert split.entry.last
+
+
+def test_where_there_is_none_yet_the_reader_asks_again() -> None:
+    served: Any = Pass()
+    split_server = SplitServer(served)
+    served.slow = True
+    assert split_server.claim((0, 0), 0) is None
+    served.slow = False
+    assert places(split_server.claim((0, 0), 0)) == (0, 2)
+
+
+def test_the_unused_rest_of_a_reader_that_died_comes_before_anything_new() -> None:
+    served: Any = Pass()
+    split_server = SplitServer(served)
+    split_server.claim((0, 0), 0)
+    split_server.claim((0, 0), 0)
+    split_server.lost((0, 0), 1)
+    assert [places(split_server.claim((1, 0), 0)) for _ in range(3)] == [(1, 2), (2, 4), (4, 6)]
+
+
+# --- dynamic sharding link --------------------------------------------------------------------------------------------
+
+
+class Link:
+    """Answers claims with what it was given."""
+
+    def __init__(self, *splits: InputSplit | None) -> None:
+        self.splits = list(splits)
+        self.claims: list[Any] = []
+        self.timeouts, self.on_host = Timeouts(), False
+
+    def claim(self, reader: Any, used: int) -> Any:
+        self.claims.append((reader, used))
+        return self.splits.pop(0)
+
+    def receive_split(self, asked: Any) -> Any:
+        return asked
+
+
+def test_places_are_numbered_as_they_come_to_this_worker() -> None:
+    inner: Any = Link(
+        InputSplit(QueueEntry(10, ({}, {}, {})), begin=1),
+        None,
+        InputSplit(QueueEntry(40, ({},))),
+        InputSplit(QueueEntry(41, ({},), last=True)),
+    )
+    link = DynamicShardingLink(inner, (3, 1))
+    poll = Poll(0, start=0, done=0, wait_s=1.0)
+    found = []
+    for _ in range(4):
+        link.used += 1
+        found.append([(entry.number, entry.end, entry.last) for entry in link.receive(link.ask(poll))])
+    assert found == [[(-1, 2, False)], [], [(2, 3, False)], [(3, 4, True)]]
+    assert inner.claims == [((3, 1), used) for used in (1, 2, 3, 4)]
+    assert link.call("position_of", 0).number == 3

@@ -71,15 +71,6 @@ def wait_until(condition: Any, limit_s: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-def test_places_come_in_order_with_the_state_after_them(bench: Bench) -> None:
-    producer = bench.start(Dataset.range(4).batch(2))
-    first, second, end = (read(producer, number)[0] for number in range(3))
-    assert first.group is not None
-    assert [piece.leaf(0).tolist() for piece in first.group.refs] == [[0], [1]]
-    assert [state["step"] for state in second.states] == [2]
-    assert (end.last, end.error) == (True, None)
-
-
 def test_a_reader_that_stops_stops_the_producer(bench: Bench) -> None:
     calls = []
 
@@ -186,14 +177,6 @@ def test_a_pass_is_in_use_while_replicas_read_or_are_to_begin(bench: Bench) -> N
     producer.lend(1)
     assert producer.reclaim().number == 1
     assert not producer.in_use
-
-
-def test_a_poll_ends_with_its_limit(bench: Bench) -> None:
-    gate = threading.Event()
-    producer = bench.start(Dataset.range(1).map(lambda x: (gate.wait(10), x)[1]).batch(1))
-    assert producer.poll(Poll(None, 0, 0, wait_s=0.05)) == ()
-    gate.set()
-    assert read(producer, 0)
 
 
 def test_closing_wakes_a_waiting_reader_and_ends_the_thread(bench: Bench) -> None:
@@ -344,19 +327,6 @@ def test_every_place_reaches_every_replica_once_and_in_order(
             assert queues.num_ahead <= max(capacity, 3 * 64 if spare_bytes else 0) + 1
             assert queues.num_bytes <= max(capacity * (largest + 8), spare_bytes) + capacity * 48
     producer.close()
-    assert producer.join(10.0)
-
-
-def test_a_reader_that_waits_gets_what_there_is_though_the_group_could_grow() -> None:
-    source = Script([(4, 1)] * 9, 1, gate_at=5)
-    producer = produce(source, Credits(capacity=20, spare_bytes=1 << 20))
-    taker = Taker(producer, 0, [(4, 1)] * 9)
-    while taker.next < 5:
-        taker.take(0, 0.001)
-    assert not source.gate.is_set()
-    source.gate.set()
-    while not taker.ended:
-        taker.take(0, 0.001)
     assert producer.join(10.0)
 
 

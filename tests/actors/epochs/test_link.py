@@ -19,7 +19,7 @@ from raydist.actors.epochs.input_host import InputHost
 from raydist.core.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute
-from raydist.options import InputOptions, Options, Timeouts
+from raydist.options import AutoShardPolicy, InputOptions, Options, Timeouts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -130,15 +130,6 @@ def test_the_first_batches_of_a_slow_pipeline_are_not_held_back(distributed: Dis
     assert [lists(batch) for batch in iterator] == [[[4], [5]], [[6], [7]]]
 
 
-def test_pieces_outlive_the_pass(distributed: Distribute) -> None:
-    iterator = iter(distributed(Dataset.range(400_000).batch(200_000), workers=1))
-    batches = list(iterator)
-    iterator.close()
-    assert [int(value.sum()) for batch in batches for value in batch.values] == [
-        sum(range(start, start + 100_000)) for start in range(0, 400_000, 100_000)
-    ]
-
-
 def test_replicas_read_their_own_pieces(distributed: Distribute) -> None:
     class Replica:
         def run(self, iterator: Any, rank: int, count: int | None) -> list[Any]:
@@ -230,15 +221,6 @@ def test_an_error_of_a_worker_keeps_its_notes(distributed: Distribute) -> None:
     assert lists(next(iterator)) == [[6], [7]]
 
 
-def test_a_consumer_that_stops_stops_the_producer(distributed: Distribute) -> None:
-    iterator: Any = iter(distributed(Dataset.range(10_000).map(lambda x: np.zeros(1000) + x).batch(8)))
-    next(iterator)
-    link = iterator._pass.link
-    time.sleep(0.5)
-    assert link.call("num_kept") <= 3  # two ready, one in use
-    assert lists(next(iterator))[0][0][0] == 8
-
-
 def test_a_stuck_function_reaches_the_limit_of_the_input(distributed: Distribute) -> None:
     limits = Timeouts(poll_s=0.2, input_s=1.0)
     iterator = iter(distributed(Dataset.range(1).map(lambda x: time.sleep(60)).batch(1), timeouts=limits))
@@ -280,10 +262,42 @@ def test_an_abandoned_iterator_ends_its_pass_and_the_next_one_uses_its_workers(
     assert pids(worker_names()) == workers
 
 
-def test_a_file_that_went_away_is_reported(distributed: Distribute, tmp_path: Path) -> None:
-    file = tmp_path / "rows.npy"
-    np.save(file, np.arange(4))
-    view = distributed(Dataset.from_numpy(str(file)).batch(2))
-    file.unlink()
-    with pytest.raises(FileNotFoundError, match=r"rows\.npy"):
-        next(iter(view))
+# --- the actors of a strategy's input, on a local Ray: one for datasets of all, and one on each node of workers -------
+
+OPTIONS = InputOptions(num_input_workers=0)
+LIMITS = Timeouts(poll_s=5.0)
+
+
+def every_worker_reads(host: InputHost, size: int) -> Any:
+    """Batches of 4 rows for two workers of two replicas."""
+    side = InputSide(host, 4, LIMITS, drain=lambda: None, num_workers=2)
+    batches = Dataset.range(size).batch(4).with_options(Options(auto_shard_policy=AutoShardPolicy.OFF))
+    return distribute(batches, side, OPTIONS)
+
+
+def test_workers_on_one_node_share_an_actor(hosts: list[InputHost]) -> None:
+    hosts.append(InputHost("test", num_replicas=4, timeouts=LIMITS))
+    view = every_worker_reads(hosts[0], 6)
+    for _ in range(2):
+        assert [lists(batch) for batch in view] == [
+            [[0], [1], [0], [1]],
+            [[2], [3], [2], [3]],
+            [[4], [5], [4], [5]],
+        ]
+    assert len(hosts[0].actor_names) == 1
+
+
+def test_a_worker_on_a_node_of_its_own_has_an_actor_there(hosts: list[InputHost]) -> None:
+    here = ray.get_runtime_context().get_node_id()
+    hosts.append(InputHost("test", num_replicas=4, timeouts=LIMITS, worker_nodes=lambda: (here, None)))
+    view = every_worker_reads(hosts[0], 30)
+    iterator = iter(view)
+    assert lists(next(iterator)) == [[0], [1], [0], [1]]
+    main, ours = hosts[0].actor_names
+    assert main == hosts[0].actor_name
+    ray.kill(ray.get_actor(ours), no_restart=True)
+    with pytest.raises(UnavailableError, match=ours) as caught:
+        for _ in iterator:
+            pass
+    assert any("It made the batches of worker 0 of 2." in note for note in caught.value.__notes__)
+    assert len(list(view)) == 15  # with new actors

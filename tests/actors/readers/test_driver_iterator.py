@@ -13,7 +13,7 @@ import pytest
 from raydist.actors.readers.driver_iterator import BatchLeaf, DistributedIterator
 from raydist.core.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
-from raydist.distributed_dataset import InputSide, distribute
+from raydist.distributed_dataset import InputSide, distribute, distribute_from_function
 from raydist.options import InputOptions
 from tests.actors.readers.fakes import fake_side
 from tests.pipelines.threads import in_threads, quick_switches
@@ -74,17 +74,6 @@ def test_stats_tell_of_the_pipeline_while_it_runs_and_after_its_end() -> None:
         list(iterator)
         assert iterator.stats().elements == 4
         assert open_epochs(side) == 0
-
-
-def test_a_closed_pass_tells_nothing() -> None:
-    with fake_side(2) as side:
-        iterator = start(side)
-        next(iterator)
-        host: Any = side.opener
-        host.close()
-        assert iterator.stats().stages == ()
-        iterator.close()
-        assert iterator.stats().stages == ()
 
 
 def test_a_leaf_knows_its_parts_without_fetching_them() -> None:
@@ -215,3 +204,33 @@ def test_closing_ends_the_wait_of_another_thread() -> None:
         iterator.close()
         reader.join(20)
         assert "was closed (with its strategy, or by close())" in str(outcome[0])
+
+
+# --- what the driver knows of a leaf of a batch without fetching it ---------------------------------------------------
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_parts_say_where_they_are_and_where_they_go(on_host: bool) -> None:
+    options = InputOptions(num_input_workers=0, experimental_fetch_to_device=not on_host)
+    with fake_side(2) as side:
+        leaf: Any = next(iter(distribute(Dataset.range(3).batch(3), side, options)))
+        assert isinstance(leaf, BatchLeaf)
+        parts = [leaf.part_on(rank) for rank in range(2)]
+        assert (leaf.num_parts, leaf.rows) == (2, (2, 1))
+        assert [part.ref for part in parts] == list(leaf.batch.group.refs)
+        assert [part.on_host for part in parts] == [on_host] * 2
+
+
+def test_a_replica_whose_worker_has_ended_works_on_rows_of_another() -> None:
+    options = InputOptions(num_input_workers=0)
+    with fake_side(2, num_workers=2) as side:
+        dataset = distribute_from_function(
+            lambda context: Dataset.range(3 + 2 * context.input_pipeline_id).batch(3), side, options
+        )
+        leaf: Any = list(dataset)[1]
+        assert [value.tolist() for value in leaf.values] == [[], [3, 4]]
+        part = leaf.part_on(0, padding=True)
+        assert part.ref is leaf.part_on(1).ref
+        assert part.ref.leaf(part.leaf_index, part.place).tolist() == [3, 4]
+        none = leaf.part_on(0)
+        assert none.ref.leaf(none.leaf_index, none.place).shape == (0,)

@@ -138,14 +138,6 @@ def test_a_second_loop_goes_on_before_the_driver_looks() -> None:
         assert [value.tolist() for value in next(iterator).values] == [[4]]
 
 
-def test_one_copy_may_be_bound_again() -> None:
-    with fake_side(1) as side:
-        iterator = start(side, Dataset.range(3).batch(1))
-        replica = send(iterator)
-        assert read(replica, 0, 1) == [[0]]
-        assert read(replica, 0, 1) == [[1]]
-
-
 def test_a_replica_knows_the_state_after_what_it_was_handed() -> None:
     with fake_side(1) as side:
         iterator = start(side, Dataset.range(6).batch(1))
@@ -190,19 +182,6 @@ def test_the_end_is_the_end_for_everybody() -> None:
         ended = send(iterator)
         ended.bind(0)
         assert list(ended) == []
-
-
-def test_the_driver_waits_for_the_replicas_first() -> None:
-    drained: list[str] = []
-    with fake_side(1) as side:
-        waiting = InputSide(side.opener, 1, side.timeouts, drain=lambda: drained.append("waited"))
-        iterator = start(waiting, Dataset.range(4).batch(1))
-        next(iterator)
-        assert drained == []
-        send(iterator)
-        next(iterator)
-        next(iterator)
-        assert drained == ["waited"]
 
 
 def test_rows_and_places_are_told() -> None:

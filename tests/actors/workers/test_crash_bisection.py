@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
 
-from raydist.actors.workers.crash_bisection import CrashBisection
+from raydist.actors.workers.crash_bisection import CrashBisection, RowsDone, RunRows, Streak, isolate
 from raydist.actors.workers.handle import FailedStarts
 from raydist.core.errors import CancelledError, UnavailableError
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import ElementError, StageResult
+from raydist.pipelines.engine.kernel import run_stage
+from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
 
 
 class Stillborn:
@@ -35,13 +40,90 @@ def crash_bisection(worker: Stillborn) -> CrashBisection:
 TASK: Any = SimpleNamespace(spec=None, block=SimpleNamespace(num_rows=1), starts=(0,))
 
 
-def test_workers_that_die_while_they_start_are_no_elements_fault() -> None:
-    with pytest.raises(UnavailableError, match="worker-7 is gone while starting, as were the 19 before"):
-        crash_bisection(Stillborn()).run(TASK, lambda: False)
-
-
 def test_closing_gives_up_the_wait_and_the_worker() -> None:
     worker = Stillborn()
     with pytest.raises(CancelledError, match="closed"):
         crash_bisection(worker).run(TASK, lambda: True)
     assert worker.killed == 1
+
+
+# --- who killed the worker? Workers are played here -------------------------------------------------------------------
+
+SPEC = spec_of(SOURCE.map(lambda x: x * 10))
+BLOCK = block_of(SOURCE)
+
+
+def workers(deadly: Sequence[int], accidents: Sequence[int] = (), words: str = "os._exit(3)") -> RunRows:
+    """Workers that die on the rows `deadly`, with these last words, and without any on each of the rows `accidents`."""
+    pending = list(accidents)
+
+    def run_rows(first: int) -> RowsDone:
+        results: list[StageResult] = []
+        for row in range(first, BLOCK.num_rows):
+            if row in deadly:
+                return RowsDone(results, "worker-9", words)
+            if row in pending:
+                pending.remove(row)
+                break
+            results.append(run_stage(SPEC, BLOCK.slice(row, row + 1), (100 + row,)))
+        return RowsDone(results, "worker-9")
+
+    return run_rows
+
+
+def shape_of(result: StageResult) -> list[object]:
+    return [item.rows() if isinstance(item, Block) else (item.index, str(item.error)[:49]) for item in result.items]
+
+
+def test_an_element_that_kills_two_workers_is_an_error_in_its_place() -> None:
+    result = isolate(SPEC, BLOCK, (100,), workers(deadly=[1, 4]), Streak())
+    message = "A function must not end its process: map-1 (test_"
+    assert shape_of(result) == [[0], (101, message), [20], [30], (104, message), [50]]
+    assert result.inputs == (6,)
+    error = result.items[1]
+    assert isinstance(error, ElementError)
+    assert "worker-9 on element 101 of its input, 2 times (os._exit(3))" in str(error.error)
+
+
+def test_several_kills_from_outside_condemn_nobody() -> None:
+    result = isolate(SPEC, BLOCK, (100,), workers(deadly=[], accidents=[0, 0, *[3] * 5, 5]), Streak())
+    assert shape_of(result) == [[0], [10], [20], [30], [40], [50]]
+
+
+def test_an_element_on_which_every_worker_dies_silently_is_an_error_in_the_end() -> None:
+    result = isolate(SPEC, BLOCK, (100,), workers(deadly=[2], words=""), Streak())
+    error = result.items[2]
+    assert isinstance(error, ElementError)
+    assert "on element 102 of its input, 6 times. It may" in str(error.error)
+
+
+def test_many_condemned_elements_in_a_row_are_not_the_elements_fault() -> None:
+    streak = Streak()
+    isolate(SPEC, BLOCK, (100,), workers(deadly=[4, 5]), streak)
+    assert streak.length == 2
+    with pytest.raises(UnavailableError, match=r"on element 100 .*So did the 2 elements before it"):
+        isolate(SPEC, BLOCK, (100,), workers(deadly=[0]), streak)
+    streak.end()
+    assert len(isolate(SPEC, BLOCK, (100,), workers(deadly=[0]), streak).items) == 6
+
+
+# --- failed starts ----------------------------------------------------------------------------------------------------
+
+
+def test_too_many_in_a_row_are_an_error_that_names_the_last() -> None:
+    starts = FailedStarts()
+    for number in range(19):
+        starts.add(f"worker-{number}", RuntimeError("The worker was killed."))
+    message = r"worker-19 is gone while starting, as were the 19 before it: The worker was killed\."
+    with pytest.raises(UnavailableError, match=message) as caught:
+        starts.add("worker-19", RuntimeError("The worker was killed."))
+    assert caught.value.actor == "worker-19"
+
+
+def test_what_raises_by_itself_is_not_tried_so_often() -> None:
+    starts = FailedStarts()
+    error = RuntimeError("The actor died because of an error raised in its creation task.")
+    for _ in range(2):
+        starts.add("worker", error)
+    with pytest.raises(UnavailableError, match="as were the 2 before it"):
+        starts.add("worker", error)

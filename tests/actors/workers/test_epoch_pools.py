@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from raydist.actors.workers import epoch_pools
-from raydist.actors.workers.epoch_pools import EpochPools, SharedExecutor, choose_num_workers
+from raydist.actors.workers import epoch_pools, growing_executor
+from raydist.actors.workers.epoch_pools import EpochPools, choose_num_workers
+from raydist.actors.workers.executors import Executors
+from raydist.actors.workers.growing_executor import GrowingExecutor
+from raydist.actors.workers.handle import WorkerKind
+from raydist.actors.workers.pool import ActorExecutor, RunningWorkers, StagePickles
+from raydist.cluster import placement
+from raydist.cluster.placement import Outlook
+from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
-from raydist.options import Timeouts
-from raydist.pipelines.engine.executor import InlineExecutor
+from raydist.options import Options, Timeouts
+from raydist.pipelines.autotune.tuned_executor import TunedExecutor
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.executor import Executor, Pending
+from raydist.pipelines.engine.kernel import StageSpec, run_stage
+from raydist.pipelines.engine.threads import ThreadExecutor
+from raydist.pipelines.metering.meter import StagePlace
+from tests.contracts.op import iterate
+from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
 
 
 def double(x: Any) -> Any:
@@ -107,16 +125,6 @@ def test_busy_and_surplus_pools_are_closed(pools: EpochPools) -> None:
     assert [pool.closed for pool in (busy, first, second)] == [True, False, True]
 
 
-def test_an_iterator_cannot_close_the_pool_of_others() -> None:
-    class Watched(InlineExecutor):  # type: ignore[misc]  # final for the engine; here only `close` is watched
-        def close(self) -> None:
-            raise AssertionError("closed")
-
-    shared = SharedExecutor(Watched())
-    shared.close()
-    assert shared.window == 1
-
-
 def test_clearing_closes_what_is_kept(pools: EpochPools) -> None:
     pool = borrow(pools, 2)
     pools.give_back(pool, patience_s=0)
@@ -137,3 +145,152 @@ def test_a_pool_that_nobody_wants_is_stopped_after_a_while(pools: EpochPools) ->
     while not pool.closed and time.monotonic() < end:
         time.sleep(0.02)
     assert pool.closed
+
+
+# --- which executor a dataset's iterators get -------------------------------------------------------------------------
+
+
+def test_what_the_autotuner_learned_is_kept_for_the_next_iterator() -> None:
+    executors = Executors()
+    first = executors.open(Options())
+    assert isinstance(first, TunedExecutor)
+    first.close()
+    second = executors.open(Options())
+    assert isinstance(second, TunedExecutor)
+    assert second._tuner is first._tuner
+
+
+def test_iterating_without_workers_loads_no_ray() -> None:
+    code = "import sys, raydist as rd; list(rd.Dataset.range(3).as_numpy_iterator()); assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+
+
+# --- running workers --------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """Runs from a time on."""
+
+    def __init__(self, after_s: float = 0.0) -> None:
+        self._from = time.monotonic() + after_s
+
+    @property
+    def runs(self) -> bool:
+        return time.monotonic() >= self._from
+
+
+def running(resources: dict[str, float], start_s: float = 20.0) -> Any:
+    return RunningWorkers("pool", WorkerKind(resources, start_s=start_s))
+
+
+def test_blocks_go_to_workers_that_run() -> None:
+    workers: Any = [Worker(60), Worker(), Worker(), Worker(60)]
+    assert running({}).place_of_next(workers, [0, 2, 1, 0]) == 2
+    assert running({}).place_of_next(workers[:1], [5]) == 0  # there is no other
+
+
+def test_the_first_worker_that_runs_is_enough() -> None:
+    watched = running({"CPU": 1.0})
+    workers: Any = [Worker(60), Worker(0.2)]
+    watched.await_first(lambda: workers, lambda: False)
+    assert workers[1].runs
+    watched.await_first(lambda: pytest.fail("asked again"), lambda: False)
+
+
+def test_workers_that_no_node_can_hold_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Alive": True, "Resources": {"CPU": 4.0}}
+    monkeypatch.setattr("ray.nodes", lambda: [node])
+    monkeypatch.setattr(placement, "_SETTLE_S", 0.1)
+    monkeypatch.setattr(placement, "look", lambda: Outlook(grows=False))
+    workers: Any = [Worker(60)]
+    with pytest.raises(FailedPreconditionError, match=r"can never hold 1 input workers. Asked: 1 x {'CPU': 8.0}"):
+        running({"CPU": 8.0}).await_first(lambda: workers, lambda: False)
+
+
+def test_a_pool_that_stays_small_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    watched = running({"CPU": 1.0}, start_s=0.1)
+    workers: Any = [Worker(), Worker(60)]
+    with caplog.at_level(logging.WARNING, "raydist"):
+        watched.place_of_next(workers, [0, 0])
+        assert not caplog.records
+        time.sleep(0.15)
+        watched.place_of_next(workers, [0, 0])
+        watched.place_of_next(workers, [0, 0])
+    (record,) = caplog.records
+    assert "1 of 2 input workers of pool have not started within 0.1 s" in record.getMessage()
+
+
+# --- stage pickles ----------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_is_pickled_once_and_named_by_its_contents() -> None:
+    pickles = StagePickles(most=2)
+    double, other = spec_of(SOURCE.map(lambda x: x * 2)), spec_of(SOURCE.map(lambda x: x * 3))
+    digest, data = pickles.get(double)
+    assert pickles.get(double)[1] is data
+    assert pickles.get(other)[0] != digest
+    (block,) = run_stage(pickle.loads(data), block_of(SOURCE), (0,)).items
+    assert isinstance(block, Block)
+    assert block.rows() == [0, 2, 4, 6, 8, 10]
+    pickles.get(spec_of(SOURCE.map(abs)))
+    assert pickles.get(double)[1] is not data, "only the last two are kept"
+    assert pickles.get(double)[0] == digest
+
+
+# --- a pool that grows under an iterator; the pool is a fake one, whose workers sleep side by side --------------------
+
+
+class PoolOfThreads(Executor):
+    """Threads in the place of actors."""
+
+    place: StagePlace = "actors"
+
+    def __init__(self, num_workers: int) -> None:
+        self.threads = ThreadExecutor(num_workers)
+        self.closed = False
+        self.sizes = [num_workers]
+        self.window, self.num_workers = 2 * num_workers, num_workers
+
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        return self.threads.submit(spec, block, starts)
+
+    def resize(self, num_workers: int) -> None:
+        self.sizes.append(num_workers)
+        self.window, self.num_workers = 2 * num_workers, num_workers
+        self.threads.resize(num_workers)
+
+    def close(self) -> None:
+        self.closed = True
+        self.threads.close()
+
+
+def slow(x: Any) -> Any:
+    time.sleep(0.002)
+    return x
+
+
+def grow(idle_cores: float, monkeypatch: pytest.MonkeyPatch) -> tuple[PoolOfThreads, list[str]]:
+    monkeypatch.setattr(growing_executor, "_PERIOD_S", 0.03)
+    pool = PoolOfThreads(2)
+    executor = GrowingExecutor(cast(ActorExecutor, pool), 2, 3, lambda: idle_cores)
+    iterator = iterate(Dataset.range(600).map(slow), lambda options: executor)
+    assert [int(x) for x in iterator] == list(range(600))
+    assert executor.place == "actors"
+    executor.close()
+    decisions = iterator.meters.decisions
+    assert iterator.meters.readings()[1].parallelism == pool.sizes[-2 if len(pool.sizes) > 1 else -1]
+    pool.close()
+    return pool, decisions
+
+
+def test_it_grows_on_cores_that_are_free_and_goes_back_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, decisions = grow(4.0, monkeypatch)
+    assert pool.sizes[:2] == [2, 3]
+    assert pool.sizes[-1] == 2
+    assert decisions[0].startswith("3 input workers: the consumer waits")
+
+
+def test_it_stays_where_no_core_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, decisions = grow(0.2, monkeypatch)
+    assert pool.sizes == [2, 2]
+    assert decisions == []

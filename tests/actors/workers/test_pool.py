@@ -59,12 +59,6 @@ def pid_of(pool: ActorExecutor, index: int = 0) -> int:
     return pid
 
 
-def test_each_worker_has_a_block_at_work_and_one_on_its_way() -> None:
-    pool = ActorExecutor(3, name="test")  # starts nothing
-    assert pool.window == 6
-    pool.close()
-
-
 def test_any_number_of_workers_gives_the_same_elements() -> None:
     def noisy(x: Any, *, rng: np.random.Generator) -> Any:
         return {"x": x, "noise": rng.integers(1000), "name": str(int(x)).encode()}
@@ -77,16 +71,6 @@ def test_any_number_of_workers_gives_the_same_elements() -> None:
         found.append([{key: value.tolist() for key, value in row.items()} for row in rows])
     assert found[0] == found[1] == found[2]
     assert sum(len(row["x"]) for row in found[0]) == 200
-
-
-def test_work_is_spread_and_overlaps(pool: ActorExecutor) -> None:
-    def where(x: Any) -> int:
-        time.sleep(0.002)
-        return os.getpid()
-
-    found = [int(pid) for pid in iterate(Dataset.range(400).map(where), pool)]
-    assert set(found) == {pid_of(pool, 0), pid_of(pool, 1)}
-    assert os.getpid() not in found
 
 
 class OddError(Exception):

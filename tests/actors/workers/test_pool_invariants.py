@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,13 +17,16 @@ from raydist.actors.workers import stored_results
 from raydist.actors.workers.epoch_pools import SharedExecutor
 from raydist.actors.workers.pool import ActorExecutor
 from raydist.core.nest import LEAF
-from raydist.options import Timeouts
+from raydist.options import Options, Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import Item
 from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.kernel import Kernel, StageSpec
 from tests.chaos.extent import how_many
-from tests.contracts.op import collect, iterate, same
+from tests.conftest import live_actors
+from tests.contracts.datasets import DATASETS
+from tests.contracts.op import MakeExecutor, check_op, collect, iterate, same
 from tests.pipelines.random_pipelines import Pipeline, pipelines
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(1200)]
@@ -86,3 +89,29 @@ def test_results_were_stored(pool: ActorExecutor) -> None:
 
 def _doubled(x: Any) -> Any:
     return 2 * x
+
+
+# --- every operation keeps its contract on pools of actors too: same elements, same order, exact resuming -------------
+
+ELEMENTS = 9  # of each dataset: a save and a load at each of them
+
+
+@pytest.fixture(scope="module")
+def pools(ray_cluster: None, shared_actors: set[str]) -> Iterator[tuple[MakeExecutor, ...]]:
+    """Pools of one and of three workers, shared by all iterators, those that are not finished included."""
+    opened = [ActorExecutor(num_workers, name="contract") for num_workers in (1, 3)]
+    for pool in opened:
+        pool.start()
+    shared_actors |= live_actors()
+    yield tuple(map(_lender, opened))
+    for pool in opened:
+        pool.close()
+
+
+def _lender(pool: ActorExecutor) -> Callable[[Options], Executor]:
+    return lambda options: SharedExecutor(pool)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_operation_keeps_its_contract_on_pools(name: str, pools: tuple[MakeExecutor, ...]) -> None:
+    check_op(DATASETS[name], limit=ELEMENTS, executors=pools)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast, final
 
 import numpy as np
 import pytest
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
-from raydist.actors.workers import mapped_columns
-from raydist.actors.workers.mapped_columns import StoredColumns
+from raydist.actors.workers import mapped_columns, result_recipes
+from raydist.actors.workers.mapped_columns import LostResultError, StoredColumns
+from raydist.actors.workers.result_recipes import Recipe, StoredResult, leave_losses_to_caller, make_again
 from raydist.actors.workers.stored_results import store_result, with_row_ids
-from raydist.core.errors import DeadlineExceededError, UnavailableError
-from raydist.pipelines.elements.blocks import Block
+from raydist.core.errors import CancelledError, DataLossError, DeadlineExceededError, UnavailableError
+from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 from raydist.pipelines.elements.rows import items_of_rows
+from raydist.pipelines.engine.executor import Pending
+from raydist.pipelines.engine.kernel import Kernel, StageSpec, run_stage
 
 LARGE: dict[str, list[Any]] = {
     "dense": [np.full((10, 100), k, np.float32) for k in range(40)],
@@ -125,3 +131,210 @@ def test_a_result_is_mapped_once(store: dict[str, bytes], monkeypatch: pytest.Mo
     del block, copies
     with pytest.raises(KeyError):  # the first one was let go
         pickle.loads(pickled).in_memory()
+
+
+# --- results that are lost with their node: they are made again, from what is there and from what was freed -----------
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class AddOne(Kernel):
+    """Adds one to each row."""
+
+    label: str
+    uses_index = False
+
+    def run(self, block: Block, start: int) -> Sequence[Item]:
+        rows = block.columns[0]
+        return [Block(block.structure, block.specs, (rows + 1,), block.num_rows)]
+
+
+@final
+class Done(Pending):
+    def __init__(self, pool: Pool, args: Any) -> None:
+        self.pool, self.args = pool, args
+
+    def result(self) -> StageResult:
+        while True:
+            try:
+                return self.pool.make(*self.args)
+            except LostResultError as error:
+                make_again(error.result)
+
+
+@final
+class Pool:
+    """Runs stages here and stores their results in a dictionary, as input workers and Ray do."""
+
+    def __init__(self) -> None:
+        self.store: dict[str, bytes] = {}
+        self.made: list[str] = []
+        self.closed = False
+
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        if self.closed:
+            raise CancelledError("The pool is closed.")
+        return Done(self, (spec, block, starts))
+
+    def make(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> StageResult:
+        arrived = pickle.loads(pickle.dumps(block))
+        answer, stored = store_result(run_stage(spec, arrived.in_memory(), starts))
+        ref = Ref(f"{spec.name}-{len(self.made)}")
+        self.made.append(ref)
+        self.store[ref] = pickle.dumps(stored, protocol=5)
+        return with_row_ids(answer, ref, Recipe(self, spec, block, starts))
+
+    def run(self, name: str, block: Block) -> Block:
+        (made,) = self.submit(StageSpec(name, (AddOne(name),)), block, (0,)).result().items
+        assert isinstance(made, Block)
+        return made
+
+    def lose_all(self) -> None:
+        self.store.clear()
+        for result in result_recipes._known.values():
+            result._columns = None  # workers are other processes, which have not mapped it
+
+    def get(self, ref: str, timeout: float) -> Any:
+        if ref not in self.store:
+            raise ObjectLostError("00" * 28, None, "")
+        return pickle.loads(self.store[ref])
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
+    pool = Pool()
+    monkeypatch.setattr(ray, "get", pool.get)
+    monkeypatch.setattr(mapped_columns, "_mapped", NothingKept())
+    monkeypatch.setattr(result_recipes, "_may_ask", True)
+    return pool
+
+
+class NothingKept:
+    """The cache of a process that has mapped nothing yet."""
+
+    def get(self, ref: Any, limit_s: float) -> Any:
+        return mapped_columns._get(ref, limit_s)
+
+
+def rows(value: float, count: int = 8) -> Block:
+    blocks = [item for item in items_of_rows([np.full(5_000, value, np.float32)] * count) if isinstance(item, Block)]
+    return concat_blocks(blocks)
+
+
+def firsts(block: Block) -> list[float]:
+    return [float(row[0]) for row in block.in_memory().columns[0]]
+
+
+def test_a_lost_result_is_made_again(pool: Pool) -> None:
+    block = pool.run("a", rows(1.0))
+    pool.lose_all()
+    assert firsts(block) == [2.0] * 8
+    assert pool.made == ["a-0", "a-1"]
+
+
+def test_so_is_one_that_does_not_come(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = pool.run("a", rows(1.0))
+    limits: list[float] = []
+
+    def late_at_first(ref: str, timeout: float) -> Any:
+        limits.append(timeout)
+        if ref == "a-0":
+            raise GetTimeoutError("late")
+        return pool.get(ref, timeout)
+
+    monkeypatch.setattr(ray, "get", late_at_first)
+    assert firsts(block) == [2.0] * 8
+    assert limits == [result_recipes._STALL_S] * 2
+
+
+def test_so_is_what_it_was_made_from_and_was_freed(pool: Pool) -> None:
+    block = pool.run("c", pool.run("b", pool.run("a", rows(1.0))))
+    gc.collect()
+    assert pool.made == ["a-0", "b-1", "c-2"]
+    pool.lose_all()
+    assert firsts(block) == [4.0] * 8
+    assert pool.made[3:] == ["a-3", "b-4", "c-5"]
+
+
+def test_what_is_still_there_is_not_made_again(pool: Pool) -> None:
+    first = pool.run("a", rows(1.0))
+    second = pool.run("b", first)
+    del pool.store["b-1"]
+    assert firsts(second) == [3.0] * 8
+    assert pool.made == ["a-0", "b-1", "b-2"]
+
+
+def test_a_living_result_that_is_lost_too_is_made_once(pool: Pool) -> None:
+    first = pool.run("a", rows(1.0))
+    second = pool.run("b", first)
+    third = pool.run("c", first)
+    pool.lose_all()
+    assert firsts(third) == firsts(second) == [3.0] * 8
+    assert firsts(first) == [2.0] * 8
+    assert sorted(name[0] for name in pool.made) == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_rows_of_several_results_in_another_order(pool: Pool) -> None:
+    blocks = [pool.run("a", rows(float(k))) for k in range(4)]
+    mixed = concat_blocks(blocks).take(np.array([31, 0, 9, 17, 2]))
+    last = pool.run("b", mixed)
+    del blocks, mixed
+    pool.lose_all()
+    assert firsts(last) == [5.0, 2.0, 3.0, 4.0, 2.0]
+
+
+def test_another_result_than_the_first_time_is_data_loss(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = pool.run("a", rows(1.0))
+    pool.lose_all()
+    monkeypatch.setattr(AddOne, "run", lambda self, block, start: [block.slice(0, 4)])
+    with pytest.raises(DataLossError, match="stage a was lost with its node .* a source has changed"):
+        firsts(block)
+
+
+def test_a_closed_pool_makes_nothing_again(pool: Pool) -> None:
+    block = pool.run("a", rows(1.0))
+    pool.lose_all()
+    pool.closed = True
+    with pytest.raises(UnavailableError, match="lost with its node and cannot be made again: The pool is closed"):
+        firsts(block)
+
+
+def test_a_reader_asks_the_owner(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Owner:
+        class make_again:
+            @staticmethod
+            def remote(lost: str) -> Any:
+                asked.append(lost)
+                return Answer((make_again(lost),))
+
+    class Answer(tuple[Any, ...]):
+        __slots__ = ()
+
+    monkeypatch.setattr(ray, "get", lambda ref, timeout: ref if isinstance(ref, Answer) else pool.get(ref, timeout))
+    monkeypatch.setattr(ray, "get_actor", lambda name: {"pipeline": Owner}[name])
+    monkeypatch.setattr(result_recipes, "_owner", "pipeline")
+    block = pool.run("a", rows(1.0))
+    pool.lose_all()
+    (column,) = cast(Any, block.columns[0]).stored.values()
+    reader = StoredResult(column.result.ref, owner="pipeline")
+    result_recipes._known[reader.ref] = column.result  # the reader is in another process
+    assert reader.columns().load(0)[0, 0] == 2.0
+    assert asked == ["a-0"]
+    assert reader.ref == "a-1"
+    leave_losses_to_caller()
+    pool.lose_all()
+    with pytest.raises(LostResultError):
+        StoredResult(Ref("a-1"), owner="pipeline").columns()
+
+
+def test_large_values_are_not_kept_for_a_recipe() -> None:
+    spec = StageSpec("a", (AddOne("a"),))
+    assert Recipe.of(Pool(), spec, rows(1.0, count=8), (0,)) is not None
+    assert Recipe.of(Pool(), spec, rows(1.0, count=80), (0,)) is None
+
+
+def test_a_result_that_nothing_refers_to_is_not_made_again() -> None:
+    with pytest.raises(UnavailableError, match="no longer needed"):
+        make_again("gone")

@@ -6,8 +6,10 @@ import functools
 import gc
 import os
 import pickle
+import signal
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import pytest
@@ -15,12 +17,13 @@ import pytest
 from raydist.actors.version_check import Software, installed_packages
 from raydist.actors.workers import worker as worker_module
 from raydist.actors.workers.mapped_columns import StoredColumns
-from raydist.actors.workers.worker import InputWorker, WorkerResult, unpack_result
-from raydist.core.errors import FailedPreconditionError, RaydistError
+from raydist.actors.workers.memory_limit import limit_memory
+from raydist.actors.workers.worker import InputWorker, LastWords, WorkerResult, leave_words, unpack_result
+from raydist.core.errors import FailedPreconditionError
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import ElementError, StageResult
+from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from raydist.pipelines.run.iterator import DatasetIterator
@@ -87,18 +90,6 @@ def test_functions_of_a_program_of_another_version_are_refused(tmp_path: Path, m
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_elements_error_names_the_worker() -> None:
-    def fail(x: Any) -> Any:
-        raise LookupError("no such thing")
-
-    spec, block, starts = first_work(Dataset.range(1).map(fail))
-    (item,) = across(InputWorker("worker-7").run(b"a", spec, block, starts)).items
-    assert isinstance(item, ElementError)
-    assert isinstance(item.error, LookupError)
-    assert item.error.__notes__ == ["In worker-7."]
-    assert item.index == 0
-
-
 def test_what_was_imported_is_not_looked_through_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     for name in ("freeze", "unfreeze"):
@@ -117,23 +108,6 @@ def test_what_was_imported_is_not_looked_through_for_garbage(monkeypatch: pytest
     assert called == ["unfreeze", "freeze", "unfreeze"]
 
 
-def test_leaving_the_process_is_an_error_of_the_element() -> None:
-    def leave(x: Any) -> Any:
-        return x if x != 1 else exit(3)
-
-    spec, _, starts = first_work(Dataset.range(1).map(leave))
-    result = across(InputWorker("worker-7").run(b"a", spec, block_of(Dataset.range(3)), starts))
-    first, error, last = result.items
-    assert isinstance(first, Block)
-    assert isinstance(last, Block)
-    assert (first.rows(), last.rows()) == ([0], [2])
-    assert isinstance(error, ElementError)
-    assert error.index == 1
-    assert isinstance(error.error, RaydistError)
-    assert "must not leave its process: map-1" in str(error.error)
-    assert "SystemExit: 3" in str(error.error)
-
-
 def test_a_stage_that_cannot_be_loaded_says_so_of_every_block() -> None:
     worker = InputWorker("worker-0")
     block = block_of(Dataset.range(1))
@@ -142,8 +116,130 @@ def test_a_stage_that_cannot_be_loaded_says_so_of_every_block() -> None:
             across(worker.run(b"a", sent, block, (0,)))
 
 
-def test_a_worker_knows_its_process_and_limits_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[int | None] = []
-    monkeypatch.setattr(worker_module, "limit_memory", limits.append)
-    assert InputWorker("worker-0", 5000).hello() == os.getpid()
-    assert limits == [5000]
+# --- last words -------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import ctypes, os, sys, time
+from raydist.actors.workers.worker import leave_words
+assert leave_words(sys.argv[1])
+print("ready", flush=True)
+{end}
+"""
+
+
+def words_of(end: str) -> str:
+    words = LastWords()
+    assert words.path is not None
+    subprocess.run([sys.executable, "-c", PROGRAM.format(end=end), words.path], check=False, capture_output=True)
+    return words.read()
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("ctypes.string_at(0)", "Fatal Python error: Segmentation fault"),
+        ("os.abort()", "Fatal Python error: Aborted"),
+        ("os._exit(3)", "os._exit(3)"),
+        ("if os.fork() == 0: os._exit(3)\nos.wait()", ""),
+        ("pass", ""),
+    ],
+)
+def test_a_process_that_ends_itself_says_how(end: str, expected: str) -> None:
+    assert words_of(end) == expected
+
+
+def test_a_process_that_is_killed_says_nothing() -> None:
+    words = LastWords()
+    command = [sys.executable, "-c", PROGRAM.format(end="time.sleep(60)"), words.path or ""]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait(20)
+    assert words.read() == ""
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / "file"
+    other.write_text("")
+    with other.open() as file:
+        assert not leave_words(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+    assert not leave_words("/proc/0/fd/0")
+    assert not leave_words(None)
+
+
+def test_a_file_is_closed_with_its_object() -> None:
+    words = LastWords()
+    path = words.path or ""
+    assert os.path.exists(path)
+    del words
+    gc.collect()
+    assert not os.path.lexists(path)
+
+
+# --- the limit is tried in a process of its own -----------------------------------------------------------------------
+
+CODE = """
+import numpy as np
+from raydist.actors.workers.memory_limit import limit_memory
+
+print(limit_memory({limit}))
+np.ones(20 << 20, np.uint8)
+try:
+    np.ones(1 << 44, np.uint8)
+except MemoryError as error:
+    print(type(error).__mro__[1].__name__)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits what a process has mapped for itself")
+@pytest.mark.parametrize("limit", [200 << 20, None])
+def test_a_process_cannot_take_more(limit: int | None) -> None:
+    done = subprocess.run([sys.executable, "-c", CODE.format(limit=limit)], capture_output=True, text=True, timeout=50)
+    room, error = done.stdout.split()
+    assert int(room) == limit if limit else int(room) > 20 << 20
+    assert error == "MemoryError", done.stderr
+
+
+def test_other_systems_have_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert limit_memory(1) is None
+
+
+FAULTS = """
+import resource, threading
+import numpy as np
+from raydist.actors.workers.memory_limit import keep_freed_memory
+def faults(num_rounds, num_blocks, num_bytes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(num_rounds):
+        blocks = [np.ones(num_bytes, np.uint8) for _ in range(num_blocks)]
+        while blocks:
+            blocks.pop()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+def work():
+    faults({sizes})
+    print(faults({sizes}))
+keep_freed_memory({limit})
+thread = threading.Thread(target=work)
+{start}
+"""
+
+
+def num_faults(start: str, sizes: str, limit: int | None, **variables: str) -> int:
+    code = FAULTS.format(start=start, sizes=sizes, limit=limit)
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, timeout=50, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_freed_memory_is_there_for_the_next_arrays_unless_the_user_has_set_malloc_up() -> None:
+    assert num_faults("work()", "20, 8, 600_000", 1 << 30) < 500
+    assert num_faults("work()", "20, 8, 600_000", 1 << 30, MALLOC_MMAP_THRESHOLD_="65536") > 20_000
+    tunable = "glibc.malloc.mmap_threshold=65536"
+    assert num_faults("work()", "20, 8, 600_000", 1 << 30, GLIBC_TUNABLES=tunable) > 20_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_heaps_of_threads_are_kept_where_they_are_empty() -> None:
+    assert num_faults("thread.start(); thread.join()", "5, 50, 2 << 20", None) < 1_000

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from torch import nn
@@ -14,7 +12,6 @@ from raydist.collectives.reducer.exchange import Exchange, StepWeight
 from raydist.collectives.reducer.trailer import ReceivedTrailer, Trailer, agree, encode_stamp
 from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
 from tests.collectives.local_group import LocalGroup, LocalHub
-from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import run_ranks
 
 # --- exchange ---------------------------------------------------------------------------------------------------------
@@ -188,52 +185,6 @@ def test_differing_numbers_are_shown_to_everybody() -> None:
 
     expected = "All ranks must agree on the pass, got rank 0: step 4, layout 0; rank 1: step 4, layout 1. Do so."
     assert run_ranks(2, body) == [expected, expected]
-
-
-def said_to_each_other(communicator: Communicator, *, passes: list[list[tuple[int, ...]]]) -> str:
-    """Each rank trains other parameters in its last pass: the error that it gets."""
-    rank = Rank(communicator)
-    *agreed, last = passes[communicator.rank]
-    for trained in agreed:
-        rank.run(trained)
-    try:
-        rank.run(last)
-    except CollectiveMismatchError as error:
-        return str(error)
-    return "nothing"
-
-
-def test_a_rank_that_changes_its_layout_alone_is_an_error_on_all() -> None:
-    passes: list[list[tuple[int, ...]]] = [[(0, 1), (0, 1)], [(0, 1), (0,)], [(0, 1), (0, 1)]]
-    for told in run_ranks(3, functools.partial(said_to_each_other, passes=passes)):
-        assert told.startswith("All ranks must call the same collective")
-
-
-def sums_of_kept_and_shared_memory(communicator: Communicator) -> list[list[float]]:
-    """One rank holds on to gradients, so that it must use other memory than its peers do."""
-    parameters = {0: nn.Parameter(torch.zeros(20_000))}
-    buckets = Buckets(communicator, bucket_bytes=1 << 20, first_bucket_bytes=1 << 20)
-    held, sums = [], []
-    for number in range(4):
-        kinds = ((0, torch.float32, torch.Size([20_000])),)
-        plan = buckets.begin_pass(kinds, parameters, step=0, backward=number)
-        exchange = Exchange(communicator, buckets, plan, encode_stamp(0, number), None, FULL)
-        exchange.put(0, torch.full((20_000,), float(communicator.rank + number)))
-        exchange.finish()
-        found = exchange.gradients()[0]
-        sums.append(found.unique().tolist())
-        if communicator.rank == 1:
-            held.append((found, sums[-1]))
-        del found
-    assert [found.unique().tolist() for found, _ in held] == [then for _, then in held]
-    return sums
-
-
-@pytest.mark.parametrize("backend", ["gloo", "shm"])
-def test_processes_one_of_which_holds_on_to_gradients(backend: str, request: pytest.FixtureRequest) -> None:
-    team: ProcessTeam = request.getfixturevalue(f"{backend}_team")
-    expected = [[float(sum(range(team.world_size)) + number * team.world_size)] for number in range(4)]
-    assert team.run(sums_of_kept_and_shared_memory) == [expected] * team.world_size
 
 
 # --- trailer ----------------------------------------------------------------------------------------------------------

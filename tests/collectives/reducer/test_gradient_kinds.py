@@ -18,17 +18,15 @@ from raydist.collectives.reducer.bucket import ParameterSpec
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.collectives.reducer.sparse_rows import reduce_rows
 from raydist.core.values import ReduceOp
-from tests.collectives.gradient_steps import (
-    ONCE_A_SEGMENT,
-    STEPS,
-    gradients_of,
-)
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import (
     FEATURES,
     MODELS,
+    ONCE_A_SEGMENT,
+    STEPS,
     assert_equal_parameters,
     build,
+    gradients_of,
     rows,
     train_alone,
     train_together,
@@ -68,8 +66,6 @@ def exchanged(
 
 
 ROWS = st.lists(st.tuples(st.integers(0, 6), st.floats(-4, 4, width=16)), max_size=6)
-
-SHAPES = st.sampled_from([(7,), (7, 3), (7, 2, 2)])
 
 
 @settings(max_examples=25)

@@ -13,21 +13,18 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils.checkpoint import checkpoint
 
 from raydist.collectives.reducer.interception import Handler, begin_interception, end_interception
 from raydist.collectives.reducer.parameter_hooks import DeferredHooks, OwnHook, ParameterHooks, detach_hooks, hooked_of
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.core.errors import FailedPreconditionError
-from tests.collectives.gradient_steps import (
-    gradients_of,
-    half,
-    on_two,
-)
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import (
     build,
+    gradients_of,
+    half,
     loss_of,
+    on_two,
     rows,
     train_alone,
 )
@@ -278,13 +275,6 @@ def test_sees_every_way_to_call_it_and_then_no_more() -> None:
     assert recorder.depths == [1] * 4
     assert x.grad is not None
     assert x.grad.tolist() == [6.0, 6.0]
-
-
-def test_reentrant_segments_are_nested() -> None:
-    recorder, x = Recorder(), torch.ones(2, requires_grad=True)
-    with intercepted(recorder):
-        checkpoint(torch.sin, x * 2, use_reentrant=True).sum().backward()
-    assert recorder.depths == [1, 2]
 
 
 def test_threads_have_their_own() -> None:

@@ -17,16 +17,14 @@ from raydist.collectives.reducer.parameter_hooks import OwnHook, TrainedParamete
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.core.errors import CollectiveMismatchError, FailedPreconditionError
 from raydist.core.values import ReduceOp
-from tests.collectives.gradient_steps import (
-    gradients_of,
-    half,
-    on_two,
-)
 from tests.collectives.local_group import LocalGroup
 from tests.collectives.models import (
     FEATURES,
     build,
+    gradients_of,
+    half,
     loss_of,
+    on_two,
     rows,
     train_alone,
 )
@@ -153,17 +151,6 @@ def test_the_last_layers_travel_while_the_first_are_computed() -> None:
 # --- accumulation -----------------------------------------------------------------------------------------------------
 
 
-def test_global_and_local_parts_are_told_apart() -> None:
-    accumulation = LocalAccumulation()
-    shown = accumulation.add(0, torch.tensor([10.0]), torch.tensor([1.0]), 0.5)
-    shown = accumulation.add(0, shown, torch.tensor([3.0]), 0.25)
-    assert shown.tolist() == [14.0]
-    base, contribution = accumulation.parts_of(0, shown)
-    assert base is not None
-    assert contribution is not None
-    assert (base.tolist(), contribution.tolist()) == ([10.0], [1.25])
-
-
 def test_dropped_or_zeroed_gradients_take_their_part_with_them() -> None:
     accumulation = LocalAccumulation()
     shown = accumulation.add(0, None, torch.tensor([1.0]), 1.0)
@@ -172,13 +159,6 @@ def test_dropped_or_zeroed_gradients_take_their_part_with_them() -> None:
     assert accumulation.parts_of(0, shown) == (shown, None)
     accumulation.forget([0, 1])
     assert accumulation.parts_of(0, shown) == (shown, None)
-
-
-def test_other_changes_are_refused() -> None:
-    accumulation = LocalAccumulation()
-    shown = accumulation.add(7, None, torch.tensor([1.0]), 1.0)
-    with pytest.raises(FailedPreconditionError, match="parameter 7"):
-        accumulation.parts_of(7, shown.mul_(2))
 
 
 def test_accumulate_keeps_the_earlier_tensor() -> None:
@@ -214,22 +194,6 @@ def three() -> list[nn.Parameter]:
     return [nn.Parameter(torch.ones(1)) for _ in range(3)]
 
 
-def test_only_those_that_are_trained_are_looked_at() -> None:
-    listener, (a, b, c) = Listener(), three()
-    b.requires_grad_(False)
-    listener.parameters.attach([a, b])
-    listener.parameters.attach((a, b, c))
-    assert listener.parameters.all == {0: a, 1: b, 2: c}
-    assert seen(listener) == (0, 2)
-    (a * b * c).sum().backward()
-    assert sorted(listener.heard) == [0, 2]
-    b.requires_grad_(True)
-    assert seen(listener) == (0, 1, 2)
-    assert listener.parameters.trained == (a, b, c)
-    (a * b * c).sum().backward()
-    assert sorted(listener.heard) == [0, 0, 1, 2, 2]
-
-
 def test_a_list_may_have_grown() -> None:
     listener, parameters = Listener(), three()
     growing = parameters[:1]
@@ -237,30 +201,6 @@ def test_a_list_may_have_grown() -> None:
     growing.append(parameters[1])
     listener.parameters.attach(growing)
     assert seen(listener) == (0, 1)
-
-
-def test_those_that_are_given_no_more_are_let_go_and_their_numbers_not_used_again() -> None:
-    listener, (a, b, c) = Listener(), three()
-    listener.parameters.attach((a, b))
-    listener.parameters.attach((b, c))
-    assert (listener.parameters.all, seen(listener)) == ({1: b, 2: c}, (1, 2))
-    (a * b * c).sum().backward()
-    assert sorted(listener.heard) == [1, 2]
-
-
-def test_one_that_was_cast_or_resized_is_of_another_kind() -> None:
-    listener, (a, b, c) = Listener(), three()
-    listener.parameters.attach((a, b, c))
-    kinds = [(number, torch.float32, torch.Size([1])) for number in range(3)]
-    assert listener.parameters.kinds == tuple(kinds)
-    a.data = a.data.double()
-    c.data = torch.ones(2)
-    assert seen(listener) == (0, 1, 2)
-    changed = (0, torch.float64, torch.Size([1])), kinds[1], (2, torch.float32, torch.Size([2]))
-    assert listener.parameters.kinds == changed
-    assert listener.parameters.trained == (a, b, c)
-    (a.sum() + b.sum() + c.sum()).backward()
-    assert sorted(listener.heard) == [0, 1, 2]
 
 
 def test_hooks_go_and_keep_nothing_alive() -> None:
@@ -278,19 +218,6 @@ def test_hooks_go_and_keep_nothing_alive() -> None:
     gc.collect()
     assert reference() is None
     (a * 2).sum().backward()
-
-
-def test_a_receiver_takes_gradients_out_of_the_parameters() -> None:
-    listener, (a, b, _) = Listener(), three()
-    received = []
-    listener.parameters.attach((a, b))
-    listener.parameters.look()
-    listener.parameters.sink.receiver = lambda index, gradient: received.append((index, gradient.item()))
-    assert listener.parameters.sink.receiver is not None
-    (2 * a + 3 * b).sum().backward()
-    listener.parameters.sink.receiver = None
-    assert (sorted(received), listener.heard) == ([(0, 2.0), (1, 3.0)], [])
-    assert (a.grad, b.grad) == (None, None)
 
 
 # --- gradients that no backward pass has made global, and those that were changed afterwards --------------------------

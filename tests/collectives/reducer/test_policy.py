@@ -17,9 +17,8 @@ from raydist.collectives.base import Membership
 from raydist.collectives.reducer.nonfinite import NonfinitePolicy, OnNonfinite, SkippedUpdates, fault_of, is_finite
 from raydist.collectives.reducer.reducer import GradientReducer
 from raydist.core.errors import FailedPreconditionError
-from tests.collectives.gradient_steps import ONCE_A_SEGMENT, STEPS
 from tests.collectives.local_group import LocalGroup, LocalHub
-from tests.collectives.models import build, loss_of, rows
+from tests.collectives.models import ONCE_A_SEGMENT, STEPS, build, loss_of, rows
 from tests.collectives.threads import run_ranks
 
 # --- what nan and infinities in gradients do to replicas that are threads ---------------------------------------------
@@ -74,15 +73,6 @@ def test_faults_tell_nan_and_infinity_apart() -> None:
     assert fault_of(torch.tensor([-INF, NAN])) == 3
     indices = torch.tensor([[1, 1]])
     assert fault_of(torch.sparse_coo_tensor(indices, torch.tensor([1.0, NAN]), (4,), check_invariants=True)) == 2
-
-
-def test_pass_hands_them_to_all() -> None:
-    def body(model: nn.Module, reducer: GradientReducer, policy: NonfinitePolicy, rank: int) -> None:
-        backward(model, reducer, NAN if rank == 1 else 1.0)
-        assert all(p.grad is not None and p.grad.isnan().all() for p in model.parameters())
-        assert (policy.num_found, policy.num_skipped) == (0, 0)
-
-    on_three(two_layers(), "pass", body)
 
 
 @pytest.mark.parametrize("factor", [NAN, INF])
@@ -146,16 +136,6 @@ def test_skip_leaves_parameters_moments_and_counters(make: Callable[..., torch.o
         torch.testing.assert_close(one[:2], clean[0][:2], rtol=0, atol=0)
         assert one[2:] == (2, 2)
     assert clean[0][2:] == (0, 0)
-
-
-def test_gradients_stay_visible_when_a_step_was_skipped() -> None:
-    def body(model: nn.Module, reducer: GradientReducer, policy: NonfinitePolicy, rank: int) -> None:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        backward(model, reducer, NAN)
-        optimizer.step()
-        assert all(p.grad is not None and p.grad.isnan().all() for p in model.parameters())
-
-    on_three(two_layers(), "skip", body)
 
 
 def test_every_optimizer_skips_until_the_next_pass_and_some_until_their_gradients_are_gone() -> None:
@@ -246,11 +226,6 @@ def test_optimizers_that_step_in_backward_are_skipped_too() -> None:
     on_three(two_layers(), "skip", body)
 
 
-def test_gradients_that_stay_local_are_those_of_one_replica() -> None:
-    error = NonfinitePolicy(names, first_replica=3).error("pass 1", [{0: 2}], {0: nn.Parameter(torch.ones(2))})
-    assert "replica 3: p2 (NaN)" in str(error)
-
-
 def test_the_message_shows_some_of_many_parameters() -> None:
     policy = NonfinitePolicy(names)
     layers = {n: nn.Parameter(torch.ones(n + 1)) for n in range(7)}
@@ -292,19 +267,6 @@ def test_looking_changes_nothing(name: str, step: Callable[..., None]) -> None:
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-15)
         assert (mine.grad is None) == (theirs.grad is None)
-
-
-def test_gradients_made_by_hand_add_up_with_others() -> None:
-    layer = nn.Linear(2, 1, bias=False)
-
-    def body(_: GradientReducer) -> None:
-        layer.weight.grad = torch.ones(1, 2)
-        layer(torch.ones(1, 2)).sum().backward()
-        layer.weight.grad.mul_(3)
-        layer(torch.ones(1, 2)).sum().backward()
-        assert layer.weight.grad.tolist() == [[7.0, 7.0]]
-
-    in_a_run("raise", layer, body)
 
 
 def test_hooks_that_step_are_skipped_and_parameters_inside_of_checkpoints_seen() -> None:

@@ -13,8 +13,7 @@ import torch
 from raydist.collectives.base import Communicator
 from raydist.core.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.core.values import ReduceOp
-from tests.collectives.faults import AbortingSoon, Failing, stop_myself
-from tests.collectives.processes import ProcessTeam
+from tests.collectives.processes import AbortingSoon, Failing, ProcessTeam, stop_myself
 from tests.collectives.shared_memory.operations import COLLECTIVES, WITH_A_MIDDLE, Begun, Operation
 from tests.contracts import communicator as contract
 

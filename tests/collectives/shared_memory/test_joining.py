@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import functools
 import gc
 import os
 import platform
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,12 @@ import pytest
 from raydist.collectives.base import Communicator, Declined, Membership
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.shared_memory.communicator import join
+from raydist.collectives.shared_memory.control import Futex, why_unsupported
 from raydist.core.errors import DeadlineExceededError
 from raydist.utils.shared_segment import Segment
 from tests.collectives.processes import START_S, ProcessTeam
-from tests.collectives.shared_memory.ranks import run_sharing
 from tests.collectives.shared_memory.test_faults import EVERYTHING, Rounds
-from tests.collectives.threads import begin_threads
+from tests.collectives.threads import begin_threads, run_sharing
 from tests.fork_server import fork_server
 
 pytestmark = pytest.mark.timeout(180)
@@ -144,3 +147,42 @@ def test_a_rank_that_is_killed_while_joining_leaves_no_file(store: RendezvousSto
     process.kill()
     process.join(START_S)
     assert {path.name for path in Path("/dev/shm").glob("raydist-shm-*")} <= before  # looked at only
+
+
+# --- futex ------------------------------------------------------------------------------------------------------------
+
+
+def make_bell() -> tuple[ctypes.c_uint32, Futex]:
+    word = ctypes.c_uint32(0)
+    return word, Futex(ctypes.addressof(word))
+
+
+def test_ringing_wakes_all_sleepers() -> None:
+    word, futex = make_bell()
+    sleepers = [threading.Thread(target=futex.sleep, args=(0, 30.0)) for _ in range(3)]
+    for sleeper in sleepers:
+        sleeper.start()
+    time.sleep(0.05)
+    futex.ring()
+    for sleeper in sleepers:
+        sleeper.join(5.0)
+    assert not any(sleeper.is_alive() for sleeper in sleepers)
+    assert word.value == 1
+
+
+def test_a_sleep_ends() -> None:
+    word, futex = make_bell()
+    start = time.monotonic()
+    futex.sleep(0, 0.05)
+    futex.sleep(0, -1.0)
+    futex.yield_core()
+    assert 0.04 < time.monotonic() - start < 5.0
+    assert word.value == 0
+
+
+@pytest.mark.parametrize(("system", "machine"), [("linux", "aarch64"), ("darwin", "x86_64")])
+def test_machines_that_promise_less(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
+    assert why_unsupported() is None
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert why_unsupported() == f"it needs Linux on x86-64, and this is {system} on {machine}"

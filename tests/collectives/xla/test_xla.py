@@ -147,25 +147,6 @@ def noted(into: list[str], name: str) -> Callable[[], torch.Tensor]:
     return program
 
 
-def test_those_before_it_go_first() -> None:
-    group, _ = group_of(ranks := Ranks())
-    order: list[str] = []
-    works = [group.add(name, noted(order, name)) for name in ("a", "b", "c")]
-    assert wait_slice(works[1], 1.0)
-    assert order == ["a", "b"]
-    assert [work.is_completed() for work in works] == [True, True, False]
-    assert ranks.said == ["a", "b"]
-
-
-def test_what_was_noted_runs_before_the_first_collective_only() -> None:
-    group, chip = group_of(Ranks())
-    works = [group.add(name, None) for name in ("a", "b")]
-    for work in works:
-        group.settle()
-        assert wait_slice(work, 1.0)
-    assert chip.did == ["launch", "wait"]
-
-
 def test_what_was_noted_since_is_no_part_of_a_collective() -> None:
     group, chip = group_of(Ranks())
     works = [group.add(name, noted(chip.did, name)) for name in ("a", "b")]
@@ -206,17 +187,6 @@ def test_a_rank_that_is_gone_is_an_error_unless_all_have_begun(*, others: bool) 
     else:
         with pytest.raises(RuntimeError, match="connection closed by peer"):
             wait_slice(work, 1.0)
-
-
-def test_an_error_of_the_program_is_for_who_waits() -> None:
-    def program() -> torch.Tensor:
-        raise RuntimeError("out of memory")
-
-    group, _ = group_of(Ranks())
-    work = group.add("sum", program)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        wait_slice(work, 1.0)
-    assert work.is_completed()
 
 
 def test_a_program_that_does_not_end_is_waited_for_no_longer_than_asked() -> None:
@@ -354,15 +324,6 @@ def soon() -> float:
 
 def later() -> float:
     return time.monotonic() + 5.0
-
-
-def test_nobody_goes_on_alone(two: list[CallComparison]) -> None:
-    assert not two[0].all_agree(soon())  # nothing was announced
-    two[0].announce("sum")
-    assert not two[0].all_agree(soon())
-    two[1].announce("sum")
-    assert two[0].all_agree(later())
-    assert two[1].all_agree(later())
 
 
 def test_calls_are_compared_on_the_cpu_whatever_the_default_device(two: list[CallComparison]) -> None:

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import pytest
+import ray
+from ray._private.accelerators.tpu import VALID_TPU_TOPOLOGY, infer_tpu_pod_type_from_topology
+from ray.util.placement_group import placement_group_table, remove_placement_group
+
+import raydist as rd
+from raydist.core.errors import InvalidArgumentError
+from raydist.tpu_slices.inventory import TpuHost, choose_shape, count_whole, describe_slices
+from raydist.tpu_slices.reservation import cluster_adds_tpus, place_slice, tpu_hosts
+from raydist.tpu_slices.shape import SliceShape, check_names, num_chips, parse_version
+from tests.tpu_nodes import tpu_slice
+
+V4 = [TpuHost(f"10.0.0.{number}", 4, 4, "a", "v4-16", "2x2x2") for number in (1, 2)]
+V6 = [TpuHost("10.0.1.1", 8, 8, "b", "v6e-8", "2x4")]
+PLAIN = [TpuHost("10.0.2.1", 4, 4)]
+
+
+def test_the_hosts_say_what_they_are() -> None:
+    assert choose_shape(V4, None, None) == SliceShape("v4", "2x2x2", 2, 4)
+    assert choose_shape(V6, None, "v6e") == SliceShape("v6e", "2x4", 1, 8)
+    assert choose_shape([TpuHost("x", 4, 4, "c", "v6e-8", "2x4")] * 2, None, None).num_hosts == 2  # smaller machines
+
+
+def test_one_of_several_kinds_must_be_named() -> None:
+    assert choose_shape([*V4, *V6], "2x4", None).version == "v6e"
+    assert choose_shape([*V4, *V6], None, "v4").topology == "2x2x2"
+    with pytest.raises(InvalidArgumentError, match="any slice is 2 kinds of those in .*: slice 'a' .* 10.0.0.2"):
+        choose_shape([*V4, *V6], None, None)
+
+
+def test_what_is_not_there_is_answered_with_what_is() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"v5p 2x2x4 is none of .*: slice 'a' \(v4-16, 2x2x2\)"):
+        choose_shape(V4, "2x2x4", "v5p")
+
+
+def test_hosts_without_labels_are_what_they_are_called() -> None:
+    assert choose_shape(PLAIN, "2x2", "v5litepod") == SliceShape("v5litepod", "2x2", 1, 4)
+    with pytest.raises(InvalidArgumentError, match="must name one kind of slice.*no pod type, no topology"):
+        choose_shape(PLAIN, "2x2", None)
+
+
+def test_a_cluster_without_tpus() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"the cluster has none\. Start Ray on the hosts .*MirroredStrategy"):
+        choose_shape([], "2x2x2", "v4")
+    assert choose_shape([], "2x2x2", "v4", may_grow=True) == SliceShape("v4", "2x2x2", 2, 4)
+    assert choose_shape(V6, "2x2x2", "v4", may_grow=True).num_hosts == 2
+    with pytest.raises(InvalidArgumentError, match="name topology and accelerator_version"):
+        choose_shape([], "2x2x2", None, may_grow=True)
+
+
+def test_a_slice_is_whole_when_all_of_its_hosts_are_there() -> None:
+    shape = SliceShape.of("v4", "2x2x2")
+    assert count_whole(V4, shape) == 1
+    others = [TpuHost(f"10.0.3.{number}", 4, 0, "c", "v4-16", "2x2x2") for number in (1, 2)]
+    assert count_whole([*V4, *V6, *others], shape) == 2  # taken, but there
+    assert count_whole([V4[0], others[0]], shape) == 0  # two halves are no slice
+    assert count_whole(PLAIN * 2, SliceShape.of("v5litepod", "2x2")) == 2
+    assert count_whole([TpuHost("10.0.2.1", 8, 8)], SliceShape.of("v5litepod", "2x2")) == 0
+
+
+def test_slices_are_listed_with_their_hosts() -> None:
+    said = describe_slices([*V4, *PLAIN])
+    assert "slice 'a' (v4-16, 2x2x2): host 10.0.0.1 with 4 of 4 chips free, host 10.0.0.2" in said
+    assert "a host without a slice's name (no pod type, no topology): host 10.0.2.1" in said
+
+
+# --- shape ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", sorted(VALID_TPU_TOPOLOGY))
+def test_every_slice_is_whole_hosts_and_has_rays_name(version: str) -> None:
+    for topology in VALID_TPU_TOPOLOGY[version]:
+        shape = SliceShape.of(version, topology)
+        assert shape.num_hosts * shape.chips_per_host == num_chips(topology)
+        assert shape.pod_type == infer_tpu_pod_type_from_topology(topology, version)
+
+
+def test_chips_of_early_and_late_versions_are_two_devices() -> None:
+    devices = {version: SliceShape.of(version, "4x4").devices_per_host for version in ("v2", "v3", "v5litepod", "v6e")}
+    assert devices == {"v2": 8, "v3": 8, "v5litepod": 4, "v6e": 4}
+    assert SliceShape.of("v4", "2x2x2").devices_per_host == 4
+    assert SliceShape.of("v7x", "2x2x2").devices_per_host == 8
+
+
+def test_hosts_that_do_not_make_up_the_slice() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"The 8 chips of topology '2x2x2' must be .* each .* has 3"):
+        SliceShape.of("v4", "2x2x2", chips_per_host=3)
+    with pytest.raises(InvalidArgumentError, match="each TPU host here has 8"):
+        SliceShape.of("v4", "2x2x1", chips_per_host=8)
+
+
+@pytest.mark.parametrize("name", ["v1", "H100", "", "v4-8", 4])
+def test_an_unknown_version_is_answered_with_the_known_ones(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"one of v2, v3, v4, v5p, v5litepod, v6e, v7x, got {name!r}"):
+        parse_version(name)
+
+
+@pytest.mark.parametrize("topology", ["3x3", "2x2x2x2", "big", "", "4"])
+def test_a_topology_that_is_none_is_answered_with_those_of_the_version(topology: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"topology must be one of 1x1, 2x2, .* \(v6e\), got {topology!r}"):
+        check_names(topology, "v6e")
+    with pytest.raises(InvalidArgumentError, match=f"topology must be one of .*, got {topology!r}"):
+        check_names(topology, None)
+
+
+def test_a_topology_of_another_version() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"\(v4\), got '4x4'"):
+        check_names("4x4", "v4")
+
+
+# --- reserving slices is tested by `tests/strategies/test_tpu.py`, on nodes that say they have TPUs -------------------
+
+
+@pytest.mark.ray
+def test_a_cluster_without_tpus_says_so_at_once(ray_cluster: None) -> None:
+    assert tpu_hosts() == ()
+    assert not cluster_adds_tpus()
+    strategy = rd.TPUStrategy("2x2x2", "v4")
+    with pytest.raises(rd.InvalidArgumentError, match="needs nodes with TPU chips, and the cluster has none"):
+        _ = strategy.num_replicas_in_sync
+    strategy.close()
+
+
+@pytest.mark.ray
+def test_a_slice_of_one_host_is_not_placed_on_a_host_of_another(ray_cluster: None) -> None:
+    """Of four hosts that have room, one is meant."""
+    with (
+        tpu_slice("slice-c", "v4", "2x2x1", chips=1),
+        tpu_slice("slice-d", "v5litepod", "1x1"),
+    ):
+        group = place_slice(SliceShape.of("v5litepod", "1x1"), name="one host", timeout_s=60)
+        (node,) = placement_group_table(group)["bundles_to_node_id"].values()
+        remove_placement_group(group)
+        labels = {each["NodeID"]: each["Labels"] for each in ray.nodes()}[node]
+    assert labels["ray.io/tpu-slice-name"] == "slice-d"
