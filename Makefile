@@ -22,7 +22,7 @@ HUB_PACKAGES := transformers peft datasets timm torchvision diffusers torch_geom
 TRANSFORMERS_4 := transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-autoscaler test-xla test-oldest test-hub chaos lint bench steps asynchronous checkpoints scaling autotune summaries clean test-gpu test-gpu-multi
+.PHONY: help venv demo docs test test-long test-autoscaler test-xla test-oldest test-hub chaos lint bench steps asynchronous checkpoints scaling autotune summaries clean test-gpu test-gpu-multi
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -38,6 +38,9 @@ venv: $(STAMP)  ## Create the virtual environment and install the pinned version
 
 demo: $(STAMP)  ## Train on real images on two replicas of a local Ray
 	$(BIN)/python examples/digits_fit.py --strategy mirrored --replicas 2
+
+docs: $(STAMP)  ## Build the documentation site into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # A process that waits in C++ does not hear the limit of a test: it writes its stacks and ends, and another goes on.
 test: $(STAMP)  ## Run every test (PYTEST_ARGS="-k shuffle" for some)
@@ -132,4 +135,4 @@ autotune: $(STAMP)  ## Compare light pipelines with and without AUTOTUNE (BENCH_
 	$(BIN)/python -m benchmarks.autotune $(BENCH_ARGS)
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(PEERS) $(XLA) $(HUB) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(PEERS) $(XLA) $(HUB) site .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

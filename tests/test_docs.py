@@ -1,20 +1,161 @@
-"""The pages in docs/ are true: their Python blocks run, one after the other, as a reader types them."""
+"""The README and the pages of docs/ are true: programs run, tables say what the code says, the site builds."""
 
 from __future__ import annotations
 
+import inspect
+import os
 import re
+import subprocess
+import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-DOCS = Path(__file__).parent.parent / "docs"
+import raydist as rd
+from tests.shared_scripts import Scripts
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text()
+PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]}
+
+# A program of a page, in the order of the page: ```python blocks, the new side of ```diff blocks, and code in comments
+# (<!-- setup ... -->, <!-- check ... -->), which readers do not see. <!-- skip: why --> leaves out the next block.
+PART = re.compile(
+    r"^<!-- (?P<kind>setup|check)\n(?P<hidden>.*?)^-->"
+    r"|^(?P<skip><!-- skip: [^>]*-->\s*)?^```(?P<language>python|diff)\n(?P<code>.*?)^```",
+    flags=re.MULTILINE | re.DOTALL,
+)
 
 
-@pytest.mark.parametrize("page", ["debugging.md", "input.md"])
-def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def program_of(page: str) -> str:
+    """What a reader of a page types, as one script."""
+    parts = []
+    for part in PART.finditer(page):
+        if part["hidden"]:
+            parts.append(part["hidden"])
+        elif not part["skip"]:
+            parts.append(new_side(part["code"]) if part["language"] == "diff" else part["code"])
+    return "\n".join(parts)
+
+
+def new_side(diff: str) -> str:
+    return "".join(line[1:] or "\n" for line in diff.splitlines(keepends=True) if not line.startswith("-"))
+
+
+PROGRAMS = {name: program for name, page in PAGES.items() if (program := program_of(page))}
+ON_RAY = re.compile(r"(Mirrored|ParameterServer)Strategy\(|num_input_workers=")
+
+
+def test_programs_are_found() -> None:
+    shown = "```python\nb\n```\n<!-- skip: c -->\n\n```python\nd\n```\n```diff\n-e\n+f\n\n g\n```\n```sh\nh\n```"
+    page = f"<!-- setup\na\n-->\n\n{shown}"
+    assert program_of(page) == "a\n\nb\n\nf\n\ng\n"
+    assert len(PROGRAMS) > 10
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [name for name, program in PROGRAMS.items() if ON_RAY.search(program)])
+def test_programs_on_replicas_run(name: str, tmp_path: Path, scripts: Scripts) -> None:
+    script = tmp_path / "page.py"
+    script.write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{PROGRAMS[name]}\nrd.close_all()\n")
+    printed = scripts.run(script)
+    for line in ("error", "loss"):
+        values = [float(value) for value in re.findall(rf"^(?:epoch|round) 4: {line} ([\d.]+)$", printed, re.MULTILINE)]
+        assert all(value < 0.05 for value in values), printed  # x**2 has a variance of 0.09: the models have learned
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", [name for name, program in PROGRAMS.items() if not ON_RAY.search(program)])
+def test_programs_in_one_process_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    for block in re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), flags=re.MULTILINE | re.DOTALL):
-        exec(block, names)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(PROGRAMS[name], name, "exec"), names)
     names.clear()  # functions of the page refer to it, and it to pools of workers
+
+
+def changed_lines(block: str) -> list[str]:
+    return re.findall(r"# (\d): ", block)
+
+
+def first_program() -> str:
+    return re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)[0]
+
+
+def test_the_shortest_way_in_changes_three_lines() -> None:
+    first = first_program()
+    assert changed_lines(first) == ["1", "2", "3"]
+    body = first.partition("def train(batches)")[2].partition("\n\n\n")[0]
+    assert "rd." not in body
+    assert "strategy" not in body
+
+
+def test_the_shortest_way_in_is_the_loop_of_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+    first = first_program()
+    on_one_device = first.replace("rd.MirroredStrategy(2)", 'rd.OneDeviceStrategy("cpu")')
+    plain = re.sub(r"^with .*# 1.*$", "if True:", first, flags=re.MULTILINE)
+    plain = re.sub(r"^.*# 2.*\n", "", plain, flags=re.MULTILINE)
+    plain = re.sub(r"strategy.run\(.*# 3: was (.*)$", r"\1", plain, flags=re.MULTILINE)
+    assert "strategy" not in plain
+    exec(on_one_device, {})
+    printed = capsys.readouterr().out
+    exec(plain, {})
+    assert capsys.readouterr().out.count("error") == printed.count("error") == 5
+
+
+def test_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 200
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/strategies.md"])
+def test_tables_of_strategies_are_complete(name: str) -> None:
+    rows = set(re.findall(r"^\| `rd\.(\w+Strategy)\([^|]*` \|[^|]*\|[^|]*\|[^|]*\|$", PAGES[name], flags=re.MULTILINE))
+    named = {name for name in rd.__all__ if name.endswith("Strategy")}
+    exported = {name for name in named if not inspect.isabstract(getattr(rd, name))}  # the others are bases
+    assert rows == exported, f"the table of strategies in {name} must have a row for each that `rd` exports"
+
+
+def test_table_of_datasets_is_complete() -> None:
+    table = PAGES["docs/input/index.md"].partition("## Operations")[2].partition("\n## ")[0]
+    methods = {name for name in dir(rd.Dataset) if not name.startswith("_")}
+    assert set(re.findall(r"`(\w+)`", table)) == methods, "docs/input/index.md must name each method of rd.Dataset"
+    readers = {name for name in rd.__all__ if name.endswith("Dataset") and not isinstance(getattr(rd, name), type)}
+    assert {name for name in readers if f"`rd.{name}`" not in table} == set()
+
+
+def test_time_limits_are_the_defaults() -> None:
+    rows = re.findall(r"^\| `(\w+_s)` \| ([\d,.]+) \|", PAGES["docs/strategies.md"], flags=re.MULTILINE)
+    printed = {name: float(value.replace(",", "")) for name, value in rows}
+    assert printed == {limit.name: limit.default for limit in fields(rd.Timeouts)}
+
+
+def test_api_pages_have_every_public_name_once() -> None:
+    shown = re.findall(r"^::: raydist\.(?:[\w.]*\.)?(\w+)$", "\n".join(PAGES.values()), flags=re.MULTILINE)
+    assert sorted(shown) == sorted(set(rd.__all__) - {"__version__"})
+
+
+def test_printed_commands_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    documents = "\n".join([*PAGES.values(), (ROOT / "CONTRIBUTING.md").read_text()])
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)\b", documents, flags=re.MULTILINE))
+    assert {"demo", "test", "docs"} <= named <= targets
+    scripts = set(re.findall(r"python (examples/\w+\.py)", documents))
+    assert [script for script in scripts if not (ROOT / script).is_file()] == []
+
+
+@pytest.mark.timeout(240)
+def test_site_builds_without_warnings(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=220, check=False)
+    assert (built.returncode, built.stdout + built.stderr) == (0, "")
+    page = (tmp_path / "site" / "api" / "datasets" / "index.html").read_text()
+    assert "bucket_by_sequence_length" in page
+    assert ":class:" not in page
+    assert re.findall(r'(?:src|rel="stylesheet" href)="https?:[^"]*', page) == []  # nothing is loaded from elsewhere
+    links = re.findall(r'(?:href|src)="(?!\w+:)([^"#]+)', page)
+    missing = [link for link in links if not (tmp_path / "site" / "api" / "datasets" / link).resolve().exists()]
+    assert missing == []
