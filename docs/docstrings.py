@@ -12,16 +12,7 @@ ROLE = re.compile(r":(?:class|func|meth|mod|attr|exc|data):`~?\.?([^`]+)`")
 
 
 def to_markdown(docstring: str) -> str:
-    """Put doctest examples into code blocks, and names in the roles of Sphinx between backticks.
-
-    >>> print(to_markdown("Use :class:`Optional`.\\n\\n>>> 1 + 1\\n2"))
-    Use `Optional`.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    """
+    """Put doctest examples into code blocks, and names in the roles of Sphinx (`:class:`) between backticks."""
     fenced = EXAMPLE.sub(lambda example: f"{example[1]}```pycon\n{example[0]}\n{example[1]}```", docstring)
     return re.sub(r"::$", ":", ROLE.sub(r"`\1`", fenced), flags=re.MULTILINE)
 
