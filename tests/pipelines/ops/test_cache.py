@@ -1,37 +1,43 @@
 from __future__ import annotations
 
+import itertools
+import json
+import os
 import pickle
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from raydist.core.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.ops.cache import CacheOp
-from tests.contracts.op import collect, iterate
+from raydist.pipelines.stored import write
+from raydist.pipelines.stored.containers import ChunkWriter
+from tests.contracts.op import check_op, collect, iterate, same
 from tests.pipelines.model import recorder
 
 
-def counted(size: int) -> tuple[Dataset, list[int]]:
+def counted_in_memory(size: int) -> tuple[Dataset, list[int]]:
     calls: list[int] = []
     note = recorder(calls)
     return Dataset.range(size).map(note).cache(), calls
 
 
 def test_one_whole_pass_is_enough() -> None:
-    dataset, calls = counted(5)
+    dataset, calls = counted_in_memory(5)
     assert [int(x) for x in dataset.repeat(3)] == [0, 1, 2, 3, 4] * 3
     assert calls == [0, 1, 2, 3, 4]
 
 
-def test_epochs_share_it() -> None:
-    dataset, calls = counted(5)
-    assert [[int(x) for x in dataset] for _ in range(3)] == [[0, 1, 2, 3, 4]] * 3
-    assert len(calls) == 5
-
-
-def test_a_pass_that_is_left_early_is_not_kept() -> None:
-    dataset, calls = counted(5)
+def test_a_pass_in_memory_that_is_left_early_is_not_kept() -> None:
+    dataset, calls = counted_in_memory(5)
     assert [int(x) for x in dataset.take(2).repeat(3)] == [0, 1] * 3
     assert calls == [0, 1] * 3
 
@@ -43,19 +49,7 @@ def test_what_is_random_before_it_is_frozen() -> None:
     assert [int(x) for x in lively] != [int(x) for x in lively]
 
 
-def test_a_pass_with_an_error_is_not_kept() -> None:
-    calls: list[int] = []
-
-    def fail(x: Any) -> Any:
-        calls.append(int(x))
-        return 6 // int(x - 1)
-
-    items = collect(iterate(Dataset.range(3).map(fail).cache().repeat(2)))
-    assert [item[0] if isinstance(item, tuple) else int(item) for item in items] == [-6, "ZeroDivisionError", 6] * 2
-    assert len(calls) == 6
-
-
-def test_a_user_cannot_change_what_is_kept() -> None:
+def test_a_user_cannot_change_what_is_kept_in_memory() -> None:
     dataset = Dataset.from_tensors(np.zeros(2)).map(lambda x: x + 1).cache()
     for _ in range(2):
         (element,) = dataset
@@ -64,7 +58,7 @@ def test_a_user_cannot_change_what_is_kept() -> None:
 
 
 def test_a_copy_begins_empty_and_another_seed_reads_again() -> None:
-    dataset, calls = counted(3)
+    dataset, calls = counted_in_memory(3)
     assert len(list(dataset)) == len(list(pickle.loads(pickle.dumps(dataset)))) == 3
     for seed in (1, 1, 2):
         assert len(list(dataset.with_options(Options(seed=seed)))) == 3
@@ -72,10 +66,10 @@ def test_a_copy_begins_empty_and_another_seed_reads_again() -> None:
 
 
 def test_a_resumed_iterator_fills_it() -> None:
-    first, _ = counted(4)
+    first, _ = counted_in_memory(4)
     iterator = iterate(first)
     collect(iterator, 3)
-    fresh, calls = counted(4)
+    fresh, calls = counted_in_memory(4)
     resumed = iterate(fresh)
     resumed.load_state_dict(iterator.state_dict())
     assert [int(x) for x in collect(resumed)] == [3]
@@ -85,10 +79,193 @@ def test_a_resumed_iterator_fills_it() -> None:
     assert calls == [0, 1, 2, 3]
 
 
-def test_a_user_cannot_change_ragged_rows_that_are_kept() -> None:
-    dataset = Dataset.range(1, 5).map(lambda n: np.full(int(n), n)).cache()
+def counted(size: int, path: Any) -> tuple[Dataset, list[int]]:
+    calls: list[int] = []
+    return Dataset.range(size).map(recorder(calls)).cache(path), calls
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_one_whole_pass_is_enough_for_everybody(tmp_path: Path, remote: bool) -> None:
+    path = f"memory://{uuid.uuid4().hex}/x" if remote else tmp_path / "x"
+    dataset, calls = counted(5, path)
+    assert [int(x) for x in dataset.repeat(3)] == [0, 1, 2, 3, 4] * 3
+    other, other_calls = counted(9, path)  # changes before the cache are not noticed
+    assert [[int(x) for x in other] for _ in range(2)] == [[0, 1, 2, 3, 4]] * 2
+    assert (calls, other_calls) == ([0, 1, 2, 3, 4], [])
+    assert remote or names(tmp_path) == ["x"]
+
+
+def test_a_pass_that_is_left_early_is_not_kept(tmp_path: Path) -> None:
+    dataset, calls = counted(5, tmp_path / "x")
+    assert [int(x) for x in dataset.take(2).repeat(3)] == [0, 1] * 3
+    assert calls == [0, 1] * 3
+    iterator = iter(dataset)
+    next(iterator)
+    assert len(names(tmp_path)) == 1  # the lock: elements of one block are not written yet
+    del iterator
+    assert names(tmp_path) == []
+    assert [int(x) for x in dataset] == [0, 1, 2, 3, 4]
+
+
+def test_a_pass_with_an_error_is_not_kept(tmp_path: Path) -> None:
+    dataset = Dataset.range(3).map(lambda x: 6 // int(x - 1)).cache(tmp_path / "x").repeat(2)
+    items = collect(iterate(dataset))
+    assert [item[0] if isinstance(item, tuple) else int(item) for item in items] == [-6, "ZeroDivisionError", 6] * 2
+    assert names(tmp_path) == []
+
+
+def test_an_empty_input_is_kept(tmp_path: Path) -> None:
+    for size in (0, 3):
+        assert list(Dataset.range(size).cache(tmp_path / "x")) == []
+
+
+def test_a_second_writer_is_told_who_the_first_is(tmp_path: Path) -> None:
+    dataset, _ = counted(5, tmp_path / "x")
+    first = iter(dataset)
+    assert int(next(first)) == 0
+    items = collect(iterate(dataset))
+    assert [kind for kind, _ in items] == ["FailedPreconditionError"]  # and then the end
+    assert f"process {os.getpid()} on " in items[0][1]
+    assert [int(x) for x in first] == [1, 2, 3, 4]
+    assert len(collect(iterate(dataset))) == 5
+
+
+def test_something_else_is_there(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("precious")
+    with pytest.raises(FailedPreconditionError, match="does not exist yet"):
+        list(counted(5, tmp_path / "x")[0])
+    assert (tmp_path / "x").read_text() == "precious"
+    assert names(tmp_path) == ["x"]
+
+
+def test_contract_when_filled_and_when_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "_CHUNK_ROWS", 3)
+    number = itertools.count()
+
+    def noisy(path: Path) -> Dataset:
+        return Dataset.range(8).shuffle(4).map(lambda x, *, rng: (x, str(rng.random()))).cache(path)
+
+    check_op(lambda: noisy(tmp_path / "filled").shuffle(3).repeat(2))
+    check_op(lambda: noisy(tmp_path / str(next(number))).repeat(2))
+
+
+@pytest.mark.parametrize("filled", ["before", "between", "never"])
+def test_resuming_at_every_element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled: str) -> None:
+    monkeypatch.setattr(write, "_CHUNK_ROWS", 3)
+    for done in range(9):
+        dataset, _ = counted(8, tmp_path / str(done))
+        if filled == "before":
+            collect(iterate(dataset))
+        iterator = iterate(dataset)
+        collect(iterator, done)
+        state = json.loads(json.dumps(iterator.state_dict()))
+        iterator.close()
+        fresh, calls = counted(8, tmp_path / str(done))
+        if filled == "between":
+            collect(iterate(fresh))
+            calls.clear()
+        resumed = iterate(fresh)
+        resumed.load_state_dict(state)
+        assert collect(resumed) == list(range(done, 8))
+        assert calls == (list(range(8)) if filled == "never" else [])
+        assert len(collect(iterate(counted(0, tmp_path / str(done))[0]))) == 8
+
+
+def test_a_state_of_other_elements_is_refused(tmp_path: Path) -> None:
+    def shuffled(path: Path, seed: int) -> Dataset:
+        return Dataset.range(30).shuffle(30).cache(path).with_options(Options(seed=seed))
+
+    whole = collect(iterate(shuffled(tmp_path / "x", 1)))
+    first = iterate(shuffled(tmp_path / "y", 1))
+    assert same(collect(first, 4), whole[:4])
+    state = first.state_dict()
+    first.close()
+    collect(iterate(shuffled(tmp_path / "y", 2)))
+    resumed = iterate(shuffled(tmp_path / "y", 1))
+    resumed.load_state_dict(state)
+    assert same(collect(resumed), whole[4:])  # its own elements, made again
+
+    reading = iterate(shuffled(tmp_path / "y", 3))
+    collect(reading, 4)
+    state = reading.state_dict()
+    reading.close()
+    for file in (tmp_path / "y").iterdir():
+        file.unlink()
+    (tmp_path / "y").rmdir()
+    resumed = iterate(shuffled(tmp_path / "y", 3))
+    resumed.load_state_dict(state)
+    with pytest.raises(FailedPreconditionError, match="those that the state was saved with, but in"):
+        next(resumed)
+
+
+CRASH = """
+import sys
+from raydist.dataset import Dataset
+from raydist.pipelines.stored import write
+write._CHUNK_ROWS = 10
+for x in Dataset.range(100).batch(1).unbatch().cache(sys.argv[1]).as_numpy_iterator():
+    if int(x) == 50:
+        print("there", flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_writer_that_is_killed_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CRASH, str(tmp_path / "x")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "there\n"
+            dataset, calls = counted(7, tmp_path / "x")
+            with pytest.raises(FailedPreconditionError, match=f"process {writer.pid} on .* does"):
+                next(iter(dataset))
+            assert len(names(tmp_path)) == 2
+        finally:
+            writer.send_signal(signal.SIGKILL)
+    assert [int(x) for x in dataset.repeat(2)] == [*range(7)] * 2
+    assert calls == [*range(7)]
+    assert names(tmp_path) == ["x"]
+
+
+def test_damage_is_found(tmp_path: Path) -> None:
+    dataset, calls = counted(5, tmp_path / "x")
+    list(dataset)
+    (file,) = (tmp_path / "x").glob("part-*")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 8
+    file.write_bytes(content)
+    with pytest.raises(DataLossError, match="checksum"):
+        list(dataset)
+    (tmp_path / "x" / "manifest.json").write_text("{}")
+    assert [kind for kind, _ in collect(iterate(dataset))] == ["DataLossError"]
+    assert len(calls) == 5
+
+
+def test_a_full_disk_ends_the_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(write, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(ChunkWriter, "write", full)
+    items = collect(iterate(counted(5, tmp_path / "x")[0]))
+    assert items[-1][0] == "OSError"
+    assert names(tmp_path) == []
+
+
+def test_a_user_cannot_change_what_is_kept(tmp_path: Path) -> None:
+    dataset = Dataset.range(3).map(lambda x: np.full(2, x)).cache(tmp_path / "x")
     for _ in range(3):
-        rows = list(dataset)
-        assert [row.tolist() for row in rows] == [[1], [2, 2], [3, 3, 3], [4, 4, 4, 4]]
-        for row in rows:
-            row += 1
+        for number, element in enumerate(dataset):
+            assert element.tolist() == [number, number]
+            element.fill_(7)
+
+
+def test_elements_that_cannot_be_kept(tmp_path: Path) -> None:
+    numbered: dict[Any, Any] = {1: np.arange(2)}
+    with pytest.raises(InvalidArgumentError, match="dicts with text keys"):
+        list(Dataset.from_tensor_slices(numbered).cache(tmp_path / "x"))
+    assert names(tmp_path) == []

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from raydist.core.errors import InvalidArgumentError, SpecError
-from raydist.core.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.pipelines.elements.spec import TensorSpec
 from tests.contracts.op import collect, iterate
 
 A, B = Dataset.range(3), Dataset.range(10, 13)
@@ -71,35 +68,3 @@ def test_choices_change_with_the_epoch_only_if_asked() -> None:
         [Dataset.range(20), Dataset.range(20, 40)], seed=1, rerandomize_each_iteration=True
     )
     assert [int(x) for x in other] != [int(x) for x in other]
-
-
-def test_spec_and_cardinality() -> None:
-    assert Dataset.sample_from_datasets([A, B]).element_spec == TensorSpec((), "int64")
-    assert Dataset.sample_from_datasets([A, B]).cardinality() == UNKNOWN_CARDINALITY
-    assert Dataset.sample_from_datasets([A, B.repeat()]).cardinality() == INFINITE_CARDINALITY
-    stopping = Dataset.sample_from_datasets([A, B.repeat()], stop_on_empty_dataset=True)
-    assert stopping.cardinality() == UNKNOWN_CARDINALITY
-    chosen = Dataset.choose_from_datasets([A, B.repeat()], A.repeat(), stop_on_empty_dataset=False)
-    assert chosen.cardinality() == UNKNOWN_CARDINALITY
-    with pytest.raises(SpecError, match="one structure and dtype"):
-        _ = Dataset.sample_from_datasets([A, Dataset.from_tensors("x")]).element_spec
-
-
-@pytest.mark.parametrize("weights", [[1.0], [0, 0], [-1, -1], [float("nan"), 1], [float("inf"), 1], []])
-def test_bad_weights(weights: list[float]) -> None:
-    with pytest.raises(InvalidArgumentError, match="weights must"):
-        Dataset.sample_from_datasets([A, B], weights)
-
-
-def test_bad_datasets() -> None:
-    with pytest.raises(InvalidArgumentError, match="needs at least one dataset"):
-        Dataset.sample_from_datasets([])
-    with pytest.raises(TypeError, match="choose_from_datasets takes datasets, got 3"):
-        Dataset.choose_from_datasets([A, B], 3)  # type: ignore[arg-type]  # the point of this test
-
-
-def test_a_dataset_without_elements_need_not_tell_what_they_are() -> None:
-    nothing = Dataset.range(3).filter(lambda x: False).map(lambda x: x * 2)
-    dataset = Dataset.sample_from_datasets([nothing, Dataset.range(3)], [0.5, 0.5])
-    assert dataset.element_spec == TensorSpec((), "int64")
-    assert collect(iterate(dataset)) == [0, 1, 2]

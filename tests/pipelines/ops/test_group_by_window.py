@@ -6,19 +6,16 @@ import numpy as np
 import pytest
 
 from raydist.core.errors import InvalidArgumentError, SpecError
-from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.spec import TensorSpec
-from tests.contracts.op import collect, iterate
+from raydist.pipelines.ops import bucket
+from raydist.pipelines.ops.group_by_window import KeyedWindowsOp
+from tests.contracts.op import collect, iterate, same
+from tests.pipelines.storing_executor import InStore, StoringExecutor
 
 
 def batched(key: Any, window: Dataset) -> Dataset:
     return window.batch(100)
-
-
-def test_sizes_by_key() -> None:
-    dataset = Dataset.range(9).group_by_window(lambda x: x % 2, batched, window_size_func=lambda key: key + 2)
-    assert [x.tolist() for x in dataset] == [[0, 2], [1, 3, 5], [4, 6], [8], [7]]
 
 
 def test_what_is_left_comes_by_ascending_key() -> None:
@@ -42,14 +39,6 @@ def test_an_endless_input_and_an_empty_one() -> None:
     assert list(Dataset.range(0).group_by_window(lambda x: x, batched, window_size=2)) == []
 
 
-def test_spec_and_cardinality() -> None:
-    spec = TensorSpec((None,), np.int64)
-    ragged = Dataset.range(3).map(np.arange, output_spec=spec)
-    dataset = ragged.group_by_window(lambda x: 0, lambda key, window: window.padded_batch(2), window_size=10**9)
-    assert dataset.element_spec == TensorSpec((None, None), np.int64)
-    assert dataset.cardinality() == UNKNOWN_CARDINALITY
-
-
 def test_a_reducer_that_fails() -> None:
     def reduce(key: Any, window: Dataset) -> Any:
         return window.batch(2) if key else 7 // int(key)
@@ -69,3 +58,128 @@ def test_bad_functions() -> None:
         Dataset.range(4).group_by_window(lambda x: x, nothing, window_size=2)
     with pytest.raises(InvalidArgumentError, match="key_func must be a function"):
         Dataset.range(4).group_by_window(nothing, batched, window_size=2)
+
+
+def windows(dataset: Dataset, key: Any, size: int | None, size_func: Any = None) -> list[Any]:
+    """(key, elements) of each window; an error as its name."""
+    pairs = collect(iterate(Dataset(KeyedWindowsOp(dataset._op, key, size, size_func, Dataset))))
+    return [pair[0] if isinstance(pair[0], str) else (int(pair[0]), [int(x) for x in pair[1]]) for pair in pairs]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 100])
+def test_the_size_of_blocks_changes_nothing(rows: int) -> None:
+    source = Dataset.range(60).batch(rows).unbatch()
+    assert windows(source, lambda x: x * x % 7, 5) == windows(Dataset.range(60), lambda x: x * x % 7, 5)
+
+
+def test_errors_take_the_place_of_elements() -> None:
+    bad_keys: list[Any] = [0, 1.5, True, np.int32(3), np.zeros(1, np.int64), 5]
+    got = windows(Dataset.range(6), lambda x: bad_keys[x], 1)
+    assert got == [(0, [0]), *["SpecError"] * 4, (5, [5])]
+    sizes = {0: 0, 1: 2, 2: 1.5, 3: 1}
+    got = windows(Dataset.range(4), lambda x: x, None, lambda key: sizes[int(key)])
+    assert got == ["InvalidArgumentError", "SpecError", (3, [3]), (1, [1])]
+
+
+def test_a_key_function_that_fails_is_named() -> None:
+    dataset = Dataset(KeyedWindowsOp(Dataset.range(3)._op, lambda x: 1 // int(x - 1), 1, None, Dataset))
+    with pytest.raises(ZeroDivisionError) as caught:
+        collect_raising(dataset)
+    assert any("keyed_windows-1 (test_group_by_window.py" in note for note in caught.value.__notes__)
+    assert any("element 1 of its input" in note for note in caught.value.__notes__)
+
+
+def collect_raising(dataset: Dataset) -> None:
+    for _ in dataset.as_numpy_iterator():
+        pass
+
+
+def sequences(*lengths: int) -> Dataset:
+    ints = TensorSpec((None,), np.int64)
+    return Dataset.from_tensor_slices(list(lengths)).map(lambda n: np.full(n, n), output_spec=ints)
+
+
+def shapes(dataset: Dataset) -> list[tuple[int, ...]]:
+    return [tuple(batch.shape) for batch in dataset]
+
+
+def test_batches_are_padded_to_their_longest() -> None:
+    dataset = sequences(1, 5, 2, 9, 3, 1).bucket_by_sequence_length(len, [3, 6], [2, 2, 2])
+    assert [batch.tolist() for batch in dataset] == [
+        [[1, 0], [2, 2]],
+        [[5, 5, 5, 5, 5], [3, 3, 3, 0, 0]],
+        [[1]],
+        [[9] * 9],
+    ]
+    assert dataset.element_spec == TensorSpec((None, None), np.int64)
+
+
+def test_padding_to_the_boundary() -> None:
+    dataset = sequences(1, 4, 2, 3).bucket_by_sequence_length(
+        len, [3, 6], [2, 2, 2], padding_values=-1, pad_to_bucket_boundary=True
+    )
+    assert [batch.tolist() for batch in dataset] == [[[1, -1], [2, 2]], [[4, 4, 4, 4, -1], [3, 3, 3, -1, -1]]]
+
+
+def test_padded_shapes_say_what_is_unknown() -> None:
+    rows = Dataset.from_tensor_slices([2, 1]).map(lambda n: (np.zeros((n, 2)), n))
+    dataset = rows.bucket_by_sequence_length(
+        lambda x, n: n, [4], [2, 2], padded_shapes=([None, 3], []), pad_to_bucket_boundary=True
+    )
+    assert [tuple(x.shape) for x, _ in dataset] == [(2, 3, 3)]
+
+
+def test_a_length_that_was_only_found_on_the_first_elements_pads_nothing() -> None:
+    dataset = Dataset.from_tensor_slices([1, 1, 1, 2]).map(lambda n: np.full(n, n))
+    items = collect(iterate(dataset.bucket_by_sequence_length(len, [4], [1, 1], pad_to_bucket_boundary=True)))
+    assert items[0].tolist() == [[1]]
+    assert items[3][0] == "SpecError"
+    assert "Declare output_spec=" in items[3][1]
+
+
+def test_lengths_that_differ_among_the_first_elements_are_padded() -> None:
+    dataset = Dataset.range(1, 3).map(lambda n: np.full(n, n))
+    items = collect(iterate(dataset.bucket_by_sequence_length(len, [4], [1, 1], pad_to_bucket_boundary=True)))
+    assert [item.tolist() for item in items] == [[[1, 0, 0]], [[2, 2, 0]]]
+
+
+def test_longer_than_the_last_boundary() -> None:
+    dataset = sequences(1, 7, 2).bucket_by_sequence_length(len, [3], [2, 2], pad_to_bucket_boundary=True)
+    items = collect(iterate(dataset))
+    assert items[0][0] == "InvalidArgumentError"
+    assert "shorter than the last boundary, 3, got length 7" in items[0][1]
+    assert items[1].tolist() == [[1, 0], [2, 2]]
+
+
+def test_remainders_and_no_padding() -> None:
+    source = sequences(1, 1, 4, 4, 1)
+    assert shapes(source.bucket_by_sequence_length(len, [2], [2, 3], drop_remainder=True)) == [(2, 1)]
+    assert shapes(source.bucket_by_sequence_length(len, [2], [2, 3], no_padding=True)) == [(2, 1), (1, 1), (2, 4)]
+    items = collect(iterate(sequences(1, 2).bucket_by_sequence_length(len, [9], [2, 1], no_padding=True)))
+    assert [item[0] for item in items] == ["SpecError"]
+    even = source.bucket_by_sequence_length(len, [2], [2, 2], drop_remainder=True)
+    assert even.element_spec == TensorSpec((2, None), np.int64)
+
+
+def test_a_length_must_be_a_whole_number() -> None:
+    items = collect(iterate(sequences(1).bucket_by_sequence_length(lambda x: 1.5, [2], [1, 1])))
+    assert [item[0] for item in items] == ["SpecError"]
+
+
+def test_an_element_that_waits_long_keeps_no_stored_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket, "_MOST_KEPT_BLOCKS", 1)
+    loaded: list[int] = []
+    load = InStore.load
+
+    def noted(column: InStore) -> Any:
+        loaded.append(column.key)
+        return load(column)
+
+    monkeypatch.setattr(InStore, "load", noted)
+    dataset = sequences(9, *[1] * 400).bucket_by_sequence_length(len, [5], [8, 2])
+    found = iterate(dataset, StoringExecutor)
+    for _ in range(40):
+        next(found)
+    first = min(loaded)  # the numbers of the buckets in the first block, which has the only long element
+    assert loaded.count(first) == 2, "they are read to group the elements, and to copy the one that waits"
+    assert same(collect(found), collect(iterate(dataset))[40:])

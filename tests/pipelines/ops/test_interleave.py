@@ -1,15 +1,28 @@
+"""The order of a cycle of slots, against the algorithm written down element by element."""
+
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from raydist.core.errors import InvalidArgumentError
-from raydist.core.values import AUTOTUNE, UNKNOWN_CARDINALITY
+import raydist as rd
+from raydist.core.errors import FailedPreconditionError
+from raydist.core.values import AUTOTUNE
 from raydist.dataset import Dataset
-from raydist.pipelines.elements.spec import TensorSpec
+from raydist.options import Options
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import count_items
+from raydist.pipelines.engine.arrival_order import ArrivalOrder
+from raydist.pipelines.engine.executor import InlineExecutor
+from raydist.pipelines.ops.cycle import CycleSlot, CycleTurns, Turn, weave
+from raydist.pipelines.run.plan import open_iterator
+from raydist.pipelines.sources.range import RangeOp
 from tests.contracts.op import collect, iterate
 from tests.pipelines.model import recorder
 
@@ -38,13 +51,6 @@ def test_order(
     dataset = Dataset.from_tensor_slices(lengths).interleave(copies, cycle_length, block_length, calls)
     assert [int(x) for x in dataset] == expected
     assert [int(x) for batch in dataset.batch(7) for x in batch] == expected
-
-
-def test_whole_rounds_of_blocks() -> None:
-    dataset = Dataset.range(3).interleave(lambda n: Dataset.range(1000 * n, 1000 * n + 100), 3, 2)
-    got = [int(x) for batch in dataset.batch(300) for x in batch]
-    assert got[:8] == [0, 1, 1000, 1001, 2000, 2001, 2, 3]
-    assert got == [1000 * n + 2 * turn + k for turn in range(50) for n in range(3) for k in range(2)]
 
 
 def test_nothing_is_read_beyond_what_is_handed_out() -> None:
@@ -89,25 +95,6 @@ def test_the_function_must_return_one_kind_of_dataset() -> None:
     assert [item[0] for item in collect(iterate(mixed))[1:]] == ["SpecError"]
 
 
-def test_spec_and_cardinality() -> None:
-    dataset = Dataset.range(3).repeat().interleave(lambda n: Dataset.from_tensors((n, "text")))
-    assert dataset.element_spec == (TensorSpec((), "int64"), TensorSpec((), "str"))
-    assert dataset.cardinality() == UNKNOWN_CARDINALITY
-
-
-@pytest.mark.parametrize("arguments", [(0,), (-2,), (2, 0), (2, -1), (2, 1, 0), (2, 1, 3), (2, 1, -2)])
-def test_bad_arguments(arguments: tuple[Any, ...]) -> None:
-    with pytest.raises(InvalidArgumentError, match="must be"):
-        Dataset.range(3).interleave(copies, *arguments)
-
-
-def test_bad_types() -> None:
-    with pytest.raises(InvalidArgumentError, match="flat_map needs a function, got 3"):
-        Dataset.range(3).flat_map(3)  # type: ignore[arg-type]  # the point of this test
-    with pytest.raises(TypeError, match="deterministic must be a bool"):
-        Dataset.range(3).interleave(copies, deterministic="no")  # type: ignore[arg-type]  # the point of this test
-
-
 def test_counts_inside_may_be_numpy_numbers() -> None:
     dataset = Dataset.range(1, 3).flat_map(lambda n: Dataset.range(9).skip(n).take(2 * n).shard(n, n - 1).repeat(n))
     iterator = iterate(dataset)
@@ -115,3 +102,142 @@ def test_counts_inside_may_be_numpy_numbers() -> None:
     resumed = iterate(dataset)
     resumed.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
     assert [int(x) for x in resumed] == [2, 3, 5, 3, 5]
+
+
+def visited(lengths: list[int], cycle: int, block: int) -> list[int]:
+    """Go round the slots; each hands out up to `block`; an empty one takes the next input when it is visited."""
+    inputs = iter([iter([1000 * number + i for i in range(length)]) for number, length in enumerate(lengths)])
+    slots: list[object] = [None] * cycle
+    out: list[int] = []
+    ended = False
+    while not (ended and all(slot is None for slot in slots)):
+        for place in range(cycle):
+            if slots[place] is None:
+                slots[place] = next(inputs, None)
+                ended = ended or slots[place] is None
+            for _ in range(block if slots[place] is not None else 0):
+                value = next(slots[place], None)  # type: ignore[call-overload]
+                if value is None:
+                    slots[place] = None
+                    break
+                out.append(value)
+    return out
+
+
+@given(st.lists(st.integers(0, 5), max_size=6), st.integers(1, 4), st.integers(1, 3))
+def test_order_is_that_of_the_algorithm_written_element_by_element(lengths: list[int], cycle: int, block: int) -> None:
+    numbers = rd.Dataset.range(len(lengths))
+    dataset = numbers.interleave(
+        lambda i: rd.Dataset.range(1000 * int(i), 1000 * int(i) + lengths[int(i)]),
+        cycle_length=cycle,
+        block_length=block,
+    )
+    assert [int(x) for x in dataset] == visited(lengths, cycle, block)
+
+
+def slot(start: int, stop: int) -> CycleSlot:
+    op = RangeOp(start, stop)
+    source = open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
+    return CycleSlot(0, ({}, 0), source)
+
+
+def test_whole_rounds_are_woven() -> None:
+    slots = [slot(0, 9), slot(10, 19)]
+    woven = weave(slots, block_length=2, rounds=3)
+    assert woven is not None
+    assert woven.columns[0].tolist() == [0, 1, 10, 11, 2, 3, 12, 13, 4, 5, 14, 15]
+    assert [one.items_out for one in slots] == [6, 6]
+
+
+def test_the_shortest_slot_limits_the_rounds() -> None:
+    slots = [slot(0, 9), slot(10, 13)]
+    woven = weave(slots, block_length=1, rounds=5)
+    assert woven is not None
+    assert woven.columns[0].tolist() == [0, 10, 1, 11, 2, 12]
+    assert weave(slots, block_length=1, rounds=5) is None
+    assert [count_items(one.take(9)) for one in slots] == [6, 0]
+
+
+def test_a_state_counts_what_was_taken_of_a_block_read_ahead() -> None:
+    first = slot(0, 9)
+    assert first.ready(wanted=4, needed=1) is not None
+    first.take(3)
+    assert first.state_dict()["skip"] == 3
+    for state in (first.state_dict(), None):
+        resumed = slot(0, 9)
+        resumed.restore(3, state)
+        (block,) = resumed.take(2)
+        assert isinstance(block, Block)
+        assert block.columns[0].tolist() == [3, 4]
+        assert resumed.items_out == 5
+
+
+def test_a_shorter_dataset_cannot_be_resumed() -> None:
+    with pytest.raises(FailedPreconditionError, match="the same elements again to resume after 5"):
+        slot(0, 3).restore(5, None)
+
+
+def test_elements_without_numbers_are_woven_too() -> None:
+    def empty(n: Any) -> Dataset:
+        return Dataset.from_tensor_slices((np.full(40, n), np.empty((40, 0, 2))))
+
+    found = list(Dataset.range(4).interleave(empty, cycle_length=4, block_length=2))
+    assert [int(n) for n, _ in found[:16]] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
+    assert len(found) == 160
+    assert {tuple(row.shape) for _, row in found} == {(0, 2)}
+
+
+def rows_of(number: np.int64) -> Dataset:
+    first = 10 * int(number)
+    return Dataset.range(first, first + int(number)).map(lambda x: x)
+
+
+def test_notes_are_followed() -> None:
+    order = ArrivalOrder()
+    order.was_given(0, 2)
+    order.was_read(0, 5)
+    turns = CycleTurns(order, "interleave-1@0")
+    assert turns.choose(3, [None] * 4, may_fill=True) == Turn(1, 5)
+    turns.took(5)
+    assert turns.choose(2, [None] * 4, may_fill=False) == Turn(2, None)
+    assert turns.state_dict() == {"order": "interleave-1@0", "first": 1, "given": 1}
+
+
+def test_a_slow_dataset_does_not_hold_back_others() -> None:
+    release = threading.Event()
+
+    def waits(x: np.int64) -> np.int64:
+        if x == 0:
+            release.wait(50)
+        return x
+
+    dataset = Dataset.range(3).interleave(
+        lambda n: Dataset.range(10 * n, 10 * n + 5).map(waits), 3, num_parallel_calls=3, deterministic=False
+    )
+    iterator = iterate(dataset)
+    early = [int(next(iterator)) for _ in range(10)]
+    release.set()
+    assert sorted(early) == [10, 11, 12, 13, 14, 20, 21, 22, 23, 24]
+    assert collect(iterator) == [0, 1, 2, 3, 4]
+
+
+def test_nothing_is_lost_or_doubled_wherever_one_stops() -> None:
+    dataset = Dataset.range(7).interleave(rows_of, 3, 2, num_parallel_calls=3).batch(2).map(lambda x: x)
+    expected = sorted(int(x) for batch in collect(iterate(dataset)) for x in batch)
+    free = dataset.with_options(Options(deterministic=False))
+    first = iterate(free)
+    begun: list[Any] = []
+    while True:
+        state = json.dumps(first.state_dict())
+        assert len(state) < 10_000
+        resumed = iterate(free, epoch=99)
+        resumed.load_state_dict(json.loads(state))
+        assert json.dumps(resumed.state_dict()) == state
+        rest = collect(resumed)
+        resumed.close()
+        assert sorted(int(x) for batch in begun + rest for x in batch) == expected, f"resumed after {len(begun)}"
+        more = collect(first, 1)
+        if not more:
+            break
+        begun += more
+    first.close()

@@ -17,7 +17,7 @@ from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.ops import map as map_module
-from raydist.pipelines.ops.map import items_of_results
+from raydist.pipelines.ops.map import items_of_results, split_label
 from tests.contracts.op import EXECUTORS, collect, iterate
 from tests.pipelines.model import recorder
 
@@ -145,12 +145,6 @@ def test_arguments_may_be_written_without_harm() -> None:
     assert (source == 1).all()
 
 
-@pytest.mark.parametrize("calls", [0, -2])
-def test_num_parallel_calls_is_checked(calls: int) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"num_parallel_calls must be >= 1.*got {calls}"):
-        Dataset.range(3).map(lambda x: x, num_parallel_calls=calls)
-
-
 def test_num_parallel_calls_runs_at_the_same_time() -> None:
     both = threading.Barrier(2, timeout=20)
 
@@ -174,13 +168,6 @@ def test_random_numbers_depend_on_seed_operation_epoch_and_index_alone() -> None
     assert numbers(Dataset.range(6).map(draw).with_options(Options(seed=1)).batch(3).unbatch()) == first
     assert numbers(Dataset.range(6).map(draw).map(draw).with_options(Options(seed=1))) != first
     assert numbers(Dataset.range(6).map(draw, seed=7)) == numbers(Dataset.range(6).map(draw, seed=7))
-
-
-def test_bad_arguments() -> None:
-    with pytest.raises(InvalidArgumentError, match="map needs a function, got 3"):
-        Dataset.range(3).map(3)  # type: ignore[arg-type]  # the point of this test
-    with pytest.raises(TypeError, match="deterministic must be a bool or None, got 1"):
-        Dataset.range(3).map(lambda x: x, deterministic=1)  # type: ignore[arg-type]  # the point of this test
 
 
 def made_of(monkeypatch: pytest.MonkeyPatch, fn: Any, num_rows: int) -> tuple[list[int], list[Any]]:
@@ -252,3 +239,17 @@ def test_ragged_rows_are_copies_of_what_a_function_returns() -> None:
 def test_ragged_rows_that_were_turned_round_can_be_read() -> None:
     rows = [row.tolist() for row in Dataset.range(1, 4).map(lambda n: np.arange(int(n))[::-1])]
     assert rows == [[0], [1, 0], [2, 1, 0]]
+
+
+def test_a_dict_becomes_features_and_label() -> None:
+    ds = Dataset.from_tensor_slices({"b": [1, 2], "a": [3.0, 4.0], "y": ["x", "z"]})
+    split = Dataset(split_label(ds._op, "y"))
+    assert split.element_spec == ({"a": TensorSpec(()), "b": TensorSpec((), "int64")}, TensorSpec((), "U"))
+    assert list(split.as_numpy_iterator()) == [({"a": 3.0, "b": 1}, "x"), ({"a": 4.0, "b": 2}, "z")]
+
+
+@pytest.mark.parametrize("columns", [["a", "b"], ["y"]])
+def test_there_is_a_label_and_something_else(columns: list[str]) -> None:
+    ds = Dataset.from_tensor_slices({name: [1] for name in columns})
+    with pytest.raises(InvalidArgumentError, match=f"one of several columns, got 'y' and the columns {columns[0]}"):
+        split_label(ds._op, "y")

@@ -3,15 +3,20 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
-from raydist.core.errors import InvalidArgumentError, UnavailableError
+from raydist.core.errors import UnavailableError
 from raydist.core.values import AUTOTUNE
 from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, Options
-from tests.contracts.op import collect, iterate
+from raydist.pipelines.autotune.tuned_executor import TunedExecutor, local_executor
+from raydist.pipelines.ops.prefetch import PrefetchOp
+from tests.contracts.op import EXECUTORS, MakeExecutor, check_op, collect, iterate
 from tests.pipelines.model import recorder
+from tests.pipelines.restless_executor import RestlessExecutor
 from tests.pipelines.threads import pipeline_threads
 
 
@@ -25,11 +30,6 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 @pytest.mark.parametrize("size", [None, AUTOTUNE, 0, 1, 3, 100])
 def test_elements_are_unchanged(size: int | None) -> None:
     assert [int(x) for x in Dataset.range(20).map(lambda x: x + 1).prefetch(size)] == list(range(1, 21))
-
-
-def test_buffer_size_is_checked() -> None:
-    with pytest.raises(InvalidArgumentError, match="buffer_size must be >= 0.*got -2"):
-        Dataset.range(3).prefetch(-2)
 
 
 def test_it_works_ahead_and_no_further_than_its_buffer() -> None:
@@ -73,12 +73,6 @@ def test_threads_of_parallel_maps_end_too() -> None:
     assert wait_until(lambda: not pipeline_threads())
 
 
-def test_errors_come_in_their_place() -> None:
-    items = collect(iterate(Dataset.range(4).map(lambda x: 4 // int(x)).prefetch(3)))
-    assert items[0][0] == "ZeroDivisionError"
-    assert [int(x) for x in items[1:]] == [4, 2, 1]
-
-
 def test_an_error_of_the_machinery_is_raised_and_can_be_tried_again() -> None:
     class Flaky:
         tries = 0
@@ -116,3 +110,131 @@ def test_without_autotuning_the_buffer_stays_small() -> None:
     assert wait_until(lambda: len(made) >= 7)
     assert len(made) <= 9
     iterator.close()
+
+
+FIXED = Options(autotune=AutotuneOptions(enabled=False))
+
+
+def short(start: Any) -> Dataset:
+    return Dataset.range(start, start + 50)
+
+
+def slow(x: np.int64) -> np.int64:
+    time.sleep(0.004)
+    return x
+
+
+def most_threads(dataset: Dataset) -> int:
+    most = 0
+    for _ in iterate(dataset, local_executor):
+        most = max(most, len(pipeline_threads()))
+    return most
+
+
+@pytest.mark.parametrize(
+    ("dataset", "fixed"),
+    [
+        (Dataset.range(500).prefetch(AUTOTUNE), 1),
+        (Dataset.range(500).map(lambda x: x).batch(5).prefetch(), 1),
+        (Dataset.range(8).interleave(short, cycle_length=3, num_parallel_calls=AUTOTUNE), 3),
+    ],
+)
+def test_what_is_cheap_starts_threads_only_where_nothing_may_be_tuned(dataset: Dataset, fixed: int) -> None:
+    assert min(most_threads(dataset) for _ in range(5)) == 0  # a pass that something disturbs may take it for slow
+    assert most_threads(dataset.with_options(FIXED)) == fixed
+
+
+def test_what_waits_is_read_by_pipeline_threads() -> None:
+    def waiting(start: Any) -> Dataset:
+        return short(start).map(slow)
+
+    dataset = Dataset.range(6).interleave(waiting, cycle_length=3, num_parallel_calls=AUTOTUNE)
+    assert most_threads(dataset) == 3
+    assert [int(x) for x in dataset] == [int(x) for x in Dataset.range(6).interleave(short, cycle_length=3)]
+
+
+def ahead(dataset: Dataset) -> Dataset:
+    return Dataset(PrefetchOp(dataset._op, injected=True))
+
+
+def spoiled(x: int) -> int:
+    return 100 // (int(x) - 4)
+
+
+def restless(every: int) -> MakeExecutor:
+    return lambda options: RestlessExecutor(options, every)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ahead(Dataset.range(20)),
+        lambda: ahead(Dataset.range(30).map(spoiled).batch(3)),
+        lambda: ahead(Dataset.range(12).shuffle(5).map(lambda x, *, rng: x + rng.integers(9)).repeat(2)),
+    ],
+)
+def test_it_may_start_and_stop_between_any_two_blocks(make: Callable[[], Dataset], every: int) -> None:
+    check_op(make, executors=(restless(every), EXECUTORS[0]))
+
+
+def busy_consumer(dataset: Dataset, seconds: float, most: int) -> tuple[list[int], int]:
+    """Takes elements and works on each; what it got, and when a thread began to read ahead."""
+    begun, got = most, []
+    for number, x in enumerate(iterate(dataset, lambda options: TunedExecutor())):
+        got.append(int(x))
+        if begun == most and pipeline_threads():
+            begun = number
+        if seconds:
+            time.sleep(seconds)
+    return got, begun
+
+
+def slow_map(x: int) -> int:
+    time.sleep(0.002)
+    return x
+
+
+def test_it_reads_ahead_of_a_consumer_that_works() -> None:
+    dataset = Dataset.range(400).map(slow_map, num_parallel_calls=1)
+    got, begun = busy_consumer(dataset, 0.002, 400)
+    assert got == list(range(400))
+    assert begun < 400
+
+
+def test_it_starts_no_thread_for_a_consumer_that_only_waits() -> None:
+    dataset = Dataset.range(400).map(slow_map, num_parallel_calls=1)
+    got, begun = busy_consumer(dataset, 0.0, 400)
+    assert got == list(range(400))
+    assert begun == 400
+
+
+def test_its_thread_counts_in_the_budget() -> None:
+    dataset = ahead(Dataset.range(100).map(slow_map, num_parallel_calls=2))
+    options = Options(autotune=AutotuneOptions(cpu_budget=2))
+    iterator = iterate(dataset.with_options(options), restless(2))
+    for _ in range(50):
+        next(iterator)
+        assert len(pipeline_threads()) <= 2
+    iterator.close()
+    assert not pipeline_threads()
+
+
+@pytest.mark.parametrize("reads", [1, 4])
+def test_an_abandoned_iterator_ends_its_thread(reads: int) -> None:
+    iterator = iterate(ahead(Dataset.range(1000).repeat()), restless(3))
+    for _ in range(3 + reads):
+        next(iterator)
+    begun = pipeline_threads()
+    assert begun
+    del iterator
+    gc.collect()
+    for thread in begun:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_where_nobody_decides_it_is_its_input() -> None:
+    iterator = iterate(ahead(Dataset.range(5)))
+    assert np.array_equal(list(iterator), range(5))
+    assert not pipeline_threads()

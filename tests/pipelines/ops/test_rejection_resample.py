@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from raydist.core.errors import InvalidArgumentError
-from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.ops.rejection_resample import ClassBalance
 from tests.contracts.op import collect, iterate
 
 
@@ -64,19 +63,6 @@ def test_the_size_of_blocks_changes_nothing() -> None:
     assert kept(1) == kept(7) == kept(200)
 
 
-def test_a_class_that_is_not_wanted_never_comes() -> None:
-    assert counts(Dataset.range(50).rejection_resample(rare, [1.0, 0.0], [0.9, 0.1])) == [45, 0]
-
-
-def test_spec_and_cardinality() -> None:
-    spec = TensorSpec((None,), np.int64)
-    rows = Dataset.range(3).map(np.arange, output_spec=spec)
-    dataset = rows.rejection_resample(len, [0.2, 0.3, 0.5])
-    assert dataset.element_spec == (TensorSpec((), np.int64), spec)
-    assert dataset.repeat().cardinality() == -1
-    assert dataset.cardinality() == UNKNOWN_CARDINALITY
-
-
 def test_errors_take_the_place_of_elements() -> None:
     answers: list[Any] = [0, 2, -1, 1.5, 0, "a", [0]]
     items = collect(iterate(Dataset.range(8).rejection_resample(lambda x: answers[x], [0.5, 0.5], [1.0, 1.0])))
@@ -85,13 +71,51 @@ def test_errors_take_the_place_of_elements() -> None:
     assert "A class must be in 0 .. 1, got 2." in items[1][1]
 
 
-def test_bad_arguments() -> None:
-    nothing: Any = None
-    with pytest.raises(InvalidArgumentError, match="class_func must be a function"):
-        Dataset.range(3).rejection_resample(nothing, [1.0])
-
-
 def test_however_many_elements_are_of_no_class_each_is_an_error_of_its_own() -> None:
     resampled = Dataset.range(6000).rejection_resample(lambda x: int(x % 3), [0.5, 0.5], [0.5, 0.5], seed=1)
     kept = [int(x) for _, x in resampled.ignore_errors(log_warning=False)]
     assert kept == [x for x in range(6000) if x % 3 < 2]
+
+
+def test_a_known_distribution() -> None:
+    balance = ClassBalance.of([1, 1, 0], [0.9, 0.1, 0.0])
+    kept, seen = balance.kept(np.array([0, 1, 2, 0]), np.zeros(3, np.int64))
+    np.testing.assert_allclose(kept, [1 / 9, 1.0, 0.0, 1 / 9])
+    assert seen.tolist() == [0, 0, 0]
+
+
+def test_an_estimate_counts_each_element_before_it_is_judged() -> None:
+    balance = ClassBalance.of([0.5, 0.5], None)
+    kept, seen = balance.kept(np.array([0, 0, 1]), np.array([4, 0]))
+    np.testing.assert_allclose(kept, [10 / 15, 10 / 16, 1.0])
+    assert seen.tolist() == [6, 1]
+
+
+def test_an_estimate_does_not_depend_on_how_elements_are_grouped() -> None:
+    classes = np.random.default_rng(1).integers(0, 3, 50)
+    balance = ClassBalance.of([0.1, 0.3, 0.6], None)
+    together, _ = balance.kept(classes, np.zeros(3, np.int64))
+    parts, seen = [], np.zeros(3, np.int64)
+    for part in np.split(classes, [7, 8, 30]):
+        kept, seen = balance.kept(part, seen)
+        parts.append(kept)
+    np.testing.assert_array_equal(np.concatenate(parts), together)
+
+
+@pytest.mark.parametrize(
+    ("target", "initial", "message"),
+    [
+        (0.5, None, "target_dist must be a list of weights"),
+        ([], None, "target_dist must be a list of weights"),
+        (["a"], None, "target_dist must be a list of weights"),
+        ([[1.0]], None, "target_dist must be a list of weights"),
+        ([0.5, -0.5], None, "weights >= 0, not all of them 0"),
+        ([0.0, 0.0], None, "weights >= 0, not all of them 0"),
+        ([1.0, float("nan")], None, "weights >= 0, not all of them 0"),
+        ([0.5, 0.5], [1.0], "got 2 and 1 entries"),
+        ([0.5, 0.5], [1.0, 0.0], "got 0 for class 1, which is wanted"),
+    ],
+)
+def test_bad_distributions(target: Any, initial: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        ClassBalance.of(target, initial)

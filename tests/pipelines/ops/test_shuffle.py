@@ -8,12 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from raydist.core.errors import InvalidArgumentError, UnavailableError
+from raydist.core.errors import UnavailableError
 from raydist.core.values import UNKNOWN_CARDINALITY
 from raydist.dataset import Dataset
-from raydist.options import AutotuneOptions, Options
+from raydist.options import AutotuneOptions, OptimizationOptions, Options
+from raydist.pipelines.ops.gather import _bytes_of
 from raydist.pipelines.ops.shuffle import sources_of_outputs
-from tests.contracts.op import iterate
+from tests.contracts.op import collect, iterate, same
 from tests.pipelines.storing_executor import StoringExecutor
 
 
@@ -65,12 +66,6 @@ def without_noop() -> Options:
     return options
 
 
-@pytest.mark.parametrize("buffer_size", [0, -1, -3])
-def test_buffer_size_is_checked(buffer_size: int) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"buffer_size must be >= 1.*got {buffer_size}"):
-        Dataset.range(3).shuffle(buffer_size)
-
-
 def test_every_order_is_equally_likely() -> None:
     counts = Counter(tuple(order(Dataset.range(3).shuffle(3, seed=seed))) for seed in range(1200))
     assert len(counts) == 6
@@ -120,13 +115,6 @@ def test_repeat_before_shuffle_mixes_passes() -> None:
     got = order(Dataset.range(5).repeat(4).shuffle(20, seed=2))
     assert Counter(got) == Counter(list(range(5)) * 4)
     assert sorted(got[:5]) != list(range(5))
-
-
-def test_what_follows_changes_no_order() -> None:
-    seeded = Options(seed=8)
-    plain = order(Dataset.range(20).shuffle(7).with_options(seeded))
-    longer = Dataset.range(20).shuffle(7).map(lambda x: x).filter(lambda x: True).batch(3).unbatch()
-    assert order(longer.with_options(seeded)) == plain
 
 
 def test_state_is_a_position_whatever_the_buffer_holds() -> None:
@@ -183,3 +171,38 @@ def test_rows_in_the_object_store_stay_within_the_budget() -> None:
     assert read(None) == read(20 * 8) == 50  # the executor of tests says 8 bytes for each row
     with pytest.raises(UnavailableError, match=r"shuffle\(20\) must hold its elements within .*ram_budget, 0\.0 MB"):
         read(19 * 8)
+
+
+ROWS = Dataset.from_tensor_slices({"image": np.arange(60).reshape(20, 3), "name": [str(i) for i in range(20)]})
+
+
+def test_indices_move_and_rows_are_read_behind() -> None:
+    dataset = ROWS.shuffle(5).repeat(2).skip(3).take(30)
+    now = Options(optimization=OptimizationOptions(late_gather=False))
+    assert "gather(" in dataset.explain()
+    assert "gather(" not in dataset.with_options(now).explain()
+    assert same(collect(iterate(dataset)), collect(iterate(dataset.with_options(now))))
+
+
+def test_what_is_in_memory_is_not_sent_to_workers() -> None:
+    lines = ROWS.shuffle(5).map(lambda row: row).explain().splitlines()
+    assert "  from_tensor_slices-0: in the consumer's thread" in lines
+    assert "  map-2: on the iterator's executor" in lines
+
+
+def test_nothing_is_gathered_where_only_numbers_move() -> None:
+    assert "gather(" not in Dataset.range(20).shuffle(5).explain()
+
+
+def test_it_is_known_how_large_rows_of_numbers_are() -> None:
+    images = Dataset.from_tensor_slices({"image": np.zeros((20, 3)), "label": np.zeros(20, np.int32)})
+    assert _bytes_of(images.element_spec) == 28
+    assert _bytes_of(ROWS.element_spec) is None
+
+
+def test_a_consecutive_read_is_a_view() -> None:
+    source = np.arange(60).reshape(20, 3)
+    access = Dataset.from_tensor_slices(source)._op.random_access()
+    assert access is not None
+    assert np.shares_memory(access.gather(np.arange(4, 9)).columns[0], source)
+    assert not np.shares_memory(access.gather(np.array([4, 6])).columns[0], source)

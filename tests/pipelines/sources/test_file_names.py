@@ -2,54 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import fsspec
 import pytest
 
 import raydist as rd
-from raydist.dataset import Dataset
-from raydist.options import Options
-from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.engine.op import DatasetOp
-from raydist.pipelines.run.plan import open_iterator
-from raydist.pipelines.sources.file_names import FileNames, names_op
 from tests.contracts.op import check_op, collect
-
-
-def opened(op: DatasetOp) -> FileNames:
-    return FileNames(open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor()))
-
-
-def failing_names() -> DatasetOp:
-    """x1, an error, x3."""
-    return Dataset.from_tensor_slices([1, 0, 3]).map(lambda x: f"x{x}" if x else {}[x])._op
-
-
-def test_takes_names_one_by_one() -> None:
-    names = opened(names_op(["a", b"b", Path("c")]))
-    assert [names.take() for _ in range(3)] == ["a", "b", "c"]
-    assert names.num_taken == 3
-    with pytest.raises(StopIteration):
-        names.take()
-    assert names.num_taken == 3
-    names.close()
-
-
-def test_an_error_counts_as_a_name() -> None:
-    names = opened(failing_names())
-    assert names.take() == "x1"
-    with pytest.raises(KeyError):
-        names.take()
-    assert names.num_taken == 2
-    assert names.take() == "x3"
-    names.close()
-
-
-def test_retakes_the_wanted_names() -> None:
-    names = opened(failing_names())
-    assert names.retake(2, [0]) == {0: "x1"}
-    assert names.num_taken == 2
-    assert names.take() == "x3"
-    assert opened(names_op("x")).retake(5, [0, 4]) == {0: "x"}  # fewer names than there were
 
 
 @pytest.fixture
@@ -87,15 +43,6 @@ def test_feeds_a_reader(folder: Path) -> None:
     check_op(lambda: rd.TextLineDataset(names), [b"x", b"y"])
 
 
-def test_uris() -> None:
-    system = fsspec.filesystem("memory")
-    system.pipe({"/listed/b.x": b"", "/listed/a.x": b""})
-    found = list(rd.Dataset.list_files("memory://listed/*.x", shuffle=False))
-    assert [name.rpartition("/")[2] for name in found] == ["a.x", "b.x"]
-    assert list(rd.TextLineDataset(found)) == []
-    system.rm("/listed", recursive=True)
-
-
 def test_nothing_matches(tmp_path: Path) -> None:
     with pytest.raises(rd.NotFoundError, match=r"none matches '.*/\*\.txt'"):
         rd.Dataset.list_files(f"{tmp_path}/*.txt")
@@ -107,9 +54,10 @@ def test_nothing_matches(tmp_path: Path) -> None:
         rd.Dataset.list_files(3)
 
 
-def test_file_uris(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    for prefix in ("", "file://", "file://localhost"):
-        assert [str(name) for name in rd.Dataset.list_files(f"{prefix}{tmp_path}/*")] == [f"{prefix}{tmp_path}/a"]
-    with pytest.raises(rd.InvalidArgumentError, match="must be of this machine"):
-        rd.Dataset.list_files("file://other/x*")
+@pytest.mark.parametrize("reads", [1, 2])
+def test_an_error_among_names_takes_its_place(folder: Path, reads: int) -> None:
+    (folder / "a.txt").write_bytes(b"x\n")
+    (folder / "d.txt").write_bytes(b"y\n")
+    names = rd.Dataset.from_tensor_slices([1, 0, 2]).map(lambda x: f"{folder}/{'ad'[2 // int(x) - 1]}.txt")
+    error = ("ZeroDivisionError", "integer division or modulo by zero")
+    check_op(lambda: rd.TextLineDataset(names, num_parallel_reads=reads), [b"y", error, b"x"])

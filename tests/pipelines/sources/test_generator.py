@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import raydist as rd
 from raydist.core.errors import SpecError
@@ -114,15 +115,6 @@ def test_an_exception_keeps_its_type_and_ends_the_iteration() -> None:
     check_op(lambda: dataset, [np.int64(0), np.int64(1), ("KeyError", "'mine'")])
 
 
-def test_the_end_after_an_exception_is_part_of_the_state() -> None:
-    dataset = rd.Dataset.from_generator(failing, output_signature=INT)
-    iterator = dataset.as_numpy_iterator()
-    assert len(collect(iterator, 3)) == 3
-    resumed = dataset.as_numpy_iterator()
-    resumed.load_state_dict(iterator.state_dict())
-    assert collect(resumed) == []
-
-
 def test_an_exception_of_the_call_itself() -> None:
     def broken() -> Iterator[int]:
         raise OSError("no such camera")
@@ -138,14 +130,6 @@ def test_a_value_that_does_not_fit_is_an_error_at_its_place() -> None:
     assert f"must yield {INT}, as its output_signature says, got TensorSpec(shape=(), dtype=str) ('two')" in second[1]
     assert "got TensorSpec(shape=(1,), dtype=int64) ([3])" in third[1]
     check_op(lambda: dataset)
-
-
-def test_the_note_of_a_misfit_names_the_element() -> None:
-    iterator = iter(rd.Dataset.from_generator(lambda: [1, 2, "x"], output_signature=INT))
-    next(iterator), next(iterator)
-    with pytest.raises(rd.SpecError) as caught:
-        next(iterator)
-    assert any("element 2." in note for note in caught.value.__notes__)
 
 
 def test_something_that_is_no_iterator() -> None:
@@ -293,14 +277,6 @@ def test_another_dtype_is_shown(dtype: Any, value: Any, shown: str) -> None:
     assert shown in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("shape", "value"),
-    [((2,), [1, 2]), ((None,), [1, 2, 3]), (None, 5), (None, [[1]]), ((None, 2), np.zeros((0, 2), int)), ((0,), [])],
-)
-def test_shapes_that_fit(shape: Any, value: Any) -> None:
-    assert fit(TensorSpec(shape, "int64"), value).tolist() == np.asarray(value).tolist()
-
-
 @pytest.mark.parametrize(("shape", "value"), [((), [1]), ((2,), 1), ((2,), [1, 2, 3]), ((None,), [[1]]), ((0,), [1])])
 def test_another_shape_is_shown(shape: Any, value: Any) -> None:
     spec, got = TensorSpec(shape, "int64"), TensorSpec(np.shape(value), "int64")
@@ -330,14 +306,6 @@ def test_the_leaf_at_fault_is_named() -> None:
 def test_a_signature_holds_specs(signature: Any) -> None:
     with pytest.raises(SpecError, match="output_signature must"):
         Signature.parse(signature)
-
-
-def test_leaves_are_copies() -> None:
-    for buffer in (np.zeros(2), np.array([b"x"], dtype=object)):
-        spec = TensorSpec((None,), buffer.dtype if buffer.dtype != object else bytes)
-        leaf = fit(spec, buffer)
-        buffer[0] = b"y" if buffer.dtype == object else 1
-        assert leaf[0] in (0, b"x")
 
 
 def test_columns_are_dense_where_shapes_agree() -> None:
@@ -370,3 +338,76 @@ def test_rows_of_any_rank_have_the_shape_that_they_have() -> None:
     assert one.specs == (TensorSpec((2,), "int64"), TensorSpec((), bytes))
     other = signature.block([signature.leaves(([1, 2], b"a")), signature.leaves((3, b"b"))])
     assert other.specs[0] == TensorSpec(None, "int64")
+
+
+class Squares(Dataset[Any]):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            raise KeyError("three")
+        return {"x": torch.tensor(index * index), "name": str(index)}
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, length: int = 4) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return 99  # estimates are allowed
+
+    def __iter__(self) -> Iterator[Any]:
+        buffer = torch.zeros(2)
+        for i in range(self.length):
+            yield buffer.fill_(i), i
+
+
+def test_map_style_is_read_by_index() -> None:
+    dataset = rd.Dataset.from_torch(TensorDataset(torch.arange(6).reshape(3, 2), torch.tensor([0.0, 1.0, 2.0])))
+    assert len(dataset) == 3
+    assert dataset.element_spec == (rd.TensorSpec((2,), "int64"), rd.TensorSpec((), "float32"))
+    expected = [(np.array([2 * i, 2 * i + 1]), np.float32(i)) for i in range(3)]
+    found = [(x.tolist(), float(y)) for x, y in dataset]
+    assert found == [(x.tolist(), float(y)) for x, y in expected]
+    check_op(lambda: dataset.shuffle(3).batch(2))
+    for calls in (1, None, 2):
+        check_op(lambda calls=calls: rd.Dataset.from_torch(Squares(), num_parallel_calls=calls))  # type: ignore[misc]
+
+
+def test_iterable_style_is_iterated_afresh() -> None:
+    dataset = rd.Dataset.from_torch(Stream())
+    assert dataset.cardinality() == rd.UNKNOWN_CARDINALITY
+    assert dataset.element_spec == (rd.TensorSpec((2,), "float32"), rd.TensorSpec((), "int64"))
+    assert [(x.tolist(), int(i)) for x, i in dataset.repeat(2)] == [([i, i], i) for i in range(4)] * 2
+    assert "from_torch-0: from_torch(Stream)" in dataset.explain()
+    check_op(lambda: rd.Dataset.from_torch(Stream()).batch(3))
+
+
+def test_an_empty_stream_needs_a_signature() -> None:
+    with pytest.raises(rd.FailedPreconditionError, match=r"from_torch\(Stream\) is that of its first sample"):
+        _ = rd.Dataset.from_torch(Stream(0)).element_spec
+    signature = (rd.TensorSpec((None,), "float32"), rd.TensorSpec((), "int64"))
+    assert list(rd.Dataset.from_torch(Stream(0), signature)) == []
+    assert rd.Dataset.from_torch(Stream(0), signature).element_spec == signature
+
+
+def test_no_dataset() -> None:
+    with pytest.raises(rd.SpecError, match=r"from_torch needs a dataset with __getitem__.*got 3 \(int\)"):
+        rd.Dataset.from_torch(3)
+
+
+class Growing(IterableDataset[Any]):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[Any]:
+        for length in range(self.size):
+            yield torch.zeros(2, length), f"n{length}"
+
+
+def test_samples_may_differ_in_shape() -> None:
+    dataset = rd.Dataset.from_torch(Growing(6))
+    assert dataset.element_spec == (rd.TensorSpec((2, None), "float32"), rd.TensorSpec((), str))
+    assert [tuple(x.shape) for x, _ in dataset] == [(2, length) for length in range(6)]
+    assert [list(text) for _, text in dataset.padded_batch(4)] == [["n0", "n1", "n2", "n3"], ["n4", "n5"]]

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 import raydist as rd
-from raydist.pipelines.sources.numpy_files import NumpyFileOp
 from tests.contracts.op import check_op, collect, same
-from tests.real_data import real_file
 
 
 @pytest.fixture
@@ -54,15 +52,6 @@ def test_shuffled_like_arrays_in_memory(tmp_path: Path, save: Any) -> None:
     )
     assert len(first) == 13
     assert same(first, second)
-
-
-def test_reads_any_rows_in_any_order(npz: Path) -> None:
-    access = NumpyFileOp.of(npz).random_access()
-    assert len(access) == 4
-    for indices in ([], [2], [3, 0, 0], [1, 2, 3], [2, 1]):
-        block = access.gather(np.array(indices, dtype=np.int64))
-        assert block.columns[1].tolist() == indices
-        assert block.num_rows == len(indices)
 
 
 def test_only_the_description_travels(tmp_path: Path) -> None:
@@ -111,13 +100,6 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
         rd.Dataset.from_numpy(tmp_path / "x.csv")
     with pytest.raises(rd.InvalidArgumentError, match="needs a local path, got 's3://bucket/x.npy'"):
         rd.Dataset.from_numpy("s3://bucket/x.npy")
-
-
-def test_reads_real_images() -> None:
-    dataset = rd.Dataset.from_numpy(real_file("mnist10k.npz"))
-    assert len(dataset) == 10_000
-    assert all(isinstance(spec, rd.TensorSpec) for spec in dataset.element_spec.values())
-    assert len(list(dataset.take(3))) == 3
 
 
 def test_a_file_that_shrinks_is_an_error_and_no_crash(tmp_path: Path) -> None:

@@ -1,17 +1,62 @@
+"""A file of records that is a list."""
+
 from __future__ import annotations
 
 import gc
+import json
 import threading
 import weakref
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, final
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+import raydist as rd
+from raydist import Dataset, TFRecordDataset, TFRecordWriter
 from raydist.core.errors import DeadlineExceededError
 from raydist.options import Timeouts
-from raydist.pipelines.sources import pieces
+from raydist.pipelines.elements.items import ElementError, Item
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.engine.executor import InlineExecutor
+from raydist.pipelines.formats.records import RecordReader
+from raydist.pipelines.sources import pieces, record_files, row_lines, table_files
+from raydist.pipelines.sources.file_format import TableFormat, TableReader
 from raydist.pipelines.sources.pieces import PieceReader, PiecesAhead
-from tests.pipelines.sources.lists import ListReader
+from raydist.pipelines.sources.table_files import TableFilesOp
+from tests.contracts.op import MakeExecutor, check_op, collect, iterate, same
+from tests.pipelines.storing_executor import StoringExecutor
+
+
+class ListReader(RecordReader):
+    """The offset counts the bytes of records; an exception among them is an error at its place."""
+
+    def __init__(self, items: Sequence[bytes | Exception], offset: int = 0, index: int = 0) -> None:
+        self.offset, self.index, self.ended = offset, index, False
+        self.closed = False
+        self._items = items
+
+    def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
+        records: list[bytes] = []
+        while len(records) < limit and self.index < len(self._items):
+            item = self._items[self.index]
+            self.index += 1
+            if isinstance(item, Exception):
+                return records, item
+            records.append(item)
+            self.offset += len(item)
+        self.ended = self.index == len(self._items)
+        return records, None
+
+    def _advance(self, records: list[bytes], limit: int) -> None:
+        raise AssertionError("`read` does not call it")
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def read(reader: PieceReader, limit: int) -> tuple[Any, ...]:
@@ -116,3 +161,207 @@ def test_a_file_system_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
         ahead.read()
     answer.set()
     ahead.close()
+
+
+@final
+class WordReader(TableReader):
+    """A path is its own content: every letter a row, "-" nothing, "!" an error, "X" one that ends the file."""
+
+    def __init__(self, word: str, at: int = 0) -> None:
+        self._word, self._at = word, at
+        self.ended = at >= len(word)
+
+    def position(self) -> list[int]:
+        return [self._at]
+
+    def read(self, limit: int) -> list[Item]:
+        part = self._word[self._at : self._at + 2]  # two at a time, whatever is asked for
+        self._at += len(part)
+        self.ended = self._at >= len(self._word) or "X" in part
+        return [item for letter in part for item in self._items(letter)]
+
+    def _items(self, letter: str) -> list[Item]:
+        if letter in "!X":
+            return [ElementError(rd.DataLossError(f"{letter} in {self._word}"))]
+        return [] if letter == "-" else [block_of_rows([letter])]
+
+    def close(self) -> None:
+        self.ended = True
+
+
+@final
+@dataclass(frozen=True)
+class WordFormat(TableFormat):
+    name: ClassVar[str] = "from_words"
+    label: str = "loud"
+    spec: Any = rd.TensorSpec((), str)
+
+    def open(self, path: str, position: Sequence[int]) -> TableReader:
+        if path == "missing":
+            raise rd.NotFoundError("missing")
+        return WordReader(path, *position)
+
+
+def words(*paths: str, count: int = rd.UNKNOWN_CARDINALITY) -> rd.Dataset:
+    return rd.Dataset(TableFilesOp(paths, WordFormat(), count))
+
+
+def test_any_format_keeps_the_contract() -> None:
+    errors = [("NotFoundError", "missing"), ("DataLossError", "! in c!d"), ("DataLossError", "X in eXf--")]
+    expected = ["a", "b", "c", errors[1], "d", errors[0], "e", errors[2], "g"]
+    check_op(lambda: words("ab", "", "-", "c!d", "missing", "eXf--", "---", "g-"), expected)
+    check_op(lambda: words("abc", "d", count=4), list("abcd"))
+    check_op(lambda: words("abc", "d").repeat(2).batch(3))
+
+
+def test_a_state_of_more_files_is_refused() -> None:
+    first = words("a", "b", "c").as_numpy_iterator()
+    next(first), next(first), next(first)
+    other = words("a").as_numpy_iterator()
+    other.load_state_dict(first.state_dict())
+    with pytest.raises(rd.FailedPreconditionError, match="it is of file 3, and from_words has 1 files"):
+        next(other)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "_LEAST_BYTES", 60)
+    monkeypatch.setattr(pieces, "_MOST_BYTES", 60)
+    monkeypatch.setattr(pieces, "_FIRST_ROWS", 3)
+    monkeypatch.setattr(row_lines, "_MIN_LINES", 3)
+
+
+def decode(record: Any) -> Any:
+    return b"<" + record + b">"
+
+
+WAYS: dict[str, Callable[[Any], Dataset]] = {
+    "one after the other": lambda names: TFRecordDataset(names),
+    "in turn": lambda names: TFRecordDataset(names, num_parallel_reads=3),
+    "interleave": lambda names: Dataset.from_tensor_slices(names).interleave(TFRecordDataset, cycle_length=2),
+    "interleave blocks": lambda names: Dataset.from_tensor_slices(names).interleave(TFRecordDataset, 3, 2),
+    "flat_map": lambda names: Dataset.from_tensor_slices(names).flat_map(TFRecordDataset),
+}
+
+
+def write(folder: Path, sizes: list[int], damaged: int | None = None) -> list[str]:
+    names = []
+    for number, size in enumerate(sizes):
+        path = folder / f"{number}.tfrecord"
+        with TFRecordWriter(str(path)) as writer:
+            for row in range(size):
+                writer.write(b"%d-%d" % (number, row) * (1 + row % 5))
+        if number == damaged and size:
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 0x55
+            path.write_bytes(bytes(data))
+        names.append(str(path))
+    return names
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_records_errors_order_and_states(way: str, data: st.DataObject, tmp_path: Path) -> None:
+    sizes = data.draw(st.lists(st.integers(0, 25), min_size=1, max_size=5))
+    names = write(tmp_path, sizes, data.draw(st.sampled_from([None, 0, len(sizes) - 1])))
+    if data.draw(st.booleans()):
+        names.insert(data.draw(st.integers(0, len(names))), str(tmp_path / "missing"))
+
+    def make() -> Dataset:
+        return WAYS[way](names).shuffle(4, seed=1).map(decode).batch(3)
+
+    expected = collect(iterate(make()))
+    found = iterate(make(), StoringExecutor)
+    done = data.draw(st.integers(0, len(expected)))
+    assert same(collect(found, done), expected[:done])
+    state = json.loads(json.dumps(found.state_dict()))
+    assert same(collect(found), expected[done:])
+    executors: list[MakeExecutor] = [StoringExecutor, lambda options: InlineExecutor()]
+    for executor in executors:
+        resumed = iterate(make(), executor)
+        resumed.load_state_dict(state)
+        assert same(collect(resumed), expected[done:])
+        resumed.close()
+
+
+def write_tables(kind: str, folder: Path, sizes: list[int], damaged: bool) -> list[str]:
+    names = []
+    for number, size in enumerate(sizes):
+        path = folder / f"{number}.{kind}"
+        rows = [(number * 100 + row, "x" * (row % 7)) for row in range(size)]
+        lines = [f"{n},{text}" if kind == "csv" else json.dumps({"n": n, "text": text}) for n, text in rows]
+        if damaged and size:
+            lines[size // 2] = "no row"
+        path.write_text("\n".join([*(["n,text"] if kind == "csv" else []), *lines, ""]))
+        names.append(str(path))
+    return names
+
+
+TABLES: dict[str, Callable[[Any], Dataset]] = {
+    "csv": lambda names: Dataset.from_csv(names, column_types={"n": int, "text": str}),
+    "json": lambda names: Dataset.from_json(names),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_rows_of_tables(kind: str, data: st.DataObject, tmp_path: Path) -> None:
+    sizes = data.draw(st.lists(st.integers(2, 25), min_size=1, max_size=5))
+    names = write_tables(kind, tmp_path, sizes, damaged=False)
+    make_source = TABLES[kind](names)._op
+    if data.draw(st.booleans()):
+        write_tables(kind, tmp_path, sizes, damaged=True)
+
+    is_shuffled = data.draw(st.booleans())  # a shuffle reads its input again to resume
+
+    def make() -> Dataset:
+        rows = Dataset(make_source).shuffle(4, seed=1) if is_shuffled else Dataset(make_source)
+        return rows.map(lambda row: (row["n"], row["text"])).batch(3)
+
+    expected = collect(iterate(make()))
+    found = iterate(make(), StoringExecutor)
+    done = data.draw(st.integers(0, len(expected)))
+    assert same(collect(found, done), expected[:done])
+    state = json.loads(json.dumps(found.state_dict()))
+    assert same(collect(found), expected[done:])
+    executors: list[MakeExecutor] = [StoringExecutor, lambda options: InlineExecutor()]
+    for executor in executors:
+        resumed = iterate(make(), executor)
+        resumed.load_state_dict(state)
+        assert same(collect(resumed), expected[done:])
+        resumed.close()
+
+
+def test_saved_elements_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = Dataset.range(90).map(lambda n: (n, bytes(range(n % 5))))
+    saved.save(str(tmp_path / "saved"), shard_func=lambda n, text: n % 3)
+    expected = collect(iterate(_numbers_of(Dataset.load(str(tmp_path / "saved")))))
+    assert sorted(np.concatenate(expected).tolist()) == list(range(90))
+    monkeypatch.setattr(table_files._TableRows, "_open_here", None)
+    found = iterate(_numbers_of(Dataset.load(str(tmp_path / "saved"))), StoringExecutor)
+    assert same(collect(found), expected)
+
+
+def _numbers_of(loaded: Dataset) -> Dataset:
+    return loaded.shuffle(5, seed=2).batch(9).map(lambda numbers, texts: numbers)
+
+
+def test_this_process_reads_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = write(tmp_path, [20, 20])
+    executor = StoringExecutor()
+    monkeypatch.setattr(record_files, "PieceReader", _Refusing)
+    found = collect(iterate(TFRecordDataset(names).batch(4).map(len), lambda options: executor))
+    assert [int(x) for x in found] == [4] * 10
+    assert executor.num_fetched > 0
+
+
+class _Refusing:
+    """Reads nothing."""
+
+    def __init__(self, open_reader: Any) -> None:
+        self.read = None  # not to be called
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,16 +8,236 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, final
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import raydist as rd
-from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.formats.byte_streams import ByteStream
 from raydist.pipelines.formats.records import RecordReader
 from raydist.pipelines.sources.file_format import RecordFormat
-from raydist.pipelines.sources.record_files import RecordFilesOp, RecordSlot
-from tests.contracts.op import check_op
-from tests.pipelines.sources.lists import ListReader
+from raydist.pipelines.sources.record_files import RecordFilesOp
+from tests.contracts.op import check_op, collect, is_error
+from tests.pipelines.formats.record_files import COMPRESS, framed
+from tests.real_data import real_file
+
+
+def write(path: Path, records: Sequence[bytes], compression: str | None = None) -> str:
+    path.write_bytes(COMPRESS[compression](framed(*records)))
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """[0, 1, 2], [3, 4], [] and [5]."""
+    contents = [[b"0", b"1", b"2"], [b"3", b"4"], [], [b"5"]]
+    return [write(tmp_path / f"{i}.tfrecord", content) for i, content in enumerate(contents)]
+
+
+def test_one_file_after_the_other(files: list[str]) -> None:
+    assert list(rd.TFRecordDataset(files)) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert list(rd.TFRecordDataset(files[0])) == [b"0", b"1", b"2"]
+    assert list(rd.TFRecordDataset(Path(files[1]))) == [b"3", b"4"]
+    assert list(rd.TFRecordDataset(np.array(files[:1]))) == [b"0", b"1", b"2"]
+    assert list(rd.TFRecordDataset(files[2])) == []
+
+
+def test_names_from_a_dataset(files: list[str]) -> None:
+    names = rd.Dataset.from_tensor_slices(files[:2]).repeat(2)
+    assert list(rd.TFRecordDataset(names)) == [b"0", b"1", b"2", b"3", b"4"] * 2
+    check_op(lambda: rd.TFRecordDataset(names, num_parallel_reads=2))
+
+
+def interleaved(contents: Sequence[Sequence[Any]], cycle: int) -> list[Any]:
+    """interleave's order, written down slot by slot."""
+    waiting = [list(content) for content in contents]
+    slots: list[list[Any] | None] = [None] * cycle
+    out: list[Any] = []
+    while waiting or any(slot is not None for slot in slots):
+        for i in range(cycle):
+            if slots[i] is None and waiting:
+                slots[i] = waiting.pop(0)
+            slot = slots[i]
+            if slot:
+                out.append(slot.pop(0))
+            else:
+                slots[i] = None
+    return out
+
+
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=6), cycle=st.integers(1, 4))
+def test_order_and_resuming(tmp_path_factory: pytest.TempPathFactory, sizes: list[int], cycle: int) -> None:
+    folder = tmp_path_factory.mktemp("files")
+    contents = [[b"%d.%d" % (file, i) for i in range(size)] for file, size in enumerate(sizes)]
+    paths = [write(folder / str(i), content) for i, content in enumerate(contents)]
+    check_op(lambda: rd.TFRecordDataset(paths, num_parallel_reads=cycle), interleaved(contents, cycle))
+
+
+def test_errors_stand_at_their_place(tmp_path: Path, files: list[str]) -> None:
+    damaged = tmp_path / "damaged"
+    content = bytearray(framed(b"a", b"b", b"c"))
+    content[17 + 12] ^= 1  # the data of b"b"
+    damaged.write_bytes(content)
+    cut = tmp_path / "cut"
+    cut.write_bytes(framed(b"d", b"e")[:-1])
+    missing = str(tmp_path / "missing")
+    dataset = rd.TFRecordDataset([str(damaged), missing, str(cut), files[3], str(tmp_path)])
+    found = collect(dataset.as_numpy_iterator())
+    assert [one if isinstance(one, bytes) else one[0] for one in found] == [
+        *(b"a", "DataLossError", b"c"),
+        "NotFoundError",
+        *(b"d", "DataLossError"),
+        b"5",
+        "InvalidArgumentError",
+    ]
+    assert found[1][1].endswith(f"record 1 is damaged (file {str(damaged)!r}, byte 17).")
+    assert repr(missing) in found[3][1]
+    assert found[5][1].endswith(f"record 1 is damaged (file {str(cut)!r}, byte 17).")
+    names = [str(damaged), missing, str(cut), files[3], str(tmp_path)]
+    for cycle in (1, 2, 5):
+        check_op(partial(rd.TFRecordDataset, names, num_parallel_reads=cycle))
+
+
+def test_data_loss_carries_file_and_offset(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(framed(b"abc") + b"junk")
+    iterator = iter(rd.TFRecordDataset(str(path)))
+    assert next(iterator) == b"abc"
+    with pytest.raises(rd.DataLossError, match="header must have 12 bytes, but the file ends after 4") as caught:
+        next(iterator)
+    assert (caught.value.path, caught.value.offset) == (str(path), 19)
+    assert list(iterator) == []
+
+
+def test_the_wrong_compression_is_said(tmp_path: Path) -> None:
+    plain, packed = write(tmp_path / "a", [b"x"]), write(tmp_path / "b", [b"x"], "GZIP")
+    with pytest.raises(rd.DataLossError, match="Was the file written with compression_type='ZLIB'"):
+        next(iter(rd.TFRecordDataset(plain, "ZLIB")))
+    with pytest.raises(rd.DataLossError, match="try compression_type='GZIP'"):
+        next(iter(rd.TFRecordDataset(packed)))
+
+
+def test_a_file_that_shrank_cannot_be_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    write(path, [b"a", b"b"])
+    dataset = rd.TFRecordDataset(str(path))
+    iterator = iter(dataset)
+    next(iterator)
+    state = iterator.state_dict()
+    path.write_bytes(b"")
+    resumed = iter(dataset)
+    resumed.load_state_dict(state)
+    with pytest.raises(rd.DataLossError, match="must reach byte 17, where reading is to go on, but it has 0 bytes"):
+        next(resumed)
+
+
+@pytest.mark.parametrize("reads", [None, 2])
+def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path, reads: int | None) -> None:
+    paths = [str(tmp_path / name) for name in "ab"]
+    for path in paths:
+        Path(path).write_bytes(framed(bytes(5000)) * 2000)
+    iterator = rd.TFRecordDataset(paths, num_parallel_reads=reads).as_numpy_iterator()
+    next(iterator)
+    for path in paths:
+        os.truncate(path, 5_000_000)
+    found = collect(iterator)
+    losses = [item[1] for item in found if is_error(item)]
+    assert len(losses) == 2
+    assert all(repr(path) in text for path, text in zip(paths, losses, strict=True))
+    assert "must keep its size while it is read" in losses[0]
+    assert len(found) < 2500
+
+
+def test_a_state_of_other_files_is_refused(files: list[str]) -> None:
+    iterator = iter(rd.TFRecordDataset(files, num_parallel_reads=4))
+    next(iterator), next(iterator), next(iterator)
+    state = iterator.state_dict()
+    for other in (rd.TFRecordDataset(files), rd.TFRecordDataset(files[:1], num_parallel_reads=4)):
+        resumed = iter(other)
+        resumed.load_state_dict(state)
+        with pytest.raises(rd.FailedPreconditionError, match="must be loaded into the pipeline that it was saved from"):
+            next(resumed)
+
+
+def test_names_that_are_no_names(files: list[str]) -> None:
+    dataset = rd.TFRecordDataset(rd.Dataset.range(1))
+    with pytest.raises(rd.SpecError, match=r"must have elements of str, got .*0"):
+        next(iter(dataset))
+
+
+@pytest.mark.parametrize("name", ["criteo_sample.tr.tfrecords", "criteo_sample.te.tfrecords"])
+def test_round_trip_of_what_tensorflow_wrote(name: str, tmp_path: Path) -> None:
+    original = real_file(name)
+    features: dict[str, Any] = {
+        "label": rd.FixedLenFeature((), "float32"),
+        **{f"C{i}": rd.FixedLenFeature((), "int64") for i in range(1, 27)},
+    }
+    with rd.TFRecordWriter(tmp_path / "copy") as writer:
+        for record in rd.TFRecordDataset(original).as_numpy_iterator():
+            writer.write(record)
+    assert (tmp_path / "copy").read_bytes() == original.read_bytes()
+    copies = rd.TFRecordDataset(tmp_path / "copy").batch(64).map(lambda batch: rd.parse_example(batch, features))
+    batches = list(copies.as_numpy_iterator())
+    alone = [rd.parse_example(record, features) for record in rd.TFRecordDataset(original).as_numpy_iterator()]
+    for key in features:
+        assert np.concatenate([batch[key] for batch in batches]).tolist() == [one[key] for one in alone]
+
+
+def test_lines_of_files(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one\r\n\ntwo\rhalves\nlast")
+    (tmp_path / "b").write_bytes(b"")
+    (tmp_path / "c").write_bytes(b"\n")
+    paths = [tmp_path / name for name in "abc"]
+    expected = [b"one", b"", b"two\rhalves", b"last", b""]
+    check_op(lambda: rd.TextLineDataset(paths), expected)
+    assert list(rd.TextLineDataset(paths[0])) == expected[:4]
+    assert list(rd.TextLineDataset([paths[0], paths[0]], num_parallel_reads=2))[:3] == [b"one", b"one", b""]
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_fixed_records(tmp_path: Path, compression: str | None) -> None:
+    (tmp_path / "x").write_bytes(COMPRESS[compression](b"##aaabbbccc!"))
+    paths = [tmp_path / "x"] * 2
+    check_op(
+        lambda: rd.FixedLengthRecordDataset(paths, 3, 2, 1, compression),
+        [b"aaa", b"bbb", b"ccc", b"aaa", b"bbb", b"ccc"],
+    )
+    check_op(lambda: rd.FixedLengthRecordDataset(paths, 3, 2, 1, compression, num_parallel_reads=2))
+
+
+def test_fixed_errors_stand_at_their_place(tmp_path: Path) -> None:
+    (tmp_path / "good").write_bytes(b"abcd")
+    (tmp_path / "cut").write_bytes(b"efg")
+    (tmp_path / "empty").write_bytes(b"")
+    names = [tmp_path / "missing", tmp_path / "cut", tmp_path / "empty", tmp_path, tmp_path / "good"]
+    dataset = rd.FixedLengthRecordDataset(names, 2)
+    found = collect(dataset.as_numpy_iterator())
+    assert [item if isinstance(item, bytes) else item[0] for item in found] == [
+        *("NotFoundError", b"ef", "DataLossError", "InvalidArgumentError"),
+        *(b"ab", b"cd"),
+    ]
+    assert found[2][1].endswith(f"1 bytes are left behind record 0 (file {str(tmp_path / 'cut')!r}, byte 2).")
+    check_op(lambda: rd.FixedLengthRecordDataset(names, 2))
+
+
+def test_fixed_a_file_without_its_header(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"ab")
+    with pytest.raises(rd.DataLossError, match="must reach byte 3"):
+        next(iter(rd.FixedLengthRecordDataset(tmp_path / "x", 2, header_bytes=3)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((0, 0, 0), "record_bytes must be >= 1, got 0"),
+        ((1, -1, 0), "header_bytes and footer_bytes must be >= 0, got -1 and 0"),
+        ((1, 0, -2), "must be >= 0, got 0 and -2"),
+    ],
+)
+def test_fixed_bad_sizes(sizes: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        rd.FixedLengthRecordDataset("x", *sizes)
 
 
 class ByteReader(RecordReader):
@@ -64,12 +285,6 @@ def test_any_format_keeps_the_contract(tmp_path: Path, cycle: int | None) -> Non
         check_op(lambda: rd.Dataset(make()), [b"a", b"b", b"c", locked, b"d", errors[0], b"f", b"g", errors[1], b"i"])
 
 
-def test_names_its_format() -> None:
-    op = RecordFilesOp.of("x", ByteFormat(), 3)
-    assert (op.name, op.label) == ("ByteDataset", "ByteDataset(compression_type=None, files in turn: 3)")
-    assert len(op.inputs) == 1
-
-
 def test_bad_number_of_files_in_turn() -> None:
     with pytest.raises(rd.InvalidArgumentError, match="num_parallel_reads must be >= 1, AUTOTUNE or None, got -2"):
         RecordFilesOp.of("x", ByteFormat(), -2)
@@ -113,64 +328,3 @@ def test_autotune_reads_ahead_in_order(tmp_path: Path, monkeypatch: pytest.Monke
     assert next(iterator) == b"a"
     assert b"".join(iterator) == b"aabbb"
     assert threads == {"raydist-read"}
-
-
-ITEMS: list[bytes | Exception] = [b"a", b"bb", ValueError("x"), b"c", b"d", b"e"]
-
-
-def slot(items: Sequence[bytes | Exception], position: tuple[int, int, int] = (0, 0, 0), *, ahead: bool) -> RecordSlot:
-    return RecordSlot(lambda path, offset, index: ListReader(items, offset, index), 7, "path", position, ahead=ahead)
-
-
-def drain(source: RecordSlot, limit: int) -> list[Any]:
-    found: list[Any] = []
-    while True:
-        records, error = source.read(limit)
-        if not len(records) and error is None:
-            assert source.ended
-            source.close()
-            return found
-        found += records.tolist() if error is None else [error]
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("limit", [1, 2, 10])
-def test_all_records_and_errors_in_order(ahead: bool, limit: int) -> None:
-    assert drain(slot(ITEMS, ahead=ahead), limit) == ITEMS
-    assert drain(slot([], ahead=ahead), limit) == []
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_goes_on_at_every_state(ahead: bool) -> None:
-    for done in range(len(ITEMS) + 1):
-        first = slot(ITEMS, ahead=ahead)
-        for _ in range(done):
-            first.read(1)
-        number, *position = first.state()
-        first.close()
-        resumed = slot(ITEMS, (position[0], position[1], position[2]), ahead=ahead)
-        assert resumed.state() == [number, *position]
-        assert drain(resumed, 2) == ITEMS[done:]
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_state_behind_the_end_is_the_end(ahead: bool) -> None:
-    assert drain(slot(ITEMS[:2], (0, 0, 5), ahead=ahead), 3) == []
-
-
-def test_records_at_hand_are_taken_without_waiting() -> None:
-    source = slot([b"a", b"b", b"c"], ahead=True)
-    assert source.ready() == 0
-    assert source.read(1)[0].tolist() == [b"a"]
-    assert source.ready() == 2
-    assert source.take(5).tolist() == [b"b", b"c"]
-    assert drain(source, 1) == []
-
-
-def test_an_error_in_the_place_of_the_name() -> None:
-    error = ValueError("no name")
-    source = RecordSlot(lambda *_: ListReader([]), 0, ElementError(error), ahead=True)
-    source.start()
-    assert source.read(3)[1] is error
-    assert source.ended
-    source.close()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -17,12 +16,16 @@ import pytest
 
 import raydist as rd
 from raydist.pipelines.formats import remote_file
-from tests.contracts.op import check_op, collect, iterate, same
+from tests.contracts.op import collect, iterate, same
 from tests.pipelines.formats.record_files import COMPRESS, framed
 from tests.pipelines.http_files import FileServer, serve_files
 
 TABLE = pa.table({"x": pa.array(range(30), pa.int64()), "s": [f"text {i}" for i in range(30)]})
+
+
 LINES = b"".join(b"line %d\n" % i for i in range(30))
+
+
 RECORDS = [b"record %d" % i for i in range(30)]
 
 
@@ -56,6 +59,8 @@ READERS: dict[str, tuple[Callable[[], bytes], Callable[[str], rd.Dataset]]] = {
     "csv": (csv, rd.Dataset.from_csv),
     "json": (lambda: b"".join(b'{"x": %d}\n' % i for i in range(30)), rd.Dataset.from_json),
 }
+
+
 STREAMABLE = [name for name in READERS if name not in ("parquet", "arrow")]  # the others begin with their last bytes
 
 
@@ -73,20 +78,6 @@ def no_naps(monkeypatch: pytest.MonkeyPatch) -> None:
 def elements(name: str, path: str) -> list[Any]:
     found: list[Any] = collect(iterate(READERS[name][1](path)))
     return found
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_in_memory(name: str, tmp_path: Any) -> None:
-    make, read = READERS[name]
-    (tmp_path / "x").write_bytes(make())
-    system = fsspec.filesystem("memory")
-    system.pipe(f"/remote/{name}", make())
-    try:
-        assert same(elements(name, f"memory://remote/{name}"), elements(name, str(tmp_path / "x")))
-        assert len(elements(name, f"memory://remote/{name}")) in (30, 90)
-        check_op(lambda: read(f"memory://remote/{name}"), limit=6)
-    finally:
-        system.rm("/remote", recursive=True)
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -9,15 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from raydist.core.errors import SpecError
+from raydist.core.errors import FailedPreconditionError, SpecError
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.pipelines.elements.rows import block_of_rows
-from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
-from raydist.pipelines.ops.map import with_seeds
 from raydist.strategies.one_device import OneDeviceStrategy
 
 
@@ -159,12 +155,18 @@ def test_a_list_is_no_place_for_datasets() -> None:
         next(iter(Dataset.range(1).map(lambda n: [Dataset.range(n)])))
 
 
-def test_seeds_go_by_the_number_of_the_element() -> None:
-    key = RandomKey(1, "map-1")
-    datasets = [(0, Dataset.range(9).shuffle(9)) for _ in range(5)]
-    (whole,) = with_seeds([block_of_rows(datasets)], 3, key)
-    parts = with_seeds([block_of_rows(datasets[:2]), block_of_rows([7]), block_of_rows(datasets[3:])], 3, key)
-    seeds = [dataset._drawn_seed for dataset in whole.columns[1]]  # type: ignore[union-attr]
-    assert [dataset._drawn_seed for dataset in parts[2].columns[1]] == seeds[3:]  # type: ignore[union-attr]
-    assert len(set(seeds)) == 5
-    assert torch.equal(*(torch.stack(list(iter(dataset))) for dataset in (whole.columns[1][0], parts[0].columns[1][0])))  # type: ignore[union-attr]
+def test_the_spec_is_that_of_the_first_dataset_that_can_tell() -> None:
+    dataset = Dataset.range(4).flat_map(lambda n: Dataset.range(n).map(lambda x: x * 0.5))
+    assert dataset.element_spec == TensorSpec((), "float64")
+
+
+def test_no_dataset_can_tell() -> None:
+    dataset = Dataset.range(3).flat_map(lambda n: Dataset.range(0).map(lambda x: x))
+    with pytest.raises(FailedPreconditionError, match="gave no dataset with a first element"):
+        _ = dataset.element_spec
+
+
+def test_dimensions_in_which_the_first_datasets_differ_are_none() -> None:
+    dataset = Dataset.range(5).flat_map(lambda n: Dataset.from_tensors(np.zeros((2, n))))
+    assert dataset.element_spec == TensorSpec((2, None), "float64")
+    assert [x.shape for x in dataset] == [(2, n) for n in range(5)]

@@ -10,38 +10,29 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.pipelines.sources.csv_files import CsvParser, header_names, infer_csv_types
+from raydist.pipelines.sources.csv_files import infer_csv_types
+from raydist.pipelines.sources.json_files import MAX_JSON_DEPTH, JsonParser, infer_json_types
+from raydist.pipelines.sources.row_lines import RowLinesFormat, first_lines
 from tests.contracts.op import check_op, collect, is_error
 from tests.pipelines.formats.record_files import COMPRESS
 
-CONTENT = b'id,name,score,ok\r\n1,Ann,0.5,true\r\n\r\n2,"Bob, ""the"" 2nd",nan,false\r\n3,,1e3,true'
+CSV = b'id,name,score,ok\r\n1,Ann,0.5,true\r\n\r\n2,"Bob, ""the"" 2nd",nan,false\r\n3,,1e3,true'
+
+
 ROWS = [(1, "Ann", 0.5, True), (2, 'Bob, "the" 2nd', float("nan"), False), (3, "", 1000.0, True)]
 
 
-def elements() -> list[dict[str, Any]]:
+def csv_elements() -> list[dict[str, Any]]:
     return [
         {"id": np.int64(i), "name": name, "score": np.float64(score), "ok": np.bool_(ok)} for i, name, score, ok in ROWS
     ]
 
 
 @pytest.mark.parametrize("compression", COMPRESS)
-def test_rows(tmp_path: Path, compression: str | None) -> None:
+def test_rows_of_csv(tmp_path: Path, compression: str | None) -> None:
     path = tmp_path / "x.csv"
-    path.write_bytes(COMPRESS[compression](CONTENT))
-    check_op(lambda: rd.Dataset.from_csv([path, path], compression_type=compression), elements() * 2)
-
-
-def test_properties(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_bytes(b"\xef\xbb\xbf" + CONTENT)
-    dataset = rd.Dataset.from_csv(tmp_path / "x.csv")
-    assert dataset.element_spec == {
-        "id": rd.TensorSpec((), "int64"),
-        "name": rd.TensorSpec((), str),
-        "score": rd.TensorSpec((), "float64"),
-        "ok": rd.TensorSpec((), "bool"),
-    }
-    assert dataset.cardinality() == rd.UNKNOWN_CARDINALITY
-    assert "x.csv', compression_type=None)" in dataset.explain()
+    path.write_bytes(COMPRESS[compression](CSV))
+    check_op(lambda: rd.Dataset.from_csv([path, path], compression_type=compression), csv_elements() * 2)
 
 
 def test_columns_types_defaults_and_names(tmp_path: Path) -> None:
@@ -65,7 +56,7 @@ def test_columns_types_defaults_and_names(tmp_path: Path) -> None:
     )
 
 
-def test_wrong_lines_are_errors_in_their_place(tmp_path: Path) -> None:
+def test_wrong_lines_of_csv_are_errors_in_their_place(tmp_path: Path) -> None:
     lines = [b"x,y", *(b"%d,%d" % (i, -i) for i in range(200))]
     lines[50], lines[120], lines[121], lines[200] = b"5,", b"1,2,3", b"a,1", b'1,"2'
     path = tmp_path / "x.csv"
@@ -102,19 +93,9 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     assert found[3][1].endswith("must be there, but the file is empty.")
 
 
-def test_damaged_compressed_file(tmp_path: Path) -> None:
-    packed = COMPRESS["GZIP"](b"x\n" + b"".join(b"%d\n" % i for i in range(5000)))
+def test_bad_arguments_of_from_csv(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
-    path.write_bytes(packed[:-300])
-    found = collect(rd.Dataset.from_csv(path, compression_type="GZIP").as_numpy_iterator())
-    assert found[-1][0] == "DataLossError"
-    intact = [int(item["x"]) for item in found if not is_error(item)]
-    assert intact[:4000] == list(range(min(4000, len(intact))))
-
-
-def test_bad_arguments(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    path.write_bytes(CONTENT)
+    path.write_bytes(CSV)
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "bad").write_bytes(b"a,b\n1\n")
     (tmp_path / "twice").write_bytes(b"a,a\n1,2\n")
@@ -138,15 +119,6 @@ def test_bad_arguments(tmp_path: Path) -> None:
     for paths, options, kind, message in cases:
         with pytest.raises(kind, match=message):
             rd.Dataset.from_csv(paths, **options)
-
-
-def test_columns_are_in_the_order_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_bytes(CONTENT)
-    dataset = rd.Dataset.from_csv(tmp_path / "x.csv")
-    for element in (dataset.element_spec, next(dataset.as_numpy_iterator()), next(iter(dataset.batch(2)))):
-        assert list(element) == ["id", "name", "score", "ok"]
-    chosen = rd.Dataset.from_csv(tmp_path / "x.csv", columns=["score", "id"])
-    assert list(chosen.element_spec) == list(next(iter(chosen))) == ["score", "id"]
 
 
 def table(tmp_path: Path) -> Path:
@@ -215,34 +187,152 @@ def test_columns_and_defaults_that_do_not_fit(tmp_path: Path) -> None:
         rd.Dataset.from_csv(path, ["sex"], batch_size=0)
 
 
-def test_a_state_of_labelled_batches(tmp_path: Path) -> None:
-    def make() -> Any:
-        return iter(rd.Dataset.from_csv(table(tmp_path), ["sex", "survived"], batch_size=1, label_name="survived"))
-
-    iterator = make()
-    next(iterator)
-    resumed = make()
-    resumed.load_state_dict(iterator.state_dict())
-    assert [y.tolist() for _, y in resumed] == [[1], [1]]
-
-
-def test_types() -> None:
+def test_types_of_csv() -> None:
     lines = [b"1,1.5,true,2020-01-01,,x", b"2,nan,false,2020-01-02,,"]
     types = infer_csv_types(lines, list("abcdef"), ",")
     assert types.types == [pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.string(), pa.string()]
     assert infer_csv_types([], ["a"], ",").types == [pa.string()]
 
 
-def test_parses_the_columns_of_the_schema() -> None:
-    parser = CsvParser(pa.schema({"b": pa.int8()}), ("a", "b"), delimiter="\t", defaults={"b": 7})
-    assert parser.parse([b"x\t1", b"y\t"]).to_pydict() == {"b": [1, 7]}
-    for wrong in (b"x", b"x\t300", b'"x\t1', b"x\t1\t2"):
-        with pytest.raises(pa.ArrowInvalid):
-            parser.parse([wrong])
+CONTENT = (
+    b'{"id": 1, "tags": ["a"], "when": "2020-01-01", "at": {"y": 2.5, "x": true}}\n\n'
+    b'{"at": {"x": false, "y": -1.0}, "tags": ["b", "c"], "id": 2, "when": ""}'
+)
 
 
-def test_header() -> None:
-    assert header_names(b'\xef\xbb\xbfa;"b;c"', ";") == ("a", "b;c")
-    parser = CsvParser(pa.schema({"a": pa.int8()}), ("a",))
-    assert parser.check_header(b"a") is None
-    assert parser.check_header(b"a,b") == "must have the names ['a'], got ['a', 'b']"
+def elements() -> list[dict[str, Any]]:
+    return [
+        {
+            "id": np.int64(i),
+            "tags": np.array(tags, object),
+            "when": when,
+            "at": {"y": np.float64(y), "x": np.bool_(x)},
+        }
+        for i, tags, when, y, x in [(1, ["a"], "2020-01-01", 2.5, True), (2, ["b", "c"], "", -1.0, False)]
+    ]
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_objects(tmp_path: Path, compression: str | None) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(COMPRESS[compression](CONTENT))
+    make = partial(rd.Dataset.from_json, [path, path], compression_type=compression)
+    check_op(make, elements() * 2)
+    assert make().cardinality() == rd.UNKNOWN_CARDINALITY
+    assert make().element_spec["tags"] == rd.TensorSpec((None,), str)
+    check_op(
+        partial(rd.Dataset.from_json, path, ["id"], compression_type=compression),
+        [{"id": np.int64(1)}, {"id": np.int64(2)}],
+    )
+
+
+def test_wrong_lines_are_errors_in_their_place(tmp_path: Path) -> None:
+    lines = [b'{"x": %d}' % i for i in range(1200)]
+    lines[1001:1009] = [
+        *(b'{"x": 0.5}', b'{"x": "a"}', b"3", b'{"x": 1', b'{"x": 1}{"x": 2}', b'{"y": 1}'),
+        *(b"[" * 5000, b'{"x": null}'),
+    ]
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    make = partial(rd.Dataset.from_json, path)
+    found = collect(make().as_numpy_iterator())
+    assert [i for i, item in enumerate(found) if is_error(item)] == list(range(1001, 1009))
+    assert [kind for kind, _ in found[1001:1009]] == ["DataLossError"] * 7 + ["SpecError"]
+    assert len(found) == 1200
+    assert all(int(item["x"]) == i for i, item in enumerate(found) if not is_error(item))
+    assert "Line 1002 must be one JSON object with the dataset's fields, got b'{\"x\": 0.5}'" in found[1001][1]
+    assert "it holds 2 rows" in found[1005][1]
+    assert "column 'x' has no value in line 1009" in found[1008][1]
+    check_op(lambda: make().skip(1000), limit=11)
+
+
+def test_further_fields_are_allowed_beside_those_that_were_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"x": 1}\n' * 1000 + b'{"x": 1, "z": 2}\n')
+    assert is_error(collect(rd.Dataset.from_json(path).as_numpy_iterator())[1000])
+    assert len(list(rd.Dataset.from_json(path, ["x"]))) == 1001
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    contents = {
+        "good": b'{"x": 1}\n',
+        "empty": b"\n",
+        "text": b"hello\n",
+        "mixed": b'{"x": 1}\n{"x": "a"}\n',
+        "nothing": b'{"x": null}\n',
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    cases: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+        ("missing", {}, rd.NotFoundError, "must exist"),
+        ("", {}, rd.InvalidArgumentError, "is a directory"),
+        ("empty", {}, rd.InvalidArgumentError, "must have a line to tell the fields"),
+        ("text", {}, rd.DataLossError, "must be JSON objects of one kind"),
+        ("mixed", {}, rd.DataLossError, "must be JSON objects of one kind"),
+        ("nothing", {}, rd.SpecError, "Column 'x' must hold values, got nulls only"),
+        ("good", {"columns": ["y"]}, rd.InvalidArgumentError, r"fields of the objects in '.*' \(x\), got \['y'\]"),
+        ("good", {"columns": []}, rd.InvalidArgumentError, r"got \[\]"),
+        ("good", {"compression_type": "ZLIB"}, rd.DataLossError, "written with compression_type='ZLIB'"),
+    ]
+    for name, options, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            rd.Dataset.from_json(tmp_path / name, **options)
+
+
+def test_deep_nesting_and_broken_text_are_errors_at_their_places(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    deep = b'{"a": ' + b"[" * 20_000 + b"]" * 20_000 + b"}"
+    path.write_bytes(b'{"a": "0"}\n' * 1000 + deep + b'\n{"a": "\xff"}\n{"a": "1"}\n')
+    found = collect(rd.Dataset.from_json(path).as_numpy_iterator())
+    assert [item[0] for item in found if is_error(item)] == ["DataLossError"] * 2
+    assert ["Line 1001" in found[1000][1], "byte 11000" in found[1000][1], found[-1]] == [True, True, {"a": "1"}]
+    path.write_bytes(deep)
+    with pytest.raises(rd.DataLossError, match="100 deep"):
+        rd.Dataset.from_json(path)
+
+
+def test_types() -> None:
+    lines = [b'{"d": "2020-01-01", "l": ["2020-01-01"], "s": {"d": "2020-01-01 10:00:00"}, "n": 1}', b'{"n": 2}']
+    types = infer_json_types(lines)
+    assert types.field("d").type == pa.string()
+    assert types.field("l").type == pa.list_(pa.string())
+    assert types.field("s").type == pa.struct({"d": pa.string()})
+    assert types.field("n").type == pa.int64()
+
+
+def nested(depth: int, opens: bytes = b"[", closes: bytes = b"]") -> bytes:
+    return b'{"a": ' + opens * (depth - 1) + b"1" + closes * (depth - 1) + b"}"
+
+
+@pytest.mark.parametrize("pair", [(b"[", b"]"), (b'{"b": ', b"}")])
+def test_deep_nesting_is_not_handed_over(pair: tuple[bytes, bytes]) -> None:
+    """5,000 deep was a RecursionError, and 20,000 deep ended the process."""
+    assert infer_json_types([nested(MAX_JSON_DEPTH, *pair)]).names == ["a"]
+    for depth in (MAX_JSON_DEPTH + 1, 5_000, 20_000):
+        with pytest.raises(ValueError, match="100 deep"):
+            infer_json_types([b'{"a": 1}', nested(depth, *pair)])
+
+
+def test_brackets_in_text_are_no_nesting() -> None:
+    line = b'{"a": "' + b'[{\\"' * 20_000 + b'", "b": [' + b"[1], " * 200 + b"[2]]}"
+    assert infer_json_types([line]).names == ["a", "b"]
+    with pytest.raises(ValueError, match="100 deep"):
+        infer_json_types([b'{"a": "', nested(20_000)])
+
+
+def test_first_lines(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"a\n \t\n\nb\n" + b"c\n" * 2000)
+    assert first_lines(str(path), None)[:3] == [b"a", b"b", b"c"]
+    assert len(first_lines(str(path), None)) == 998
+    path.write_bytes(COMPRESS["GZIP"](b"a\n" * 9)[:-8])
+    assert first_lines(str(path), "GZIP") == [b"a"] * 9
+    path.write_bytes(b"")
+    assert first_lines(str(path), None) == []
+
+
+def test_a_position_behind_the_end(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"{}")
+    table_format = RowLinesFormat("from_json", JsonParser(pa.schema({"x": pa.int64()})))
+    with pytest.raises(rd.DataLossError, match="must reach byte 30"):
+        table_format.open(str(tmp_path / "x"), [30, 3])

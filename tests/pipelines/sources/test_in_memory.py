@@ -1,15 +1,74 @@
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 import raydist as rd
-from raydist.pipelines.elements.arrow_fields import Conversion
-from raydist.pipelines.sources.arrow_table import ArrowTableOp, TableRows
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.dataset import Dataset
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.sources.arrow_table import TableRows
 from tests.contracts.op import check_op
+
+
+def test_slices_of_every_leaf() -> None:
+    dataset = Dataset.from_tensor_slices({"x": np.arange(6).reshape(3, 2), "y": torch.arange(3), "t": ["a", "b", "c"]})
+    assert len(dataset) == 3
+    assert dataset.element_spec["x"] == TensorSpec((2,), np.int64)
+    last = list(dataset)[-1]
+    assert (last["x"].tolist(), int(last["y"]), last["t"]) == ([4, 5], 2, "c")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (3, "got a scalar: 3"),
+        (([1], 2), "got a scalar '1': 2"),
+        (("text", [1]), "got a scalar '0'"),
+        (([1, 2], [1, 2, 3]), r"same first dimension, got \{'0': 2, '1': 3\}"),
+        ((), "at least one tensor"),
+    ],
+)
+def test_what_cannot_be_sliced(tensors: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        Dataset.from_tensor_slices(tensors)
+
+
+def test_what_is_no_tensor() -> None:
+    with pytest.raises(SpecError, match="rectangular"):
+        Dataset.from_tensor_slices([[1], [1, 2]])
+    with pytest.raises(SpecError, match="A leaf must be"):
+        Dataset.from_tensors({1, 2})
+
+
+def test_nothing_to_slice() -> None:
+    dataset = Dataset.from_tensor_slices(np.zeros((0, 3)))
+    assert len(dataset) == 0
+    assert list(dataset.batch(2)) == []
+    assert dataset.element_spec == TensorSpec((3,), np.float64)
+
+
+@pytest.mark.parametrize("make", [Dataset.from_tensor_slices, lambda x: Dataset.from_tensors(x).unbatch()])
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_is_handed_out_is_not_the_source(make: Any, copied: bool) -> None:
+    dataset = make(np.zeros((4, 2)))
+    if copied:
+        dataset = pickle.loads(pickle.dumps(dataset))
+    for row in dataset.repeat(2).as_numpy_iterator():
+        assert not row.any()
+        row[:] = 1
+
+
+def test_arrays_are_not_copied() -> None:
+    source = np.zeros((4, 2))
+    dataset = Dataset.from_tensor_slices(source)
+    source[3] = 7
+    assert list(dataset.as_numpy_iterator())[3].tolist() == [7, 7]
 
 
 @pytest.fixture
@@ -60,13 +119,6 @@ def test_whatever_can_be_read_into_a_table(table: pa.Table, convert: Any) -> Non
         assert [element["s"] for element in dataset] == [str(i) for i in range(10)]
 
 
-def test_any_rows_in_any_order(table: pa.Table) -> None:
-    access = ArrowTableOp.of(table, Conversion()).random_access()
-    for indices in ([], [9], [3, 0, 0], [2, 3, 4]):
-        block = access.gather(np.array(indices, dtype=np.int64))
-        assert [row["n"] for row in block.rows()] == indices
-
-
 @pytest.mark.parametrize("batch_rows", [1, 3, 40])
 def test_rows_of_many_batches(batch_rows: int) -> None:
     views = pa.array([f"text {i}" for i in range(40)], pa.string_view())  # Arrow cannot take rows of them
@@ -82,14 +134,6 @@ def test_rows_of_many_batches(batch_rows: int) -> None:
             assert found == [content.to_pylist()[index] for index in indices]
         assert sorted(checked) == sorted({*checked})
         assert set(range(len(batches))) - {*checked} <= {index for index in range(len(batches)) if batch_rows < 40}
-
-
-def test_properties(table: pa.Table) -> None:
-    dataset = rd.Dataset.from_arrow(table)
-    assert dataset.element_spec["t"] == rd.TensorSpec((2, 2), "int32")
-    assert dataset.element_spec["l"] == rd.TensorSpec((None,), "float32")
-    assert "from_arrow-0: from_arrow(t, l, s, n)" in dataset.explain()
-    assert list(rd.Dataset.from_arrow(table.slice(0, 0))) == []
 
 
 def test_what_is_handed_out_may_be_written(table: pa.Table) -> None:

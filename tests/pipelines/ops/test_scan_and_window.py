@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from raydist.core.errors import InvalidArgumentError, SpecError
-from raydist.core.values import INFINITE_CARDINALITY
+from raydist.core.errors import SpecError
 from raydist.dataset import Dataset
-from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
 from raydist.pipelines.engine import request_size
 from tests.contracts.op import collect, iterate
 from tests.pipelines.model import recorder
@@ -25,13 +24,6 @@ def test_the_state_goes_from_element_to_element() -> None:
     fibonacci = Dataset.range(6).scan((0, 1), lambda pair, _: ((pair[1], pair[0] + pair[1]), pair[0]))
     assert [int(x) for x in fibonacci] == [0, 1, 1, 2, 3, 5]
     assert [int(x) for x in Dataset.range(2).scan(0, running).repeat(2)] == [0, 1, 0, 1]
-
-
-def test_spec_and_cardinality() -> None:
-    dataset = Dataset.range(5).scan(0.0, lambda total, x: (total, (x, "text")))
-    assert dataset.element_spec == (TensorSpec((), "int64"), TensorSpec((), "str"))
-    assert dataset.cardinality() == 5
-    assert Dataset.range(5).repeat().scan(0, running).cardinality() == INFINITE_CARDINALITY
 
 
 def test_an_error_leaves_the_state_as_it_was() -> None:
@@ -91,10 +83,50 @@ def test_reduce_raises_the_first_error() -> None:
         Dataset.range(5).reduce(0, lambda total, x: total + 0.5)
 
 
-def test_bad_arguments() -> None:
-    with pytest.raises(InvalidArgumentError, match="scan needs a function"):
-        Dataset.range(5).scan(0, 3)  # type: ignore[arg-type]  # the point of this test
-    with pytest.raises(InvalidArgumentError, match="reduce needs a function"):
-        Dataset.range(5).reduce(0, 3)  # type: ignore[arg-type]  # the point of this test
-    with pytest.raises(SpecError, match="A leaf must be"):
-        Dataset.range(5).scan(object(), running)
+def lists(dataset: Dataset) -> list[list[int]]:
+    return [[int(x) for x in window] for window in dataset]
+
+
+@pytest.mark.parametrize("drop", [True, False])
+@pytest.mark.parametrize(("size", "shift", "stride"), [(3, 1, 2), (2, 3, 1), (1, 1, 4), (4, 2, 3), (50, 7, 1)])
+def test_cardinality_is_exact(size: int, shift: int, stride: int, drop: bool) -> None:
+    for count in range(9):
+        windows = Dataset.range(count).window(size, shift, stride, drop)
+        expected = [list(range(count))[at : at + (size - 1) * stride + 1 : stride] for at in range(0, count, shift)]
+        expected = [window for window in expected if len(window) == size or not drop]
+        assert lists(windows) == expected
+        assert windows.cardinality() == len(expected)
+
+
+def test_every_leaf_is_a_dataset() -> None:
+    dataset = Dataset.zip({"a": Dataset.range(4), "b": Dataset.range(4).map(str)}).window(3)
+    assert dataset.element_spec == {
+        "a": DatasetSpec(TensorSpec((), "int64")),
+        "b": DatasetSpec(TensorSpec((), "str")),
+    }
+    first = next(iter(dataset))
+    assert (len(first["a"]), list(first["b"])) == (3, ["0", "1", "2"])
+
+
+def test_a_window_can_be_read_again() -> None:
+    (window,) = Dataset.range(3).window(3)
+    assert [int(x) for x in window] == [int(x) for x in window.as_numpy_iterator()] == [0, 1, 2]
+
+
+def test_windows_that_overlap_share_nothing_that_a_function_writes_to() -> None:
+    def add(x: Any) -> Any:
+        x += 100
+        return x
+
+    ragged = Dataset.range(3).map(lambda i: np.arange(i))
+    assert lists(ragged.window(2, 1).flat_map(lambda w: w.map(add))) == [[], [100], [100], [100, 101], [100, 101]]
+    dense = Dataset.range(3).map(lambda i: np.full(1, i))
+    assert lists(dense.window(2, 1).flat_map(lambda w: w.map(add))) == [[100], [101], [101], [102], [102]]
+
+
+def test_an_error_spoils_the_windows_that_hold_it() -> None:
+    dataset = Dataset.range(5).map(lambda x: 4 // int(x - 2)).window(2, 1).flat_map(lambda w: w.batch(2))
+    items = collect(iterate(dataset))
+    assert [item[0] if isinstance(item, tuple) else item.tolist() for item in items] == [
+        *([-2, -4], "ZeroDivisionError", "ZeroDivisionError", [4, 2], [2])
+    ]

@@ -1,0 +1,188 @@
+"""Cardinalities, specs and argument checks of operations: one line for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.core.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from raydist.dataset import Dataset
+from raydist.pipelines.elements.spec import TensorSpec
+from tests.contracts.op import iterate
+
+FIVE = Dataset.range(5)
+ENDLESS = FIVE.repeat()
+UNKNOWN = FIVE.filter(lambda x: True)
+INTS = TensorSpec((None,), np.int64)
+RAGGED = Dataset.range(1, 5).map(lambda n: np.full(n, n), output_spec=INTS)
+ROWS = Dataset.from_tensor_slices((np.zeros((4, 3), np.uint8), ["a"] * 4))
+NUMBER = TensorSpec((), np.int64)
+
+
+def keep(x: Any) -> Any:
+    return x
+
+
+def running(total: Any, x: Any) -> Any:
+    return total + x, total + x
+
+
+# What is done to range(5); cardinalities for it, for an endless input and for one of unknown size.
+SIZES: list[tuple[Callable[[Dataset], Dataset], tuple[int | str, int | str, int | str]]] = [
+    (lambda ds: ds.map(keep), (5, "infinite", "unknown")),
+    (lambda ds: ds.filter(lambda x: True), ("unknown", "unknown", "unknown")),
+    (lambda ds: ds.take_while(lambda x: True), ("unknown", "unknown", "unknown")),
+    (lambda ds: ds.batch(2), (3, "infinite", "unknown")),
+    (lambda ds: ds.batch(2, drop_remainder=True), (2, "infinite", "unknown")),
+    (lambda ds: ds.padded_batch(2), (3, "infinite", "unknown")),
+    (lambda ds: ds.padded_batch(2, drop_remainder=True), (2, "infinite", "unknown")),
+    (lambda ds: ds.batch(2).rebatch(2), ("unknown", "unknown", "unknown")),
+    (lambda ds: ds.batch(2).unbatch(), ("unknown", "unknown", "unknown")),
+    (lambda ds: ds.enumerate(), (5, "infinite", "unknown")),
+    (lambda ds: ds.scan(0, running), (5, "infinite", "unknown")),
+    (lambda ds: ds.window(2), (3, "infinite", "unknown")),
+    (lambda ds: ds.shuffle(3), (5, "infinite", "unknown")),
+    (lambda ds: ds.shuffle(3).repeat(), ("infinite", "infinite", "infinite")),
+    (lambda ds: ds.repeat(2), (10, "infinite", "unknown")),
+    (lambda ds: ds.repeat(0), (0, 0, 0)),
+    (lambda ds: ds.repeat(-7), ("infinite", "infinite", "infinite")),
+    (lambda ds: ds.take(2), (2, 2, "unknown")),
+    (lambda ds: ds.take(9), (5, 9, "unknown")),
+    (lambda ds: ds.take(-1), (5, "infinite", "unknown")),
+    (lambda ds: ds.take(0), (0, 0, 0)),
+    (lambda ds: ds.skip(2), (3, "infinite", "unknown")),
+    (lambda ds: ds.skip(9), (0, "infinite", "unknown")),
+    (lambda ds: ds.shard(3, 0), (2, "infinite", "unknown")),
+    (lambda ds: ds.unique(), ("unknown", "unknown", "unknown")),
+    (lambda ds: ds.ignore_errors(), ("unknown", "unknown", "unknown")),
+    (lambda ds: ds.assert_cardinality(7), (7, 7, 7)),
+    (lambda ds: ds.interleave(Dataset.from_tensors), ("unknown", "unknown", "unknown")),
+    (lambda ds: ds.group_by_window(keep, lambda key, window: window, 2), ("unknown", "unknown", "unknown")),
+    (lambda ds: ds.rejection_resample(keep, [1.0]), ("unknown", "unknown", "unknown")),
+    (lambda ds: Dataset.zip(ds, Dataset.range(3)), (3, 3, "unknown")),
+    (lambda ds: Dataset.zip(ds, ENDLESS), (5, "infinite", "unknown")),
+    (lambda ds: ds.concatenate(FIVE), (10, "infinite", "unknown")),
+    (lambda ds: ds.concatenate(ENDLESS), ("infinite", "infinite", "infinite")),
+    (lambda ds: Dataset.sample_from_datasets([ds, FIVE]), ("unknown", "infinite", "unknown")),
+    (lambda ds: Dataset.choose_from_datasets([ds, FIVE], FIVE), ("unknown", "unknown", "unknown")),
+]
+
+
+@pytest.mark.parametrize(("make", "expected"), SIZES)
+def test_cardinality(make: Callable[[Dataset], Dataset], expected: tuple[int | str, ...]) -> None:
+    words = {INFINITE_CARDINALITY: "infinite", UNKNOWN_CARDINALITY: "unknown"}
+    found = [make(dataset).cardinality() for dataset in (FIVE, ENDLESS, UNKNOWN)]
+    assert tuple(words.get(number, number) for number in found) == expected
+
+
+def test_spec() -> None:
+    for dataset, spec in (
+        (ROWS.batch(2), (TensorSpec((None, 3), np.uint8), TensorSpec((None,), "U"))),
+        (ROWS.batch(2, drop_remainder=True), (TensorSpec((2, 3), np.uint8), TensorSpec((2,), "U"))),
+        (ROWS.batch(2).unbatch(), (TensorSpec((3,), np.uint8), TensorSpec((), "U"))),
+        (FIVE.batch(4).rebatch(2), INTS),
+        (FIVE.batch(4).rebatch(2, drop_remainder=True), TensorSpec((2,), np.int64)),
+        (RAGGED.padded_batch(2), TensorSpec((None, None), np.int64)),
+        (RAGGED.padded_batch(2, [5], drop_remainder=True), TensorSpec((2, 5), np.int64)),
+        (RAGGED.bucket_by_sequence_length(len, [2], [2, 2]), TensorSpec((None, None), np.int64)),
+        (RAGGED.bucket_by_sequence_length(len, [2], [2, 2], drop_remainder=True), TensorSpec((2, None), np.int64)),
+        (RAGGED.group_by_window(len, lambda key, w: w.padded_batch(2), 9), TensorSpec((None, None), np.int64)),
+        (RAGGED.rejection_resample(len, [0.2, 0.3, 0.5]), (NUMBER, INTS)),
+        (FIVE.enumerate(), (NUMBER, NUMBER)),
+        (FIVE.scan(0.0, lambda total, x: (total, (x, "text"))), (NUMBER, TensorSpec((), "str"))),
+        (FIVE.unique(), NUMBER),
+        (ENDLESS.interleave(lambda n: Dataset.from_tensors((n, "text"))), (NUMBER, TensorSpec((), "str"))),
+        (Dataset.sample_from_datasets([FIVE, UNKNOWN]), NUMBER),
+    ):
+        assert dataset.element_spec == spec
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FIVE.assert_cardinality(-3), "expected_cardinality must be >= 0, .* got -3"),
+        (lambda: FIVE.batch(0), "batch_size must be >= 1, got 0"),
+        (lambda: FIVE.padded_batch(-1), "batch_size must be >= 1, got -1"),
+        (lambda: FIVE.enumerate(1.5), "start must be a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: FIVE.filter(None), "filter needs a function"),  # type: ignore[arg-type]
+        (lambda: FIVE.take_while(3), "take_while needs a function, got 3"),  # type: ignore[arg-type]
+        (lambda: FIVE.map(3), "map needs a function, got 3"),  # type: ignore[arg-type]
+        (lambda: FIVE.map(keep, num_parallel_calls=0), "num_parallel_calls must be >= 1.*got 0"),
+        (lambda: FIVE.map(keep, num_parallel_calls=-2), "num_parallel_calls must be >= 1.*got -2"),
+        (lambda: FIVE.flat_map(3), "flat_map needs a function, got 3"),  # type: ignore[arg-type]
+        *(
+            (lambda arguments=arguments: FIVE.interleave(Dataset.from_tensors, *arguments), "must be")
+            for arguments in [(0,), (-2,), (2, 0), (2, 1, 0), (2, 1, 3), (2, 1, -2)]
+        ),
+        (lambda: FIVE.scan(0, 3), "scan needs a function"),  # type: ignore[arg-type]
+        (lambda: FIVE.reduce(0, 3), "reduce needs a function"),  # type: ignore[arg-type]
+        (lambda: FIVE.group_by_window(keep, None, 2), "reduce_func must be a function"),  # type: ignore[arg-type]
+        (lambda: FIVE.group_by_window(None, keep, 2), "key_func must be a function"),  # type: ignore[arg-type]
+        *(
+            (lambda sizes=sizes: FIVE.group_by_window(keep, keep, *sizes), "window_size")
+            for sizes in [(None, None), (3, keep), (0, None), (None, 3)]
+        ),
+        (lambda: FIVE.rejection_resample(None, [1.0]), "class_func must be a function"),  # type: ignore[arg-type]
+        (lambda: RAGGED.bucket_by_sequence_length(len, [2, 4], [1, 1]), "got 2 sizes for 2 boundaries"),
+        (lambda: RAGGED.bucket_by_sequence_length(len, [4, 2], [1, 1, 1]), r"must ascend, got \[4, 2\]"),
+        (lambda: RAGGED.bucket_by_sequence_length(len, [2], [1, 0]), r"must be >= 1, got \[1, 0\]"),
+        (lambda: RAGGED.bucket_by_sequence_length(len, [2.5], [1, 1]), "bucket_boundaries must be a whole number"),  # type: ignore[list-item]
+        (lambda: RAGGED.bucket_by_sequence_length(len, [], [1], None, None, True), "needs at least one boundary"),
+        *(
+            (lambda sizes=sizes: FIVE.batch(2).rebatch(sizes), "sizes of a rebatch must be >= 0")
+            for sizes in [0, -1, [], [0, 0], [2, -1]]
+        ),
+        *(
+            (lambda arguments=arguments: FIVE.window(*arguments), "must be >= 1, got")
+            for arguments in [(0,), (-1,), (2, 0), (2, 1, 0)]
+        ),
+        *(
+            (lambda arguments=arguments: FIVE.shard(*arguments), "must be")
+            for arguments in [(0, 0), (-1, 0), (3, 3), (3, -1)]
+        ),
+        (lambda: FIVE.shuffle(0), "buffer_size must be >= 1.*got 0"),
+        (lambda: FIVE.shuffle(-3), "buffer_size must be >= 1.*got -3"),
+        (lambda: FIVE.prefetch(-2), "buffer_size must be >= 0.*got -2"),
+        (lambda: Dataset.sample_from_datasets([]), "needs at least one dataset"),
+        *(
+            (lambda weights=weights: Dataset.sample_from_datasets([FIVE, FIVE], weights), "weights must")
+            for weights in [[1.0], [0, 0], [-1, -1], [float("nan"), 1], [float("inf"), 1], []]
+        ),
+    ],
+)
+def test_bad_arguments(make: Callable[[], Dataset], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: FIVE.concatenate([1, 2]), TypeError, r"concatenate takes a Dataset, got \[1, 2\]"),  # type: ignore[arg-type]
+        *(
+            (lambda args=args: Dataset.zip(*args), TypeError, "zip takes datasets")
+            for args in [(), ([FIVE, FIVE],), (FIVE, 3), ((),)]
+        ),
+        (lambda: Dataset.choose_from_datasets([FIVE], 3), TypeError, "takes datasets, got 3"),  # type: ignore[arg-type]
+        (lambda: FIVE.map(keep, deterministic=1), TypeError, "must be a bool or None, got 1"),  # type: ignore[arg-type]
+        (lambda: FIVE.interleave(keep, deterministic="no"), TypeError, "deterministic must be a bool"),  # type: ignore[arg-type]
+        (lambda: FIVE.with_options({"seed": 1}), TypeError, r"takes rd\.Options"),  # type: ignore[arg-type]
+        (lambda: FIVE.scan(object(), running), SpecError, "A leaf must be"),
+        (lambda: RAGGED.map(keep, output_spec=np.float32), SpecError, "output_spec must be a nest"),
+        (lambda: FIVE.unbatch().element_spec, InvalidArgumentError, "with a first dimension to split"),
+        (lambda: next(iterate(FIVE.unbatch())), InvalidArgumentError, "must share their first dimension"),
+        (lambda: FIVE.concatenate(Dataset.zip(FIVE, FIVE)).element_spec, SpecError, "one structure and dtype"),
+        (lambda: Dataset.sample_from_datasets([FIVE, ROWS]).element_spec, SpecError, "one structure and dtype"),
+        *(
+            (lambda values=values: Dataset.from_tensor_slices(values).unique().element_spec, SpecError, "unique needs")
+            for values in [[0.5, 1.5], np.zeros((2, 3), np.int64), ([1, 2], [1, 2])]
+        ),
+    ],
+)
+def test_other_wrong_calls(make: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import itertools
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.core.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from raydist.dataset import Dataset
+from raydist.options import AutotuneOptions, Options
+from raydist.pipelines.elements.spec import TensorSpec
+from tests.contracts.op import collect, iterate, same
+from tests.pipelines.model import recorder
+from tests.pipelines.storing_executor import StoringExecutor
+
+FIVE = Dataset.range(5).filter(lambda x: True)
+
+
+def test_too_few() -> None:
+    items = collect(iterate(FIVE.take(3).assert_cardinality(5)))
+    assert [int(item) for item in items[:3]] == [0, 1, 2]
+    assert items[3][0] == "FailedPreconditionError"
+    assert "must have 5 elements" in items[3][1]
+    assert "contained only 3" in items[3][1]
+    assert len(items) == 4
+
+
+@pytest.mark.parametrize("size", [6, 20])
+def test_too_many(size: int) -> None:
+    items = collect(iterate(Dataset.range(size).assert_cardinality(5)))
+    assert [int(item) for item in items[:5]] == [0, 1, 2, 3, 4]
+    assert "contained at least 6" in items[5][1]
+    assert len(items) == 6
+
+
+def test_infinite_and_unknown() -> None:
+    endless = FIVE.repeat().assert_cardinality(INFINITE_CARDINALITY)
+    assert endless.cardinality() == INFINITE_CARDINALITY
+    assert len(collect(iterate(endless), 12)) == 12
+    assert "infinitely many" in collect(iterate(FIVE.assert_cardinality(INFINITE_CARDINALITY)))[5][1]
+    assert FIVE.assert_cardinality(5).assert_cardinality(UNKNOWN_CARDINALITY).cardinality() == UNKNOWN_CARDINALITY
+
+
+A, B = Dataset.range(3), Dataset.range(10, 12)
+
+
+def test_the_spec_covers_both() -> None:
+    rows = Dataset.from_tensor_slices([[1, 2], [3, 4]])
+    longer = Dataset.from_tensor_slices([[1, 2, 3]])
+    assert rows.concatenate(longer).element_spec == TensorSpec((None,), "int64")
+    assert [len(x) for x in rows.concatenate(longer)] == [2, 2, 3]
+
+
+def test_other_elements_are_errors_in_their_places() -> None:
+    texts = Dataset.from_tensor_slices(["a", "b"])
+    mixed = A.concatenate(texts).concatenate(B)
+    items = collect(iterate(mixed))
+    assert [item[0] if isinstance(item, tuple) else int(item) for item in items] == [
+        *(0, 1, 2, "SpecError", "SpecError", 10, 11)
+    ]
+    assert "int64, and now * of str" in items[3][1]
+    with pytest.raises(SpecError, match="one structure and dtype"):
+        _ = mixed.element_spec
+    with pytest.raises(SpecError, match="one structure and dtype"):
+        _ = A.concatenate(Dataset.zip(A, B)).element_spec
+
+
+def test_a_part_without_elements_need_not_tell_what_they_are() -> None:
+    nothing = Dataset.range(3).filter(lambda x: False).map(lambda x: x * 2)
+    for dataset in (Dataset.range(3).concatenate(nothing), nothing.concatenate(Dataset.range(3))):
+        assert dataset.element_spec == TensorSpec((), "int64")
+        assert dataset.batch(2).element_spec == TensorSpec((None,), "int64")
+        assert collect(iterate(dataset)) == [0, 1, 2]
+    with pytest.raises(FailedPreconditionError, match="element_spec"):
+        _ = nothing.concatenate(nothing).element_spec
+
+
+def test_alone_with_input_workers_numbers_and_unbatches_row_ids() -> None:
+    dataset = Dataset.range(40).map(lambda x: x).shuffle(5, seed=1).batch(4).unbatch().enumerate().take(40)
+    iterator = iterate(dataset, StoringExecutor)
+    assert same(collect(iterator), collect(iterate(dataset)))
+    here = {each.name: each.bytes_here for each in iterator.stats().stages}
+    assert (here["unbatch-4"], here["enumerate-5"]) == (0, 40 * 8), "numbers alone are in this process"
+
+
+def test_keeps_what_the_predicate_accepts() -> None:
+    dataset = Dataset.from_tensor_slices(([1, 2, 3], ["a", "b", "c"])).filter(lambda number, text: text != "b")
+    assert [(int(n), t) for n, t in dataset] == [(1, "a"), (3, "c")]
+    assert [int(x) for x in Dataset.range(5).filter(lambda x: torch.tensor(bool(x > 2)))] == [3, 4]
+
+
+@pytest.mark.parametrize("answer", [1, None, "yes", np.array([True]), np.float32(1)])
+def test_a_predicate_must_return_one_bool(answer: object) -> None:
+    items = collect(iterate(Dataset.range(3).filter(lambda x: answer if x == 1 else True)))
+    assert items[0] == 0
+    assert items[1][0] == "SpecError"
+    assert "must return one bool, got" in items[1][1]
+    assert items[2] == 2
+
+
+def test_the_predicate_cannot_change_the_element() -> None:
+    dataset = Dataset.from_tensor_slices(np.ones((2, 2))).map(lambda row: row + 1)
+    items = collect(iterate(dataset.filter(lambda row: bool(row.fill(0)) or True)))
+    assert [item.tolist() for item in items] == [[2, 2], [2, 2]]
+
+
+INVERSE = Dataset.from_tensor_slices([1, 2, 0, 4, 5]).map(lambda x: 1 / int(x))
+
+
+def test_before_a_batch_and_behind_it() -> None:
+    before = [batch.tolist() for batch in INVERSE.ignore_errors().batch(2)]
+    assert before == [[1, 0.5], [0.25, pytest.approx(0.2)]]
+    behind = [batch.tolist() for batch in INVERSE.batch(2).ignore_errors()]
+    assert behind == [[1, 0.5], [pytest.approx(0.2)]]
+
+
+def test_errors_are_logged_on_request(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="raydist"):
+        assert len(list(INVERSE.ignore_errors())) == 4
+        assert not caplog.records
+        assert len(list(INVERSE.ignore_errors(log_warning=True))) == 4
+    (record,) = caplog.records
+    assert "left out an element: ZeroDivisionError" in record.getMessage()
+    assert "element 2 of its input" in record.getMessage()
+
+
+@pytest.mark.parametrize("count", [None, 5])
+def test_an_empty_dataset_ends(count: int | None) -> None:
+    assert list(Dataset.range(0).repeat(count)) == []
+    assert list(Dataset.range(4).filter(lambda x: False).repeat(count)) == []
+    assert Dataset.range(0).repeat(count).cardinality() == 0
+
+
+def test_of_so_many_passes_each_may_give_something() -> None:
+    num_asked = itertools.count()
+    some = Dataset.range(1).filter(lambda _: next(num_asked) % 3 == 2)
+    assert [int(x) for x in some.repeat(9)] == [0, 0, 0]
+    assert list(some.repeat()) == []  # the first pass of one for ever gives nothing
+
+
+@pytest.mark.parametrize(("size", "num_shards"), [(10, 3), (9, 3), (2, 5), (0, 2), (7, 1), (20_000, 7)])
+def test_shards_hold_every_element_once(size: int, num_shards: int) -> None:
+    for index in range(num_shards):
+        shard = Dataset.range(size).shard(num_shards, index)
+        assert [int(x) for x in shard] == list(range(index, size, num_shards))
+        assert shard.cardinality() == len(range(index, size, num_shards))
+
+
+def test_more_than_a_block_is_skipped() -> None:
+    assert [int(x) for x in Dataset.range(5000).skip(4998)] == [4998, 4999]
+
+
+def test_nothing_is_read_beyond_the_last_element() -> None:
+    calls: list[int] = []
+    assert len(list(Dataset.range(100).map(recorder(calls)).take(7))) == 7
+    assert calls == list(range(7))
+
+
+def test_an_endless_dataset_ends() -> None:
+    dataset = Dataset.range(5).repeat().enumerate().take_while(lambda number, x: number < 7)
+    assert [int(x) for _, x in dataset] == [0, 1, 2, 3, 4, 0, 1]
+
+
+def test_errors_keep_their_places_and_end_nothing() -> None:
+    items = collect(iterate(Dataset.range(9).take_while(lambda x: 6 // int(x - 2) != 2)))
+    assert [item[0] if isinstance(item, tuple) else int(item) for item in items] == [0, 1, "ZeroDivisionError", 3, 4]
+    iterator = iterate(Dataset.range(9).take_while(lambda x: bool(1 // int(x - 1) < 5)))
+    next(iterator)
+    with pytest.raises(ZeroDivisionError) as caught:
+        next(iterator)
+    assert "element 1 of its input" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("values", [[3, 1, 3, 2, 1], ["b", "a", "b", "c", "a"], [b"b", b"a", b"b", b"c", b"a"]])
+@pytest.mark.parametrize("batch", [1, 5])
+def test_every_value_at_its_first_place(values: list[object], batch: int) -> None:
+    dataset = Dataset.from_tensor_slices(values).unique()
+    assert [x for group in dataset.batch(batch).as_numpy_iterator() for x in group] == [values[k] for k in (0, 1, 3)]
+
+
+@pytest.mark.parametrize("values", [[0.5, 1.5], np.zeros((2, 3), np.int64), ([1, 2], [1, 2])])
+def test_other_elements_cannot_be_told_apart(values: object) -> None:
+    dataset = Dataset.from_tensor_slices(values).unique()
+    assert [item[0] for item in collect(iterate(dataset))] == ["SpecError", "SpecError"]
+    with pytest.raises(SpecError, match="unique needs elements that are single integers"):
+        _ = dataset.element_spec
+
+
+FIRST, SECOND = Dataset.range(5), Dataset.range(10, 13)
+
+
+def test_ends_with_the_shortest() -> None:
+    expected = [(0, 10), (1, 11), (2, 12)]
+    assert [(int(a), int(b)) for a, b in Dataset.zip(FIRST, SECOND)] == expected
+    assert [(int(a), int(b)) for a, b in Dataset.zip((FIRST, SECOND))] == expected
+    assert Dataset.zip(FIRST, SECOND).cardinality() == 3
+
+
+def test_nests() -> None:
+    dataset = Dataset.zip({"a": FIRST, "rest": (SECOND, Dataset.zip(FIRST, SECOND))})
+    first = next(iter(dataset))
+    assert int(first["rest"][1][1]) == 10
+    assert dataset.element_spec["rest"][1] == (TensorSpec((), "int64"), TensorSpec((), "int64"))
+
+
+def test_an_error_takes_one_place_of_all() -> None:
+    items = collect(iterate(Dataset.zip(FIRST.map(lambda x: 4 // int(x - 1)), SECOND)))
+    assert [item[0] for item in items] == [-4, "ZeroDivisionError", 4]
+    assert [int(item[1]) for item in items[::2]] == [10, 12]
+
+
+def test_later_options_win_where_they_say_something() -> None:
+    dataset = Dataset.range(3).with_options(Options(seed=1, deterministic=False)).map(lambda x: x)
+    dataset = dataset.with_options(Options(seed=2))
+    assert (dataset.options().seed, dataset.options().deterministic) == (2, False)
+
+
+def test_options_of_all_inputs_are_merged() -> None:
+    first = Dataset.range(3).with_options(Options(autotune=AutotuneOptions(cpu_budget=2)))
+    second = Dataset.range(3).with_options(Options(autotune=AutotuneOptions(ram_budget=9), seed=4))
+    merged = Dataset.zip(first, second).options()
+    assert (merged.autotune.cpu_budget, merged.autotune.ram_budget, merged.seed) == (2, 9, 4)
+
+
+def test_what_was_given_is_not_changed_afterwards() -> None:
+    options = Options(seed=1)
+    dataset = Dataset.range(3).with_options(options)
+    options.seed = 2
+    assert dataset.options().seed == 1
+    with pytest.raises(InvalidArgumentError, match="cannot be changed"):
+        dataset.options().seed = 3
+    with pytest.raises(TypeError, match=r"takes rd\.Options"):
+        Dataset.range(3).with_options({"seed": 1})  # type: ignore[arg-type]  # the point of this test

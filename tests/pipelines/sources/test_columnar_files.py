@@ -1,0 +1,348 @@
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+
+import raydist as rd
+from raydist.pipelines.elements.items import ElementError, Item
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.sources import columnar_files
+from raydist.pipelines.sources.file_format import FileSplit, SplitFormat
+from raydist.pipelines.sources.table_files import FileSplitsOp, SplitFilesOp
+from tests.contracts.op import check_op, collect, is_error, iterate, same
+from tests.pipelines.sources.damage import report_damage
+
+
+def arrow_rows(start: int, rows: int) -> pa.Table:
+    numbers = range(start, start + rows)
+    return pa.table(
+        {
+            "x": pa.array(numbers, pa.int64()),
+            "l": pa.array([[0.5] * (i % 3) for i in numbers], pa.list_(pa.float32())),
+            "s": pa.array([f"text {i}" for i in numbers], pa.string()),
+            "d": pa.array([f"{i % 2}" for i in numbers], pa.string()).dictionary_encode(),
+        }
+    )
+
+
+def write_arrow(path: Path, content: pa.Table, rows: int = 5, compression: str | None = None) -> str:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(path, content.schema, options=options) as writer:
+        for batch in content.to_batches(max_chunksize=rows):
+            writer.write_batch(batch)
+    return str(path)
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_rows_of_arrow_files(tmp_path: Path, compression: str | None) -> None:
+    paths = [
+        write_arrow(tmp_path / f"{i}", arrow_rows(i * 9, rows), 4, compression) for i, rows in enumerate([9, 0, 3])
+    ]
+    dataset = rd.Dataset.from_arrow(paths)
+    expected = [
+        *collect(iterate(rd.Dataset.from_arrow(arrow_rows(0, 9)))),
+        *collect(iterate(rd.Dataset.from_arrow(arrow_rows(18, 3)))),
+    ]
+    assert same(collect(iterate(dataset)), expected)
+    assert dataset.cardinality() == rd.UNKNOWN_CARDINALITY
+    assert f"from_arrow({paths[0]!r} and 2 more)" in dataset.explain()
+    if compression is None:
+        check_op(lambda: rd.Dataset.from_arrow(paths))
+
+
+def test_feather_is_the_same_format(tmp_path: Path) -> None:
+    feather.write_feather(arrow_rows(0, 4), str(tmp_path / "new"))
+    assert [int(row["x"]) for row in rd.Dataset.from_arrow(tmp_path / "new")] == [0, 1, 2, 3]
+    (tmp_path / "old").write_bytes(b"FEA1 as version 1 begins")
+    with pytest.raises(rd.DataLossError, match="must begin with b'ARROW1', got b'FEA1.*version 1 is another format"):
+        rd.Dataset.from_arrow(tmp_path / "old")
+
+
+def test_a_null_of_an_arrow_file_is_the_error_of_its_row(tmp_path: Path) -> None:
+    path = write_arrow(tmp_path / "x", pa.table({"x": [0, None, 2]}))
+    found = collect(iterate(rd.Dataset.from_arrow(path)))
+    assert (int(found[0]["x"]), found[1][0], int(found[2]["x"])) == (0, "SpecError", 2)
+    assert f"column 'x' has one in row 1 of record batch 0 of file {path!r}. Give fill_null=" in found[1][1]
+    assert [int(row["x"]) for row in rd.Dataset.from_arrow(path, fill_null=-1)] == [0, -1, 2]
+
+
+def test_arrow_files_that_changed_since(tmp_path: Path) -> None:
+    paths = [write_arrow(tmp_path / name, arrow_rows(0, 12)) for name in "abc"]
+    dataset = rd.Dataset.from_arrow(paths)
+    (tmp_path / "a").unlink()
+    write_arrow(tmp_path / "b", arrow_rows(0, 3))
+    write_arrow(tmp_path / "c", pa.table({"other": [1]}))
+    kinds = [item[0] for item in collect(iterate(dataset))]
+    assert kinds == ["NotFoundError", "DataLossError", "SpecError"]
+
+
+def test_bad_arguments_of_from_arrow(tmp_path: Path) -> None:
+    path = write_arrow(tmp_path / "x", arrow_rows(0, 2))
+    (tmp_path / "text").write_text("no Arrow file")
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (str(tmp_path / "missing"), rd.NotFoundError, "must exist"),
+        (tmp_path, rd.InvalidArgumentError, "is a directory"),
+        ([], rd.InvalidArgumentError, "from_arrow needs at least one path"),
+        ([path, 3], rd.SpecError, "from_arrow needs a pyarrow Table"),
+        (tmp_path / "text", rd.DataLossError, "must begin with b'ARROW1', got b'no Arr'"),
+        (
+            [path, write_arrow(tmp_path / "y", pa.table({"x": [1.0]}))],
+            rd.SpecError,
+            "All files must have the columns x: int64",
+        ),
+        (write_arrow(tmp_path / "z", pa.table({"d": pa.nulls(1)})), rd.SpecError, "Column 'd' must hold"),
+    ]
+    for source, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            rd.Dataset.from_arrow(source)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_200_mutations_never_crash(tmp_path: Path, compression: str | None) -> None:
+    content = Path(write_arrow(tmp_path / "x", arrow_rows(0, 40), 8, compression)).read_bytes()
+    report = report_damage(tmp_path, "from_arrow", content, 200)
+    assert report.kinds <= {"DataLossError", "SpecError", "same", "other"}  # no checksums: values may be others
+    assert report.count("DataLossError") > 60
+    assert report.unnamed == []
+
+
+ROWS = 24
+
+
+def table(start: int = 0, rows: int = ROWS) -> pa.Table:
+    numbers = range(start, start + rows)
+    tensors = np.arange(start * 4, (start + rows) * 4, dtype=np.int16).reshape(rows, 2, 2)
+    return pa.table(
+        {
+            "x": pa.array(numbers, pa.int64()),
+            "t": pa.FixedShapeTensorArray.from_numpy_ndarray(tensors),
+            "l": pa.array([[0.5] * (i % 3) for i in numbers], pa.list_(pa.float32())),
+            "s": pa.array([f"text {i}" for i in numbers]),
+        }
+    )
+
+
+def write(path: Path, content: pa.Table, rows: int = 7) -> str:
+    pq.write_table(content, path, row_group_size=rows, write_page_checksum=True)
+    return str(path)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[str]:
+    """Rows 0 .. 23 in groups of 7, no rows, and rows 24, 25."""
+    parts = [table(), table().slice(0, 0), table(24, 2)]
+    return [write(tmp_path / f"{i}.parquet", part) for i, part in enumerate(parts)]
+
+
+def test_rows_of_files(paths: list[str]) -> None:
+    dataset = rd.Dataset.from_parquet(paths)
+    assert len(dataset) == 26
+    assert [int(row["x"]) for row in dataset] == list(range(26))
+    assert same(collect(dataset.as_numpy_iterator()), collect(rd.Dataset.from_arrow(table(0, 26)).as_numpy_iterator()))
+    check_op(lambda: rd.Dataset.from_parquet(paths[::-1]), limit=12)
+
+
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [
+        ([("x", ">=", 20)], range(20, 26)),
+        ([[("x", "<", 2)], [("s", "==", "text 9")]], [0, 1, 9]),
+        (pc.field("x").isin([3, 13, 23]), [3, 13, 23]),
+        ([("x", ">", 100)], []),
+    ],
+)
+def test_filters(paths: list[str], filters: Any, kept: Any) -> None:
+    dataset = rd.Dataset.from_parquet(paths, columns=["s"], filters=filters)
+    assert [row["s"] for row in dataset] == [f"text {i}" for i in kept]
+    assert dataset.cardinality() == rd.UNKNOWN_CARDINALITY
+    check_op(partial(rd.Dataset.from_parquet, paths, ["s"], filters))
+
+
+def test_row_groups_that_the_filter_rules_out_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    write(path, table())
+    first_page = pq.ParquetFile(path).metadata.row_group(0).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[first_page : first_page + 20] = b"\xff" * 20
+    path.write_bytes(content)
+    assert len(list(rd.Dataset.from_parquet(path, filters=[("x", ">=", 7)]))) == ROWS - 7
+
+
+def test_a_damaged_row_group_is_one_error(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    write(path, table())
+    column = pq.ParquetFile(path).metadata.row_group(1).column(3)
+    content = bytearray(path.read_bytes())
+    content[column.dictionary_page_offset + column.total_compressed_size // 2] ^= 1
+    path.write_bytes(content)
+    found = collect(rd.Dataset.from_parquet(path).as_numpy_iterator())
+    assert [i for i, item in enumerate(found) if is_error(item)] == [7]
+    assert found[7][0] == "DataLossError"
+    assert str(path) in found[7][1]
+    assert [int(row["x"]) for row in found[8:]] == list(range(14, ROWS))
+    check_op(lambda: rd.Dataset.from_parquet(path, filters=[("x", ">", 3)]))
+
+
+def test_a_null_is_the_error_of_its_row(tmp_path: Path) -> None:
+    content = pa.table({"x": pa.array([0, None, 2, 3, None]), "y": list("abcde")})
+    path = write(tmp_path / "x", content, 3)
+    found = collect(rd.Dataset.from_parquet(path, columns=["x"]).as_numpy_iterator())
+    assert [item[0] if is_error(item) else int(item["x"]) for item in found] == [0, "SpecError", 2, 3, "SpecError"]
+    assert f"column 'x' has one in row 1 of row group 1 of file {path!r}. Give fill_null=value" in found[4][1]
+    assert "null_masks=True" in found[4][1]
+    assert len(list(rd.Dataset.from_parquet(path).ignore_errors())) == 3
+    filled = rd.Dataset.from_parquet(path, fill_null={"x": -1}).as_numpy_iterator()
+    assert [int(row["x"]) for row in filled] == [0, -1, 2, 3, -1]
+    masked = rd.Dataset.from_parquet(path, columns=["x"], null_masks=True).as_numpy_iterator()
+    assert [bool(row["x_is_null"]) for row in masked] == [False, True, False, False, True]
+    check_op(lambda: rd.Dataset.from_parquet(path, null_masks=["x"]).map(lambda row: row["x"]))
+    assert len(list(rd.Dataset.from_parquet(path, filters=pc.field("x").is_valid()))) == 3
+    check_op(lambda: rd.Dataset.from_parquet(path))
+
+
+def test_200_mutations_of_the_whole_file_never_crash(tmp_path: Path) -> None:
+    content = Path(write(tmp_path / "x", table())).read_bytes()
+    report = report_damage(tmp_path, "from_parquet", content, 200)
+    assert report.kinds <= {"DataLossError", "SpecError", "InvalidArgumentError", "same", "other"}
+    assert report.count("DataLossError") > 120
+    assert report.count("other") < 10  # the footer has no checksum
+    assert report.unnamed == []
+
+
+def test_files_that_changed_since(paths: list[str]) -> None:
+    dataset = rd.Dataset.from_parquet(paths)
+    Path(paths[0]).unlink()
+    write(Path(paths[2]), pa.table({"other": [1]}))
+    found = collect(dataset.as_numpy_iterator())
+    assert [item[0] for item in found] == ["NotFoundError", "SpecError"]
+    assert "but '" + paths[2] + "' has other: int64" in found[1][1]
+
+
+def test_bad_arguments(tmp_path: Path, paths: list[str]) -> None:
+    other = write(tmp_path / "other", pa.table({"x": [1.0]}))
+    nothing = write(tmp_path / "nothing", pa.table({"d": pa.nulls(1)}))
+    cases: list[tuple[tuple[Any, ...], type[Exception], str]] = [
+        ((str(tmp_path / "missing"),), rd.NotFoundError, "must exist"),
+        ((str(tmp_path),), rd.InvalidArgumentError, "is a directory"),
+        (([],), rd.InvalidArgumentError, "from_parquet needs at least one path"),
+        ((3,), rd.SpecError, "got 3"),
+        ((paths, ["x", "z"]), rd.InvalidArgumentError, r"names of columns .*\(x, t, l, s\), got \['x', 'z'\]"),
+        ((paths, "x"), rd.InvalidArgumentError, "got 'x'"),
+        ((paths, []), rd.InvalidArgumentError, r"got \[\]"),
+        ((paths, None, [("z", ">", 1)]), rd.InvalidArgumentError, "filters must be conditions on columns"),
+        ((paths, None, "x > 1"), rd.InvalidArgumentError, "filters must be a pyarrow.compute.Expression"),
+        (([paths[0], other],), rd.SpecError, "All files must have the columns x: int64"),
+        ((nothing,), rd.SpecError, "Column 'd' must hold values, got nulls only"),
+    ]
+    for arguments, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            rd.Dataset.from_parquet(*arguments)
+
+
+@final
+@dataclass(frozen=True)
+class NumbersFormat(SplitFormat):
+    """The numbers from `first` to `end`; in file "bad" an error, and file "gone" cannot be opened."""
+
+    name: ClassVar[str] = "numbers"
+    meeting: threading.Barrier | None = None
+
+    @property
+    def label(self) -> str:
+        return ""
+
+    @property
+    def spec(self) -> Any:
+        return TensorSpec((), np.int64)
+
+    def read_split(self, split: FileSplit) -> list[Item]:
+        if self.meeting is not None:
+            self.meeting.wait(20)
+        if split.path == "gone":
+            raise FileNotFoundError(split.path)
+        rows: list[Item] = [block_of_rows(list(range(split.first, split.end)))] if split.end > split.first else []
+        return [ElementError(rd.DataLossError("bad")), *rows] if split.path == "bad" else rows
+
+
+def numbers(*splits: tuple[str, int, int], meeting: threading.Barrier | None = None) -> rd.Dataset:
+    described = tuple(FileSplit(path, first, end, end - first) for path, first, end in splits)
+    return rd.Dataset(SplitFilesOp(FileSplitsOp(described), NumbersFormat(meeting), rd.UNKNOWN_CARDINALITY, "files"))
+
+
+def test_pieces_in_order_and_errors_at_their_place() -> None:
+    splits = ("a", 0, 3), ("a", 3, 3), ("bad", 3, 5), ("gone", 5, 9), ("b", 9, 10)
+    found = collect(iterate(numbers(*splits)))
+    assert [int(item) if isinstance(item, np.int64) else item[0] for item in found] == [
+        *(0, 1, 2, "DataLossError", 3, 4, "FileNotFoundError", 9)
+    ]
+    check_op(lambda: numbers(*splits))
+    check_op(lambda: numbers(*splits).map(lambda x: x * 2).batch(2))
+
+
+def test_pieces_are_read_at_the_same_time() -> None:
+    dataset = numbers(("a", 0, 2), ("a", 2, 4), ("a", 4, 6), meeting=threading.Barrier(3))
+    options = rd.Options(threading=rd.ThreadingOptions(private_threadpool_size=3))
+    assert [int(x) for x in dataset.with_options(options).as_numpy_iterator()] == list(range(6))
+
+
+def test_one_piece_at_a_time_is_read_where_one_is_asked_for() -> None:
+    iterator = iterate(numbers(("a", 0, 1000), ("gone", 0, 1)))
+    assert [int(next(iterator)) for _ in range(1000)] == list(range(1000))
+    assert len(json.dumps(iterator.state_dict())) < 500
+    with pytest.raises(FileNotFoundError):
+        next(iterator)
+    iterator.close()
+
+
+def test_a_state_of_other_files_is_refused() -> None:
+    iterator = iterate(numbers(("a", 0, 1), ("a", 1, 2)))
+    collect(iterator)
+    state = iterator.state_dict()
+    other = iterate(numbers(("a", 0, 1)))
+    other.load_state_dict(state)
+    with pytest.raises(rd.FailedPreconditionError, match="behind piece 2 of the files, and they have 1 now"):
+        next(other)
+
+
+def write_numbers(path: Path, rows: int, group: int) -> str:
+    pq.write_table(pa.table({"x": np.arange(rows), "y": np.zeros(rows)}), path, row_group_size=group)
+    return str(path)
+
+
+def test_a_file_that_changed_since(tmp_path: Path) -> None:
+    path = write_numbers(tmp_path / "a", 20, 5)
+    dataset = rd.Dataset.from_parquet(path)
+    write_numbers(tmp_path / "a", 19, 5)
+    with pytest.raises(rd.DataLossError, match=r"must not change .* 0 .. 3 had 20 rows, and now 19 .*/a', byte 0"):
+        next(iter(dataset))
+
+
+def test_the_state_of_a_wide_table_is_small(tmp_path: Path) -> None:
+    pq.write_table(pa.table({f"a column with a long name {i}": [1, 2] for i in range(1000)}), tmp_path / "wide")
+    iterator = iterate(rd.Dataset.from_parquet(tmp_path / "wide").shuffle(2).batch(1))
+    next(iterator)
+    assert len(json.dumps(iterator.state_dict())) < 5000
+    iterator.close()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_input_workers_read_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar_files, "_SPLIT_BYTES", 200)
+    paths = [write_numbers(tmp_path / name, 100, 10) for name in "ab"]
+    dataset = rd.Dataset.from_parquet(paths, filters=[("x", ">=", 50)]).with_options(rd.Options(num_input_workers=2))
+    iterator = dataset.as_numpy_iterator()
+    assert [int(row["x"]) for row in iterator] == [*range(50, 100)] * 2
+    iterator.close()
