@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 import raydist as rd
-from raydist.core.errors import DataLossError, InvalidArgumentError, NotFoundError
-from raydist.pipelines.formats.arrow_file import ArrowFile, ArrowSizes, arrow_errors, as_arrow_file
+from raydist.core.errors import DataLossError, InvalidArgumentError
+from raydist.pipelines.formats.arrow_file import ArrowFile, ArrowSizes, as_arrow_file
 from raydist.pipelines.formats.opening import open_file
 from raydist.pipelines.formats.parquet_file import ParquetFile
 
@@ -24,15 +24,6 @@ def write(path: Path, table: pa.Table) -> bytes:
     with pa.ipc.new_file(path, table.schema) as writer:
         writer.write_table(table, max_chunksize=2)
     return path.read_bytes()
-
-
-def test_record_batches(tmp_path: Path) -> None:
-    content = write(tmp_path / "x", pa.table({"x": [1, 2, 3]}))
-    file = ArrowFile(str(tmp_path / "x"))
-    assert (file.num_batches, file.size, file.schema.names) == (2, len(content), ["x"])
-    assert [file.batch(number).to_pydict() for number in (1, 0)] == [{"x": [3]}, {"x": [1, 2]}]
-    file.close()
-    file.close()
 
 
 def test_offsets_that_lead_nowhere_are_found_before_they_are_followed(tmp_path: Path) -> None:
@@ -62,13 +53,6 @@ def test_a_length_of_2_to_the_62_allocates_nothing(tmp_path: Path) -> None:
         file = ArrowFile(str(tmp_path / "x"))
         for number in range(file.num_batches):
             file.batch(number)
-
-
-def test_errors_that_are_no_damage() -> None:
-    with pytest.raises(NotFoundError), arrow_errors("x", 0):
-        raise FileNotFoundError(2, "gone")
-    with pytest.raises(OSError, match="disk"), arrow_errors("x", 0):
-        raise OSError(5, "disk")
 
 
 def test_a_batch_that_would_take_all_memory(tmp_path: Path) -> None:

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import errno
+import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
+import aiohttp
 import fsspec
 import pytest
 
 import raydist as rd
-from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from raydist.core.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, SpecError
+from raydist.pipelines.formats import remote_file
+from raydist.pipelines.formats.files import data_loss, file_errors, path_text
 from raydist.pipelines.formats.opening import create_file, local_size, open_file, read_file, require_same_size
+from raydist.pipelines.formats.remote_file import ATTEMPTS, RemoteFile, is_transient, open_remote, with_retries
 
 
 def test_reads_a_local_file_and_knows_its_size(tmp_path: Path) -> None:
@@ -79,27 +85,6 @@ def test_everything_is_read(tmp_path: Path, size: int) -> None:
     assert read_file(f"file://{tmp_path}/file") == content
 
 
-def test_uris_are_read() -> None:
-    system = fsspec.filesystem("memory")
-    system.pipe("/whole_file/a", b"abc")
-    try:
-        assert read_file("memory://whole_file/a") == b"abc"
-    finally:
-        system.rm("/whole_file", recursive=True)
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(rd.NotFoundError, match="none.jpg"):
-        read_file(tmp_path / "none.jpg")
-    with pytest.raises(rd.InvalidArgumentError, match="is a directory"):
-        read_file(tmp_path)
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(rd.InvalidArgumentError, match="is a FIFO"):
-        read_file(tmp_path / "fifo")
-    with pytest.raises(rd.SpecError, match="file name must be"):
-        read_file(3)
-
-
 def test_a_size_is_compared_where_it_is_known(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("12345")
     assert [local_size(path) for path in (str(tmp_path / "a"), str(tmp_path / "b"), "memory://x/a")] == [5, 0, 0]
@@ -137,3 +122,143 @@ def test_an_epoch_goes_on_in_the_same_file_only(read: Callable[[str], rd.Dataset
     path.write_text("".join(f"{number}\n" for number in range(1000, 1020)))
     with pytest.raises(FailedPreconditionError, match="data.csv' had 80 bytes then and has 100 now"):
         resumed()
+
+
+@pytest.mark.parametrize("path", [3, 2.5, None, ["a"]])
+def test_a_name_is_text_bytes_or_a_path(path: object) -> None:
+    with pytest.raises(SpecError, match="A file name must be a str"):
+        path_text(path)
+
+
+def test_data_loss_names_file_and_offset() -> None:
+    error = data_loss("f.bin", 12, "Something must hold")
+    assert (str(error), error.path, error.offset) == ("Something must hold (file 'f.bin', byte 12).", "f.bin", 12)
+
+
+def test_what_a_system_says_becomes_an_error_of_ours_or_gets_the_place() -> None:
+    with pytest.raises(NotFoundError, match=r"must exist, got 'x.bin'"), file_errors("x.bin"):
+        raise FileNotFoundError
+    with pytest.raises(InvalidArgumentError, match="'x.bin' is a directory"), file_errors("x.bin"):
+        raise IsADirectoryError
+    with pytest.raises(ValueError, match="odd") as caught, file_errors("x.bin", 7):
+        raise ValueError("odd")
+    assert caught.value.__notes__ == ["while accessing 'x.bin' at byte 7"]
+
+
+CONTENT = bytes(range(100))
+
+
+@final
+class Shaky(io.BytesIO):
+    """A file whose reads fail when `fails` says so."""
+
+    def __init__(
+        self, fails: Callable[[], BaseException | None], content: bytes = CONTENT, *, streams: bool = False
+    ) -> None:
+        super().__init__(content)
+        self.size = None if streams else len(content)
+        self._fails = fails
+        self._streams = streams
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if (error := self._fails()) is not None:
+            raise error
+        return super().read(size)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        if self._streams and offset != self.tell():
+            raise ValueError("cannot seek")
+        return super().seek(offset, whence)
+
+
+@pytest.fixture(autouse=True)
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    monkeypatch.setattr(remote_file.with_retries, "__kwdefaults__", {"sleep": found.append})
+    return found
+
+
+def now_and_then(error: BaseException) -> Callable[[], BaseException | None]:
+    turns: Iterator[BaseException | None] = iter([error, None, None] * 1000)
+    return lambda: next(turns)
+
+
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [
+        (TimeoutError(), True),
+        (ConnectionResetError(), True),
+        (OSError(errno.EIO, "x"), True),
+        (aiohttp.ServerDisconnectedError(), True),
+        (aiohttp.ClientPayloadError("cut off"), True),
+        (aiohttp.ClientResponseError(None, (), status=503), True),  # type: ignore[arg-type]  # the request is not looked at
+        (aiohttp.ClientResponseError(None, (), status=429), True),  # type: ignore[arg-type]  # as above
+        (aiohttp.ClientResponseError(None, (), status=403), False),  # type: ignore[arg-type]  # as above
+        (FileNotFoundError(errno.ENOENT, "x"), False),
+        (PermissionError(errno.EACCES, "x"), False),
+        (ValueError("x"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_what_may_be_over_in_a_moment(error: BaseException, transient: bool) -> None:
+    assert is_transient(error) is transient
+
+
+def test_waits_grow_and_end(naps: list[float]) -> None:
+    calls = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise ConnectionError("down")
+
+    with pytest.raises(ConnectionError, match="down") as caught:
+        with_retries(fail)
+    assert caught.value.__notes__ == [f"The server failed {ATTEMPTS} times in a row."]
+    assert len(calls) == ATTEMPTS == len(naps) + 1
+    assert all(0.1 * 2**i <= nap <= 0.2 * 2**i for i, nap in enumerate(naps))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_reading_goes_on_at_the_same_byte(streams: bool) -> None:
+    fails = now_and_then(ConnectionResetError())
+    file = RemoteFile(lambda: Shaky(fails, streams=streams))
+    found = b"".join(iter(lambda: file.read(7), b""))
+    assert found == CONTENT
+    assert file.seek(50) == 50
+    assert file.read(3) == CONTENT[50:53]
+    assert file.seek(-3, io.SEEK_CUR) == file.tell() == 50
+    assert file.read(3) == CONTENT[50:53]
+    file.close()
+    file.close()
+    assert file.closed
+
+
+def test_the_end_is_known_where_the_size_is() -> None:
+    file = RemoteFile(lambda: Shaky(lambda: None))
+    assert (file.size_bytes, file.seek(-2, io.SEEK_END), file.read(5)) == (100, 98, CONTENT[98:])
+    file.close()
+    stream = RemoteFile(lambda: Shaky(lambda: None, streams=True))
+    with pytest.raises(io.UnsupportedOperation, match="does not tell the size"):
+        stream.seek(0, io.SEEK_END)
+    stream.close()
+
+
+def test_a_file_that_changed_between_two_attempts() -> None:
+    contents = iter([CONTENT, CONTENT + b"more"])
+    fails = now_and_then(ConnectionResetError())
+    file = RemoteFile(lambda: Shaky(fails, next(contents)))
+    with pytest.raises(OSError, match="changed while it was read: from 100 to 104 bytes"):
+        file.read(5)
+    file.close()
+
+
+def test_readers_of_a_file_in_memory_have_their_own_positions() -> None:
+    system = fsspec.filesystem("memory")
+    system.pipe("/positions", CONTENT)
+    try:
+        first, second = (RemoteFile(lambda: open_remote(system, "/positions")) for _ in range(2))
+        assert first.size_bytes == len(CONTENT)
+        assert first.read(10) == second.read(10) == CONTENT[:10]
+        assert first.read(10) == second.read(10) == CONTENT[10:20]
+    finally:
+        system.rm("/positions")

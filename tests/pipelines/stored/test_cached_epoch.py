@@ -18,7 +18,6 @@ from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.run.plan import open_iterator
 from raydist.pipelines.stored.cached_epoch import (
-    BusyStoreError,
     CachedEpoch,
     CachedEpochSettings,
     FileLock,
@@ -41,11 +40,6 @@ def one_pass(store: Store, size: int, *, seed: int = 1, waits_for_nobody: bool =
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "x"), Container.of("arrow", None))
-
-
-def test_the_first_pass_reads_the_input_and_the_next_one_what_was_kept(store: Store) -> None:
-    assert count_items(read_items(one_pass(store, 5), 100)) == 5
-    assert count_items(read_items(one_pass(store, 0), 100)) == 5
 
 
 def test_a_busy_store_is_an_error_once_or_is_passed_by(store: Store) -> None:
@@ -74,6 +68,8 @@ def test_an_input_that_has_become_shorter(store: Store) -> None:
 
 
 ARROW = Container.of("arrow", None)
+
+
 BLOCK = block_of_rows([1, 2, 3])
 
 
@@ -96,16 +92,6 @@ def test_what_is_committed_is_found(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
 
 
-def test_one_recorder_at_a_time(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "x"), ARROW)
-    first = recorded(store, "first")
-    with pytest.raises(BusyStoreError, match="process"):
-        Recorder(store, "second").open()
-    first.close()
-    first.close()
-    recorded(store, "second").commit()
-
-
 def test_where_nothing_locks_the_first_who_finishes_wins() -> None:
     store = Store(f"memory://{uuid.uuid4().hex}/x", ARROW)
     assert store.lock() is None
@@ -115,13 +101,6 @@ def test_where_nothing_locks_the_first_who_finishes_wins() -> None:
     found = store.find()
     assert found is not None
     assert found.origin == "second"
-
-
-def test_a_recorder_that_is_dropped_leaves_nothing(tmp_path: Path) -> None:
-    recorder = recorded(Store(str(tmp_path / "x"), ARROW), "me")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["x.lock"]
-    del recorder
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_holder_at_a_time(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from raydist.core.errors import DataLossError, InvalidArgumentError
@@ -16,12 +19,19 @@ from raydist.core.nest import flatten, unflatten
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.stored.containers import Chunk, Container, crc32c
+from raydist.pipelines.formats.files import OpenFile
+from raydist.pipelines.stored.containers import Chunk, ChunkWriter, Container, crc32c
 from raydist.pipelines.stored.manifest import Manifest, StoredFile, schema_of, structure_of
 
 NAMES = ("bool", "int8", "uint64", "float16", "float32", "complex128", "S", "U")
+
+
 SPECS, STRUCTURE = flatten({name: (TensorSpec((None, 3), np.dtype(name)),) for name in NAMES})
+
+
 CHUNKS = (Chunk(0, 8, 1, 0, 8), Chunk(8, 20, 2, 3, 40), Chunk(28, 10, 3, 2, 9), Chunk(38, 8, 4, 0, 8))
+
+
 MANIFEST = Manifest(
     STRUCTURE,
     tuple(SPECS),
@@ -33,15 +43,6 @@ MANIFEST = Manifest(
 
 def test_it_comes_back() -> None:
     assert Manifest.of_bytes(MANIFEST.to_bytes(), "x") == MANIFEST
-
-
-def test_numbers() -> None:
-    assert (MANIFEST.num_rows, MANIFEST.parts[0].num_bytes) == (15, 46)
-    assert [[part.name for part in parts] for parts in MANIFEST.shards()] == [["a", "b"], ["c"]]
-    assert [MANIFEST.position(row) for row in (0, 2, 3, 5, 14, 15)] == [
-        *((0, 0, 0), (0, 0, 2), (0, 1, 0)),
-        *((1, 0, 0), (2, 1, 1), (3, 0, 0)),
-    ]
 
 
 def test_every_damage_is_found() -> None:
@@ -181,3 +182,48 @@ def test_what_is_no_structure(schema: Any) -> None:
 def test_keys_must_be_text() -> None:
     with pytest.raises(InvalidArgumentError, match="dicts with text keys can be saved"):
         schema_of(flatten({1: 2})[1])
+
+
+BATCHES = [pa.RecordBatch.from_pydict({"x": list(range(start, start + 100))}) for start in (0, 100)]
+
+
+def written(container: Container) -> tuple[bytes, tuple[Chunk, ...]]:
+    file = io.BytesIO()
+    chunks = ChunkWriter(file, "x")
+    writer = container.writer(chunks, BATCHES[0].schema)
+    for batch in BATCHES:
+        writer.write(batch)
+    writer.finish()
+    return file.getvalue(), tuple(chunks.chunks)
+
+
+def test_other_tools_read_the_files(tmp_path: Path) -> None:
+    table = pa.Table.from_batches(BATCHES)
+    assert pa.ipc.open_stream(written(Container.of("arrow", None))[0]).read_all() == table
+    for compression in ("GZIP", "ZSTD", "LZ4"):
+        content = pa.BufferReader(written(Container.of("arrow", compression))[0])
+        with pa.CompressedInputStream(content, compression.lower()) as stream:
+            assert pa.ipc.open_stream(stream).read_all() == table
+    (tmp_path / "x").write_bytes(written(Container.of("parquet", "ZSTD"))[0])
+    assert pq.read_table(tmp_path / "x") == table
+
+
+def test_a_bomb_is_refused_before_it_is_inflated() -> None:
+    container = Container.of("arrow", "ZSTD")
+    content, chunks = written(container)
+    bombs = tuple(chunk._replace(raw_size=1 << 62) if chunk.rows else chunk for chunk in chunks)
+    reader = container.reader(OpenFile(io.BytesIO(content), None), "x", bombs)
+    with pytest.raises(DataLossError, match="may have at most"):
+        reader.read(0)
+
+
+def test_a_stream_without_a_schema() -> None:
+    content, chunks = written(Container.of("arrow", None))
+    with pytest.raises(DataLossError, match="must begin with its schema"):
+        Container.of("arrow", None).reader(OpenFile(io.BytesIO(content), None), "x", chunks[1:])
+
+
+@pytest.mark.parametrize("arguments", [("arrow", "gzip"), ("arrow", "BROTLI"), ("csv", None), (None, None)])
+def test_bad_arguments(arguments: tuple[Any, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match="must be"):
+        Container.of(*arguments)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +9,15 @@ import pytest
 import raydist as rd
 from raydist.core.errors import InvalidArgumentError
 from raydist.pipelines.tf_example.features import (
-    LIST_FIELDS,
     FixedLenFeature,
     FixedLenSequenceFeature,
     SparseFeature,
+    SparseTensorValue,
     VarLenFeature,
 )
-from raydist.pipelines.tf_example.outputs import Feature
+from raydist.pipelines.tf_example.outputs import Feature, row_lengths
+from raydist.pipelines.tf_example.parse import parse_example
+from raydist.pipelines.tf_example.ragged_features import RaggedFeature, RaggedTensorValue, RowPartition
 from tests.pipelines.formats.record_files import example
 
 
@@ -25,13 +26,6 @@ def test_only_what_an_example_holds(dtype: Any) -> None:
     for make in (lambda: FixedLenFeature((), dtype), lambda: VarLenFeature(dtype)):
         with pytest.raises(InvalidArgumentError, match="must be int64, float32 or bytes .* got .*convert afterwards"):
             make()
-
-
-def test_dtypes_are_given_as_numpy_torch_or_text() -> None:
-    fields = [
-        LIST_FIELDS[VarLenFeature(dtype).dtype] for dtype in (np.int64, "int64", "torch.int64", bytes, "bytes", "S")
-    ]
-    assert fields == ["int64_list"] * 3 + ["bytes_list"] * 3
 
 
 def test_a_default_fills_the_shape() -> None:
@@ -64,12 +58,6 @@ def test_a_shape_is_fixed(shape: Any) -> None:
         FixedLenFeature(shape, "int64")
 
 
-def test_features_are_picklable() -> None:
-    feature = pickle.loads(pickle.dumps(FixedLenFeature((1,), bytes, b"x")))
-    assert repr(feature) == "FixedLenFeature(shape=(1,), dtype=bytes, default_value=[b'x'])"
-    assert pickle.loads(pickle.dumps(VarLenFeature("int64"))) == VarLenFeature("int64")
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -98,3 +86,138 @@ def test_they_pass_through_a_pipeline() -> None:
     assert first["s"].indices.tolist() == [[0, 1], [1, 2]]
     assert isinstance(second["r"], rd.RaggedTensorValue)
     assert second["r"].values.tolist() == [3, 3, 3, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RaggedFeature("int8"), "must be int64, float32 or bytes"),
+        (lambda: RaggedFeature("int64", row_splits_dtype="uint8"), "must be int32 or int64, got 'uint8'"),
+        (lambda: RaggedFeature("int64", partitions=["lengths"]), r"made by RaggedFeature.RowSplits.*got \['lengths'\]"),  # type: ignore[list-item]
+        (lambda: RaggedFeature.UniformRowLength(0), "length >= 1, got 0"),
+    ],
+)
+def test_bad_ragged_features(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        make()
+
+
+def parse(records: Any, feature: Feature) -> Any:
+    return parse_example(records, {"x": feature})["x"]
+
+
+def test_sequences_are_padded_to_the_longest() -> None:
+    records = [example(x=[1, 2, 3, 4]), example(), example(x=[5, 6])]
+    found = parse(records, FixedLenSequenceFeature((2,), "int64", allow_missing=True, default_value=-1))
+    assert found.tolist() == [[[1, 2], [3, 4]], [[-1, -1], [-1, -1]], [[5, 6], [-1, -1]]]
+    texts = FixedLenSequenceFeature((), bytes, allow_missing=True)
+    assert parse([example(x=[b"a"]), example()], texts).tolist() == [[b"a"], [b""]]
+    assert parse(records[0], FixedLenSequenceFeature(2, "int64", allow_missing=True)).tolist() == [[1, 2], [3, 4]]
+    assert parse([], FixedLenSequenceFeature((2,), "int64", allow_missing=True)).shape == (0, 0, 2)
+    with pytest.raises(InvalidArgumentError, match=r"a multiple of 2 values .*, but record 1 holds 3"):
+        parse([b"", example(x=[1, 2, 3])], FixedLenSequenceFeature((2,), "int64", allow_missing=True))
+
+
+def test_sparse_features() -> None:
+    feature = SparseFeature("i", "v", "float32", 100)
+    records = [example(i=[7, 3], v=[0.5, 1.5]), example(), example(i=[99], v=[2.5])]
+    found = parse(records, feature)
+    assert isinstance(found, SparseTensorValue)
+    assert found.indices.tolist() == [[0, 3], [0, 7], [2, 99]]
+    assert found.values.tolist() == [1.5, 0.5, 2.5]
+    assert found.dense_shape.tolist() == [3, 100]
+    alone = parse(records[0], feature)
+    assert (alone.indices.tolist(), alone.dense_shape.tolist()) == ([[3], [7]], [100])
+    as_given = parse(records[0], SparseFeature("i", "v", "float32", 100, already_sorted=True))
+    assert as_given.values.tolist() == [0.5, 1.5]
+    nothing = parse([], feature)
+    assert (nothing.indices.shape, nothing.values.dtype, nothing.dense_shape.tolist()) == ((0, 2), np.float32, [0, 100])
+
+
+def test_sparse_features_of_several_dimensions() -> None:
+    record = example(row=[1, 0, 1], column=[0, 2, 1], v=[b"c", b"a", b"d"])
+    found = parse([record], SparseFeature(["row", "column"], "v", bytes, [2, 3]))
+    assert found.indices.tolist() == [[0, 0, 2], [0, 1, 0], [0, 1, 1]]
+    assert found.values.tolist() == [b"a", b"c", b"d"]
+    assert found.dense_shape.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (example(i=[1], v=[0.5, 1.5]), "one index for each value, but record 1 holds 1 in 'i' and 2 values in 'v'"),
+        (example(i=[4], v=[0.5]), r"indices in \[0, 4\), but record 1 holds 4 .. 4 in 'i'"),
+        (example(i=[-1], v=[0.5]), r"indices in \[0, 4\), but record 1 holds -1"),
+        (example(i=[0.5], v=[0.5]), "Feature 'i' must hold int64 values"),
+    ],
+)
+def test_sparse_features_that_do_not_fit(record: bytes, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        parse([b"", record], SparseFeature("i", "v", "float32", 4))
+
+
+def test_ragged_features() -> None:
+    records = [example(x=[1, 2, 3]), example(), example(x=[4])]
+    found = parse(records, RaggedFeature("int64"))
+    assert isinstance(found, RaggedTensorValue)
+    assert found.values.tolist() == [1, 2, 3, 4]
+    assert (found.row_splits.tolist(), found.row_splits.dtype) == ([0, 3, 3, 4], np.int32)
+    assert parse(records[0], RaggedFeature("int64")).tolist() == [1, 2, 3]
+    assert parse([], RaggedFeature("int64", row_splits_dtype="int64")).row_splits.tolist() == [0]
+
+
+def test_ragged_features_with_partitions() -> None:
+    records = [example(v=[1, 2, 3, 4, 5], inner=[2, 0, 3], outer=[0, 1, 3]), example(), example(v=[6], inner=[1])]
+    feature = RaggedFeature("int64", "v", [RaggedFeature.RowSplits("outer"), RaggedFeature.RowLengths("inner")])
+    alone = parse(records[0], feature)
+    assert alone.row_splits.tolist() == [0, 1, 3]
+    assert alone.values.row_splits.tolist() == [0, 2, 2, 5]
+    assert alone.values.values.tolist() == [1, 2, 3, 4, 5]
+    found = parse(records[:2], feature)
+    assert found.row_splits.tolist() == [0, 2, 2]
+    assert found.values.row_splits.tolist() == [0, 1, 3]
+    assert found.values.values.row_splits.tolist() == [0, 2, 2, 5]
+    with pytest.raises(
+        InvalidArgumentError, match=r"row_splits that fit its 1 values, but record 2 has \[\] in 'outer'"
+    ):
+        parse(records, feature)
+    uniform = parse(records[0], RaggedFeature("int64", "outer", [RaggedFeature.UniformRowLength(3)]))
+    assert (uniform.values.tolist(), uniform.row_splits.tolist()) == ([0, 1, 3], [0, 3])
+
+
+@pytest.mark.parametrize(
+    ("partition", "numbers"),
+    [
+        (RaggedFeature.RowSplits("k"), [0, 2, 2, 5]),
+        (RaggedFeature.RowLengths("k"), [2, 0, 3]),
+        (RaggedFeature.RowStarts("k"), [0, 2, 2]),
+        (RaggedFeature.RowLimits("k"), [2, 2, 5]),
+        (RaggedFeature.ValueRowIds("k"), [0, 0, 2, 2, 2]),
+    ],
+)
+def test_all_kinds_say_the_same(partition: RowPartition, numbers: list[int]) -> None:
+    assert row_lengths(partition, np.array(numbers), 5).tolist() == [2, 0, 3]
+    assert row_lengths(partition, np.array([], np.int64), 0).tolist() == []
+    with pytest.raises(ValueError, match="they "):
+        row_lengths(partition, np.array(numbers), 4 if partition.kind != "row_starts" else 1)
+
+
+def test_rows_of_one_length() -> None:
+    assert row_lengths(RaggedFeature.UniformRowLength(2), np.array([]), 6).tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match="they cover 4 values"):
+        row_lengths(RaggedFeature.UniformRowLength(2), np.array([]), 5)
+
+
+@pytest.mark.parametrize(
+    ("partition", "numbers", "message"),
+    [
+        (RaggedFeature.RowSplits("k"), [1, 5], "first must be 0"),
+        (RaggedFeature.RowSplits("k"), [0, 6, 5], "must ascend"),
+        (RaggedFeature.RowLengths("k"), [-1, 6], "must ascend"),
+        (RaggedFeature.ValueRowIds("k"), [1, 0, 0, 0, 0], "must be >= 0 and ascend"),
+        (RaggedFeature.ValueRowIds("k"), [0, 0, 0, 0, 2**62], "too many empty ones"),
+    ],
+)
+def test_numbers_that_cut_nothing(partition: RowPartition, numbers: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        row_lengths(partition, np.array(numbers), 5)
