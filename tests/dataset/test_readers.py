@@ -3,12 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import fsspec
+import numpy as np
 import pytest
+import torch
 
 import raydist as rd
+from raydist.core.errors import InvalidArgumentError, SpecError
+from raydist.dataset import Dataset
+from raydist.pipelines.elements.spec import TensorSpec
 from tests.pipelines.formats.record_files import example, framed
-from tests.real_data import real_file
 
 
 def write(path: Path, records: list[bytes]) -> str:
@@ -28,13 +31,6 @@ def test_what_the_writer_wrote_is_read(tmp_path: Path) -> None:
     ]
 
 
-def test_reads_a_uri() -> None:
-    with rd.TFRecordWriter("memory://in/x.tfrecord") as writer:
-        writer.write(b"abc")
-    assert list(rd.TFRecordDataset("memory://in/x.tfrecord")) == [b"abc"]
-    fsspec.filesystem("memory").rm("/in", recursive=True)
-
-
 def test_parses_in_batches(tmp_path: Path) -> None:
     path = write(tmp_path / "x", [example(x=[i], y=[float(i)]) for i in range(5)])
     features = {"x": rd.FixedLenFeature((), "int64"), "y": rd.FixedLenFeature((1,), "float32")}
@@ -43,16 +39,6 @@ def test_parses_in_batches(tmp_path: Path) -> None:
     assert [tuple(batch["y"].shape) for batch in dataset] == [(2, 1), (2, 1), (1, 1)]
     one_by_one = rd.TFRecordDataset(path).map(lambda record: rd.parse_example(record, features))
     assert [int(element["x"]) for element in one_by_one] == [0, 1, 2, 3, 4]
-
-
-def test_reads_files_of_tensorflow() -> None:
-    paths = [str(real_file("criteo_sample.tr.tfrecords")), str(real_file("criteo_sample.te.tfrecords"))]
-    features = {"label": rd.FixedLenFeature((), "float32"), "C10": rd.FixedLenFeature((), "int64")}
-    for reads in (None, 2):
-        dataset = rd.TFRecordDataset(paths, num_parallel_reads=reads).map(lambda r: rd.parse_example(r, features))
-        labels = [float(element["label"]) for element in dataset]
-        assert len(labels) == 200
-        assert set(labels) == {0.0, 1.0}
 
 
 @pytest.mark.parametrize(
@@ -70,11 +56,6 @@ def test_bad_arguments(arguments: tuple[Any, ...], kind: type[Exception], messag
         rd.TFRecordDataset(*arguments)
 
 
-def test_bad_record_limit() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="max_record_bytes must be >= 1, got 0"):
-        rd.TFRecordDataset("x", max_record_bytes=0)
-
-
 def test_limits_are_settings(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": "' + "x" * 600_000 + '"}\n')
@@ -90,3 +71,47 @@ def test_limits_are_settings(tmp_path: Path) -> None:
             list(read(max_line_bytes=1000))
         with pytest.raises(rd.InvalidArgumentError, match="max_line_bytes must be >= 1"):
             read(max_line_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("types", "shapes", "spec"),
+    [
+        ("int64", (), TensorSpec((), "int64")),
+        (torch.int64, None, TensorSpec(None, "int64")),
+        (np.int64, torch.Size([]), TensorSpec((), "int64")),
+    ],
+)
+def test_a_generator_described_by_types_and_shapes(types: Any, shapes: Any, spec: TensorSpec) -> None:
+    ds = Dataset.from_generator(range, args=[3], output_types=types, output_shapes=shapes)
+    assert ds.element_spec == spec
+    assert [x.tolist() for x in ds.batch(2)] == [[0, 1], [2]]
+
+
+def test_types_and_shapes_are_nests() -> None:
+    def pairs() -> Any:
+        yield {"x": [1.0, 2.0], "y": (1, "a")}
+        yield {"x": [3.0], "y": (2, "b")}
+
+    types = {"x": "float32", "y": ("int32", str)}
+    ds = Dataset.from_generator(pairs, output_types=types, output_shapes={"x": (None,), "y": ((), ())})
+    assert ds.element_spec == {"x": TensorSpec((None,)), "y": (TensorSpec((), "int32"), TensorSpec((), "U"))}
+    assert [len(element["x"]) for element in ds] == [2, 1]
+    unknown = Dataset.from_generator(pairs, output_types=types)
+    assert unknown.element_spec["x"] == TensorSpec(None)
+    assert [x.shape for x in unknown.map(lambda e: e["x"]).padded_batch(2)] == [(2, 2)]
+
+
+def test_types_and_shapes_that_do_not_fit() -> None:
+    spec = TensorSpec((), "int64")
+    with pytest.raises(InvalidArgumentError, match="output_signature, or output_types with output_shapes, got both"):
+        Dataset.from_generator(range, spec, output_types="int64")
+    with pytest.raises(InvalidArgumentError, match=r"output_shapes must be a nest like the element, \('\*', '\*'\)"):
+        Dataset.from_generator(range, output_types=("int64", "int64"), output_shapes=((),))
+    with pytest.raises(InvalidArgumentError, match="output_types must be a nest of dtypes.* got 'words'"):
+        Dataset.from_generator(range, output_types="words")
+    with pytest.raises(InvalidArgumentError, match="got 'int64' and 3"):
+        Dataset.from_generator(range, output_types="int64", output_shapes=3)
+    with pytest.raises(SpecError, match=r"nest of rd.TensorSpec, got a leaf torch.int64. Dtypes alone: output_types="):
+        Dataset.from_generator(range, torch.int64)
+    with pytest.raises(SpecError, match="needs output_signature"):
+        Dataset.from_generator(range, output_shapes=())

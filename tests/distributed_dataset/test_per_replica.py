@@ -31,11 +31,6 @@ def steps(dataset: Dataset, num_replicas: int, options: InputOptions = OPTIONS) 
         return [lists(batch) for batch in distribute(dataset, side, options)]
 
 
-def test_balanced_takes_turns_over_the_steps() -> None:
-    got = steps(Dataset.range(8).batch(4), 3, InputOptions(split="balanced", num_input_workers=0))
-    assert got == [[[0, 1], [2], [3]], [[4], [5, 6], [7]]]
-
-
 @settings(max_examples=20)
 @given(
     size=st.integers(0, 25),
@@ -64,16 +59,6 @@ def test_any_step_resumes_on_any_number_of_replicas(
         plain = iter(LocalDistributedDataset(dataset))
         plain.load_state_dict(state)
         assert head + [int(x) for rows in plain for x in rows] == whole
-
-
-def test_the_state_of_a_local_iterator_resumes_on_replicas() -> None:
-    dataset = Dataset.range(10).batch(3)
-    local = iter(LocalDistributedDataset(dataset))
-    next(local)
-    with fake_side(2) as side:
-        iterator = iter(distribute(dataset, side, OPTIONS))
-        iterator.load_state_dict(local.state_dict())
-        assert [lists(batch) for batch in iterator] == [[[3, 4], [5]], [[6, 7], [8]], [[9], []]]
 
 
 def test_a_state_is_small_and_belongs_to_what_was_handed_out() -> None:
@@ -120,13 +105,6 @@ def test_a_replica_without_rows_has_a_stand_in() -> None:
         assert part.ref.leaf(part.leaf_index, part.place).tolist() == [0, 1]
         assert batch.part_on(2).ref.leaf(0).tolist() == []
         assert batch.part_on(0, padding=True).ref.leaf(0).tolist() == [0]
-
-
-def test_leaves_are_private_and_writable() -> None:
-    with fake_side(2) as side:
-        (batch,) = distribute(Dataset.range(4).batch(4), side, OPTIONS)
-        batch.values[0][0] = 99
-        assert batch.part_on(0).ref.leaf(0).tolist() == [0, 1]
 
 
 def divide(x: Any) -> Any:
@@ -243,32 +221,6 @@ def test_what_may_end_earlier_on_some_replicas_has_no_fixed_length() -> None:
         assert distribute_from_function(lambda context: pairs, alone, OPTIONS).element_spec.shape == (2,)
         assert distribute(files_off, nodes, OPTIONS).element_spec.shape == (None,)
         assert distribute(files_off, side, OPTIONS).element_spec.shape == (1,)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_data_without_an_end(workers: int) -> None:
-    with fake_side(4, num_workers=workers) as side:
-        forever = Dataset.range(6).repeat().batch(4).with_options(Options(auto_shard_policy=AutoShardPolicy.OFF))
-        iterator = iter(distribute(forever, side, OPTIONS))
-        rows = [[row for part in lists(next(iterator)) for row in part] for _ in range(30)]
-        first = rows[0][:2] if workers == 2 else rows[0]
-        assert first == [0, 1, 2, 3][: 4 // workers]
-        assert all(len(step) == 4 for step in rows)
-        iterator.close()
-
-
-def test_one_function_call_a_worker_and_elements_in_turn() -> None:
-    seen: list[InputContext] = []
-
-    def make(context: InputContext) -> Dataset:
-        seen.append(context)
-        first = 10 * context.input_pipeline_id
-        return Dataset.range(first, first + 2 + context.input_pipeline_id).batch(1)
-
-    with fake_side(4, num_workers=2) as side:
-        dataset = distribute_from_function(make, side, OPTIONS)
-        assert seen == [InputContext(2, 0, 4), InputContext(2, 1, 4)]
-        assert [lists(batch) for batch in dataset] == [[[0], [1], [10], [11]], [[], [], [12], []]]
 
 
 def test_states_of_function_datasets_belong_to_their_number_of_pipelines() -> None:

@@ -32,8 +32,14 @@ from raydist.pipelines.sources import file_format
 from tests.actors.readers.fakes import fake_side
 
 OPTIONS = InputOptions(num_input_workers=0)
+
+
 FILE, DATA, OFF, AUTO = AutoShardPolicy.FILE, AutoShardPolicy.DATA, AutoShardPolicy.OFF, AutoShardPolicy.AUTO
+
+
 ROWS = (6, 6, 3, 0, 1, 9, 2)  # of each file
+
+
 Steps = list[list[list[int]]]
 
 
@@ -58,8 +64,6 @@ def batches_of(files: list[str], size: int, policy: AutoShardPolicy = DATA) -> D
 
 
 # What the contract says, in other words than the package does.
-
-
 def sizes(rows: int, replicas: int, split: SplitRule, batch: int) -> list[int]:
     if split == "per_batch":
         most = -(-rows // replicas)
@@ -100,8 +104,6 @@ def expected(
 
 
 # The package, without threads and actors.
-
-
 def source_of(op: DatasetOp, side: tuple[int, int], split: SplitRule, state: Any, whole: bool) -> StepSource:
     workers, each = side
     iterator = DatasetIterator(op, options=Options(), seed=1, epoch=0, convert=element_views)
@@ -234,8 +236,6 @@ def test_a_batch_is_resumed_on_ever_other_replicas(
 
 
 # The same through passes with threads.
-
-
 def through_passes(dataset: Dataset, replicas: int, workers: int = 1, options: InputOptions = OPTIONS) -> Steps:
     with fake_side(replicas, num_workers=workers) as side:
         return [[piece.tolist() for piece in batch.values] for batch in distribute(dataset, side, options)]
@@ -286,11 +286,6 @@ def test_random_cases_through_passes(files: list[str]) -> None:
         assert found == expected(numbers, batch_size, workers, each, policy, split)  # type: ignore[arg-type]
 
 
-def test_auto_without_files_is_data() -> None:
-    dataset = Dataset.range(6).batch(4).with_options(Options(auto_shard_policy=AUTO))
-    assert through_passes(dataset, 2, 2) == [[[0, 1], [2, 3]], [[4], [5]]]
-
-
 def test_auto_says_once_which(files: list[str], caplog: pytest.LogCaptureFixture) -> None:
     with fake_side(2, num_workers=2) as side, caplog.at_level("INFO", logger="raydist"):
         reading = distribute(batches_of(files[:2], 4, AUTO), side, OPTIONS)
@@ -317,13 +312,6 @@ def test_the_files_that_are_too_few_are_counted(files: list[str], policy: AutoSh
     message = f"one file for each of 3 workers, but there are {num_files} in this dataset. Use AutoShardPolicy.DATA, "
     with fake_side(3, num_workers=3) as side, pytest.raises(InvalidArgumentError, match=message):
         distribute(batches_of(files[:num_files], 4, policy), side, OPTIONS)
-
-
-def test_workers_with_unlike_numbers_of_replicas(files: list[str]) -> None:
-    with fake_side(3, num_workers=2) as side:
-        assert list(distribute(batches_of(files, 4, DATA), side, OPTIONS))
-        with pytest.raises(InvalidArgumentError, match="equally many replicas, got 3 replicas on 2 workers"):
-            iter(distribute(batches_of(files, 4, FILE), side, OPTIONS))
 
 
 @settings(max_examples=10, deadline=None)

@@ -11,6 +11,15 @@ import PIL.Image
 Picture = np.ndarray[Any, np.dtype[Any]]
 
 
+PIXELS = np.array(
+    [
+        [[0, 0, 0], [255, 255, 255], [200, 30, 90], [13, 250, 77]],
+        [[5, 5, 250], [128, 127, 129], [250, 140, 20], [1, 2, 3]],
+    ],
+    np.uint8,
+)
+
+
 def picture(height: int = 37, width: int = 53, channels: int = 3) -> Picture:
     """Smooth colours with some noise, uint8."""
     rng = np.random.default_rng(height * width)

@@ -202,10 +202,13 @@ def test_a_shuffle_of_none_among_values_is_that_of_other_values_and_resumes_anyw
         assert values(other) == whole[drawn:]
 
 
-@pytest.mark.parametrize("batched", ["batch", "padded_batch", "ragged_batch"])
-def test_none_and_values_make_no_batch(batched: str) -> None:
-    with pytest.raises(SpecError, match="one structure.*Put a value in the place of None in a map"):
+@pytest.mark.parametrize(
+    ("batched", "named"), [("batch", "batch"), ("padded_batch", "row_groups"), ("ragged_batch", "ragged_batch")]
+)
+def test_none_and_values_make_no_batch(batched: str, named: str) -> None:
+    with pytest.raises(SpecError, match="one structure.*Put a value in the place of None in a map") as caught:
         next(iter(getattr(Dataset.from_torch(OPTIONAL), batched)(4)))
+    assert caught.value.__notes__ == [f"In {named}-2."]
 
 
 def test_none_and_values_can_be_collated() -> None:
