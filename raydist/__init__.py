@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from raydist.options import Timeouts as Timeouts
     from raydist.parameter_servers.consistency import BoundedStaleness as BoundedStaleness
     from raydist.parameter_servers.consistency import SyncWithBackups as SyncWithBackups
-    from raydist.parameter_servers.rows.sharded_embedding import ShardedEmbedding as ShardedEmbedding
-    from raydist.parameter_servers.server_stats import ServerStats as ServerStats
+    from raydist.parameter_servers.requests import ServerStats as ServerStats
+    from raydist.parameter_servers.sharded_embedding import ShardedEmbedding as ShardedEmbedding
     from raydist.parameter_servers.slices import FixedShardsPartitioner as FixedShardsPartitioner
     from raydist.parameter_servers.slices import MaxSizePartitioner as MaxSizePartitioner
     from raydist.parameter_servers.slices import MinSizePartitioner as MinSizePartitioner
@@ -209,8 +209,8 @@ _MODULE_OF = {
     "StrategyHooks": "raydist.replicas.rules",
     "ReplicaVariables": "raydist.replicas.rules",
     "RunOptions": "raydist.options",
-    "ServerStats": "raydist.parameter_servers.server_stats",
-    "ShardedEmbedding": "raydist.parameter_servers.rows.sharded_embedding",
+    "ServerStats": "raydist.parameter_servers.requests",
+    "ShardedEmbedding": "raydist.parameter_servers.sharded_embedding",
     "SidecarEvaluator": "raydist.training.sidecar_evaluator",
     "SimpleClusterResolver": "raydist.context.cluster_resolver",
     "SparseFeature": "raydist.pipelines.tf_example.features",

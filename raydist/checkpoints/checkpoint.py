@@ -24,7 +24,7 @@ from raydist.checkpoints.shards import DispatchedSave, Shard, ShardRequest, Shar
 from raydist.checkpoints.tensor_file import NewFiles, TensorFile, new_files, write_index
 from raydist.context.current import StepCounter, has_strategy, in_cross_replica_context
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.parameter_servers.rows.sharded_embedding import SavedRows
+from raydist.parameter_servers.sharded_embedding import SavedRows
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.stored.directory_files import directory_files
 from raydist.pipelines.stored.file_directory import DirectoryFiles

@@ -25,7 +25,7 @@ from raydist.checkpoints.random_state import are_random_states, random_states, s
 from raydist.checkpoints.restore import RestoreReport, chosen_objects, restore_objects
 from raydist.context.current import StepCounter, TrainingStrategy, open_strategies, training_strategy
 from raydist.core.errors import InvalidArgumentError
-from raydist.parameter_servers.rows.sharded_embedding import SavedRows
+from raydist.parameter_servers.sharded_embedding import SavedRows
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
 _STEP = "global_step"

@@ -25,9 +25,9 @@ from raydist.checkpoints.read_tensors import read_pieces, read_slices
 from raydist.checkpoints.restore import PreparedShard
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 from raydist.core.errors import CancelledError, DataLossError, FailedPreconditionError, NotFoundError, RaydistError
-from raydist.parameter_servers.rows.row_table import RowTable
-from raydist.parameter_servers.rows.sharded_embedding import parts_by_table
-from raydist.parameter_servers.serving.checkpointing import PartHolder, PartRestorer
+from raydist.parameter_servers.checkpointing import PartHolder, PartRestorer
+from raydist.parameter_servers.row_table import RowTable
+from raydist.parameter_servers.sharded_embedding import parts_by_table
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
 

@@ -31,11 +31,11 @@ from raydist.checkpoints.parameter_names import GROUPS, fitting_entries, keep_ty
 from raydist.checkpoints.ps_save import SliceDirectory
 from raydist.checkpoints.restore import PreparedShard, RestoreRequest
 from raydist.checkpoints.tensor_file import FilePlace
+from raydist.parameter_servers.client import Ask
 from raydist.parameter_servers.optimizers import bare_optimizer
 from raydist.parameter_servers.requests import BeginRestore
-from raydist.parameter_servers.rows.sharded_embedding import SavedRows, require_known
+from raydist.parameter_servers.sharded_embedding import SavedRows, require_known
 from raydist.parameter_servers.slices import PsSlice
-from raydist.parameter_servers.worker.client import Ask
 
 _REST = 0  # the server that verifies tensors that no server takes
 

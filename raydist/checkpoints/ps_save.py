@@ -30,12 +30,12 @@ from raydist.checkpoints.tensor_file import (
     plan_parts,
     write_tensor_file,
 )
+from raydist.parameter_servers.checkpointing import SliceHolder, SliceSaver
+from raydist.parameter_servers.client import Ask
 from raydist.parameter_servers.optimizers import state_bytes_per_byte
 from raydist.parameter_servers.requests import BeginSave
-from raydist.parameter_servers.rows.sharded_embedding import SavedRows, row_entry
-from raydist.parameter_servers.serving.checkpointing import SliceHolder, SliceSaver
+from raydist.parameter_servers.sharded_embedding import SavedRows, row_entry
 from raydist.parameter_servers.slices import PsSlice
-from raydist.parameter_servers.worker.client import Ask
 
 
 @final

@@ -26,7 +26,7 @@ from raydist.checkpoints.manifest import SavedCheckpoint
 from raydist.checkpoints.object_state import aliases_of, kind_of_state, load_state, rejected_state, state_of
 from raydist.checkpoints.tensor_file import TensorFile
 from raydist.core.errors import InvalidArgumentError, RaydistError
-from raydist.parameter_servers.rows.sharded_embedding import SavedRows
+from raydist.parameter_servers.sharded_embedding import SavedRows
 
 
 @final

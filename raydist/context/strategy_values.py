@@ -16,7 +16,7 @@ from raydist.core.nest import Structure, flatten, unflatten
 from raydist.core.values import PerReplica, ReduceOp
 
 if TYPE_CHECKING:
-    from raydist.parameter_servers.server_stats import ServerStats
+    from raydist.parameter_servers.requests import ServerStats
 
 
 @final

@@ -28,7 +28,7 @@ from raydist.core.errors import CancelledError, DeadlineExceededError, FailedPre
 from raydist.core.nest import unflatten
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.object_kinds import has_plain_state
-from raydist.parameter_servers.rows.sharded_embedding import SavedRows
+from raydist.parameter_servers.sharded_embedding import SavedRows
 
 
 @final

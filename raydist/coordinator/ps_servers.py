@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, final
 
 from raydist.actors.parameter_servers import ServerActors
+from raydist.parameter_servers.client import ServerClient
 from raydist.parameter_servers.consistency import Consistency
 from raydist.parameter_servers.requests import (
     CommitRestore,
@@ -21,9 +22,8 @@ from raydist.parameter_servers.requests import (
     Sender,
     Statistics,
 )
-from raydist.parameter_servers.server_stats import ServerStats
+from raydist.parameter_servers.requests import ServerStats
 from raydist.parameter_servers.slices import PsSlice, VariablePartitioner, VariableSpec, plan_slices
-from raydist.parameter_servers.worker.client import ServerClient
 from raydist.replicas.ps.variables import PsVariables
 from raydist.replicas.step import ReplicaSetup
 

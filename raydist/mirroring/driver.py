@@ -29,7 +29,7 @@ from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.scope import Scope, ScopeCheck
 from raydist.mirroring.step_pickler import SentFunctions, StepPickler
 from raydist.mirroring.variables import Variables
-from raydist.parameter_servers.rows.local_rows import attach_access
+from raydist.parameter_servers.local_rows import attach_access
 from raydist.pickling.attribute_table import AttributeTable
 from raydist.pickling.pickler import PersistentId, loads
 from raydist.utils.torch_modes import outside_inference_mode

@@ -30,7 +30,7 @@ from raydist.mirroring.lazy_states import (
 )
 from raydist.mirroring.messages import MirrorCalls, StepPayload, TensorImage
 from raydist.mirroring.replica_hooks import ParameterGuard, UpdateLog, note_steps
-from raydist.parameter_servers.rows.local_rows import access_to
+from raydist.parameter_servers.local_rows import access_to
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import PersistentId, dumps, loads
 

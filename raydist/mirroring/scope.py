@@ -22,7 +22,7 @@ from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.objects import is_mirrored_class
 from raydist.mirroring.tensor import MirroredTensor, record_of
-from raydist.parameter_servers.rows.local_rows import spec_of
+from raydist.parameter_servers.local_rows import spec_of
 from raydist.pickling.attribute_table import attributes
 
 _active: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("raydist_scope", default=None)

@@ -9,7 +9,7 @@ transport copies them before the server handles its next request.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 from raydist.parameter_servers.slices import PsSlice
@@ -162,6 +162,42 @@ class SaveReport(ServerRequest):
     """Return the state of a save; answer: `value` is the result of `SliceSaver.report`."""
 
     token: str
+
+
+@final
+@dataclass(slots=True)
+class ServerStats:
+    """Counts of one parameter server since it started.
+
+    Attributes:
+        server: Number of the server.
+        pulls: Reads answered with tensors.
+        pushes: Applied changes: gradients, and values written by hand.
+        repeated: Changes that the server knew already, and did not apply again.
+        fenced: Refused changes of dead workers.
+        late: SyncWithBackups: gradients that came after their step, and were dropped.
+        steps: SyncWithBackups: steps applied.
+        bytes_pulled: Bytes of tensors in answers.
+        bytes_pushed: Bytes of tensors in changes.
+        bytes_held: Bytes of slices, embedding tables and optimizer states.
+        apply_seconds: Time spent applying changes.
+        staleness: By number of changes between a gradient's read and its application, the number of such gradients.
+        version: Number of changes of the values.
+    """
+
+    server: int
+    pulls: int = 0
+    pushes: int = 0
+    repeated: int = 0
+    fenced: int = 0
+    late: int = 0
+    steps: int = 0
+    bytes_pulled: int = 0
+    bytes_pushed: int = 0
+    bytes_held: int = 0
+    apply_seconds: float = 0.0
+    staleness: dict[int, int] = field(default_factory=dict)
+    version: int = 0
 
 
 @final

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import final
 
 import torch
 
 from raydist.core.errors import InvalidArgumentError
-from raydist.parameter_servers.consistency import Consistency, require_consistency
-from raydist.parameter_servers.requests import Assign, Pull, PullRows, Push, ServerRequest, Statistics, WriteStates
-from raydist.parameter_servers.server_stats import ServerStats
-from raydist.parameter_servers.serving.changes import (
+from raydist.parameter_servers.changes import (
     Answered,
     AppliedUpdates,
     Changes,
@@ -20,9 +17,29 @@ from raydist.parameter_servers.serving.changes import (
     DelayedAnswers,
     Reply,
 )
-from raydist.parameter_servers.serving.checkpointing import PartRestorer, SliceSaver
-from raydist.parameter_servers.serving.server_state import ServerState
-from raydist.parameter_servers.serving.sync_steps import SyncRequest, SyncRequests, SyncSteps
+from raydist.parameter_servers.checkpointing import PartRestorer, SliceSaver
+from raydist.parameter_servers.consistency import Consistency, SyncWithBackups, require_consistency
+from raydist.parameter_servers.requests import (
+    Arrive,
+    Assign,
+    BeginClosure,
+    DropArrival,
+    EndClosure,
+    FenceWorker,
+    Finish,
+    Pull,
+    PullRows,
+    Push,
+    Sender,
+    ServerAnswer,
+    ServerRequest,
+    ServerStats,
+    Statistics,
+    Verdict,
+    WriteStates,
+)
+from raydist.parameter_servers.server_state import ServerState
+from raydist.parameter_servers.sync_steps import SyncSteps
 
 _SAVE_S = 2.0  # closing a strategy has waited for its saves before
 
@@ -53,18 +70,13 @@ class ParameterServer:
         saver: SliceSaver | None = None,
         restorer: PartRestorer | None = None,
     ) -> None:
-        sync = SyncSteps(require_consistency(consistency))
-        self._stats, self._delayed, applied_updates = ServerStats(number), DelayedAnswers(), AppliedUpdates()
-        self._state = ServerState(
-            number,
-            num_servers,
-            memory=memory,
-            saver=saver,
-            restorer=restorer,
-        )
-        values = self._values = self._state.values
-        self._changes = Changes(values, self._state.optimizers, applied_updates, self._delayed, self._stats)
-        self._sync = SyncRequests(sync, self._changes, values, applied_updates, self._delayed, self._stats)
+        require_consistency(consistency)
+        self._in_steps = isinstance(consistency, SyncWithBackups)
+        self._sync = SyncSteps(consistency.num_backups if isinstance(consistency, SyncWithBackups) else 0)
+        self._stats, self._delayed, self._applied_updates = ServerStats(number), DelayedAnswers(), AppliedUpdates()
+        self._state = ServerState(number, num_servers, memory=memory, saver=saver, restorer=restorer)
+        self._values = self._state.values
+        self._changes = Changes(self._values, self._state.optimizers, self._applied_updates, self._delayed, self._stats)
 
     def handle(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = ()) -> Reply:
         """Handle a request.
@@ -87,17 +99,16 @@ class ParameterServer:
                 return self._pull(request)
             case PullRows():
                 return self._pull_rows(request, tensors)
-            case Assign():
-                return self._changes.assign(request, tensors)
-            case WriteStates():
-                return self._changes.write_states(request)
+            case Assign() | WriteStates():
+                return self._changes.write(request, tensors)
+            case BeginClosure() | EndClosure() | Arrive():
+                return self._of_closure(request)
+            case FenceWorker() | DropArrival() | Finish():
+                return self._of_driver(request)
             case Statistics():
-                return replace(self._sync.answer(), value=self.stats), []
-            case _ if isinstance(request, SyncRequest):
-                return self._sync.take(request)
+                return replace(self._answer(), value=self.stats), []
             case _:
-                value = self._state.manage(request, tensors)
-                return replace(self._sync.answer(), value=value), []
+                return replace(self._answer(), value=self._state.manage(request, tensors)), []
 
     def due(self) -> list[tuple[DelayedAnswer, Answered | Exception]]:
         """Return the delayed answers that are ready, each once: call it after every request.
@@ -122,15 +133,34 @@ class ParameterServer:
         """Wait for saves that are being written. May be called twice."""
         self._state.close(_SAVE_S)
 
+    def _answer(self, verdict: Verdict = "done") -> ServerAnswer:
+        """Return an answer with the present version and step."""
+        return ServerAnswer(self._values.version, verdict, self._changes.step)
+
+    def _once(self, sender: Sender | None, ready: Callable[[], bool], answer: Callable[[], Answered]) -> Reply:
+        """Answer once `ready()` is true, or the sender is dead."""
+
+        def is_fenced() -> bool:
+            return sender is not None and self._applied_updates.is_fenced(sender)
+
+        def now() -> Answered:
+            return (self._answer("fenced"), []) if is_fenced() else answer()
+
+        if is_fenced() or ready():
+            return now()
+        return self._delayed.add(lambda: is_fenced() or ready(), now)
+
     def _pull(self, request: Pull) -> Reply:
         for number in request.slices:
             self._values.slice(number)
-        return self._sync.once(request.sender, lambda: self._sync.may_read(request), lambda: self._pulled(request))
+        return self._once(
+            request.sender, lambda: self._changes.step >= request.at_least_step, lambda: self._pulled(request)
+        )
 
     def _pulled(self, request: Pull) -> Answered:
         if request.unless == self._values.version:
-            return self._sync.answer(), []
-        return self._sync.answer(), self._counted([self._values.value(number) for number in request.slices])
+            return self._answer(), []
+        return self._answer(), self._counted([self._values.value(number) for number in request.slices])
 
     def _pull_rows(self, request: PullRows, tensors: Sequence[torch.Tensor]) -> Answered:
         if len(tensors) != 1 or tensors[0].dtype != torch.int64:
@@ -138,9 +168,64 @@ class ParameterServer:
                 f"Rows must be asked for by one int64 tensor of their numbers, got {[each.dtype for each in tensors]}. "
                 "Pull each table for itself."
             )
-        return self._sync.answer(), self._counted([self._state.table(request.handle).pull(tensors[0])])
+        return self._answer(), self._counted([self._state.table(request.handle).pull(tensors[0])])
 
     def _counted(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         self._stats.pulls += 1
         self._stats.bytes_pulled += sum(tensor.nbytes for tensor in tensors)
         return tensors
+
+    def _of_closure(self, request: BeginClosure | EndClosure | Arrive) -> Reply:
+        if self._applied_updates.is_fenced(request.sender):
+            return self._answer("fenced"), []
+        match request:
+            case BeginClosure():
+                self._sync.begin(request.sender, request.closure)
+                return ServerAnswer(self._values.version, "done", self._sync.step), []
+            case EndClosure():
+                self._sync.end(request.sender)
+                return self._answer(), []
+            case Arrive():
+                return self._arrive(request)
+
+    def _arrive(self, request: Arrive) -> Reply:
+        if not self._in_steps:
+            raise InvalidArgumentError(
+                f"Workers must arrive under rd.SyncWithBackups only, but worker {request.sender.worker} did. Push "
+                "without a step instead."
+            )
+        arrival = self._sync.arrive(request.sender, request.key, request.step)
+        if arrival is None:
+            self._stats.late += 1
+            return self._answer("late"), []
+
+        def answered() -> Answered:
+            return ServerAnswer(self._values.version, "applied", arrival.step, arrival.completes), []
+
+        return self._once(request.sender, lambda: arrival.completes > 0, answered)
+
+    def _of_driver(self, request: FenceWorker | DropArrival | Finish) -> Reply:
+        match request:
+            case FenceWorker():
+                return self._fence(request.sender), []
+            case DropArrival():
+                self._changes.drop(request.step, request.sender.worker, request.completes)
+                return self._answer(), []
+            case Finish():
+                return self._finish(request)
+
+    def _fence(self, sender: Sender) -> ServerAnswer:
+        self._applied_updates.fence(sender)
+        arrival = self._sync.fence(sender)
+        if arrival is None:
+            return self._answer()
+        return ServerAnswer(self._values.version, "done", arrival.step, arrival.completes)
+
+    def _finish(self, request: Finish) -> Reply:
+        if request.step >= 0:
+            self._changes.expect(request.step, request.completes)
+            if not request.completes:
+                return self._answer(), []
+            return self._changes.once_applied(request.step, lambda: (self._answer(), []))
+        step, completes = self._sync.step, self._sync.decide()
+        return (ServerAnswer(self._values.version, "done", step, completes) if completes else self._answer()), []

@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 
 from raydist.compat.torch_internals import is_wrapped_step, module_table, plain_tensors
 from raydist.core.errors import FailedPreconditionError
-from raydist.parameter_servers.rows.local_rows import RowGradient
+from raydist.parameter_servers.local_rows import RowGradient
 from raydist.pickling.attribute_table import attributes
 from raydist.pipelines.elements.small_floats import array_of_tensor, tensor_of_array
 from raydist.utils.host_copy import begin_host_copy

@@ -19,7 +19,7 @@ from raydist.checkpoints.shards import DispatchedSave, ShardRequest, ShardWriter
 from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.object_kinds import has_load_hooks
-from raydist.parameter_servers.rows.sharded_embedding import SavedRows
+from raydist.parameter_servers.sharded_embedding import SavedRows
 from raydist.replicas.rules import StrategyHooks
 from raydist.replicas.step import ReplicaSetup
 

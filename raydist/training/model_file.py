@@ -25,7 +25,7 @@ from raydist.checkpoints.parameter_names import compiled_names, has_compiled, ke
 from raydist.checkpoints.tensor_file import write_safetensors
 from raydist.collectives.flat_bytes import flat_bytes
 from raydist.core.errors import DataLossError, InvalidArgumentError, NotFoundError, RaydistError
-from raydist.parameter_servers.rows.sharded_embedding import SavedRows
+from raydist.parameter_servers.sharded_embedding import SavedRows
 from raydist.pipelines.formats.files import local_path, path_text, shown_uri
 from raydist.pipelines.stored.directory_files import DirectoryFiles, directory_files
 from raydist.training.architecture import architecture_of, build_module

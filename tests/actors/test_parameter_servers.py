@@ -23,7 +23,7 @@ from raydist.parameter_servers.requests import Assign, CreateSlices, Pull, Push,
 from raydist.parameter_servers.server import ParameterServer
 from tests.contracts.server_connection import ServerConnectionContract, ask
 from tests.parameter_servers.examples import slice_of
-from tests.parameter_servers.plain_server import PlainServer
+from tests.parameter_servers.local_server import PlainServer
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -25,7 +25,7 @@ from raydist.parameter_servers.consistency import BoundedStaleness, Consistency
 from raydist.parameter_servers.server import ParameterServer
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from tests.coordinator.in_process import TIMEOUTS, ThreadPort
-from tests.parameter_servers.local_connection import LocalConnection
+from tests.parameter_servers.local_server import LocalConnection
 
 
 class ServersHere:

@@ -22,8 +22,8 @@ from raydist.checkpoints.checkpoint import contents_of, start_save
 from raydist.checkpoints.ps_restore import BegunRestore
 from raydist.checkpoints.restore import PreparedShard, RestoreRequest
 from raydist.coordinator.checkpointing import PsRestorer
-from raydist.parameter_servers.rows.row_table import RowTable
-from raydist.parameter_servers.rows.sharded_embedding import SavedRows
+from raydist.parameter_servers.row_table import RowTable
+from raydist.parameter_servers.sharded_embedding import SavedRows
 from raydist.pipelines.stored.directory_files import directory_files
 from tests.coordinator.ps_in_process import Served, served
 from tests.coordinator.restored_runs import read

@@ -14,7 +14,7 @@ from torch import nn
 
 from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.messages import Writes
-from raydist.parameter_servers.rows.sharded_embedding import ShardedEmbedding
+from raydist.parameter_servers.sharded_embedding import ShardedEmbedding
 from tests.mirroring.in_process import Mirror, linear
 
 

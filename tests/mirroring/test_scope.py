@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations
 from raydist.core.errors import FailedPreconditionError
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.scope import Scope, ScopeCheck, title
-from raydist.parameter_servers.rows.sharded_embedding import ShardedEmbedding
+from raydist.parameter_servers.sharded_embedding import ShardedEmbedding
 from tests.mirroring.in_process import Mirror
 
 

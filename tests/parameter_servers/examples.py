@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 import torch
 
+from raydist.parameter_servers.changes import Answered, DelayedAnswer
 from raydist.parameter_servers.consistency import Consistency
 from raydist.parameter_servers.requests import (
     AddOptimizer,
@@ -23,8 +24,7 @@ from raydist.parameter_servers.requests import (
     ServerRequest,
 )
 from raydist.parameter_servers.server import ParameterServer
-from raydist.parameter_servers.serving.changes import Answered, DelayedAnswer
-from raydist.parameter_servers.serving.slices import PsSlices
+from raydist.parameter_servers.server_slices import PsSlices
 from raydist.parameter_servers.slices import FixedShardsPartitioner, PsSlice, VariableSpec, plan_slices
 
 OPTIMIZER = 100

@@ -10,37 +10,15 @@ import torch
 
 import raydist as rd
 from raydist.parameter_servers.optimizers import (
-    bare_optimizer,
     fits_one_pass,
-    keeps_gradients,
     may_fuse,
     require_elementwise,
-    server_options,
     state_bytes_per_byte,
-    step_bare,
-    why_not_elementwise,
 )
-
-
-def test_it_steps_as_one_that_was_constructed() -> None:
-    one, other = torch.nn.Parameter(torch.ones(3)), torch.ones(3)
-    constructed = torch.optim.Adagrad([one], lr=0.1, initial_accumulator_value=0.5)
-    bare = bare_optimizer(torch.optim.Adagrad, [(constructed.param_groups[0], [other])])
-    for _ in range(3):
-        one.grad = torch.full((3,), 2.0)
-        other.grad = torch.full((3,), 2.0)
-        constructed.step()
-        step_bare(bare)
-    assert torch.equal(one, other)
-    assert not other.requires_grad
-
-
-def test_options_as_a_server_has_them() -> None:
-    optimizer = torch.optim.Adam([("weight", torch.nn.Parameter(torch.ones(2)))], lr=torch.tensor(0.5), capturable=True)
-    told = server_options(optimizer.param_groups[0])
-    assert not {"params", "param_names"} & set(told)
-    assert (told["lr"].item(), told["capturable"]) == (0.5, False)
-    assert optimizer.param_groups[0]["capturable"]
+from raydist.parameter_servers.requests import OptimizerGroup, Push, PushKey, Sender
+from raydist.parameter_servers.server_optimizer import PushedRows, ServerGradients, ServerOptimizer, read_gradients
+from raydist.parameter_servers.server_slices import PsSlices
+from tests.parameter_servers.examples import served, slice_of
 
 
 def test_one_pass_is_for_those_that_have_it_and_were_not_told_otherwise() -> None:
@@ -98,13 +76,10 @@ def test_one_pass_is_for_what_lies_as_the_value_does(
     assert fits_one_pass(torch.zeros(2, 3), gradient, state) is expected
 
 
-def test_a_single_number_and_its_steps_are_one_pass() -> None:
-    state = {"step": torch.tensor(1.0), "exp_avg": torch.zeros(()).double()}
-    assert fits_one_pass(torch.zeros(()).double(), torch.zeros(()).double(), state)
-
-
 Parameters = list[torch.nn.Parameter]
+
 Make = Callable[[Parameters], torch.optim.Optimizer]
+
 o = torch.optim
 
 ELEMENTWISE: dict[str, Make] = {
@@ -226,24 +201,6 @@ def test_the_trial_leaves_no_trace() -> None:
     assert optimizer.param_groups[0]["params"][0].grad is None
 
 
-def test_what_is_remembered_must_be_elementwise_too() -> None:
-    class Counting(o.SGD):
-        def step(self, closure: Any = None) -> Any:
-            super().step()
-            for parameter in self.param_groups[0]["params"]:
-                self.state[parameter]["norm"] = parameter.norm()
-
-    options = o.SGD(parameters(), lr=0.1).param_groups[0]
-    assert why_not_elementwise(Counting, options) == "remembers 'norm' otherwise when rows are apart"
-
-
-def test_who_keeps_gradients_is_found_out() -> None:
-    options = o.SGD(parameters(), lr=0.1, momentum=0.9).param_groups[0]
-    assert not keeps_gradients(o.SGD, options)
-    assert not keeps_gradients(o.SGD, options | {"momentum": 0.0}, "rows")
-    assert keeps_gradients(Remembering, options)
-
-
 @pytest.mark.parametrize(
     ("make", "share"),
     [
@@ -257,3 +214,214 @@ def test_who_keeps_gradients_is_found_out() -> None:
 def test_what_is_remembered_for_each_byte(make: Make, share: float) -> None:
     optimizer = make(parameters())
     assert state_bytes_per_byte(type(optimizer), optimizer.param_groups[0]) == share
+
+
+def push_of(*forms: Any, tables: tuple[int, ...] = ()) -> Push:
+    return Push(Sender(0, 0), PushKey(0, 0), 0, tuple(range(len(forms))), forms, tables=tables)
+
+
+def doubles(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.float64)
+
+
+def test_gradients_are_used_where_they_lie() -> None:
+    rows = torch.tensor([3, 3])
+    tensors = [doubles(4, 2), rows, doubles(2, 2), torch.tensor([7]), doubles(1, 5)]
+    with served(slice_of(0, 4, 2), slice_of(1, 4, 2)) as values:
+        found = read_gradients(push_of("dense", "rows", tables=(9,)), tensors, values)
+    assert found.slices[0] is tensors[0]
+    some = found.slices[1]
+    assert isinstance(some, PushedRows)
+    assert some.values is tensors[2]
+    assert some.sparse((4, 2)).to_dense().tolist() == [[0, 0], [0, 0], [0, 0], [2, 2]]
+    assert found.tables[9].rows is tensors[3]
+
+
+@pytest.mark.parametrize(
+    ("form", "tensors", "message"),
+    [
+        ("dense", [doubles(4, 2), doubles(4, 2)], r"1 slices in 1 forms and 0 tables must bring 1 tensors, got 2"),
+        ("rows", [doubles(4, 2)], r"must bring 2 tensors, got 1"),
+        ("dense", [doubles(4)], r"gradient of variable0 must be torch.float64 of shape \(4, 2\), got .* shape \(4,\)"),
+        ("dense", [doubles(4, 2).float()], r"must be torch.float64 .*, got torch.float32"),
+        ("rows", [torch.tensor([1]), doubles(2, 2)], r"values of shape \(rows, 2\), got torch.int64 of shape \(1,\)"),
+        ("rows", [torch.tensor([1]).int(), doubles(1, 2)], r"must be int64 rows"),
+        ("rows", [torch.tensor([0, 4]), doubles(2, 2)], r"Rows of variable0 must be in \[0, 4\), got \[0, 4\]"),
+        ("rows", [torch.tensor([-1]), doubles(1, 2)], r"must be in \[0, 4\), got \[-1, -1\]"),
+    ],
+)
+def test_what_does_not_belong_together(form: str, tensors: list[torch.Tensor], message: str) -> None:
+    with served(slice_of(0, 4, 2)) as values, pytest.raises(rd.InvalidArgumentError, match=message):
+        read_gradients(push_of(form), tensors, values)
+
+
+SLICES = slice_of(0, 2), slice_of(1, 3), slice_of(2, 2)
+
+
+def options_of(kind: Any, **options: Any) -> dict[str, Any]:
+    return {**kind([torch.nn.Parameter(torch.ones(1))], **options).defaults}
+
+
+def adam(values: PsSlices) -> ServerOptimizer:
+    options = options_of(torch.optim.Adam, lr=0.1)
+    groups = OptimizerGroup(options, (0,)), OptimizerGroup(options | {"lr": 0.2}, (1,))
+    return ServerOptimizer(torch.optim.Adam, groups, values, {})
+
+
+def step(optimizer: ServerOptimizer, values: PsSlices, **gradients: Any) -> None:
+    tensors = {int(number.strip("s")): torch.tensor(each, dtype=torch.float64) for number, each in gradients.items()}
+    with values.changing():
+        optimizer.step(ServerGradients(tensors, {}))
+
+
+def test_what_is_remembered_stays_while_a_slice_is_in_no_group() -> None:
+    with served(*SLICES) as values:
+        optimizer, options = adam(values), options_of(torch.optim.Adam, lr=0.1)
+        both = OptimizerGroup(options, (0,)), OptimizerGroup(options, (1,))
+        without = OptimizerGroup(options, (0,)), OptimizerGroup(options)
+        step(optimizer, values, s0=[1.0, 1.0], s1=[1.0, 1.0, 1.0])
+        optimizer.change_groups(without)
+        assert optimizer.num_bytes == (2 + 3) * 16 + 2 * 4
+        optimizer.change_groups(both)
+        step(optimizer, values, s1=[1.0, 1.0, 1.0])
+        states = optimizer.state()
+        assert states[1]["step"] == 2
+        optimizer.change_groups(without)
+        optimizer.set_state({0: states[0]})  # all that there is: nothing of the other
+        optimizer.change_groups(both)
+        assert list(optimizer.state()) == [0]
+        optimizer.set_state(states)
+        optimizer.change_groups(without)
+        optimizer.drop([1, 7], ())
+        assert list(optimizer.state()) == [0]
+        assert optimizer.num_bytes == 2 * 16 + 4
+        assert optimizer.known == {0}
+
+
+def test_what_is_remembered_goes_and_comes() -> None:
+    with served(*SLICES) as values, served(*SLICES) as others:
+        one, other = adam(values), adam(others)
+        step(one, values, s0=[1.0, 2.0])
+        states = one.state()
+        step(one, values, s0=[1.0, 2.0])
+        assert states[0]["step"] == 1  # a copy
+        other.set_state(states)
+        step(other, others, s0=[1.0, 2.0])
+        torch.testing.assert_close(other.state()[0]["exp_avg_sq"], one.state()[0]["exp_avg_sq"], rtol=0, atol=0)
+        assert other.num_bytes == 2 * 16 + 4
+        other.set_state({})
+        assert other.state() == {}
+        with pytest.raises(rd.InvalidArgumentError, match=r"has 3 of them and not number 7"):
+            other.set_state({7: {}})
+
+
+def test_gradients_that_an_optimizer_keeps_are_copied() -> None:
+    class Remembering(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for parameter in self.param_groups[0]["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    parameter.sub_(state.get("before", torch.zeros_like(parameter)))
+                    state["before"] = parameter.grad
+
+    with served(*SLICES) as values:
+        group = OptimizerGroup(options_of(torch.optim.SGD, lr=1.0), (0,))
+        optimizer = ServerOptimizer(Remembering, [group], values, {})
+        gradient = torch.ones(2, dtype=torch.float64)
+        for _ in range(2):
+            with values.changing():
+                optimizer.step(ServerGradients({0: gradient}, {}))
+            gradient.fill_(torch.nan)
+        assert values.value(0).tolist() == [-1, -1]
+
+
+def test_what_does_not_belong_to_it_is_refused() -> None:
+    with served(*SLICES) as values:
+        optimizer = adam(values)
+        with pytest.raises(rd.InvalidArgumentError, match=r"groups of the Adam that applies them, got \[2\]"):
+            optimizer.require_known(ServerGradients({0: torch.ones(2), 2: torch.ones(2)}, {}))
+        with pytest.raises(rd.InvalidArgumentError, match=r"each of the 2 groups of a Adam, got 1"):
+            optimizer.change_options([{}])
+
+
+def test_an_optimizer_that_takes_no_rows_says_so() -> None:
+    with served(*SLICES) as values:
+        rows = PushedRows(torch.tensor([1]), torch.ones(1, dtype=torch.float64))
+        with pytest.raises(RuntimeError, match="Adam does not support sparse gradients"), values.changing():
+            adam(values).step(ServerGradients({0: rows}, {}))
+        assert values.value(0).grad is None
+
+
+def test_rows_and_whole_gradients_by_one_optimizer() -> None:
+    """Torch passes over memory once for those, and cannot for these."""
+    with served(*SLICES) as values:
+        options = options_of(torch.optim.Adagrad, lr=1.0)
+        optimizer = ServerOptimizer(torch.optim.Adagrad, [OptimizerGroup(options, (0,))], values, {})
+        some = PushedRows(torch.tensor([1]), torch.full((1,), 2.0, dtype=torch.float64))
+        for gradient in (torch.ones(2, dtype=torch.float64), some, torch.ones(2, dtype=torch.float64)):
+            with values.changing():
+                optimizer.step(ServerGradients({0: gradient}, {}))
+        bare = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        constructed = torch.optim.Adagrad([bare], lr=1.0)
+        for each in ([1.0, 1.0], [0.0, 2.0], [1.0, 1.0]):
+            bare.grad = torch.tensor(each, dtype=torch.float64)
+            constructed.step()
+        torch.testing.assert_close(values.value(0), bare.detach(), rtol=1e-9, atol=0)
+
+
+def test_what_is_remembered_of_some_slices_is_replaced() -> None:
+    with served(*SLICES) as values:
+        optimizer = adam(values)
+        step(optimizer, values, s0=[1.0, 1.0], s1=[1.0, 1.0, 1.0])
+        known = optimizer.state()
+        given = {"step": torch.tensor(7.0), "exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)}
+        optimizer.require_slices([0, 1])
+        optimizer.replace_state({0: given})
+        assert optimizer.remembered(0)["exp_avg"] is given["exp_avg"]
+        torch.testing.assert_close(optimizer.state()[1], known[1])
+        optimizer.replace_state({0: {}})
+        assert list(optimizer.state()) == [1]
+        with pytest.raises(rd.InvalidArgumentError, match=r"has 3 of them and not number 7"):
+            optimizer.require_slices([0, 7])
+
+
+def sgd(values: PsSlices) -> ServerOptimizer:
+    options = options_of(torch.optim.SGD, lr=1.0, momentum=0.5)
+    return ServerOptimizer(torch.optim.SGD, [OptimizerGroup(options, (0, 2))], values, {})
+
+
+def test_momentum_of_some_slices_only() -> None:
+    with served(*SLICES) as values:
+        optimizer = sgd(values)
+        step(optimizer, values, s0=[1.0, 1.0])
+        step(optimizer, values, s0=[1.0, 1.0], s2=[1.0, 1.0])
+        assert values.value(0).tolist() == [-2.5, -2.5]
+        assert values.value(2).tolist() == [-1, -1]
+
+
+def test_momentum_of_another_type() -> None:
+    with served(*SLICES) as values:
+        optimizer = sgd(values)
+        optimizer.set_state({0: {"momentum_buffer": torch.ones(2)}})
+        step(optimizer, values, s0=[1.0, 1.0])
+        assert values.value(0).tolist() == [-1.5, -1.5]
+
+
+def test_momentum_that_lies_otherwise() -> None:
+    with served(slice_of(0, 2, 3)) as values:
+        options = options_of(torch.optim.SGD, lr=1.0, momentum=1.0)
+        optimizer = ServerOptimizer(torch.optim.SGD, [OptimizerGroup(options, (0,))], values, {})
+        momentum = torch.arange(6.0, dtype=torch.float64).view(3, 2).t()
+        optimizer.set_state({0: {"momentum_buffer": momentum}})
+        step(optimizer, values, s0=[[0.0] * 3] * 2)
+        assert torch.equal(values.value(0), -momentum)
+
+
+def test_momentum_of_rows_is_counted() -> None:
+    with served(*SLICES) as values:
+        optimizer = sgd(values)
+        rows = PushedRows(torch.tensor([1, 1]), torch.ones(2, dtype=torch.float64))
+        with values.changing():
+            optimizer.step(ServerGradients({0: rows}, {}))
+        assert optimizer.state()[0]["momentum_buffer"].is_sparse
+        assert optimizer.num_bytes in (16, 2 * 16)  # an index and a value; torch may have added them up

@@ -8,10 +8,10 @@ from typing import Any, final
 import torch
 
 from raydist.core.errors import InvalidArgumentError
+from raydist.parameter_servers.client import HeldSlices, PsRows, ServerClient
+from raydist.parameter_servers.local_rows import spec_of, take_held_rows
 from raydist.parameter_servers.optimizers import require_elementwise
-from raydist.parameter_servers.rows.local_rows import spec_of, take_held_rows
 from raydist.parameter_servers.slices import PsSlice, VariableSpec
-from raydist.parameter_servers.worker.client import HeldSlices, PsRows, ServerClient
 from raydist.replicas.ps.optimizer_states import ClosureStates
 from raydist.replicas.ps.optimizers import KnownObjects, PsOptimizers
 from raydist.replicas.ps.worker_slices import WorkerSlices

@@ -9,6 +9,7 @@ import torch
 
 from raydist.actors.class_tracking import cloudpickle
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.parameter_servers.client import Ask, ServerClient
 from raydist.parameter_servers.requests import (
     AddOptimizer,
     OptimizerGroup,
@@ -18,9 +19,8 @@ from raydist.parameter_servers.requests import (
     WriteStates,
 )
 from raydist.parameter_servers.slices import PsSlice
-from raydist.parameter_servers.worker.client import Ask, ServerClient
-from raydist.parameter_servers.worker.slices import cut_state, joined_state
-from raydist.parameter_servers.worker.worker_copies import HostGradients
+from raydist.parameter_servers.slicing import cut_state, joined_state
+from raydist.parameter_servers.worker_copies import HostGradients
 from raydist.replicas.ps.push import Pushed, PushPlans, group_options
 from raydist.replicas.ps.worker_slices import WorkerSlices
 from raydist.replicas.rules import VariablesView

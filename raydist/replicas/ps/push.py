@@ -9,10 +9,10 @@ from typing import Any, final
 import torch
 
 from raydist.core.errors import InvalidArgumentError
+from raydist.parameter_servers.client import rows_by_server
+from raydist.parameter_servers.local_rows import pending_rows, spec_of
 from raydist.parameter_servers.requests import ServerAnswer
-from raydist.parameter_servers.rows.local_rows import pending_rows, spec_of
-from raydist.parameter_servers.worker.client import rows_by_server
-from raydist.parameter_servers.worker.slices import (
+from raydist.parameter_servers.slicing import (
     Form,
     GradientCut,
     ReadVersions,
@@ -21,7 +21,7 @@ from raydist.parameter_servers.worker.slices import (
     form_of,
     rows_and_values,
 )
-from raydist.parameter_servers.worker.worker_copies import HostGradients
+from raydist.parameter_servers.worker_copies import HostGradients
 
 _PLANS_KEPT = 64
 NO_CUT = GradientCut((), (), ())

@@ -17,12 +17,12 @@ from raydist.checkpoints.ps_restore import PsRestores
 from raydist.checkpoints.ps_save import PsSaves
 from raydist.compat.torch_internals import disable_compiler
 from raydist.core.errors import InvalidArgumentError
+from raydist.parameter_servers.client import ServerClient
 from raydist.parameter_servers.connection import ServerConnection
 from raydist.parameter_servers.consistency import Consistency, SyncWithBackups
+from raydist.parameter_servers.local_rows import reading_rows
 from raydist.parameter_servers.requests import Arrive, BeginClosure, EndClosure, PushKey, Sender
-from raydist.parameter_servers.rows.local_rows import reading_rows
 from raydist.parameter_servers.slices import PsSlice, VariableSpec
-from raydist.parameter_servers.worker.client import ServerClient
 from raydist.replicas.ps.model import PsModel
 from raydist.replicas.ps.work_message import ClosureLabel
 from raydist.replicas.ps.worker_runner import WorkerRules

@@ -7,12 +7,12 @@ from typing import Any, final
 
 import torch
 
+from raydist.parameter_servers.client import Ask, ServerClient
 from raydist.parameter_servers.connection import Targets
 from raydist.parameter_servers.requests import Assign, CreateSlices, Push, PushKey, ServerAnswer
 from raydist.parameter_servers.slices import PsSlice
-from raydist.parameter_servers.worker.client import Ask, ServerClient
-from raydist.parameter_servers.worker.slices import GradientCut, ReadVersions, SliceTable
-from raydist.parameter_servers.worker.worker_copies import WorkerCopies
+from raydist.parameter_servers.slicing import GradientCut, ReadVersions, SliceTable
+from raydist.parameter_servers.worker_copies import WorkerCopies
 from raydist.replicas.ps.push import NO_CUT, Pushed, note_answer
 
 

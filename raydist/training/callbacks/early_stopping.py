@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.parameter_servers.rows.sharded_embedding import SavedRows
+from raydist.parameter_servers.sharded_embedding import SavedRows
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.monitor import Mode, Monitor
 from raydist.training.model_file import snapshot

@@ -13,8 +13,8 @@ from torch.optim import optimizer as torch_optimizer
 
 from raydist.compat.torch_internals import VALUELESS_GETTERS, disable_compiler, foreach_zero, plain_tensors
 from raydist.core.errors import FailedPreconditionError
-from raydist.parameter_servers.rows.row_table import RowTable
-from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
+from raydist.parameter_servers.row_table import RowTable
+from raydist.parameter_servers.table_spec import EmbeddingTableSpec
 
 _PROPERTIES = "shape dtype device ndim is_leaf layout grad_fn is_cuda is_sparse requires_grad grad data is_meta"
 _METHODS = "size dim numel is_floating_point is_complex stride element_size get_device requires_grad_ detach_"

@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from raydist.parameter_servers.rows.table_spec import hash_mix
+from raydist.parameter_servers.table_spec import hash_mix
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 

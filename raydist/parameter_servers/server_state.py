@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 
 from raydist.core.errors import InvalidArgumentError
+from raydist.parameter_servers.checkpointing import PartRestorer, SliceSaver
 from raydist.parameter_servers.optimizers import state_bytes_per_byte
 from raydist.parameter_servers.requests import (
     AddOptimizer,
@@ -28,10 +29,9 @@ from raydist.parameter_servers.requests import (
     SetOptimizerState,
     SetRowState,
 )
-from raydist.parameter_servers.rows.row_table import RowTable
-from raydist.parameter_servers.serving.checkpointing import PartRestorer, SliceSaver
-from raydist.parameter_servers.serving.optimizers import ServerOptimizer
-from raydist.parameter_servers.serving.slices import PsSlices
+from raydist.parameter_servers.row_table import RowTable
+from raydist.parameter_servers.server_optimizer import ServerOptimizer
+from raydist.parameter_servers.server_slices import PsSlices
 from raydist.pipelines.engine.machine import free_memory
 
 
@@ -78,10 +78,12 @@ class ServerState:
                 return self._optimizer(request.optimizer).state()
             case SetOptimizerState():
                 return self._optimizer(request.optimizer).set_state(request.states)
+            case CreateTable() | RowState() | SetRowState():
+                return self._manage_table(request)
             case _:
-                return self._manage_tables(request, tensors)
+                return self._manage_checkpoints(request, tensors)
 
-    def _manage_tables(self, request: ServerRequest, tensors: Sequence[torch.Tensor]) -> Any:
+    def _manage_table(self, request: CreateTable | RowState | SetRowState) -> Any:
         match request:
             case CreateTable():
                 if request.handle not in self.tables:
@@ -91,27 +93,20 @@ class ServerState:
                 return self.table(request.handle).state()
             case SetRowState():
                 return self.table(request.handle).load(request.value)
-            case _:
-                return self._manage_saves(request, tensors)
 
-    def _manage_saves(self, request: ServerRequest, tensors: Sequence[torch.Tensor]) -> Any:
-        match request, self._saver:
-            case BeginSave(), SliceSaver() as saver:
+    def _manage_checkpoints(self, request: ServerRequest, tensors: Sequence[torch.Tensor]) -> Any:
+        match request, self._saver, self._restorer:
+            case BeginSave(), SliceSaver() as saver, _:
                 return saver.begin(request.order, tensors, self)
-            case SaveReport(), SliceSaver() as saver:
+            case SaveReport(), SliceSaver() as saver, _:
                 return saver.report(request.token)
-            case _:
-                return self._manage_restores(request)
-
-    def _manage_restores(self, request: ServerRequest) -> Any:
-        match request, self._restorer:
-            case BeginRestore(), PartRestorer() as restorer:
+            case BeginRestore(), _, PartRestorer() as restorer:
                 return restorer.begin(request.order, self)
-            case ReadReport(), PartRestorer() as restorer:
+            case ReadReport(), _, PartRestorer() as restorer:
                 return restorer.report(request.token)
-            case CommitRestore(), PartRestorer() as restorer:
+            case CommitRestore(), _, PartRestorer() as restorer:
                 return restorer.commit(request.token, self)
-            case DiscardRestore(), PartRestorer() as restorer:
+            case DiscardRestore(), _, PartRestorer() as restorer:
                 return restorer.discard()
             case _:
                 raise InvalidArgumentError(

@@ -1,19 +1,18 @@
-"""A server's rows among those that others had: found and taken piece by piece as in one go."""
-
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydist.core.errors import InvalidArgumentError
-from raydist.parameter_servers.rows.row_table import RowTable, own_rows
-from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
+from raydist.parameter_servers.row_index import DirectIndex, HashIndex, RowIndex
+from raydist.parameter_servers.row_table import RowTable, own_rows
+from raydist.parameter_servers.table_spec import EmbeddingTableSpec, first_values
 
 SAVED = EmbeddingTableSpec(40, 3, torch.float64)
 
@@ -90,14 +89,18 @@ def test_rows_that_cannot_be_are_refused(number: int) -> None:
 
 
 NUM_ROWS, DIM = 30, 3
+
 SPEC = EmbeddingTableSpec(NUM_ROWS, DIM, torch.float64, seed=1)
+
 # torch's own steps on sparse gradients; its options are those of a group.
 SPARSE: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
     (torch.optim.SGD, {"lr": 0.1}),
     (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.01, "initial_accumulator_value": 0.1}),
     (torch.optim.SparseAdam, {"lr": 0.1}),
 ]
+
 BATCHES = st.lists(st.lists(st.integers(0, NUM_ROWS - 1), max_size=12), min_size=1, max_size=6)
+
 ALL = torch.arange(NUM_ROWS)
 
 
@@ -183,18 +186,6 @@ def test_rows_go_on_with_another_number_of_servers(
     torch.testing.assert_close(pull_all(others), pull_all(tables), rtol=1e-12, atol=1e-14)
 
 
-def test_rows_are_what_they_are_in_whatever_order_they_are_touched() -> None:
-    rows = torch.tensor([5, 1, 29, 5])
-    one, other = RowTable(SPEC), RowTable(SPEC)
-    together = one.pull(rows)
-    for row in rows.flip(0):
-        other.pull(row[None])
-    assert torch.equal(other.pull(rows), together)
-    assert one.num_rows == other.num_rows == 3
-    together.zero_()  # memory of its own
-    assert torch.equal(one.pull(rows), other.pull(rows))
-
-
 def test_a_table_is_as_large_as_what_was_touched() -> None:
     """10^9 rows, drawn by a power law: rows, their numbers and the way to them, and what Adagrad remembers."""
     spec = EmbeddingTableSpec(10**9, 16)
@@ -237,9 +228,75 @@ def test_an_optimizer_that_needs_all_rows_is_refused_before_anything_changes() -
     assert torch.equal(table.pull(rows), before)
 
 
-def test_a_rule_for_rows_leaves_none_out() -> None:
-    for num_servers in (2, 3):
-        tables = [RowTable(SPEC, number, num_servers) for number in range(num_servers)]
-        pull_all(tables)
-        held = [table.state()["rows"].tolist() for table in tables]
-        assert sorted(itertools.chain(*held)) == list(range(NUM_ROWS))
+NUMBERS = st.lists(st.lists(st.integers(0, 5000), max_size=400, unique=True), max_size=8)
+
+
+def follow(index: RowIndex, batches: list[list[int]]) -> None:
+    """Do to the index what is done to a dict."""
+    known: dict[int, int] = {}
+    for batch in batches:
+        rows = np.array(batch, np.int64)
+        assert index.find(rows).tolist() == [known.get(row, -1) for row in batch]
+        new = [row for row in batch if row not in known]
+        places = index.add(np.array(new, np.int64))
+        known.update(zip(new, places.tolist(), strict=True))
+    assert index.rows().tolist() == list(known)
+    assert list(known.values()) == list(range(len(known)))
+    assert index.find(np.array(list(known), np.int64)).tolist() == list(known.values())
+
+
+@given(NUMBERS)
+def test_a_hash_index_is_a_dict(batches: list[list[int]]) -> None:
+    follow(HashIndex(), [[row * 199_999 for row in batch] for batch in batches])
+
+
+@given(NUMBERS)
+def test_a_direct_index_is_a_dict(batches: list[list[int]]) -> None:
+    follow(DirectIndex(5001), batches)
+
+
+def test_a_hash_index_stays_small() -> None:
+    index = HashIndex()
+    for begin in range(0, 200_000, 1000):
+        index.add(np.arange(begin, begin + 1000) * 4999)
+        assert index.num_bytes < 8 * (begin + 1000) + max(16 * (begin + 1000), 4096)
+
+
+@pytest.mark.parametrize("num_servers", [1, 2, 3, 7])
+def test_rows_that_are_used_much_are_spread_over_servers(num_servers: int) -> None:
+    spec = EmbeddingTableSpec(10**9, 16)
+    rows = torch.arange(10_000)  # the first ones: what a vocabulary sorted by frequency has most
+    counts = torch.bincount(spec.servers_of(rows, num_servers), minlength=num_servers)
+    assert counts.sum() == len(rows)
+    assert counts.min() > 0.9 * len(rows) / num_servers
+
+
+@pytest.mark.parametrize("dim", [1, 3, 16])
+@pytest.mark.parametrize("initializer", ["normal", "uniform", "zeros"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_row_is_what_it_is_whatever_is_made_with_it(dim: int, initializer: str, dtype: torch.dtype) -> None:
+    spec = EmbeddingTableSpec(10**9, dim, dtype, seed=5, initializer=initializer)  # type: ignore[arg-type]
+    rows = torch.randint(0, 10**9, (333,))
+    together = first_values(spec, rows)
+    assert together.shape == (333, dim)
+    assert together.dtype is dtype
+    assert torch.equal(first_values(spec, rows.flip(0)).flip(0), together)
+    assert torch.equal(torch.cat([first_values(spec, row[None]) for row in rows]), together)
+
+
+def test_normal_values_are_normal() -> None:
+    values = first_values(EmbeddingTableSpec(10**9, 16, torch.float64, scale=2.0), torch.arange(20_000)) / 2
+    assert abs(values.mean()) < 0.01
+    assert abs(values.std() - 1) < 0.01
+    assert abs((values**4).mean() - 3) < 0.1
+    inside = [(values.abs() < bound).double().mean().item() for bound in (1.0, 2.0, 3.0)]
+    assert inside == pytest.approx([0.6827, 0.9545, 0.9973], abs=0.003)
+    assert torch.corrcoef(values.T).fill_diagonal_(0).abs().max() < 0.03  # columns
+    assert torch.corrcoef(values[:16]).fill_diagonal_(0).abs().max() < 0.9  # neighbours
+
+
+def test_uniform_values_are_uniform() -> None:
+    values = first_values(EmbeddingTableSpec(10**9, 5, initializer="uniform", scale=3.0), torch.arange(20_000))
+    assert values.abs().max() <= 3.0
+    counts = torch.histc(values.flatten(), bins=10, min=-3, max=3) / values.numel()
+    assert (counts - 0.1).abs().max() < 0.005

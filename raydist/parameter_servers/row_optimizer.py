@@ -17,7 +17,7 @@ from typing import Any, final
 import torch
 
 from raydist.core.errors import InvalidArgumentError
-from raydist.parameter_servers.rows.row_index import GrowingRows
+from raydist.parameter_servers.row_index import GrowingRows
 
 
 @final

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from raydist.parameter_servers.rows.row_table import RowTable
+from raydist.parameter_servers.row_table import RowTable
 
 
 class SliceHolder(Protocol):

@@ -17,9 +17,9 @@ from torch import nn
 import raydist as rd
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.mirroring.replica import MirrorReplica
-from raydist.parameter_servers.rows.local_rows import pending_rows, reading_rows, spec_of, take_held_rows
-from raydist.parameter_servers.rows.row_table import RowTable
-from raydist.parameter_servers.rows.sharded_embedding import SavedRows, ShardedEmbedding, UniqueRows
+from raydist.parameter_servers.local_rows import pending_rows, reading_rows, spec_of, take_held_rows
+from raydist.parameter_servers.row_table import RowTable
+from raydist.parameter_servers.sharded_embedding import SavedRows, ShardedEmbedding, UniqueRows
 from tests.mirroring.in_process import Mirror
 
 
@@ -32,27 +32,8 @@ def test_every_number_finds_its_row(numbers: list[int], padding: int | None) -> 
     assert [[*rows, padding][place] for place in found.places.tolist()] == numbers
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
-def test_smaller_integers(dtype: torch.dtype) -> None:
-    found = UniqueRows.of(torch.tensor([[3, 1], [1, 1]], dtype=dtype), 10)
-    assert (found.rows.tolist(), found.places.tolist()) == ([1, 3], [[1, 0], [0, 0]])
-    assert found.rows.dtype is torch.int64
-
-
-@pytest.mark.parametrize(
-    ("numbers", "why"),
-    [
-        ([[1, 2], [3, 10]], r"between 0 and 9 \(num_embeddings=10\), got 10 at \[1, 1\]\. Look"),
-        ([4, -1, 11], r"got -1 at \[1\]"),
-        ([1.0, 2.0], r"given as integers, got torch\.float32\. Cast them"),
-    ],
-)
-def test_what_is_no_row_is_named(numbers: list[float], why: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=why):
-        UniqueRows.of(torch.tensor(numbers), 10)
-
-
 NUM, DIM = 20, 3
+
 EVERY = torch.arange(NUM)
 
 
@@ -82,6 +63,7 @@ def torchs(mode: str, padding_idx: int | None = None, sparse: bool = False) -> A
 
 
 IDS = torch.randint(0, NUM, (7, 4), generator=torch.Generator().manual_seed(0))
+
 CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("none", (IDS,)),
     ("none", (IDS[0, 0],)),
@@ -132,22 +114,6 @@ def test_training_is_that_of_sparse_embeddings(kind: Any, options: dict[str, Any
             optimizer.zero_grad(set_to_none=step % 2 == 0)
             scheduler.step()
     torch.testing.assert_close(values(ours), reference.weight.detach(), rtol=1e-9, atol=1e-12)
-
-
-def test_clipping_and_a_dense_part_are_as_with_torch() -> None:
-    results = []
-    for table in (embedding("sum"), torchs("sum")):
-        torch.manual_seed(0)
-        model = nn.Sequential(table, nn.Linear(DIM, 1, dtype=torch.float64))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        for _ in range(5):
-            optimizer.zero_grad()
-            model(torch.randint(0, NUM, (4, 3))).pow(2).sum().backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-        results.append((values(table) if isinstance(table, ShardedEmbedding) else table.weight, model[1].weight))
-    for ours, expected in zip(*results, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_what_is_frozen_has_no_gradient() -> None:
@@ -221,13 +187,6 @@ def test_states_hold_a_handle_and_rows_travel_apart() -> None:
         module(IDS).pow(2).sum().backward()
         stepped.step()
     assert torch.equal(values(other), values(ours))
-
-
-def test_modes_are_kept() -> None:
-    ours = embedding("sum", padding_idx=-1)
-    assert repr(ours) == "ShardedEmbedding(20, 3, mode='sum', padding_idx=19)"
-    assert not ours.eval().training
-    assert ours.train().training
 
 
 def test_the_seed_is_drawn_as_all_else_is() -> None:

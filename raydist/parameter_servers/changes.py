@@ -10,10 +10,18 @@ from typing import Literal, final
 import torch
 
 from raydist.core.errors import InvalidArgumentError
-from raydist.parameter_servers.requests import Assign, Push, PushKey, Sender, ServerAnswer, Verdict, WriteStates
-from raydist.parameter_servers.server_stats import ServerStats
-from raydist.parameter_servers.serving.optimizers import PushedRows, ServerGradients, ServerOptimizer, read_gradients
-from raydist.parameter_servers.serving.slices import PsSlices
+from raydist.parameter_servers.requests import (
+    Assign,
+    Push,
+    PushKey,
+    Sender,
+    ServerAnswer,
+    ServerStats,
+    Verdict,
+    WriteStates,
+)
+from raydist.parameter_servers.server_optimizer import PushedRows, ServerGradients, ServerOptimizer, read_gradients
+from raydist.parameter_servers.server_slices import PsSlices
 
 
 @final
@@ -61,11 +69,6 @@ class AppliedUpdates:
             for closure in [closure for closure in self._known if closure < key.finished_below]:
                 del self._known[closure]
         return verdict
-
-    @property
-    def num_known(self) -> int:
-        """Number of recorded keys."""
-        return sum(map(len, self._known.values()))
 
 
 Answered = tuple[ServerAnswer, list[torch.Tensor]]
@@ -284,22 +287,18 @@ class Changes:
             self._note(tensors, behind)
         return self._answered(push, verdict)
 
-    def assign(self, assign: Assign, tensors: Sequence[torch.Tensor]) -> Answered:
-        """Write values of slices."""
-        return self._write_once(assign, lambda: self._write(assign, tensors))
-
-    def write_states(self, written: WriteStates) -> Answered:
-        """Write optimizer states."""
-        return self._write_once(written, lambda: self._write_states(written))
-
-    def _write_once(self, change: Assign | WriteStates, write: Callable[[], None]) -> Answered:
+    def write(self, change: Assign | WriteStates, tensors: Sequence[torch.Tensor]) -> Answered:
+        """Write values of slices, or optimizer states."""
         verdict = self._applied_updates.check(change.sender, change.key)
         if verdict == "fenced":
             self._stats.fenced += 1
         elif verdict == "known":
             self._repeated(change)
         else:
-            write()
+            if isinstance(change, Assign):
+                self._write_values(change, tensors)
+            else:
+                self._write_states(change)
             self._applied_updates.enter(change.sender, change.key)
         return ServerAnswer(self._values.version, verdict, self.step), []
 
@@ -363,7 +362,7 @@ class Changes:
             for handle, each in gradients.items():
                 self._optimizers[handle].step_tables(each)
 
-    def _write(self, assign: Assign, tensors: Sequence[torch.Tensor]) -> None:
+    def _write_values(self, assign: Assign, tensors: Sequence[torch.Tensor]) -> None:
         values = [self._values.value(number) for number in assign.slices]
         if not len(values) == len(tensors) == len(assign.adds):
             raise InvalidArgumentError(

@@ -11,6 +11,7 @@ import torch
 
 from raydist.core.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.parameter_servers.connection import ServerConnection, Targets, copy_to_targets
+from raydist.parameter_servers.local_rows import spec_of
 from raydist.parameter_servers.requests import (
     CreateTable,
     Pull,
@@ -21,10 +22,9 @@ from raydist.parameter_servers.requests import (
     ServerRequest,
     SetRowState,
 )
-from raydist.parameter_servers.rows.local_rows import spec_of
-from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 from raydist.parameter_servers.slices import PsSlice
-from raydist.parameter_servers.worker.slices import SliceTable
+from raydist.parameter_servers.slicing import SliceTable
+from raydist.parameter_servers.table_spec import EmbeddingTableSpec
 
 
 @final

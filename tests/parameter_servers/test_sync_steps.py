@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import raydist as rd
+from raydist.parameter_servers.changes import DelayedAnswer
+from raydist.parameter_servers.consistency import require_consistency
 from raydist.parameter_servers.requests import (
     Arrive,
     BeginClosure,
-    DropArrival,
     EndClosure,
     FenceWorker,
     Finish,
@@ -24,8 +26,7 @@ from raydist.parameter_servers.requests import (
     Statistics,
 )
 from raydist.parameter_servers.server import ParameterServer
-from raydist.parameter_servers.serving.changes import DelayedAnswer
-from raydist.parameter_servers.serving.sync_steps import Accepted, Quorum, SyncSteps
+from raydist.parameter_servers.sync_steps import Arrival, SyncSteps
 from tests.parameter_servers.examples import OPTIMIZER, BareWorker, answer, ask, servers
 
 NUMBERS = st.integers(0, 3)
@@ -37,65 +38,70 @@ class StepsWithBackups(RuleBasedStateMachine):
     @initialize(backups=st.integers(0, 3))
     def start(self, backups: int) -> None:
         self.backups = backups
-        self.quorum = Quorum(backups)
-        self.holding: set[int] = set()
-        self.waiting: set[int] = set()
-        self.steps: dict[int, set[int]] = {}
-        self.last: dict[int, int] = {}
+        self.sync = SyncSteps(backups)
+        self.generations = [0] * 4
+        self.closures = 0
+        self.holding: dict[int, int] = {}
+        self.waiting: dict[int, Arrival] = {}
+        self.steps: dict[int, int] = {}
+
+    def sender(self, worker: int) -> Sender:
+        return Sender(worker, self.generations[worker])
 
     @rule(worker=NUMBERS)
     def begin(self, worker: int) -> None:
         if worker not in self.waiting:
-            self.quorum.begin(worker)
-            self.holding.add(worker)
+            self.closures += 1
+            self.holding[worker] = self.closures
+            self.sync.begin(self.sender(worker), self.closures)
 
     @rule(worker=NUMBERS, behind=st.integers(0, 2))
     def arrive(self, worker: int, behind: int) -> None:
         if worker not in self.holding or worker in self.waiting:
             return
-        step = max(0, self.quorum.step - behind)
-        late = step < self.quorum.step and self.last.get(worker) != step
-        told = self.quorum.arrive(worker, step)
-        assert (told == "late") == late
-        if told == "waiting" or (told == "accepted" and step not in self.steps):
-            self.waiting.add(worker)
+        self.closures += 1
+        key, step = PushKey(self.closures, 0), max(0, self.sync.step - behind)
+        is_late = step < self.sync.step
+        arrival = self.sync.arrive(self.sender(worker), key, step)
+        assert (arrival is None) == is_late
+        if arrival is not None:
+            self.waiting[worker] = arrival
+            assert self.sync.arrive(self.sender(worker), key, step) is arrival, "it counts once"
         self.look()
 
     @rule(worker=NUMBERS)
     def end(self, worker: int) -> None:
         if worker not in self.waiting:
-            self.quorum.end(worker)
-            self.holding.discard(worker)
+            self.sync.end(self.sender(worker))
+            self.holding.pop(worker, None)
             self.look()
 
     @rule(worker=NUMBERS)
     def die(self, worker: int) -> None:
-        self.quorum.forget(worker)
-        self.holding.discard(worker)
-        self.waiting.discard(worker)
-        self.last.pop(worker, None)
+        first = self.sync.fence(self.sender(worker))
+        self.holding.pop(worker, None)
+        self.waiting.pop(worker, None)
+        assert self.sync.fence(self.sender(worker)) is first
+        self.generations[worker] += 1
         self.look()
 
     @rule()
     def finish(self) -> None:
-        decided = self.quorum.decide()
-        assert (decided is None) == (not self.waiting)
+        assert self.sync.decide() == len(self.waiting)
         self.look()
 
     def look(self) -> None:
-        """Who has waited and is accepted now made up one step together."""
-        told = {worker: self.quorum.accepted(worker) for worker in self.waiting}
-        fresh = {worker: each for worker, each in told.items() if each is not None and each.step not in self.steps}
-        if fresh:
-            [accepted] = set(fresh.values())
-            assert accepted.completes == len(fresh)
-            self.steps[accepted.step] = set(fresh)
-            self.last |= dict.fromkeys(fresh, accepted.step)
-            self.waiting -= set(fresh)
+        """Those that have waited and are accepted now make up one step together."""
+        accepted = {worker: each for worker, each in self.waiting.items() if each.completes}
+        if accepted:
+            [(step, completes)] = {(each.step, each.completes) for each in accepted.values()}
+            assert completes == len(accepted) == len(self.waiting)
+            self.steps[step] = completes
+            self.waiting.clear()
 
     @invariant()
     def nobody_waits_for_those_who_do_not_come(self) -> None:
-        waiting: set[int] = getattr(self, "waiting", set())
+        waiting: dict[int, Arrival] = getattr(self, "waiting", {})
         if waiting:
             assert len(waiting) < max(1, len(self.holding) - self.backups)
 
@@ -107,70 +113,19 @@ class StepsWithBackups(RuleBasedStateMachine):
 TestStepsWithBackups: Any = StepsWithBackups.TestCase
 
 
-def test_a_step_that_waits_is_decided_when_others_end() -> None:
-    quorum = Quorum(0)
-    for worker in range(3):
-        quorum.begin(worker)
-    assert quorum.arrive(0, 0) == "waiting"
-    quorum.end(1)
-    assert quorum.accepted(0) is None
-    quorum.forget(2)
-    assert quorum.accepted(0) == Accepted(step=0, completes=1)
-    assert quorum.arrive(0, 0) == "accepted"  # told twice
-
-
-def test_who_died_is_no_part_of_what_is_not_decided() -> None:
-    quorum = Quorum(0)
-    for worker in range(3):
-        quorum.begin(worker)
-    quorum.arrive(0, 0)
-    quorum.arrive(1, 0)
-    quorum.forget(0)
-    assert quorum.arrive(2, 0) == "accepted"
-    assert quorum.accepted(1) == Accepted(step=0, completes=2)
-    assert quorum.accepted(0) is None
-
-
-ONE, OTHER = Sender(0, 0), Sender(1, 0)
-
-
-def in_steps(backups: int = 0) -> SyncSteps:
-    sync = SyncSteps(rd.SyncWithBackups(backups))
-    sync.begin(ONE, 0)
-    sync.begin(OTHER, 1)
-    return sync
-
-
-def test_nobody_waits_without_a_rule() -> None:
-    sync = SyncSteps("async")
-    for closure in range(5):
-        sync.begin(ONE, closure)
-    assert (sync.in_steps, sync.decide(), sync.arrive(ONE, PushKey(0, 0), 0)) == (False, None, None)
-    assert sync.fence(ONE) is None
-
-
-def test_an_arrival_that_is_told_twice_counts_once() -> None:
-    sync = in_steps()
-    first = sync.arrive(ONE, PushKey(0, 0), 0)
-    again = sync.arrive(ONE, PushKey(0, 0), 0)
-    assert first is not None
-    assert first == again
-    assert sync.accepted(first) is None
-    second = sync.arrive(OTHER, PushKey(1, 0), 0)
-    assert second is not None
-    assert sync.accepted(first) == sync.accepted(second) == Accepted(0, 2)
-    assert sync.arrive(ONE, PushKey(0, 0), 0) == first
-
-
-def test_what_the_dead_were_accepted_with_is_never_late() -> None:
+def test_the_accepted_gradient_of_a_dead_worker_is_never_late() -> None:
     """Some servers may have it: the others must get it."""
-    sync = in_steps()
-    sync.arrive(ONE, PushKey(0, 0), 0)
-    sync.arrive(OTHER, PushKey(1, 0), 0)
-    assert sync.fence(ONE) == Accepted(0, 2)
+    one, other, sync = Sender(0, 0), Sender(1, 0), SyncSteps(0)
+    sync.begin(one, 0)
+    sync.begin(other, 1)
+    sync.arrive(one, PushKey(0, 0), 0)
+    sync.arrive(other, PushKey(1, 0), 0)
+    dead = sync.fence(one)
+    assert dead is not None
+    assert (dead.step, dead.completes) == (0, 2)
     successor = Sender(0, 1)
     sync.begin(successor, 0)
-    assert sync.fence(ONE) == Accepted(0, 2)  # told twice
+    assert sync.fence(one) is dead  # told twice
     owed = sync.arrive(successor, PushKey(0, 0), 0)
     assert owed is not None
     assert owed.step == 1
@@ -178,29 +133,12 @@ def test_what_the_dead_were_accepted_with_is_never_late() -> None:
     sync.fence(successor)  # before it was decided
     again = Sender(0, 2)
     sync.begin(again, 0)
-    owed = sync.arrive(again, PushKey(0, 0), 0)
+    owed, last = sync.arrive(again, PushKey(0, 0), 0), sync.arrive(other, PushKey(1, 1), 1)
     assert owed is not None
-    other = sync.arrive(OTHER, PushKey(1, 1), 1)
-    assert other is not None
-    assert sync.accepted(owed) == sync.accepted(other) == Accepted(1, 2)
-
-
-def test_the_dead_who_were_not_accepted_leave_nothing_behind() -> None:
-    sync = in_steps()
-    sync.arrive(ONE, PushKey(0, 0), 0)
-    assert sync.fence(ONE) is None
-    alone = sync.arrive(OTHER, PushKey(1, 0), 0)
-    assert alone is not None
-    assert sync.accepted(alone) == Accepted(0, 1)
-    assert sync.arrive(Sender(0, 1), PushKey(0, 0), 0) is None
-
-
-def test_what_has_ended_is_owed_no_more() -> None:
-    sync = in_steps(1)
-    sync.arrive(ONE, PushKey(0, 0), 0)
-    assert sync.fence(ONE) == Accepted(0, 1)
-    assert sync.arrive(OTHER, PushKey(1, 0, finished_below=1), 0) is None
-    assert sync._owed == set()
+    assert last is not None
+    assert (owed.step, owed.completes) == (last.step, last.completes) == (1, 2)
+    assert sync.arrive(other, PushKey(1, 2, finished_below=1), 1) is None
+    assert sync.arrive(again, PushKey(0, 0), 0) is owed
 
 
 WORKERS = [Sender(worker, 0) for worker in range(3)]
@@ -268,20 +206,6 @@ def test_a_step_with_a_backup() -> None:
         assert stats.staleness == {1: 2}  # they had read version 0, and it was 1
 
 
-def test_who_begins_after_a_step_was_decided_is_told_to_wait_for_its_values() -> None:
-    """Without backups nobody is late."""
-    with servers(1, rd.SyncWithBackups(0)) as [server]:
-        with_parameter(server)
-        assert answer(server, BeginClosure(WORKERS[0], 0)).step == 0
-        assert answer(server, Arrive(WORKERS[0], PushKey(0, 0), 0)).completes == 1
-        told = answer(server, BeginClosure(WORKERS[1], 1))
-        assert told.step == 1
-        pull = later(server, Pull((0,), WORKERS[1], at_least_step=told.step))
-        answer(server, push(WORKERS[0], 0, 1, closure=0), gradient(1.0))
-        assert due(server)[pull].step == 1
-        later(server, Arrive(WORKERS[1], PushKey(1, 0), 1))
-
-
 def test_an_incomplete_step_can_be_finished() -> None:
     with servers(2, rd.SyncWithBackups(0)) as [zero, one]:
         with_parameter(zero)
@@ -301,25 +225,19 @@ def test_an_incomplete_step_can_be_finished() -> None:
         assert answer(one, Finish(5, 0)).verdict == "done"
 
 
-def test_servers_do_not_wait_for_the_dead() -> None:
-    with servers(2, rd.SyncWithBackups(0)) as both:
-        for server in both:
-            with_parameter(server)
-        for closure, sender in enumerate(WORKERS[:2]):
-            answer(both[0], BeginClosure(sender, closure))
-        later(both[0], Arrive(WORKERS[0], PushKey(0, 0), 0))
-        answer(both[0], Arrive(WORKERS[1], PushKey(1, 0), 0))
-        delayed = [later(server, push(WORKERS[1], 0, 2, closure=1), gradient(2.0)) for server in both]
-        answer(both[1], push(WORKERS[0], 0, 2, closure=0), gradient(4.0))  # then it dies
-        told = [answer(server, FenceWorker(WORKERS[0])) for server in both][0]
-        assert (told.step, told.completes) == (0, 2)
-        for server in both:
-            answer(server, DropArrival(WORKERS[0], told.step, told.completes))
-        assert [delayed[number] in due(server) for number, server in enumerate(both)] == [True, True]
-        assert [ask(server, Pull((0,)))[1][0].tolist() for server in both] == [[-2, -2], [-3, -3]]
-
-
 def test_arrivals_belong_to_steps() -> None:
     message = "under rd.SyncWithBackups only, but worker 2"
     with servers() as [server], pytest.raises(rd.InvalidArgumentError, match=message):
         server.handle(Arrive(WORKERS[2], PushKey(0, 0), 0))
+
+
+def test_consistency_is_one_of_three_kinds() -> None:
+    for sound in ("async", rd.BoundedStaleness(0), rd.SyncWithBackups(2)):
+        assert require_consistency(sound) == sound
+    for bad in ("sync", 3, None, rd.SyncWithBackups):
+        with pytest.raises(rd.InvalidArgumentError, match=r"consistency must be \"async\", rd.BoundedStaleness"):
+            require_consistency(bad)
+    kinds: list[Any] = [rd.BoundedStaleness, rd.SyncWithBackups]
+    for kind, number in itertools.product(kinds, (-1, 1.0, True, None, "2")):
+        with pytest.raises(rd.InvalidArgumentError, match=rf"{kind.__name__} must be given an int >= 0 \(\w+\), got"):
+            kind(number)

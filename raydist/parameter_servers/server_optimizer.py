@@ -18,8 +18,8 @@ from raydist.parameter_servers.optimizers import (
     step_bare,
 )
 from raydist.parameter_servers.requests import OptimizerGroup, Push
-from raydist.parameter_servers.rows.row_table import RowTable
-from raydist.parameter_servers.serving.slices import PsSlices
+from raydist.parameter_servers.row_table import RowTable
+from raydist.parameter_servers.server_slices import PsSlices
 from raydist.parameter_servers.slices import PsSlice
 
 

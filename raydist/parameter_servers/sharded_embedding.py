@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from raydist.compat.torch_internals import disable_compiler, module_table
 from raydist.core.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.parameter_servers.rows.local_rows import (
+from raydist.parameter_servers.local_rows import (
     access_to,
     add_row_gradient,
     held_rows,
@@ -22,7 +22,7 @@ from raydist.parameter_servers.rows.local_rows import (
     mark_table,
     row_access,
 )
-from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
+from raydist.parameter_servers.table_spec import EmbeddingTableSpec
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 

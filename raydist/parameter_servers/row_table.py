@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from raydist.core.errors import InvalidArgumentError
-from raydist.parameter_servers.rows.row_index import GrowingRows, index_for
-from raydist.parameter_servers.rows.row_optimizer import LazyUpdate, optimizer_name
-from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec, first_values
+from raydist.parameter_servers.row_index import GrowingRows, index_for
+from raydist.parameter_servers.row_optimizer import LazyUpdate, optimizer_name
+from raydist.parameter_servers.table_spec import EmbeddingTableSpec, first_values
 
 
 class RowColumn(Protocol):

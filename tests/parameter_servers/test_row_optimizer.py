@@ -7,14 +7,11 @@ import pytest
 import torch
 
 from raydist.core.errors import InvalidArgumentError
-from raydist.parameter_servers.rows.row_index import GrowingRows
-from raydist.parameter_servers.rows.row_optimizer import (
+from raydist.parameter_servers.row_index import GrowingRows
+from raydist.parameter_servers.row_optimizer import (
     LazyUpdate,
     RowAdam,
     RowMemory,
-    kind_for_rows,
-    make_optimizer,
-    optimizer_name,
     sparse_gradient,
 )
 
@@ -33,12 +30,6 @@ def test_its_steps_are_sparse_adams(options: dict[str, object]) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
     for key, value in reference.state[theirs].items():
         torch.testing.assert_close(optimizer.state[ours][key], value, rtol=1e-12, atol=1e-14)
-
-
-def test_others_stand_for_themselves() -> None:
-    assert kind_for_rows(torch.optim.SparseAdam) is RowAdam
-    assert kind_for_rows(torch.optim.Adam) is torch.optim.Adam
-    assert kind_for_rows(type("Mine", (torch.optim.SparseAdam,), {})) is not RowAdam
 
 
 OPTIMIZERS: dict[type[torch.optim.Optimizer], tuple[set[str], set[str]]] = {
@@ -69,11 +60,6 @@ def test_what_torchs_optimizers_remember(kind: type[torch.optim.Optimizer]) -> N
     assert memory.sparse is (kind is torch.optim.SparseAdam)
 
 
-def test_first_values_that_are_not_zero() -> None:
-    rprop = RowMemory.of(torch.optim.Rprop, options_of(torch.optim.Rprop), torch.float64)
-    assert {key: float(first) for key, first in rprop.rows.items()} == {"prev": 0, "step_size": 0.1}
-
-
 def test_options_decide() -> None:
     assert set(RowMemory.of(torch.optim.SGD, {"lr": 1.0, "momentum": 0.9}, torch.float32).rows) == {"momentum_buffer"}
     amsgrad = RowMemory.of(torch.optim.Adam, options_of(torch.optim.Adam, amsgrad=True), torch.float32)
@@ -92,17 +78,6 @@ def test_options_decide() -> None:
 def test_others_are_refused(kind: type[torch.optim.Optimizer], options: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"(?s){kind.__name__} cannot: .*{why}.*SparseAdam"):
         RowMemory.of(kind, options, torch.float32)
-
-
-def test_options_that_a_constructor_does_not_know_are_kept() -> None:
-    group = options_of(torch.optim.AdamW) | {"initial_lr": 3.0}
-    made = make_optimizer(torch.optim.AdamW, torch.nn.Parameter(torch.zeros(1)), group)
-    assert {name: value for name, value in made.param_groups[0].items() if name != "params"} == group
-
-
-def test_a_sparse_gradient_of_all_rows() -> None:
-    values = torch.randn(3, 2)
-    assert torch.equal(sparse_gradient(values).to_dense(), values)
 
 
 class Counting(torch.optim.Optimizer):
@@ -169,10 +144,6 @@ def test_a_step_without_rows_counts() -> None:
         update = LazyUpdate(rows(1))
         update.apply(torch.empty(0, dtype=torch.int64), torch.empty(0, 2, dtype=torch.float64), kind, {"lr": 1.0})
         assert update.state()["scalars"]["step"] == 1
-
-
-def test_optimizers_of_one_name_in_two_modules_differ() -> None:
-    assert optimizer_name(torch.optim.Adam) != optimizer_name(type("Adam", (torch.optim.Adam,), {}))
 
 
 def test_gradients_are_not_kept() -> None:

@@ -1,15 +1,27 @@
-"""Workers whose messages to parameter servers come late, twice or never, and who die at any point."""
+"""Every change is applied once, however unreliable the workers and their messages are."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
+import pytest
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+import raydist as rd
+from raydist.parameter_servers.changes import (
+    Answered,
+    CollectedSteps,
+    DelayedAnswer,
+    DelayedAnswers,
+)
 from raydist.parameter_servers.consistency import Consistency, SyncWithBackups
 from raydist.parameter_servers.requests import (
     AddOptimizer,
@@ -20,16 +32,18 @@ from raydist.parameter_servers.requests import (
     EndClosure,
     FenceWorker,
     OptimizerGroup,
+    OptimizerState,
     Pull,
     Push,
     PushKey,
     Sender,
     ServerAnswer,
     ServerRequest,
+    WriteStates,
 )
 from raydist.parameter_servers.server import ParameterServer
-from raydist.parameter_servers.serving.changes import DelayedAnswer
-from tests.parameter_servers.examples import OPTIMIZER, answer, ask, slice_of
+from raydist.parameter_servers.server_optimizer import PushedRows, ServerGradients
+from tests.parameter_servers.examples import OPTIMIZER, BareWorker, answer, ask, servers, slice_of
 
 CLOSURES = 12
 
@@ -203,3 +217,151 @@ class Network:
     def values(self) -> list[list[float]]:
         """Of each server's element for each closure."""
         return [ask(server, Pull((number,)))[1][0].tolist() for number, server in enumerate(self.servers)]
+
+
+WORKERS = 3
+
+WORKER, INDEX = st.integers(0, WORKERS - 1), st.integers(0, 20)
+
+RULES = ["async", rd.BoundedStaleness(1), rd.SyncWithBackups(0), rd.SyncWithBackups(1)]
+
+
+class UnreliableWorkers(RuleBasedStateMachine):
+    """Whatever happens, each closure's gradient is applied once on every server, or on none if it came late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = ExitStack()
+
+    @initialize(consistency=st.sampled_from(RULES))
+    def start_servers(self, consistency: Any) -> None:
+        self.backups = consistency.num_backups if isinstance(consistency, rd.SyncWithBackups) else 0
+        self.network = Network(self.stack.enter_context(servers(2, consistency)), consistency, WORKERS)
+
+    @rule(worker=WORKER)
+    def start(self, worker: int) -> None:
+        self.network.start(worker)
+
+    @rule(index=INDEX)
+    def deliver(self, index: int) -> None:
+        self.network.deliver(index)
+
+    @rule(index=INDEX)
+    def deliver_again(self, index: int) -> None:
+        self.network.deliver_again(index)
+
+    @rule(worker=WORKER)
+    def kill(self, worker: int) -> None:
+        self.network.kill(worker)
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "network"):
+                self.network.drain()
+                self.require_once()
+        finally:
+            self.stack.close()
+
+    def require_once(self) -> None:
+        network = self.network
+        assert self.backups or not network.dropped
+        for server, values in zip(network.servers, network.values(), strict=True):
+            for closure, value in enumerate(values):
+                if closure in network.dropped:
+                    assert value == 0.0
+                else:
+                    assert -value in [1 / count for count in range(1, 1 + WORKERS if network.in_steps else 2)]
+            assert server.stats.pushes == CLOSURES - len(network.dropped)
+
+
+UnreliableWorkers.TestCase.settings = settings(max_examples=30, stateful_step_count=60)
+
+TestUnreliableWorkers: Any = UnreliableWorkers.TestCase
+
+
+def test_what_optimizers_remember_is_written_once() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)) for _ in range(2)]
+    with servers() as [server]:
+        worker = BareWorker([server], parameters, torch.optim.SGD(parameters, lr=1.0, momentum=0.5))
+        for parameter in parameters:
+            parameter.grad = torch.ones(2, dtype=torch.float64)
+        worker.step()
+
+        def write(sender: Sender, value: float) -> str:
+            states = {OPTIMIZER: {0: {"momentum_buffer": torch.full((2,), value).double()}}}
+            return answer(server, WriteStates(sender, PushKey(70, 1), states)).verdict
+
+        assert write(Sender(0, 0), 4.0) == "applied"
+        assert write(Sender(1, 0), 5.0) == "known"
+        answer(server, FenceWorker(Sender(2, 0)))
+        assert write(Sender(2, 0), 6.0) == "fenced"
+        known = answer(server, OptimizerState(OPTIMIZER)).value
+        assert [known[number]["momentum_buffer"].tolist() for number in (0, 1)] == [[4, 4], [1, 1]]
+        for states, error in (({7: {}}, "Gradients and states must be of"), ({OPTIMIZER: {9: {}}}, "and not number 9")):
+            with pytest.raises(rd.InvalidArgumentError, match=error):
+                server.handle(WriteStates(Sender(0, 0), PushKey(71, 1), states))
+
+
+def test_an_answer_that_fails_is_an_error_of_its_request() -> None:
+    def fail() -> Answered:
+        raise KeyError("gone")
+
+    delayed = DelayedAnswers()
+    delayed.add(lambda: True, fail)
+    delayed.add(lambda: True, lambda: (ServerAnswer(), []))
+    errors = [told for _, told in delayed.due() if isinstance(told, Exception)]
+    assert repr(errors) == "[KeyError('gone')]"
+    assert len(delayed) == 0
+
+
+def rows(*numbers: int, value: float = 1.0) -> PushedRows:
+    return PushedRows(torch.tensor(numbers), torch.full((len(numbers), 1), value))
+
+
+def numbers_of(gradient: torch.Tensor | PushedRows) -> list[Any]:
+    found: list[Any] = (gradient.values if isinstance(gradient, PushedRows) else gradient).tolist()
+    return found
+
+
+def test_a_step_is_the_mean_and_a_worker_without_a_gradient_for_a_slice_counts_as_zeros() -> None:
+    steps = CollectedSteps()
+    steps.add(1, 2, 7, ServerGradients({0: torch.tensor([[9.0], [9.0]])}, {}))  # already in the next step
+    steps.add(0, 0, 7, ServerGradients({0: torch.tensor([[4.0], [4.0]])}, {}))
+    steps.add(0, 1, 7, ServerGradients({0: rows(1, 1, value=2.0), 1: rows(0)}, {5: rows(3)}))
+    steps.add(0, 1, 7, None)  # comes twice
+    steps.expect(0, 3)
+    assert steps.take() is None
+    steps.add(0, 2, 8, ServerGradients({3: torch.tensor([6.0])}, {}))
+    means = steps.take()
+    assert means is not None
+    found = [means[7].slices[0], means[7].slices[1], means[7].tables[5], means[8].slices[3]]
+    assert list(map(numbers_of, found)) == [[[2], [4]], [[0.5]], [[0.5]], [6]]
+    steps.drop(1, 1)  # dead: nobody waits for it
+    assert steps.take() is None  # nobody has said how many there are
+    steps.expect(1, 2)
+    means = steps.take()
+    assert means is not None
+    assert numbers_of(means[7].slices[0]) == [[9], [9]]
+    steps.drop(0, 1)
+    steps.expect(0, 2)
+    assert (steps.take(), steps.step) == (None, 2)
+
+
+def test_sums_are_copies_in_memory_that_is_used_again_but_not_while_it_is_read() -> None:
+    steps = CollectedSteps()
+    addresses = []
+    for step in range(4):
+        gradient, some = torch.full((2,), float(step)), rows(1)
+        steps.add(step, 0, 7, ServerGradients({0: gradient, 1: some}, {5: some}))
+        gradient.fill_(torch.nan)
+        some.values.fill_(torch.nan)
+        steps.expect(step, 1)
+        means = steps.take()
+        assert means is not None
+        mean = means[7].slices[0]
+        assert isinstance(mean, torch.Tensor)
+        assert (mean.tolist(), numbers_of(means[7].slices[1])) == ([step, step], [[1]])
+        assert numbers_of(means[7].tables[5]) == [[1]]
+        addresses.append(mean.data_ptr())
+    assert addresses[0] != addresses[1]
+    assert len(set(addresses)) == 2

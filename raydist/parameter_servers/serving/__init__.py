@@ -1,1 +1,0 @@
-"""The parts of a parameter server: its state, changes of it, and the rule of consistency."""
